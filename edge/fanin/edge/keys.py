@@ -1,0 +1,89 @@
+"""Ed25519 keys (RFC 8032): who signed what.
+
+Every signature covers a context line and then the exact bytes, so that bytes signed as one thing can never
+be passed off as another. A public key is 32 bytes; its lower-case hexadecimal is its name everywhere.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+PUBLIC_KEY_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
+
+BUNDLE_CONTEXT: Final = "fanin bundle manifest v1"
+VERSION_CONTEXT: Final = "fanin version v1"
+DELEGATION_CONTEXT: Final = "fanin run key delegation v1"
+CALL_CONTEXT: Final = "fanin device call v1"
+
+
+class SigningKey:
+    """A private Ed25519 key that signs bytes within a context."""
+
+    def __init__(self, private: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(private)
+        self.public: str = self._key.public_key().public_bytes_raw().hex()
+
+    @classmethod
+    def generate(cls) -> "SigningKey":
+        """A new key from the operating system's random source."""
+        return cls(Ed25519PrivateKey.generate().private_bytes_raw())
+
+    def private_bytes(self) -> bytes:
+        """The 32 secret bytes."""
+        return self._key.private_bytes_raw()
+
+    def sign(self, context: str, data: bytes) -> bytes:
+        """The signature (64 bytes) over context and data."""
+        return self._key.sign(_framed(context, data))
+
+
+def is_signed(public: str, signature: bytes, context: str, data: bytes) -> bool:
+    """Whether ``signature`` is this key's over context and data; False too for keys that are none."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
+        key.verify(signature, _framed(context, data))
+    except (ValueError, InvalidSignature):
+        return False
+    return True
+
+
+def load_or_create_key(path: Path) -> SigningKey:
+    """The key in a file that only its owner may read; made on first use.
+
+    Raises ValueError if the file holds anything but 64 hexadecimal characters.
+    """
+    try:
+        text = path.read_text().strip()
+    except FileNotFoundError:
+        return _create_key(path)
+    try:
+        return SigningKey(bytes.fromhex(text))
+    except ValueError as exc:
+        raise ValueError(f"{path}: got {len(text)} characters, expected a key of 64 hexadecimal ones") from exc
+
+
+def _create_key(path: Path) -> SigningKey:
+    key = SigningKey.generate()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Written aside and linked into place: a crash leaves no half key, and of two processes that start
+    # together one wins and both use its key.
+    draft = path.with_name(f"{path.name}.{os.getpid()}.new")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(key.private_bytes().hex() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return load_or_create_key(path)
+    finally:
+        draft.unlink()
+    return key
+
+
+def _framed(context: str, data: bytes) -> bytes:
+    return context.encode() + b"\n" + data

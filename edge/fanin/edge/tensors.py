@@ -1,0 +1,174 @@
+"""Named float32 tensors as one flat vector, and their canonical bytes.
+
+Global parameters, updates and sums all have the same layout: the tensors of a ``TensorTable`` in name
+order, raveled in C order, end to end in one vector. One layout means one loop for the codec, the fold,
+the outer step and the digest, and a tensor is a view, never a copy.
+
+Canonical bytes (what ``version_sha256`` covers), little-endian::
+
+    offset  size  field
+    0       8     magic b"fanin-t1" (the digit is the format number)
+    8       4     H: length of the header
+    12      H     header: JSON [[name, [dim, ...]], ...] in name order, no spaces, UTF-8
+    12+H    4*n   float32 values, C order, in the header's order
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fanin.protos.errors import InvalidInput
+
+Float32s = npt.NDArray[np.float32]
+"""A flat vector (num_values,) or any tensor of float32."""
+
+MAGIC: Final = b"fanin-t1"
+_LENGTH: Final = struct.Struct("<I")
+MAX_HEADER_BYTES: Final = 1 << 24
+"""Longest header that is parsed: about 200,000 tensors; a peer must not make us build more."""
+MAX_RANK: Final = 8
+MAX_VALUES: Final = 1 << 40
+"""4 TB of float32; keeps every product of dimensions far from int64's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """Name and shape of one float32 tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("tensor name: got an empty one")
+        if len(self.shape) > MAX_RANK or any(dim < 0 for dim in self.shape):
+            raise ValueError(
+                f"tensor {self.name!r}: got shape {self.shape}, expected at most {MAX_RANK} dimensions, none negative"
+            )
+
+    @property
+    def num_values(self) -> int:
+        """Product of the shape; 1 for a scalar."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTable:
+    """The layout of a flat vector: specs in strictly rising name order."""
+
+    specs: tuple[TensorSpec, ...]
+    offsets: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    num_values: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = [spec.name for spec in self.specs]
+        if any(left >= right for left, right in pairwise(names)):
+            raise ValueError("tensor table: names must be unique and in rising order")
+        offsets, total = [], 0
+        for spec in self.specs:
+            offsets.append(total)
+            total += spec.num_values
+        if total > MAX_VALUES:
+            raise ValueError(f"tensor table: got {total} values, expected at most {MAX_VALUES}")
+        object.__setattr__(self, "offsets", tuple(offsets))
+        object.__setattr__(self, "num_values", total)
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, Iterable[int]]) -> "TensorTable":
+        """The table of these names and shapes, whatever their order."""
+        return cls(tuple(TensorSpec(name=name, shape=tuple(shapes[name])) for name in sorted(shapes)))
+
+    def views(self, flat: Float32s) -> dict[str, Float32s]:
+        """The tensors as views into ``flat`` (num_values,).
+
+        Raises ValueError if the vector has another length.
+        """
+        if flat.shape != (self.num_values,):
+            raise ValueError(f"flat vector: got shape {flat.shape}, expected ({self.num_values},)")
+        return {
+            spec.name: flat[start : start + spec.num_values].reshape(spec.shape)
+            for spec, start in zip(self.specs, self.offsets, strict=True)
+        }
+
+    def flatten(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> Float32s:
+        """One flat float32 vector (num_values,) of these tensors.
+
+        Raises ValueError if a name or a shape differs from the table's.
+        """
+        if set(tensors) != {spec.name for spec in self.specs}:
+            raise ValueError(f"tensors: got names {sorted(tensors)}, expected {[spec.name for spec in self.specs]}")
+        flat = np.empty(self.num_values, np.float32)
+        for name, view in self.views(flat).items():
+            if tensors[name].shape != view.shape:
+                raise ValueError(f"tensor {name!r}: got shape {tensors[name].shape}, expected {view.shape}")
+            view[...] = tensors[name]
+        return flat
+
+    def header(self) -> bytes:
+        """Magic, length and JSON header of the canonical bytes."""
+        rows = [[spec.name, list(spec.shape)] for spec in self.specs]
+        text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
+        return MAGIC + _LENGTH.pack(len(text)) + text
+
+
+def encode_parameters(table: TensorTable, flat: Float32s) -> bytes:
+    """Canonical bytes of these parameters (num_values,)."""
+    if flat.shape != (table.num_values,):
+        raise ValueError(f"flat vector: got shape {flat.shape}, expected ({table.num_values},)")
+    return table.header() + flat.astype("<f4", copy=False).tobytes()
+
+
+def decode_parameters(data: bytes) -> tuple[TensorTable, Float32s]:
+    """Table and flat vector (num_values,), read-only, of canonical bytes.
+
+    Raises InvalidInput for anything but canonical bytes: the one encoding of a value is also the only
+    one that decodes, so equal parameters have equal digests and the reverse.
+    """
+    start = len(MAGIC) + _LENGTH.size
+    if data[: len(MAGIC)] != MAGIC:
+        raise InvalidInput(f"parameters: got magic {data[: len(MAGIC)]!r}, expected {MAGIC!r}")
+    if len(data) < start:
+        raise InvalidInput(f"parameters: got {len(data)} bytes, expected at least {start}")
+    (length,) = _LENGTH.unpack_from(data, len(MAGIC))
+    if length > min(MAX_HEADER_BYTES, len(data) - start):
+        raise InvalidInput(f"parameters: got a header of {length} bytes, expected at most {len(data) - start}")
+    table = _parse_header(data[start : start + length])
+    if table.header() != data[: start + length]:
+        raise InvalidInput("parameters: the header is not in canonical form")
+    got, expected = len(data) - start - length, 4 * table.num_values
+    if got != expected:
+        raise InvalidInput(f"parameters: got {got} bytes of values, expected {expected}")
+    return table, np.frombuffer(data, "<f4", offset=start + length)
+
+
+def _parse_header(text: bytes) -> TensorTable:
+    try:
+        rows = json.loads(text)
+        return TensorTable(tuple(TensorSpec(name=_name(row[0]), shape=_shape(row[1])) for row in rows))
+    except (ValueError, TypeError, LookupError, RecursionError) as exc:
+        raise InvalidInput(f"parameters: the header does not parse ({exc})") from exc
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"tensor name: got {type(value).__name__}, expected a string")
+    return value
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(dim) is int for dim in value):
+        raise TypeError("tensor shape: expected a list of integers")
+    return tuple(value)
+
+
+def sha256_hex(data: bytes | bytearray | memoryview) -> str:
+    """SHA-256 (FIPS 180-4) in lower-case hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
