@@ -1,0 +1,214 @@
+"""Between the operator's protocol's values and their wire form; the rules are those of ``convert``."""
+
+from typing import Final
+
+from fanin.protos import plans as p
+from fanin.protos import runs as r
+from fanin.protos.convert import (
+    bundle_from_proto,
+    bundle_to_proto,
+    codec_from_proto,
+    codec_to_proto,
+    delegation_from_proto,
+    delegation_to_proto,
+    training_from_proto,
+    training_to_proto,
+    version_from_proto,
+    version_to_proto,
+)
+from fanin.protos.errors import InvalidInput
+from fanin.v1 import control_pb2 as pb
+from fanin.v1 import plan_pb2
+
+_RUN_STATES: Final = {
+    r.RunState.RUNNING: pb.RUN_STATE_RUNNING,
+    r.RunState.FINISHED: pb.RUN_STATE_FINISHED,
+    r.RunState.FAILED: pb.RUN_STATE_FAILED,
+}
+
+
+def plan_to_proto(plan: p.Plan) -> plan_pb2.Plan:
+    return plan_pb2.Plan(
+        name=plan.name,
+        cohort=plan_pb2.Cohort(
+            concurrency=plan.cohort.concurrency,
+            buffer=plan.cohort.buffer,
+            quorum=plan.cohort.quorum,
+            deadline_s=plan.cohort.deadline_s,
+        ),
+        training=training_to_proto(plan.training),
+        codec=codec_to_proto(plan.codec),
+        aggregation=plan_pb2.Aggregation(
+            max_examples=plan.aggregation.max_examples,
+            outer_learning_rate=plan.aggregation.outer_learning_rate,
+        ),
+        stop=plan_pb2.Stop(max_rounds=plan.stop.max_rounds, patience=plan.stop.patience, min_delta=plan.stop.min_delta),
+    )
+
+
+def plan_from_proto(message: plan_pb2.Plan) -> p.Plan:
+    return p.Plan(
+        name=message.name,
+        cohort=p.CohortPlan(
+            concurrency=message.cohort.concurrency,
+            buffer=message.cohort.buffer,
+            quorum=message.cohort.quorum,
+            deadline_s=message.cohort.deadline_s,
+        ),
+        training=training_from_proto(message.training),
+        codec=codec_from_proto(message.codec),
+        aggregation=p.AggregationPlan(
+            max_examples=message.aggregation.max_examples,
+            outer_learning_rate=message.aggregation.outer_learning_rate,
+        ),
+        stop=p.StopPlan(
+            max_rounds=message.stop.max_rounds, patience=message.stop.patience, min_delta=message.stop.min_delta
+        ),
+    )
+
+
+def start_run_to_proto(start: r.StartRun) -> pb.StartRunRequest:
+    return pb.StartRunRequest(
+        run_id=start.run_id,
+        plan=plan_to_proto(start.plan),
+        version=version_to_proto(start.version),
+        delegation=delegation_to_proto(start.delegation),
+    )
+
+
+def start_run_from_proto(message: pb.StartRunRequest) -> r.StartRun:
+    return r.StartRun(
+        run_id=message.run_id,
+        plan=plan_from_proto(message.plan),
+        version=version_from_proto(message.version),
+        delegation=delegation_from_proto(message.delegation),
+    )
+
+
+def run_state_from_proto(number: int) -> r.RunState:
+    for state, known in _RUN_STATES.items():
+        if known == number:
+            return state
+    raise InvalidInput(f"run state: got {number}, expected one of {sorted(_RUN_STATES.values())}")
+
+
+def run_info_to_proto(info: r.RunInfo) -> pb.RunInfo:
+    return pb.RunInfo(
+        run_id=info.run_id,
+        state=_RUN_STATES[info.state],
+        plan=plan_to_proto(info.plan),
+        bundle_sha256=info.bundle_sha256,
+        version=info.version,
+        version_sha256=info.version_sha256,
+        num_rounds=info.num_rounds,
+        reason=info.reason,
+    )
+
+
+def run_info_from_proto(message: pb.RunInfo) -> r.RunInfo:
+    return r.RunInfo(
+        run_id=message.run_id,
+        state=run_state_from_proto(message.state),
+        plan=plan_from_proto(message.plan),
+        bundle_sha256=message.bundle_sha256,
+        version=message.version,
+        version_sha256=message.version_sha256,
+        num_rounds=message.num_rounds,
+        reason=message.reason,
+    )
+
+
+def version_with_bundle_to_proto(found: r.VersionWithBundle) -> pb.GetVersionReply:
+    return pb.GetVersionReply(version=version_to_proto(found.version), bundle=bundle_to_proto(found.bundle))
+
+
+def version_with_bundle_from_proto(message: pb.GetVersionReply) -> r.VersionWithBundle:
+    return r.VersionWithBundle(version=version_from_proto(message.version), bundle=bundle_from_proto(message.bundle))
+
+
+def event_to_proto(recorded: r.Recorded) -> pb.Event:
+    message = pb.Event(sequence=recorded.sequence, time=recorded.time_s)
+    match recorded.event:
+        case r.RoundOpened() as event:
+            message.round_opened.CopyFrom(pb.RoundOpened(round=event.round, base_version=event.base_version))
+        case r.RoundClosed() as event:
+            message.round_closed.CopyFrom(pb.RoundClosed(round=event.round, accepted=event.accepted))
+        case r.RoundFailed() as event:
+            message.round_failed.CopyFrom(pb.RoundFailed(round=event.round, reason=event.reason))
+        case r.VersionPublished() as event:
+            message.version_published.CopyFrom(_published_to_proto(event))
+        case r.RunRested() as event:
+            message.run_rested.CopyFrom(pb.RunRested(state=_RUN_STATES[event.state], reason=event.reason))
+    return message
+
+
+def event_from_proto(message: pb.Event) -> r.Recorded:
+    return r.Recorded(sequence=message.sequence, time_s=message.time, event=_run_event(message))
+
+
+def _run_event(message: pb.Event) -> r.RunEvent:
+    match message.WhichOneof("what"):
+        case "round_opened":
+            return r.RoundOpened(round=message.round_opened.round, base_version=message.round_opened.base_version)
+        case "round_closed":
+            return r.RoundClosed(round=message.round_closed.round, accepted=tuple(message.round_closed.accepted))
+        case "round_failed":
+            return r.RoundFailed(round=message.round_failed.round, reason=message.round_failed.reason)
+        case "version_published":
+            return _published_from_proto(message.version_published)
+        case "run_rested":
+            return r.RunRested(state=run_state_from_proto(message.run_rested.state), reason=message.run_rested.reason)
+        case other:
+            raise InvalidInput(f"event: got {other}, expected a kind that this fanin knows; install a newer one")
+
+
+def _published_to_proto(event: r.VersionPublished) -> pb.VersionPublished:
+    evaluation = event.evaluation
+    return pb.VersionPublished(
+        number=event.number,
+        version_sha256=event.version_sha256,
+        parent=event.parent,
+        round=event.round,
+        round_s=event.round_s,
+        bytes_down=event.bytes_down,
+        bytes_up=event.bytes_up,
+        num_saturated=event.num_saturated,
+        num_rounded=event.num_rounded,
+        train_loss=event.train_loss,
+        total_examples=event.total_examples,
+        evaluation=None
+        if evaluation is None
+        else pb.Evaluation(
+            num_examples=evaluation.num_examples,
+            loss=evaluation.loss,
+            accuracy_float=evaluation.accuracy_float,
+            accuracy_int8=evaluation.accuracy_int8,
+            int8_agreement=evaluation.int8_agreement,
+        ),
+    )
+
+
+def _published_from_proto(message: pb.VersionPublished) -> r.VersionPublished:
+    evaluation = message.evaluation
+    return r.VersionPublished(
+        number=message.number,
+        version_sha256=message.version_sha256,
+        parent=message.parent,
+        round=message.round,
+        round_s=message.round_s,
+        bytes_down=message.bytes_down,
+        bytes_up=message.bytes_up,
+        num_saturated=message.num_saturated,
+        num_rounded=message.num_rounded,
+        train_loss=message.train_loss,
+        total_examples=message.total_examples,
+        evaluation=r.Evaluation(
+            num_examples=evaluation.num_examples,
+            loss=evaluation.loss,
+            accuracy_float=evaluation.accuracy_float,
+            accuracy_int8=evaluation.accuracy_int8,
+            int8_agreement=evaluation.int8_agreement,
+        )
+        if message.HasField("evaluation")
+        else None,
+    )

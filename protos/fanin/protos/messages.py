@@ -1,0 +1,327 @@
+"""The words of the device protocol as frozen values; ``fleet.proto`` says when each is sent.
+
+Variants are unions consumed by ``match``. Values check themselves when they are made; what a peer sent
+raises InvalidInput there, so a value that exists is well-formed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from fanin.protos.chunks import Artifact
+from fanin.protos.errors import InvalidInput
+
+PROTOCOL: Final = 1
+"""The number of the device protocol; it rises when an old peer could misunderstand a new one."""
+OLDEST_PROTOCOL: Final = 1
+UPDATE_FORMAT: Final = 1
+PUBLIC_KEY_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
+MAX_NAME_CHARS: Final = 128
+"""Longest id, codec or runtime name; longer ones are somebody's mistake or malice."""
+MAX_COUNTS: Final = 64
+
+EXAMPLES: Final = "examples"
+TRAIN_LOSS: Final = "train_loss_q16"
+ROUNDED: Final = "rounded"
+SATURATED: Final = "saturated"
+EVAL_EXAMPLES: Final = "eval_examples"
+EVAL_LOSS: Final = "eval_loss_q16"
+EVAL_CORRECT_FLOAT: Final = "eval_correct_float"
+EVAL_CORRECT_INT8: Final = "eval_correct_int8"
+EVAL_AGREE: Final = "eval_agree"
+LOSS_UNIT: Final = 1 << 16
+"""Losses are counted in 2^-16 nats, so that their sum is an integer like every other statistic."""
+MAX_COUNT: Final = 1 << 40
+"""Largest magnitude of one count; a million of them still add up within int64."""
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise InvalidInput unless ``name`` is short, printable ASCII without spaces or slashes.
+
+    Ids become file names and metadata, so the alphabet is the intersection of what those allow.
+    """
+    allowed = name.isascii() and all(char.isalnum() or char in "._:+-" for char in name)
+    if not name or len(name) > MAX_NAME_CHARS or not allowed or name.startswith("."):
+        raise InvalidInput(
+            f"{what}: got {name[:MAX_NAME_CHARS]!r}, expected 1 to {MAX_NAME_CHARS} letters, digits or ._:+- "
+            "that do not begin with a dot"
+        )
+
+
+def check_key(what: str, public_key: str) -> None:
+    """Raise InvalidInput unless this is an Ed25519 public key in hexadecimal."""
+    if len(public_key) != 2 * PUBLIC_KEY_BYTES or not set(public_key) <= set("0123456789abcdef"):
+        raise InvalidInput(f"{what}: got a public key of {len(public_key)} characters, expected 64 hexadecimal ones")
+
+
+def check_signature(what: str, signature: bytes) -> None:
+    """Raise InvalidInput unless this is as long as an Ed25519 signature."""
+    if len(signature) != SIGNATURE_BYTES:
+        raise InvalidInput(f"{what}: got a signature of {len(signature)} bytes, expected {SIGNATURE_BYTES}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a device can do. ``max_download_bytes`` 0 means no limit."""
+
+    codecs: tuple[str, ...]
+    runtimes: tuple[str, ...]
+    graph_formats: tuple[str, ...]
+    max_download_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enrollment:
+    """A device's wish to become known."""
+
+    protocol: int
+    token: str
+    public_key: str
+
+    def __post_init__(self) -> None:
+        check_key("enroll", self.public_key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckIn:
+    """A device's question for work."""
+
+    protocol: int
+    capabilities: Capabilities
+    wait_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.wait_s < float("inf"):
+            raise InvalidInput(f"check-in: got wait_s {self.wait_s}, expected a finite number of at least 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleRef:
+    """A Bundle by its manifest; ``manifest.sha256`` is its name."""
+
+    manifest: Artifact
+    public_key: str
+    signature: bytes
+
+    def __post_init__(self) -> None:
+        check_key("bundle", self.public_key)
+        check_signature("bundle", self.signature)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delegation:
+    """A publisher's leave for a run key to sign the Versions of one Run."""
+
+    run_id: str
+    bundle_sha256: str
+    run_public_key: str
+    signature: bytes
+
+    def __post_init__(self) -> None:
+        check_name("delegation: run", self.run_id)
+        check_key("delegation", self.run_public_key)
+        check_signature("delegation", self.signature)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """One immutable set of global parameters."""
+
+    run_id: str
+    number: int
+    parent: int
+    bundle_sha256: str
+    parameters: Artifact
+    public_key: str
+    signature: bytes
+    delegation: Delegation | None = None
+
+    def __post_init__(self) -> None:
+        check_name("version: run", self.run_id)
+        check_key("version", self.public_key)
+        check_signature("version", self.signature)
+        if self.number and self.parent >= self.number:
+            raise InvalidInput(f"version {self.number}: got parent {self.parent}, expected a lower number")
+
+    @property
+    def sha256(self) -> str:
+        """``version_sha256``: the digest of the canonical parameter bytes."""
+        return self.parameters.sha256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecSpec:
+    """The codec of a Round's Updates; ``max_shift`` is W, the bits by which a block may be coarser."""
+
+    name: str
+    max_shift: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What a device does with its data. Seeds come from (seed, partition, round)."""
+
+    epochs: int
+    learning_rate: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What one device is to do in one Round. ``deadline_s`` is what is left of the Round; 0: no deadline.
+
+    ``grid`` holds one exponent a block: its step is 2^exponent. Blocks are the tensors in name order.
+    """
+
+    assignment_id: str
+    run_id: str
+    round: int
+    bundle: BundleRef
+    version: Version
+    grid: tuple[int, ...]
+    codec: CodecSpec
+    training: Training
+    deadline_s: float = 0.0
+    relay: str = ""
+
+    def __post_init__(self) -> None:
+        check_name("assignment", self.assignment_id)
+        check_name("assignment: run", self.run_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """There is work."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """There is none; come back within the window, counted from now."""
+
+    retry_min_s: float
+    retry_max_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.retry_min_s <= self.retry_max_s < float("inf"):
+            raise InvalidInput(
+                f"wait: got a window of {self.retry_min_s} to {self.retry_max_s} s, expected it to rise from 0"
+            )
+
+
+class RejectReason(Enum):
+    """Why a device cannot take part at all."""
+
+    UPGRADE = "upgrade"
+    UNSUITABLE = "unsuitable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """This device cannot take part as it is."""
+
+    reason: RejectReason
+    text: str
+
+
+CheckInAnswer = Assigned | Wait | Rejected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """A Chunk from an offset on, for an Assignment."""
+
+    assignment_id: str
+    sha256: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """Facts about the work, in the clear."""
+
+    runtime: str = ""
+    train_s: float = 0.0
+    num_steps: int = 0
+    bytes_downloaded: int = 0
+    fanin_version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Facts about the data: integer sums that fold like the tensors. Losses are in 2^-16 nats."""
+
+    counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if len(self.counts) > MAX_COUNTS:
+            raise InvalidInput(f"statistics: got {len(self.counts)} counts, expected at most {MAX_COUNTS}")
+        for name, count in self.counts.items():
+            check_name("statistics", name)
+            if abs(count) > MAX_COUNT:
+                raise InvalidInput(f"statistics: got {name} = {count}, expected at most {MAX_COUNT} in magnitude")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateHeader:
+    """What an Update says of itself before its bytes. ``shifts`` has one entry a block."""
+
+    format: int
+    assignment_id: str
+    run_id: str
+    round: int
+    version_sha256: str
+    codec: str
+    shifts: tuple[int, ...]
+    payload: Artifact
+    statistics: Statistics
+    telemetry: Telemetry
+
+    def __post_init__(self) -> None:
+        check_name("update: assignment", self.assignment_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Bytes of an Update's payload at an offset."""
+
+    offset: int
+    data: bytes
+
+
+class RoundState(Enum):
+    """What a device has to know of its Round."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class UpdateState(Enum):
+    """What has become of an Update."""
+
+    RECEIVING = "receiving"
+    RECEIVED = "received"
+    ACCEPTED = "accepted"
+    DISCARDED = "discarded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadReply:
+    """Where an upload stands; ``received_bytes`` is where to go on."""
+
+    round_state: RoundState
+    update_state: UpdateState
+    received_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """An Assignment given up (``failure`` says why), or, with no failure, the question what became of it."""
+
+    assignment_id: str
+    failure: str = ""
+    telemetry: Telemetry = field(default_factory=Telemetry)

@@ -1,0 +1,199 @@
+"""The Plan: how a Run is to go, as a frozen value and as the TOML that people write.
+
+A Plan that exists can be carried out. Above all its integers cannot overflow: an Update's values have
+``bits`` bits with sign, a device may make them up to W bits coarser, and each is multiplied by a weight, so
+the sum of a Round stays below 2^62 in magnitude, within int64 with a bit to spare, if
+
+    (bits - 1) + W + ceil(log2(max total weight)) <= 62,
+    max total weight = buffer * max_examples * 256,
+
+256 being the weight of one fresh example (DESIGN decision 4; staleness can only lower it).
+"""
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final, TypeVar
+
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.messages import CodecSpec, Training, check_name
+
+T = TypeVar("T")
+
+CODEC_BITS: Final = {"fixed32": 32}
+"""The codecs that a Plan may name, and the bits of one value with its sign."""
+WEIGHT_UNIT: Final = 256
+"""The integer weight of one example in a fresh Update."""
+HEADROOM_BITS: Final = 62
+MAX_COHORT: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CohortPlan:
+    """Who takes part in a Round.
+
+    ``concurrency`` devices work at the same time; ``buffer`` Updates close the Round; after ``deadline_s``
+    seconds ``quorum`` Updates suffice, and with fewer the Round fails and is run again.
+    """
+
+    concurrency: int
+    buffer: int
+    quorum: int
+    deadline_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.quorum <= self.buffer <= self.concurrency <= MAX_COHORT:
+            raise InvalidPlan(
+                f"plan: got quorum {self.quorum}, buffer {self.buffer}, concurrency {self.concurrency}, "
+                f"expected 1 <= quorum <= buffer <= concurrency <= {MAX_COHORT}"
+            )
+        if not 0 < self.deadline_s < float("inf"):
+            raise InvalidPlan(f"plan: got deadline_s {self.deadline_s}, expected a positive number of seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregationPlan:
+    """How Updates become a Version. ``max_examples`` caps the weight of one Update."""
+
+    max_examples: int = 4096
+    outer_learning_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.max_examples < 1:
+            raise InvalidPlan(f"plan: got max_examples {self.max_examples}, expected at least 1")
+        if not 0 < self.outer_learning_rate < float("inf"):
+            raise InvalidPlan(f"plan: got outer_learning_rate {self.outer_learning_rate}, expected a positive number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopPlan:
+    """When a Run rests: after ``max_rounds``, or ``patience`` Rounds in which the validation loss did not fall
+    by ``min_delta`` nats (patience 0: never)."""
+
+    max_rounds: int = 100
+    patience: int = 0
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_rounds < 1 or self.patience < 0 or not 0 <= self.min_delta < float("inf"):
+            raise InvalidPlan(
+                f"plan: got max_rounds {self.max_rounds}, patience {self.patience}, min_delta {self.min_delta}, "
+                "expected max_rounds >= 1 and the others >= 0"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One Plan, whole."""
+
+    name: str
+    cohort: CohortPlan
+    training: Training
+    codec: CodecSpec
+    aggregation: AggregationPlan
+    stop: StopPlan
+
+    def __post_init__(self) -> None:
+        check_name("plan: name", self.name)
+        if self.training.epochs < 1 or not 0 < self.training.learning_rate < float("inf"):
+            raise InvalidPlan(
+                f"plan: got epochs {self.training.epochs}, learning_rate {self.training.learning_rate}, "
+                "expected at least 1 epoch and a positive learning rate"
+            )
+        if not 0 <= self.training.seed < 1 << 64:
+            raise InvalidPlan(f"plan: got seed {self.training.seed}, expected 0 <= seed < 2^64")
+        self._check_headroom()
+
+    def _check_headroom(self) -> None:
+        bits = CODEC_BITS.get(self.codec.name)
+        if bits is None:
+            raise InvalidPlan(f"plan: got codec {self.codec.name!r}, expected one of {sorted(CODEC_BITS)}")
+        if self.codec.max_shift < 0:
+            raise InvalidPlan(f"plan: got max_shift {self.codec.max_shift}, expected at least 0")
+        weight_bits = (self.max_total_weight - 1).bit_length()
+        needed = bits - 1 + self.codec.max_shift + weight_bits
+        if needed > HEADROOM_BITS:
+            raise InvalidPlan(
+                f"plan: the sum of a Round could overflow: ({bits} - 1) bits of {self.codec.name} + max_shift "
+                f"{self.codec.max_shift} + {weight_bits} bits of weight (buffer {self.cohort.buffer} x max_examples "
+                f"{self.aggregation.max_examples} x {WEIGHT_UNIT}) = {needed}, expected at most {HEADROOM_BITS}; "
+                "lower max_examples, max_shift or buffer"
+            )
+
+    @property
+    def max_total_weight(self) -> int:
+        """The most that the weights of one Round can add up to."""
+        return self.cohort.buffer * self.aggregation.max_examples * WEIGHT_UNIT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFile:
+    """A Plan as written, and the model it is for: an App to export or a Bundle folder, never both."""
+
+    plan: Plan
+    app: str = ""
+    bundle: str = ""
+
+
+def parse_plan(text: str, where: str) -> PlanFile:
+    """The Plan in a TOML text; ``where`` names it in errors.
+
+    Every key has the name of its field: tables [cohort], [training], [codec], [aggregation], [stop] and at the
+    top name and one of app, bundle. Raises InvalidPlan.
+    """
+    try:
+        root = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise InvalidPlan(f"{where}: not TOML ({exc})") from exc
+    known = {"name", "app", "bundle", "cohort", "training", "codec", "aggregation", "stop"}
+    if unknown := sorted(set(root) - known):
+        raise InvalidPlan(f"{where}: got {unknown}, expected only {sorted(known)}")
+    app, bundle = str(root.get("app", "")), str(root.get("bundle", ""))
+    if bool(app) == bool(bundle):
+        raise InvalidPlan(f"{where}: expected either app or bundle, got {'both' if app else 'neither'}")
+    codec = {"name": "fixed32", "max_shift": 0} | _table(root, "codec", where)
+    training = {"epochs": 1, "seed": 0} | _table(root, "training", where)
+    cohort = _table(root, "cohort", where)
+    cohort = {"buffer": cohort.get("concurrency")} | cohort
+    cohort = {"quorum": cohort["buffer"]} | cohort
+    plan = Plan(
+        name=str(root.get("name", "run")),
+        cohort=_build(CohortPlan, cohort, f"{where}: [cohort]"),
+        training=_build(Training, training, f"{where}: [training]"),
+        codec=_build(CodecSpec, codec, f"{where}: [codec]"),
+        aggregation=_build(AggregationPlan, _table(root, "aggregation", where), f"{where}: [aggregation]"),
+        stop=_build(StopPlan, _table(root, "stop", where), f"{where}: [stop]"),
+    )
+    return PlanFile(plan=plan, app=app, bundle=bundle)
+
+
+def read_plan(path: Path) -> PlanFile:
+    """The Plan in a TOML file. Raises InvalidPlan."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InvalidPlan(f"{path}: cannot be read ({exc})") from exc
+    return parse_plan(text, str(path))
+
+
+def _table(root: dict[str, object], name: str, where: str) -> dict[str, object]:
+    table = root.get(name, {})
+    if not isinstance(table, dict):
+        raise InvalidPlan(f"{where}: got {name} = {table!r}, expected a table [{name}]")
+    return dict(table)
+
+
+def _build(kind: type[T], row: dict[str, object], where: str) -> T:
+    types = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
+    if unknown := sorted(set(row) - set(types)):
+        raise InvalidPlan(f"{where}: got {unknown}, expected only {sorted(types)}")
+    for name, value in row.items():
+        wanted = types[name]
+        if wanted is float and type(value) is int:
+            row[name] = float(value)
+        elif type(value) is not wanted:
+            raise InvalidPlan(f"{where}: {name} = {value!r}, expected {getattr(wanted, '__name__', wanted)}")
+    try:
+        return kind(**row)
+    except TypeError as exc:
+        raise InvalidPlan(f"{where}: a key is missing ({exc})") from exc

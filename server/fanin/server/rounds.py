@@ -1,0 +1,283 @@
+"""The round machine: one Round from its first device to its Version, as a table.
+
+Rule 1: every transition of a Round is in ``TRANSITIONS``; the diagram in docs/rounds.md is made from it.
+Rule 2: no clock, no IO, no randomness. ``step(event, now)`` returns the next Round and what has to be done;
+the coordinator does it and tells the outcome as the next event.
+Rule 3: an event that the table does not have raises ``IllegalEvent`` and changes nothing.
+
+Walk of a Round::
+
+    SELECTING   places are free: each suitable device that checks in gets an Assignment
+    TRAINING    all places are taken; a device that gives up frees one
+    CLOSING     enough Updates are committed, or the deadline has passed with a quorum: the set is being named
+    FOLDING     the set is durable and can no longer change; the sum and the outer step are computed
+    PUBLISHING  the new parameters are known; the Version is being written
+    PUBLISHED   done
+    FAILED      the deadline passed without a quorum
+
+``now`` and ``deadline`` are seconds of one monotonic clock that the caller chooses.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+
+class Phase(Enum):
+    """Where a Round stands."""
+
+    SELECTING = "selecting"
+    TRAINING = "training"
+    CLOSING = "closing"
+    FOLDING = "folding"
+    PUBLISHING = "publishing"
+    PUBLISHED = "published"
+    FAILED = "failed"
+
+
+class IllegalEvent(Exception):
+    """An event that this phase cannot take: our own mistake, never a peer's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedIn:
+    """A suitable device asks for work."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaveUp:
+    """A device will not fulfil its Assignment."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateCommitted:
+    """A device's Update is durable, and counted in one of the Round's places."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed:
+    """Time to look at the deadline; early ones are harmless."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """The set is durably named. After a restart also the record's word that it had been."""
+
+    accepted: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """The new parameters are computed and stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The Version is durable."""
+
+
+Event = CheckedIn | GaveUp | UpdateCommitted | TimePassed | Closed | Folded | Published
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assign:
+    """Give this device its Assignment; the same one if it had one."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulate:
+    """Add this device's committed Update to the sum."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    """Durably name the set of Updates, in the order of acceptance."""
+
+    accepted: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """Finish the sum over exactly this set, do the outer step, store the parameters."""
+
+    accepted: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish:
+    """Sign and record the Version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fail:
+    """Record that the Round ended without a Version."""
+
+    reason: str
+
+
+Effect = Assign | Accumulate | Close | Fold | Publish | Fail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the Plan asks of a Round; see ``protos.plans.CohortPlan``."""
+
+    concurrency: int
+    buffer: int
+    quorum: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One Round. ``deadline`` is set by the first Assignment; ``accepted`` is in the order of commits."""
+
+    rules: Rules
+    phase: Phase = Phase.SELECTING
+    at_work: frozenset[str] = frozenset()
+    accepted: tuple[str, ...] = field(default=())
+    deadline: float | None = None
+
+    def step(self, event: Event, now: float) -> tuple["Round", tuple[Effect, ...]]:
+        """The Round after ``event``, and what to do now. Raises IllegalEvent and changes nothing."""
+        row = TRANSITIONS.get((self.phase, type(event)))
+        if row is None:
+            raise IllegalEvent(f"round: {type(event).__name__} in phase {self.phase.value}")
+        after, effects = row.rule(self, event, now)
+        assert after.phase in row.targets, f"{row.rule.__name__} went to {after.phase}"
+        return after, effects
+
+    @property
+    def has_place(self) -> bool:
+        """Whether one more device can be assigned."""
+        return self.phase is Phase.SELECTING
+
+    @property
+    def is_open(self) -> bool:
+        """Whether Updates are still taken."""
+        return self.phase in (Phase.SELECTING, Phase.TRAINING)
+
+
+def _check_in(state: Round, event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
+    assert isinstance(event, CheckedIn)
+    if event.device in state.accepted:
+        return state, ()
+    if event.device in state.at_work:
+        return state, (Assign(device=event.device),)
+    if state.phase is Phase.TRAINING:
+        return state, ()
+    deadline = now + state.rules.deadline_s if state.deadline is None else state.deadline
+    after = replace(state, at_work=state.at_work | {event.device}, deadline=deadline)
+    return _by_places(after), (Assign(device=event.device),)
+
+
+def _give_up(state: Round, event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
+    assert isinstance(event, GaveUp)
+    return _by_places(replace(state, at_work=state.at_work - {event.device})), ()
+
+
+def _commit(state: Round, event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
+    assert isinstance(event, UpdateCommitted)
+    if event.device in state.accepted:
+        return state, ()
+    accepted = (*state.accepted, event.device)
+    after = replace(state, at_work=state.at_work - {event.device}, accepted=accepted)
+    accumulate = Accumulate(device=event.device)
+    if len(accepted) < state.rules.buffer:
+        return _by_places(after), (accumulate,)
+    return replace(after, phase=Phase.CLOSING), (accumulate, Close(accepted=accepted))
+
+
+def _look_at_deadline(state: Round, _event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
+    if state.deadline is None or now < state.deadline:
+        return state, ()
+    if len(state.accepted) >= state.rules.quorum:
+        return replace(state, phase=Phase.CLOSING), (Close(accepted=state.accepted),)
+    reason = (
+        f"{len(state.accepted)} updates within {state.rules.deadline_s:g} s, expected at least {state.rules.quorum}"
+    )
+    return replace(state, phase=Phase.FAILED), (Fail(reason=reason),)
+
+
+def _closed(state: Round, event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
+    assert isinstance(event, Closed)
+    if set(event.accepted) != set(state.accepted):
+        raise IllegalEvent(f"round: closed with {sorted(event.accepted)}, expected {sorted(state.accepted)}")
+    after = replace(state, phase=Phase.FOLDING, accepted=event.accepted)
+    return after, (Fold(accepted=event.accepted),)
+
+
+def _folded(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
+    return replace(state, phase=Phase.PUBLISHING), (Publish(),)
+
+
+def _published(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
+    return replace(state, phase=Phase.PUBLISHED), ()
+
+
+def _nothing(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
+    return state, ()
+
+
+def _by_places(state: Round) -> Round:
+    taken = len(state.at_work) + len(state.accepted)
+    return replace(state, phase=Phase.SELECTING if taken < state.rules.concurrency else Phase.TRAINING)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table: what to do, and where it may lead."""
+
+    rule: Callable[[Round, Event, float], tuple[Round, tuple[Effect, ...]]]
+    targets: frozenset[Phase]
+
+
+def _row(rule: Callable[[Round, Event, float], tuple[Round, tuple[Effect, ...]]], *targets: Phase) -> Row:
+    return Row(rule, frozenset(targets))
+
+
+_OPEN: Final = (Phase.SELECTING, Phase.TRAINING)
+
+TRANSITIONS: Final[Mapping[tuple[Phase, type[Event]], Row]] = MappingProxyType(
+    {
+        (Phase.SELECTING, CheckedIn): _row(_check_in, *_OPEN),
+        (Phase.SELECTING, GaveUp): _row(_give_up, Phase.SELECTING),
+        (Phase.SELECTING, UpdateCommitted): _row(_commit, *_OPEN, Phase.CLOSING),
+        (Phase.SELECTING, TimePassed): _row(_look_at_deadline, Phase.SELECTING, Phase.CLOSING, Phase.FAILED),
+        (Phase.SELECTING, Closed): _row(_closed, Phase.FOLDING),
+        (Phase.TRAINING, CheckedIn): _row(_check_in, Phase.TRAINING),
+        (Phase.TRAINING, GaveUp): _row(_give_up, *_OPEN),
+        (Phase.TRAINING, UpdateCommitted): _row(_commit, Phase.TRAINING, Phase.CLOSING),
+        (Phase.TRAINING, TimePassed): _row(_look_at_deadline, Phase.TRAINING, Phase.CLOSING, Phase.FAILED),
+        (Phase.TRAINING, Closed): _row(_closed, Phase.FOLDING),
+        (Phase.CLOSING, TimePassed): _row(_nothing, Phase.CLOSING),
+        (Phase.CLOSING, Closed): _row(_closed, Phase.FOLDING),
+        (Phase.FOLDING, TimePassed): _row(_nothing, Phase.FOLDING),
+        (Phase.FOLDING, Folded): _row(_folded, Phase.PUBLISHING),
+        (Phase.PUBLISHING, TimePassed): _row(_nothing, Phase.PUBLISHING),
+        (Phase.PUBLISHING, Published): _row(_published, Phase.PUBLISHED),
+    }
+)
+
+
+def diagram() -> str:
+    """The state diagram of ``TRANSITIONS`` as Mermaid text."""
+    lines = ["stateDiagram-v2", f"    [*] --> {Phase.SELECTING.value}"]
+    for (phase, event), row in TRANSITIONS.items():
+        for target in sorted(row.targets, key=lambda found: list(Phase).index(found)):
+            if target is not phase:
+                lines.append(f"    {phase.value} --> {target.value}: {event.__name__}")
+    lines += [f"    {phase.value} --> [*]" for phase in (Phase.PUBLISHED, Phase.FAILED)]
+    return "\n".join(lines) + "\n"

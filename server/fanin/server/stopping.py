@@ -1,0 +1,43 @@
+"""When a Run rests, and what the statistics of a Round say. Pure functions of the Run's record."""
+
+from collections.abc import Mapping, Sequence
+
+from fanin.protos import messages as m
+from fanin.protos.plans import StopPlan
+from fanin.protos.runs import Evaluation
+
+
+def evaluation_of(counts: Mapping[str, int]) -> Evaluation | None:
+    """What the devices' validation parts say of the Version that they started from; None without examples."""
+    examples = counts.get(m.EVAL_EXAMPLES, 0)
+    if examples <= 0:
+        return None
+    return Evaluation(
+        num_examples=examples,
+        loss=counts.get(m.EVAL_LOSS, 0) / m.LOSS_UNIT / examples,
+        accuracy_float=counts.get(m.EVAL_CORRECT_FLOAT, 0) / examples,
+        accuracy_int8=counts.get(m.EVAL_CORRECT_INT8, 0) / examples,
+        int8_agreement=counts.get(m.EVAL_AGREE, 0) / examples,
+    )
+
+
+def train_loss_of(counts: Mapping[str, int]) -> float:
+    """Mean training loss in nats an example; 0.0 if nobody told it."""
+    examples = counts.get(m.EXAMPLES, 0)
+    return counts.get(m.TRAIN_LOSS, 0) / m.LOSS_UNIT / examples if examples > 0 else 0.0
+
+
+def reason_to_rest(losses: Sequence[float], num_rounds: int, max_rounds: int, stop: StopPlan) -> str:
+    """Why no further Round is opened; empty to go on.
+
+    ``losses`` are the validation losses in nats, oldest first, since the Run was last set going;
+    ``num_rounds`` of ``max_rounds`` are done since then.
+    """
+    if num_rounds >= max_rounds:
+        return f"{num_rounds} rounds done"
+    if stop.patience and len(losses) > stop.patience:
+        best_before = min(losses[: -stop.patience])
+        best_since = min(losses[-stop.patience :])
+        if best_since > best_before - stop.min_delta:
+            return f"validation loss flat for {stop.patience} rounds (best {best_before:.4f}, since {best_since:.4f})"
+    return ""
