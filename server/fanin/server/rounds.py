@@ -95,6 +95,13 @@ class Assign:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepDeadline:
+    """Record the deadline, so that it outlives this process."""
+
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulate:
     """Add this device's committed Update to the sum."""
 
@@ -127,7 +134,12 @@ class Fail:
     reason: str
 
 
-Effect = Assign | Accumulate | Close | Fold | Publish | Fail
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoOn:
+    """Open the next Round, or let the Run rest."""
+
+
+Effect = Assign | KeepDeadline | Accumulate | Close | Fold | Publish | Fail | GoOn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +172,11 @@ class Round:
         return after, effects
 
     @property
-    def has_place(self) -> bool:
-        """Whether one more device can be assigned."""
-        return self.phase is Phase.SELECTING
+    def num_places(self) -> int:
+        """How many more devices can be assigned."""
+        if self.phase is not Phase.SELECTING:
+            return 0
+        return self.rules.concurrency - len(self.at_work) - len(self.accepted)
 
     @property
     def is_open(self) -> bool:
@@ -178,9 +192,11 @@ def _check_in(state: Round, event: Event, now: float) -> tuple[Round, tuple[Effe
         return state, (Assign(device=event.device),)
     if state.phase is Phase.TRAINING:
         return state, ()
-    deadline = now + state.rules.deadline_s if state.deadline is None else state.deadline
-    after = replace(state, at_work=state.at_work | {event.device}, deadline=deadline)
-    return _by_places(after), (Assign(device=event.device),)
+    after = _by_places(replace(state, at_work=state.at_work | {event.device}))
+    if state.deadline is not None:
+        return after, (Assign(device=event.device),)
+    deadline = now + state.rules.deadline_s
+    return replace(after, deadline=deadline), (KeepDeadline(deadline=deadline), Assign(device=event.device))
 
 
 def _give_up(state: Round, event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
@@ -208,13 +224,14 @@ def _look_at_deadline(state: Round, _event: Event, now: float) -> tuple[Round, t
     reason = (
         f"{len(state.accepted)} updates within {state.rules.deadline_s:g} s, expected at least {state.rules.quorum}"
     )
-    return replace(state, phase=Phase.FAILED), (Fail(reason=reason),)
+    return replace(state, phase=Phase.FAILED), (Fail(reason=reason), GoOn())
 
 
 def _closed(state: Round, event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
     assert isinstance(event, Closed)
-    if set(event.accepted) != set(state.accepted):
-        raise IllegalEvent(f"round: closed with {sorted(event.accepted)}, expected {sorted(state.accepted)}")
+    # The record decides. It can hold an Update whose commit was under way when the deadline passed.
+    if not set(state.accepted) <= set(event.accepted):
+        raise IllegalEvent(f"round: closed with {sorted(event.accepted)}, expected all of {sorted(state.accepted)}")
     after = replace(state, phase=Phase.FOLDING, accepted=event.accepted)
     return after, (Fold(accepted=event.accepted),)
 
@@ -224,7 +241,7 @@ def _folded(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[Effe
 
 
 def _published(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
-    return replace(state, phase=Phase.PUBLISHED), ()
+    return replace(state, phase=Phase.PUBLISHED), (GoOn(),)
 
 
 def _nothing(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:

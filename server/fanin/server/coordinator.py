@@ -1,0 +1,213 @@
+"""The coordinator towards devices: enroll, check in, download, upload, report.
+
+It holds a driver for each Run and the polls that wait for work. Nothing here knows gRPC: ``service`` turns
+calls into these methods, and tests and simulations call them directly.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from fanin.protos import messages as m
+from fanin.protos.chunks import short
+from fanin.protos.errors import InvalidUpdate, NotFound, Unavailable
+from fanin.server.driver import RunDriver
+from fanin.server.runs import Runs
+from fanin.server.selection import choose, retry_window
+from fanin.server.spool import Upload
+from fanin.server.store.rounds import CommittedUpdate
+from fanin.server.validation import Expected, check_header
+from fanin.server.work import Tools
+
+PIECE_BYTES: Final = 256 << 10
+"""Bytes of one DownloadPiece: small enough that a broken line loses little, large enough for full speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much the coordinator takes on.
+
+    ``max_parked`` polls wait at the same time (each costs some 10 kB), for at most ``max_wait_s``, which stays
+    under the 60 s after which common proxies cut an idle line. An upload that sends nothing for ``stall_s`` is
+    ended; the device goes on with it later.
+    """
+
+    max_parked: int = 10_000
+    max_wait_s: float = 45.0
+    stall_s: float = 60.0
+
+
+@dataclass(slots=True)
+class _Poll:
+    capabilities: m.Capabilities
+    answer: asyncio.Future[m.CheckInAnswer]
+
+
+class Coordinator:
+    """What the Fleet service does."""
+
+    def __init__(self, runs: Runs, tools: Tools, limits: Limits, rng: random.Random) -> None:
+        self._runs = runs
+        self._tools = tools
+        self._limits = limits
+        self._rng = rng
+        self._parked: dict[str, _Poll] = {}
+        runs.on_change = self._hand_out
+
+    async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
+        """An Assignment as soon as there is one, or when to come back."""
+        if not m.OLDEST_PROTOCOL <= check_in.protocol <= m.PROTOCOL:
+            known = f"{m.OLDEST_PROTOCOL} to {m.PROTOCOL}"
+            text = f"protocol: got {check_in.protocol}, expected {known}; install another fanin"
+            return m.Rejected(reason=m.RejectReason.UPGRADE, text=text)
+        refusals = [driver.refusal(check_in.capabilities) for driver in self._runs.running()]
+        if refusals and all(refusals):
+            return m.Rejected(reason=m.RejectReason.UNSUITABLE, text="; ".join(refusals))
+        earlier = self._parked.pop(device, None)
+        if earlier is not None and not earlier.answer.done():
+            earlier.answer.set_result(m.Wait(retry_min_s=0.0, retry_max_s=0.0))
+        if len(self._parked) >= self._limits.max_parked:
+            return await self._turn_away()
+        poll = _Poll(check_in.capabilities, asyncio.get_running_loop().create_future())
+        self._parked[device] = poll
+        self._hand_out()
+        try:
+            return await asyncio.wait_for(poll.answer, min(check_in.wait_s, self._limits.max_wait_s))
+        except TimeoutError:
+            # It has waited its turn on the line and may ask again at once.
+            return m.Wait(retry_min_s=0.0, retry_max_s=1.0)
+        finally:
+            if self._parked.get(device) is poll:
+                del self._parked[device]
+
+    async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
+        """A Chunk's bytes from an offset on, in pieces. Raises NotFound, InvalidInput."""
+        self._driver(download.assignment_id).check_assignment(download.assignment_id, device)
+        tools = self._tools
+        data = await tools.disk_lane(lambda: tools.blobs.read(download.sha256, download.offset))
+        for start in range(0, len(data), PIECE_BYTES):
+            yield data[start : start + PIECE_BYTES]
+
+    async def upload(
+        self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
+    ) -> AsyncIterator[m.UploadReply]:
+        """Take an Update; the first reply says where to go on. Raises InvalidUpdate, NotFound, StorageFull."""
+        driver = self._driver(header.assignment_id)
+        round_number = driver.check_assignment(header.assignment_id, device)
+        outcome = await driver.outcome(round_number, device)
+        work = driver.open_work(round_number)
+        if outcome.update_state is not m.UpdateState.RECEIVING or work is None:
+            yield outcome
+            return
+        expected = Expected(
+            run_id=driver.run_id,
+            round=round_number,
+            version_sha256=work.base.sha256,
+            codec=work.plan.codec,
+            table=driver.model.table,
+        )
+        check_header(header, expected)
+        tools = self._tools
+        upload = await tools.disk_lane(lambda: tools.spool.open(header))
+        try:
+            yield _receiving(upload)
+            while not upload.is_whole() and driver.open_work(round_number) is not None:
+                piece = await self._next_piece(pieces)
+                if piece is None:
+                    return
+                await tools.disk_lane(partial(upload.append, piece))
+                if not upload.is_whole() and driver.open_work(round_number) is not None:
+                    yield _receiving(upload)
+            # A device that hangs up now must not leave a commit half told: the row and the event go together.
+            yield await asyncio.shield(asyncio.ensure_future(self._finish(driver, device, upload)))
+        except InvalidUpdate:
+            await tools.disk_lane(lambda: tools.spool.discard(header.assignment_id))
+            raise
+        finally:
+            await tools.disk_lane(upload.close)
+
+    async def report(self, device: str, report: m.Report) -> m.UploadReply:
+        """What became of a device's Update; with a failure, its place is given to another. Raises NotFound."""
+        driver = self._driver(report.assignment_id)
+        round_number = driver.check_assignment(report.assignment_id, device)
+        outcome = await driver.outcome(round_number, device)
+        if report.failure and outcome.update_state is m.UpdateState.RECEIVING:
+            tools = self._tools
+            await tools.disk_lane(lambda: tools.spool.discard(report.assignment_id))
+            driver.give_up(round_number, device)
+            return m.UploadReply(round_state=outcome.round_state, update_state=m.UpdateState.DISCARDED)
+        return outcome
+
+    async def stop(self) -> None:
+        """Answer all polls; devices come back when there is a coordinator again."""
+        for poll in self._parked.values():
+            if not poll.answer.done():
+                poll.answer.set_result(m.Wait(retry_min_s=1.0, retry_max_s=5.0))
+        self._parked.clear()
+
+    async def _finish(self, driver: RunDriver, device: str, upload: Upload) -> m.UploadReply:
+        tools, header = self._tools, upload.header
+        accepted = False
+        if upload.is_whole():
+            await tools.disk_lane(
+                lambda: tools.spool.commit(upload, run_id=header.run_id, round_number=header.round, device=device)
+            )
+            accepted = await driver.commit(CommittedUpdate(device_id=device, header=header))
+        if not accepted:
+            await tools.disk_lane(lambda: tools.spool.discard(header.assignment_id))
+        is_open = driver.open_work(header.round) is not None
+        return m.UploadReply(
+            round_state=m.RoundState.OPEN if is_open else m.RoundState.CLOSED,
+            update_state=m.UpdateState.ACCEPTED if accepted else m.UpdateState.DISCARDED,
+            received_bytes=upload.received_bytes,
+        )
+
+    async def _next_piece(self, pieces: AsyncIterator[m.Piece]) -> m.Piece | None:
+        try:
+            return await asyncio.wait_for(anext(pieces), self._limits.stall_s)
+        except StopAsyncIteration:
+            return None
+        except TimeoutError as exc:
+            raise Unavailable(f"upload: nothing came for {self._limits.stall_s:g} s; go on later") from exc
+
+    async def _turn_away(self) -> m.Wait:
+        num_devices = await self._tools.store_lane(self._tools.devices.count)
+        retry_min_s, retry_max_s = retry_window(num_devices)
+        return m.Wait(retry_min_s=retry_min_s, retry_max_s=retry_max_s)
+
+    def _driver(self, assignment_id: str) -> RunDriver:
+        m.check_name("assignment", assignment_id)
+        run_id, *rest = assignment_id.rsplit(".", 2)
+        if len(rest) != 2:
+            raise NotFound(f"assignment {assignment_id}: got no run and round in it; check in again")
+        try:
+            return self._runs.driver(run_id)
+        except NotFound as exc:
+            raise NotFound(f"assignment {short(rest[1])} of run {run_id}: {exc}; check in again") from exc
+
+    def _hand_out(self) -> None:
+        """Give every free place to a device that waits for one."""
+        for driver in self._runs.running():
+            waiting = [
+                device
+                for device, poll in self._parked.items()
+                if not poll.answer.done() and not driver.refusal(poll.capabilities)
+            ]
+            # A device that holds an Assignment is given it again, whether or not a place is free.
+            holding = [device for device in waiting if driver.holds(device)]
+            others = [device for device in waiting if driver.may_join(device)]
+            for device in (*holding, *choose(others, driver.num_places, self._rng)):
+                assignment = driver.offer(device)
+                if assignment is not None:
+                    self._parked.pop(device).answer.set_result(m.Assigned(assignment=assignment))
+
+
+def _receiving(upload: Upload) -> m.UploadReply:
+    return m.UploadReply(
+        round_state=m.RoundState.OPEN,
+        update_state=m.UpdateState.RECEIVING,
+        received_bytes=upload.received_bytes,
+    )

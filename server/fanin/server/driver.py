@@ -1,0 +1,382 @@
+"""The driver of one Run: feeds the round machine, carries out its effects in order, opens the next Round.
+
+The machine is stepped on the event loop, so its state is always consistent; effects go through one queue and
+one worker. An effect that fails (a full disk) is tried again until it works: the Round waits, nothing is lost.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+from collections.abc import Callable
+from typing import Final, assert_never
+
+from fanin.edge.grid import first_grid
+from fanin.protos import messages as m
+from fanin.protos.errors import Conflict, FaninError, NotFound
+from fanin.protos.runs import RoundFailed, RunEvent, RunInfo, RunRested, RunState, VersionPublished
+from fanin.server import rounds as r
+from fanin.server.selection import unsuitable
+from fanin.server.stopping import reason_to_rest
+from fanin.server.store.rounds import CommittedUpdate, RoundMark, RoundRecord
+from fanin.server.store.runs import RunRecord
+from fanin.server.work import Model, RoundWork, Tools, load_parameters
+
+MAX_FAILED_ROUNDS: Final = 3
+"""Rounds that may fail in a row before a Run gives up; each has waited for a whole deadline."""
+RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Pauses between tries of an effect; the last one repeats."""
+TAG_CHARS: Final = 32
+
+
+class RunDriver:
+    """One Run, from its start or from what the store says of it."""
+
+    def __init__(self, run: RunRecord, model: Model, tools: Tools, on_change: Callable[[], None]) -> None:
+        self.run = run
+        self.model = model
+        self._tools = tools
+        self._on_change = on_change
+        self._tag_key = hashlib.sha256(b"fanin assignment" + model.run_key.private_bytes()).digest()
+        self._round: r.Round | None = None
+        self._work: RoundWork | None = None
+        self._effects: asyncio.Queue[r.Effect] = asyncio.Queue()
+        self._timer: asyncio.TimerHandle | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._publishing = asyncio.Lock()
+        self._since: list[RunEvent] = []
+        self.changed = asyncio.Event()
+
+    @property
+    def run_id(self) -> str:
+        """The Run's id."""
+        return self.run.start.run_id
+
+    async def start(self) -> None:
+        """Take up the Run where the store says that it stands."""
+        tools = self._tools
+        history = await tools.store_lane(lambda: tools.runs.events(self.run_id, 0))
+        for recorded in history:
+            self._remember(recorded.event)
+        if self.run.state is RunState.RUNNING:
+            records = await tools.store_lane(lambda: tools.rounds.rounds(self.run_id))
+            if records and records[-1].mark in (RoundMark.OPEN, RoundMark.CLOSED):
+                await self._resume(records[-1])
+            else:
+                await self._go_on()
+        self._worker = asyncio.create_task(self._carry_out(), name=f"run {self.run_id}")
+
+    async def stop(self) -> None:
+        """Stop at once; what is durable stays, and ``start`` takes it up again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._worker is not None:
+            self._worker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._worker
+
+    # What devices ask for.
+
+    @property
+    def num_places(self) -> int:
+        """How many devices the open Round can still take."""
+        return 0 if self._round is None else self._round.num_places
+
+    def holds(self, device: str) -> bool:
+        """Whether a device has an Assignment in the open Round."""
+        return self._round is not None and device in self._round.at_work
+
+    def may_join(self, device: str) -> bool:
+        """Whether a device has not had a part in the open Round yet."""
+        return self._round is not None and device not in self._round.at_work and device not in self._round.accepted
+
+    def refusal(self, capabilities: m.Capabilities) -> str:
+        """Why a device with these capabilities can take no part in the Run; empty if it can."""
+        infer = self.model.manifest.signatures["infer"]
+        total = sum(artifact.size_bytes for artifact in self.model.manifest.artifacts.values())
+        return unsuitable(capabilities, self.run.start.plan, tuple(infer.graphs), total)
+
+    def offer(self, device: str) -> m.Assignment | None:
+        """An Assignment for a suitable device, or the one it has; None if there is no place."""
+        if self._round is None or not self._round.is_open:
+            return None
+        effects = self._step(r.CheckedIn(device=device))
+        return self._assignment(device) if r.Assign(device=device) in effects else None
+
+    def check_assignment(self, assignment_id: str, device: str) -> int:
+        """The Round of an Assignment of this Run. Raises NotFound unless it was made here for this device.
+
+        The id is run.round.tag, the tag an HMAC (RFC 2104) over run, round and device under a key that never
+        leaves the coordinator: nothing has to be stored for a device to keep its Assignment over a restart.
+        """
+        _, number, _ = assignment_id.rsplit(".", 2)
+        if not number.isdecimal() or not hmac.compare_digest(self._assignment_id(int(number), device), assignment_id):
+            raise NotFound(f"assignment {assignment_id}: not made for device {device}; check in again")
+        return int(number)
+
+    def open_work(self, round_number: int) -> RoundWork | None:
+        """The work of this Round if it is still open to Updates."""
+        if self._work is None or self._round is None or self._work.record.round != round_number:
+            return None
+        return self._work if self._round.is_open else None
+
+    async def commit(self, update: CommittedUpdate) -> bool:
+        """Accept an Update whose payload is durable; whether it is in the Round's set."""
+        tools, buffer = self._tools, self.run.start.plan.cohort.buffer
+        accepted = await tools.store_lane(lambda: tools.rounds.commit(update, buffer=buffer))
+        work = self.open_work(update.header.round)
+        if accepted and work is not None:
+            work.add_committed(update.device_id, update.header)
+            self._step(r.UpdateCommitted(device=update.device_id))
+        return accepted
+
+    async def outcome(self, round_number: int, device: str) -> m.UploadReply:
+        """What became of a device's Update of this Round."""
+        tools = self._tools
+        updates = await tools.store_lane(lambda: tools.rounds.updates(self.run_id, round_number))
+        accepted = any(update.device_id == device for update in updates)
+        is_open = self.open_work(round_number) is not None
+        missing = m.UpdateState.RECEIVING if is_open else m.UpdateState.DISCARDED
+        return m.UploadReply(
+            round_state=m.RoundState.OPEN if is_open else m.RoundState.CLOSED,
+            update_state=m.UpdateState.ACCEPTED if accepted else missing,
+        )
+
+    def give_up(self, round_number: int, device: str) -> None:
+        """A device will not fulfil its Assignment; its place is free."""
+        if self.open_work(round_number) is not None:
+            self._step(r.GaveUp(device=device))
+            self._on_change()
+
+    # What operators ask for.
+
+    async def info(self) -> RunInfo:
+        """Where the Run stands."""
+        tools = self._tools
+        newest = await tools.store_lane(lambda: tools.runs.version(self.run_id))
+        assert newest is not None, "a run has at least version 0"
+        rounds = await tools.store_lane(lambda: tools.rounds.rounds(self.run_id))
+        return RunInfo(
+            run_id=self.run_id,
+            state=self.run.state,
+            plan=self.run.start.plan,
+            bundle_sha256=self.model.bundle.manifest.sha256,
+            version=newest.number,
+            version_sha256=newest.sha256,
+            num_rounds=sum(record.mark is RoundMark.PUBLISHED for record in rounds),
+            reason=self.run.reason,
+        )
+
+    async def publish_outside(self, version: m.Version, num_rounds: int) -> None:
+        """Add a Version that was made elsewhere, and run ``num_rounds`` Rounds from it. Raises Conflict."""
+        tools = self._tools
+        async with self._publishing:
+            newest = await tools.store_lane(lambda: tools.runs.version(self.run_id))
+            assert newest is not None, "a run has at least version 0"
+            if version == newest:
+                return
+            if self.run.state is RunState.RUNNING:
+                raise Conflict(f"run {self.run_id}: a round is open; publish when the run rests")
+            if version.number != newest.number + 1 or version.parent != newest.number:
+                raise Conflict(
+                    f"run {self.run_id}: got version {version.number} made from {version.parent}, "
+                    f"expected {newest.number + 1} made from {newest.number}"
+                )
+            event = VersionPublished(number=version.number, version_sha256=version.sha256, parent=version.parent)
+            now_s = tools.wall()
+            await tools.store_lane(
+                lambda: tools.runs.publish_outside(version, event, max_rounds=num_rounds, now_s=now_s)
+            )
+            await self._reload()
+            self._since = []
+            if num_rounds:
+                await self._go_on()
+            self._announce()
+
+    # The machine.
+
+    def _step(self, event: r.Event) -> tuple[r.Effect, ...]:
+        assert self._round is not None, f"{event} without a round"
+        self._round, effects = self._round.step(event, asyncio.get_running_loop().time())
+        for effect in effects:
+            if not isinstance(effect, r.Assign):
+                self._effects.put_nowait(effect)
+        self._set_timer()
+        return effects
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._round is not None and self._round.is_open and self._round.deadline is not None:
+            self._timer = asyncio.get_running_loop().call_at(self._round.deadline, self._step, r.TimePassed())
+
+    async def _carry_out(self) -> None:
+        while True:
+            effect = await self._effects.get()
+            for tries in range(1 << 62):
+                self._tools.observer.starting(self.run_id, effect)
+                try:
+                    await self._do(effect)
+                    break
+                except (FaninError, OSError) as exc:
+                    self._tools.observer.failed(self.run_id, effect, exc)
+                    await asyncio.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
+            self._tools.observer.finished(self.run_id, effect)
+
+    async def _do(self, effect: r.Effect) -> None:
+        if isinstance(effect, r.GoOn):
+            await self._end_round()
+            return
+        work = self._work
+        assert work is not None, f"{effect} without a round"
+        match effect:
+            case r.Assign():
+                raise AssertionError("assignments are answered at once, never queued")
+            case r.KeepDeadline():
+                await self._keep_deadline(work.record, effect.deadline)
+            case r.Accumulate():
+                await work.accumulate(effect.device)
+            case r.Close():
+                accepted = await work.close()
+                self._step(r.Closed(accepted=accepted))
+                self._announce()
+            case r.Fold():
+                await work.fold(effect.accepted)
+                self._step(r.Folded())
+            case r.Publish():
+                self._remember(await work.publish())
+                self._step(r.Published())
+            case r.Fail():
+                await work.fail(effect.reason)
+                self._remember(RoundFailed(round=work.record.round, reason=effect.reason))
+            case _:
+                assert_never(effect)
+
+    async def _keep_deadline(self, record: RoundRecord, deadline: float) -> None:
+        tools = self._tools
+        at_s = tools.wall() + deadline - asyncio.get_running_loop().time()
+        await tools.store_lane(lambda: tools.rounds.set_deadline(record.run_id, record.round, at_s))
+
+    # From Round to Round.
+
+    async def _end_round(self) -> None:
+        if self._work is not None:
+            await self._work.clear_spool()
+        self._work, self._round = None, None
+        await self._go_on()
+        self._announce()
+
+    async def _go_on(self) -> None:
+        rested = self._rest()
+        if rested is None:
+            await self._open_next()
+            return
+        tools = self._tools
+        await tools.store_lane(lambda: tools.runs.rest(self.run_id, rested, tools.wall()))
+        await self._reload()
+
+    def _rest(self) -> RunRested | None:
+        last = self._since[-MAX_FAILED_ROUNDS:]
+        failures = [event for event in last if isinstance(event, RoundFailed)]
+        if len(failures) == MAX_FAILED_ROUNDS:
+            return RunRested(
+                state=RunState.FAILED, reason=f"{MAX_FAILED_ROUNDS} rounds in a row: {failures[-1].reason}"
+            )
+        published = [event for event in self._since if isinstance(event, VersionPublished)]
+        losses = [event.evaluation.loss for event in published if event.evaluation is not None]
+        reason = reason_to_rest(losses, len(published), self.run.max_rounds, self.run.start.plan.stop)
+        return RunRested(state=RunState.FINISHED, reason=reason) if reason else None
+
+    async def _open_next(self) -> None:
+        tools = self._tools
+        base = await tools.store_lane(lambda: tools.runs.version(self.run_id))
+        records = await tools.store_lane(lambda: tools.rounds.rounds(self.run_id))
+        assert base is not None, "a run has at least version 0"
+        if records:
+            grid = records[-1].next_grid or records[-1].grid
+        else:
+            table = self.model.table
+            grid = await tools.disk_lane(lambda: first_grid(table, load_parameters(tools.blobs, base, table)))
+        record = RoundRecord(
+            run_id=self.run_id,
+            round=len(records) + 1,
+            base_version=base.number,
+            grid=grid,
+            mark=RoundMark.OPEN,
+            opened_at_s=tools.wall(),
+        )
+        await tools.store_lane(lambda: tools.rounds.open(record))
+        self._begin(record, base, deadline=None)
+        self._announce()
+
+    async def _resume(self, record: RoundRecord) -> None:
+        """Take up a Round: its committed Updates are the machine's events, told again in their order."""
+        tools = self._tools
+        base = await tools.store_lane(lambda: tools.runs.version(self.run_id, record.base_version))
+        updates = await tools.store_lane(lambda: tools.rounds.updates(self.run_id, record.round))
+        assert base is not None, "a round has its base version"
+        deadline = None
+        if record.deadline_at_s is not None:
+            deadline = asyncio.get_running_loop().time() + record.deadline_at_s - tools.wall()
+        work = self._begin(record, base, deadline)
+        for update in updates:
+            work.add_committed(update.device_id, update.header)
+            self._step(r.UpdateCommitted(device=update.device_id))
+        if record.mark is RoundMark.CLOSED:
+            # The set was named before the restart: it must not be named again, only folded.
+            while not self._effects.empty():
+                self._effects.get_nowait()
+            self._step(r.Closed(accepted=record.accepted))
+
+    def _begin(self, record: RoundRecord, base: m.Version, deadline: float | None) -> RoundWork:
+        cohort = self.run.start.plan.cohort
+        rules = r.Rules(
+            concurrency=cohort.concurrency,
+            buffer=cohort.buffer,
+            quorum=cohort.quorum,
+            deadline_s=cohort.deadline_s,
+        )
+        self._round = r.Round(rules=rules, deadline=deadline)
+        self._work = RoundWork(record, base, self.run.start, self.model, self._tools)
+        self._set_timer()
+        return self._work
+
+    def _remember(self, event: RunEvent) -> None:
+        if isinstance(event, VersionPublished) and event.round == 0:
+            self._since = []
+        elif isinstance(event, VersionPublished | RoundFailed):
+            self._since.append(event)
+
+    async def _reload(self) -> None:
+        tools = self._tools
+        run = await tools.store_lane(lambda: tools.runs.run(self.run_id))
+        assert run is not None, "runs are never removed"
+        self.run = run
+
+    def _announce(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+        self._on_change()
+
+    def _assignment_id(self, round_number: int, device: str) -> str:
+        stem = f"{self.run_id}.{round_number}"
+        tag = hmac.new(self._tag_key, f"{stem}.{device}".encode(), hashlib.sha256).hexdigest()[:TAG_CHARS]
+        return f"{stem}.{tag}"
+
+    def _assignment(self, device: str) -> m.Assignment:
+        assert self._work is not None, "an assignment without a round"
+        assert self._round is not None, "an assignment without a round"
+        assert self._round.deadline is not None, "the first assignment sets the deadline"
+        plan = self.run.start.plan
+        return m.Assignment(
+            assignment_id=self._assignment_id(self._work.record.round, device),
+            run_id=self.run_id,
+            round=self._work.record.round,
+            bundle=self.model.bundle,
+            version=self._work.base,
+            grid=self._work.record.grid,
+            codec=plan.codec,
+            training=plan.training,
+            deadline_s=max(self._round.deadline - asyncio.get_running_loop().time(), 0.001),
+        )

@@ -1,0 +1,230 @@
+"""The rim of every call: who calls, and how errors leave.
+
+In this order, before a servicer sees anything:
+
+1. the request's raw bytes are kept beside the message, for the signature covers bytes, not a re-serialization;
+2. Fleet: the device's signature over method, time, nonce and body; Control: the operator's token;
+3. whatever the servicer raises becomes a status by the table in ``protos.errors``: the peer sees the public
+   text, the log the inner one.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Protocol, TypeVar, cast
+
+import grpc
+from google.protobuf.message import Message
+from grpc import aio
+
+from fanin.edge.tensors import sha256_hex
+from fanin.protos import calls
+from fanin.protos.calls import Call
+from fanin.protos.errors import FaninError, Unauthenticated, public_text, status_of
+from fanin.server.registry import Registry
+from fanin.server.store.devices import Device
+from fanin.server.work import Tools
+
+LOG = logging.getLogger("fanin.server.rim")
+FLEET: Final = "/fanin.v1.Fleet/"
+CONTROL: Final = "/fanin.v1.Control/"
+ENROLL: Final = f"{FLEET}Enroll"
+
+Context = aio.ServicerContext[Message, Message]
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who is calling: the signed call, and the device once it is known."""
+
+    call: Call
+    signature: bytes
+    device: Device | None = None
+
+
+_CALLER: ContextVar[Caller] = ContextVar("caller")
+
+
+def caller() -> Caller:
+    """The caller of the Fleet call that is being served."""
+    return _CALLER.get()
+
+
+def device_id() -> str:
+    """The authenticated device that is being served."""
+    device = caller().device
+    assert device is not None, "only Enroll is served before authentication"
+    return device.device_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """A request and its exact bytes."""
+
+    data: bytes
+    message: Message
+
+
+class _Handler(Protocol):
+    """A generated handler with asyncio behaviours, of which exactly one is there."""
+
+    request_streaming: bool
+    response_streaming: bool
+    request_deserializer: Callable[[bytes], Message]
+    response_serializer: Callable[[Message], bytes]
+    unary_unary: Callable[[Message, Context], Awaitable[Message]]
+    unary_stream: Callable[[Message, Context], AsyncIterator[Message]]
+    stream_unary: Callable[[AsyncIterator[Message], Context], Awaitable[Message]]
+    stream_stream: Callable[[AsyncIterator[Message], Context], AsyncIterator[Message]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Guarded:
+    """A handler whose requests carry their raw bytes; the attributes are those that gRPC looks for."""
+
+    request_streaming: bool
+    response_streaming: bool
+    request_deserializer: Callable[[bytes], _Raw]
+    response_serializer: Callable[[Message], bytes]
+    unary_unary: Callable[[_Raw, Context], Awaitable[Message]] | None = None
+    unary_stream: Callable[[_Raw, Context], AsyncIterator[Message]] | None = None
+    stream_unary: Callable[[AsyncIterator[_Raw], Context], Awaitable[Message]] | None = None
+    stream_stream: Callable[[AsyncIterator[_Raw], Context], AsyncIterator[Message]] | None = None
+
+
+class Rim(aio.ServerInterceptor):
+    """Wraps every handler of Fleet and Control."""
+
+    def __init__(self, registry: Registry, tools: Tools) -> None:
+        self._registry = registry
+        self._tools = tools
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Q, R] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Q, R] | None:
+        """The handler, guarded."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not method.startswith((FLEET, CONTROL)):
+            return handler
+        return cast("grpc.RpcMethodHandler[Q, R]", self._guarded(method, cast("_Handler", handler)))
+
+    def _guarded(self, method: str, handler: _Handler) -> _Guarded:
+        guarded = _Guarded(
+            request_streaming=handler.request_streaming,
+            response_streaming=handler.response_streaming,
+            request_deserializer=partial(_keep_raw, handler.request_deserializer),
+            response_serializer=handler.response_serializer,
+        )
+        match handler.request_streaming, handler.response_streaming:
+            case False, False:
+                return replace(guarded, unary_unary=partial(self._unary_unary, method, handler))
+            case False, True:
+                return replace(guarded, unary_stream=partial(self._unary_stream, method, handler))
+            case True, False:
+                return replace(guarded, stream_unary=partial(self._stream_unary, method, handler))
+            case _:
+                return replace(guarded, stream_stream=partial(self._stream_stream, method, handler))
+
+    async def _unary_unary(self, method: str, handler: _Handler, request: _Raw, context: Context) -> Message:
+        async with self._rim(method, context):
+            return await handler.unary_unary(await self._one_request(method, request, context), context)
+
+    async def _unary_stream(
+        self, method: str, handler: _Handler, request: _Raw, context: Context
+    ) -> AsyncIterator[Message]:
+        async with self._rim(method, context):
+            message = await self._one_request(method, request, context)
+            async for reply in handler.unary_stream(message, context):
+                yield reply
+
+    async def _stream_unary(
+        self, method: str, handler: _Handler, requests: AsyncIterator[_Raw], context: Context
+    ) -> Message:
+        async with self._rim(method, context):
+            return await handler.stream_unary(self._many_requests(method, requests, context), context)
+
+    async def _stream_stream(
+        self, method: str, handler: _Handler, requests: AsyncIterator[_Raw], context: Context
+    ) -> AsyncIterator[Message]:
+        async with self._rim(method, context):
+            async for reply in handler.stream_stream(self._many_requests(method, requests, context), context):
+                yield reply
+
+    async def _one_request(self, method: str, request: _Raw, context: Context) -> Message:
+        await self._admit(method, request.data, context)
+        return request.message
+
+    async def _many_requests(
+        self, method: str, requests: AsyncIterator[_Raw], context: Context
+    ) -> AsyncIterator[Message]:
+        admitted = False
+        async for request in requests:
+            if not admitted:
+                await self._admit(method, request.data, context)
+                admitted = True
+            yield request.message
+
+    async def _admit(self, method: str, body: bytes, context: Context) -> None:
+        metadata = dict(context.invocation_metadata() or ())
+        if method.startswith(CONTROL):
+            value = _text(metadata.get(calls.AUTHORIZATION))
+            await self._tools.store_lane(lambda: self._registry.check_operator(value.removeprefix(calls.BEARER)))
+            return
+        call, signature = _signed_call(method, metadata, body)
+        if method == ENROLL:
+            _CALLER.set(Caller(call=call, signature=signature))
+            return
+        device = self._registry.known(call.device_id)
+        if device is None:
+            device = await self._tools.store_lane(lambda: self._registry.look_up(call.device_id))
+        self._registry.authenticate(device, call, signature)
+        _CALLER.set(Caller(call=call, signature=signature, device=device))
+
+    @asynccontextmanager
+    async def _rim(self, method: str, context: Context) -> AsyncIterator[None]:
+        try:
+            yield
+        except FaninError as exc:
+            status = status_of(exc)
+            LOG.info("%s: %s: %s", method, type(exc).__name__, exc)
+            trailing = (
+                (calls.ERROR, type(exc).__name__),
+                (calls.SERVER_TIME, str(int(self._tools.wall()))),
+            )
+            await context.abort(grpc.StatusCode[status.code], public_text(exc), trailing)
+        except (aio.AbortError, aio.UsageError):
+            raise
+        except Exception:  # The rim: a bug must end one call, never the coordinator, and never leak its text.
+            LOG.exception("%s: unexpected error", method)
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error; the coordinator's log has the details")
+
+
+def _keep_raw(deserialize: Callable[[bytes], Message], data: bytes) -> _Raw:
+    return _Raw(data, deserialize(data))
+
+
+def _signed_call(method: str, metadata: dict[str, str | bytes], body: bytes) -> tuple[Call, bytes]:
+    signature = metadata.get(calls.SIGNATURE, b"")
+    time_s = _text(metadata.get(calls.TIME))
+    if not time_s.isdecimal() or len(time_s) > 12 or not isinstance(signature, bytes):
+        raise Unauthenticated(f"call: {method} carries no valid {calls.TIME} and {calls.SIGNATURE}")
+    call = Call(
+        method=method,
+        device_id=_text(metadata.get(calls.DEVICE)),
+        time_s=int(time_s),
+        nonce=_text(metadata.get(calls.NONCE)),
+        body_sha256=sha256_hex(body),
+    )
+    return call, signature
+
+
+def _text(value: str | bytes | None) -> str:
+    return value if isinstance(value, str) else ""

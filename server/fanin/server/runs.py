@@ -1,0 +1,202 @@
+"""The coordinator towards operators: Bundles, Runs, Versions and what happens in them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from fanin.edge.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
+from fanin.edge.keys import SigningKey
+from fanin.edge.tensors import TensorTable, decode_parameters
+from fanin.edge.versions import check_delegation, check_version
+from fanin.protos.chunks import Artifact, short
+from fanin.protos.errors import Conflict, InvalidBundle, InvalidInput, InvalidVersion, NotFound
+from fanin.protos.messages import BundleRef, Version, check_name
+from fanin.protos.runs import Recorded, RunInfo, RunState, StartRun, VersionWithBundle
+from fanin.server.driver import RunDriver
+from fanin.server.store.runs import RunRecord
+from fanin.server.work import Model, Tools
+
+
+class Runs:
+    """All Runs of a coordinator: what the Control service does."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._drivers: dict[str, RunDriver] = {}
+        self._starting = asyncio.Lock()
+        self.on_change: Callable[[], None] = _nothing
+
+    async def start(self) -> None:
+        """Take up all Runs of the store."""
+        tools = self._tools
+        for record in await tools.store_lane(tools.runs.runs):
+            await self._drive(record)
+
+    async def stop(self) -> None:
+        """Stop all drivers."""
+        for driver in self._drivers.values():
+            await driver.stop()
+
+    def running(self) -> tuple[RunDriver, ...]:
+        """The Runs that open Rounds, oldest first."""
+        return tuple(driver for driver in self._drivers.values() if driver.run.state is RunState.RUNNING)
+
+    def driver(self, run_id: str) -> RunDriver:
+        """The driver of a Run. Raises NotFound."""
+        driver = self._drivers.get(run_id)
+        if driver is None:
+            raise NotFound(f"run {run_id[:64]!r}: there is none of this id here")
+        return driver
+
+    async def missing_chunks(self, digests: Iterable[str]) -> tuple[str, ...]:
+        """Those Chunks that are not stored here."""
+        tools, asked = self._tools, tuple(digests)
+        return await tools.disk_lane(lambda: tools.blobs.missing(asked))
+
+    async def put_chunk(self, sha256: str, data: bytes) -> None:
+        """Store a Chunk. Raises InvalidInput, StorageFull."""
+        await self._tools.disk_lane(lambda: self._tools.blobs.put(sha256, data))
+
+    async def get_chunk(self, sha256: str, offset: int) -> bytes:
+        """A Chunk from an offset on. Raises NotFound."""
+        return await self._tools.disk_lane(lambda: self._tools.blobs.read(sha256, offset))
+
+    async def publish_bundle(self, bundle: BundleRef) -> str:
+        """Make a Bundle known, verified as a device would. Raises InvalidBundle, NotFound for missing Chunks."""
+        await self._tools.disk_lane(lambda: self._verify_bundle(bundle))
+        await self._tools.store_lane(lambda: self._tools.runs.add_bundle(bundle))
+        return bundle.manifest.sha256
+
+    async def prepare_run(self, run_id: str) -> str:
+        """The public key that will sign a Run's Versions."""
+        check_name("run", run_id)
+        return (await self._run_key(run_id)).public
+
+    async def start_run(self, start: StartRun) -> RunInfo:
+        """Start a Run. Raises InvalidInput, NotFound, Conflict for an id that another Run has."""
+        check_name("run", start.run_id)
+        async with self._starting:
+            known = self._drivers.get(start.run_id)
+            if known is None:
+                model = await self._model(start)
+                await self._check_first(start, model)
+                tools = self._tools
+                await tools.store_lane(lambda: tools.runs.add_run(start, tools.wall()))
+                record = await tools.store_lane(lambda: tools.runs.run(start.run_id))
+                assert record is not None, "the run was just added"
+                known = await self._drive(record)
+                self.on_change()
+            elif known.run.start != start:
+                raise Conflict(f"run {start.run_id}: the id is taken by another run; choose another")
+        return await known.info()
+
+    async def publish_version(self, version: Version, num_rounds: int) -> RunInfo:
+        """Add a Version from outside and run some Rounds from it. Raises InvalidVersion, Conflict, NotFound."""
+        driver = self.driver(version.run_id)
+        self._verify_version(version, driver.model)
+        await self._check_parameters(version.parameters, driver.model.table)
+        await driver.publish_outside(version, num_rounds)
+        return await driver.info()
+
+    async def infos(self) -> tuple[RunInfo, ...]:
+        """Where all Runs stand."""
+        return tuple([await driver.info() for driver in self._drivers.values()])
+
+    async def version(self, run_id: str, number: int | None) -> VersionWithBundle:
+        """A Version with its Bundle. Raises NotFound."""
+        driver = self.driver(run_id)
+        found = await self._tools.store_lane(lambda: self._tools.runs.version(run_id, number))
+        if found is None:
+            raise NotFound(f"run {run_id}: has no version {number}")
+        return VersionWithBundle(version=found, bundle=driver.model.bundle)
+
+    async def watch(self, run_id: str, from_sequence: int) -> AsyncIterator[Recorded]:
+        """What happened in a Run from a sequence number on, then what happens, until it rests. Raises NotFound."""
+        driver = self.driver(run_id)
+        sequence = from_sequence
+        while True:
+            changed = driver.changed
+            for recorded in await self._events(run_id, sequence):
+                sequence = recorded.sequence + 1
+                yield recorded
+            if driver.run.state is not RunState.RUNNING and driver.changed is changed:
+                return
+            await changed.wait()
+
+    async def _events(self, run_id: str, from_sequence: int) -> tuple[Recorded, ...]:
+        tools = self._tools
+        return await tools.store_lane(lambda: tools.runs.events(run_id, from_sequence))
+
+    async def _drive(self, record: RunRecord) -> RunDriver:
+        driver = RunDriver(record, await self._model(record.start), self._tools, lambda: self.on_change())
+        self._drivers[record.start.run_id] = driver
+        await driver.start()
+        return driver
+
+    async def _model(self, start: StartRun) -> Model:
+        tools, sha256 = self._tools, start.version.bundle_sha256
+        bundle = await tools.store_lane(lambda: tools.runs.bundle(sha256))
+        if bundle is None:
+            raise NotFound(f"bundle {short(sha256)}: not published here; publish it before starting a run")
+        manifest = await tools.disk_lane(lambda: self._open(bundle).manifest)
+        return Model(bundle=bundle, manifest=manifest, run_key=await self._run_key(start.run_id))
+
+    async def _run_key(self, run_id: str) -> SigningKey:
+        fresh = SigningKey.generate().private_bytes()
+        return SigningKey(await self._tools.store_lane(lambda: self._tools.runs.run_key(run_id, fresh)))
+
+    async def _check_first(self, start: StartRun, model: Model) -> None:
+        if start.version.number != 0:
+            raise InvalidVersion(f"run {start.run_id}: got version {start.version.number} to start from, expected 0")
+        self._verify_version(start.version, model)
+        delegation = start.delegation
+        if (
+            delegation.run_id != start.run_id
+            or delegation.bundle_sha256 != model.bundle.manifest.sha256
+            or delegation.run_public_key != model.run_key.public
+        ):
+            raise InvalidVersion(
+                f"run {start.run_id}: the delegation is for run {delegation.run_id}, bundle "
+                f"{short(delegation.bundle_sha256)} and key {short(delegation.run_public_key)}, expected this run, "
+                f"bundle {short(model.bundle.manifest.sha256)} and key {short(model.run_key.public)}"
+            )
+        check_delegation(delegation, model.bundle.public_key)
+        await self._check_parameters(start.version.parameters, model.table)
+
+    def _verify_version(self, version: Version, model: Model) -> None:
+        bundle = model.bundle
+        check_version(
+            version,
+            run_id=version.run_id,
+            bundle_sha256=bundle.manifest.sha256,
+            publisher=bundle.public_key,
+            seen=-1,
+        )
+
+    async def _check_parameters(self, artifact: Artifact, table: TensorTable) -> None:
+        tools = self._tools
+        data = await tools.disk_lane(lambda: tools.blobs.read_artifact("parameters", artifact))
+        try:
+            found, _ = decode_parameters(data)
+        except InvalidInput as exc:
+            raise InvalidVersion(str(exc)) from exc
+        if found != table:
+            raise InvalidVersion("parameters: names or shapes differ from the bundle's")
+
+    def _open(self, bundle: BundleRef) -> Bundle:
+        if bundle.manifest.size_bytes > MAX_MANIFEST_BYTES:
+            raise InvalidBundle(
+                f"bundle: got a manifest of {bundle.manifest.size_bytes} bytes, expected at most {MAX_MANIFEST_BYTES}"
+            )
+        data = self._tools.blobs.read_artifact("manifest", bundle.manifest)
+        signed = SignedManifest(data=data, public_key=bundle.public_key, signature=bundle.signature)
+        return Bundle.open(signed, trusted=(bundle.public_key,), read=self._tools.blobs.read)
+
+    def _verify_bundle(self, ref: BundleRef) -> None:
+        bundle = self._open(ref)
+        for name in bundle.manifest.artifacts:
+            bundle.artifact(name)
+        bundle.initial_parameters()
+
+
+def _nothing() -> None:
+    """Until a coordinator listens."""

@@ -1,0 +1,167 @@
+"""The gRPC servicers: from messages to values, to one method, and back. No decision is taken here."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+from grpc import aio
+
+from fanin.protos import convert as c
+from fanin.protos import convert_runs as cr
+from fanin.protos.errors import Conflict, InvalidInput
+from fanin.protos.messages import Piece, UpdateHeader
+from fanin.server.authority import ServerIdentity
+from fanin.server.coordinator import PIECE_BYTES, Coordinator
+from fanin.server.interceptors import Rim, caller, device_id
+from fanin.server.registry import Registry
+from fanin.server.runs import Runs
+from fanin.server.work import Tools
+from fanin.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
+
+
+class FleetService(fleet_pb2_grpc.FleetServicer):
+    """``fanin.v1.Fleet`` over a Coordinator."""
+
+    def __init__(self, coordinator: Coordinator, registry: Registry, tools: Tools) -> None:
+        self._coordinator = coordinator
+        self._registry = registry
+        self._tools = tools
+
+    async def Enroll(self, request: fleet_pb2.EnrollRequest, context: object) -> fleet_pb2.EnrollReply:
+        """See fleet.proto."""
+        enrollment, who = c.enrollment_from_proto(request), caller()
+        device = await self._tools.store_lane(lambda: self._registry.enroll(enrollment, who.call, who.signature))
+        return fleet_pb2.EnrollReply(device_id=device.device_id)
+
+    async def CheckIn(self, request: fleet_pb2.CheckInRequest, context: object) -> fleet_pb2.CheckInReply:
+        """See fleet.proto."""
+        return c.answer_to_proto(await self._coordinator.check_in(device_id(), c.check_in_from_proto(request)))
+
+    async def Download(
+        self, request: fleet_pb2.DownloadRequest, context: object
+    ) -> AsyncIterator[fleet_pb2.DownloadPiece]:
+        """See fleet.proto."""
+        async for data in self._coordinator.download(device_id(), c.download_from_proto(request)):
+            yield fleet_pb2.DownloadPiece(data=data)
+
+    async def Upload(
+        self, request_iterator: AsyncIterator[fleet_pb2.UploadRequest], context: object
+    ) -> AsyncIterator[fleet_pb2.UploadReply]:
+        """See fleet.proto."""
+        first = await anext(request_iterator, None)
+        header = None if first is None else c.upload_from_proto(first)
+        if not isinstance(header, UpdateHeader):
+            raise InvalidInput("upload: got no header, expected it as the first request")
+        async for reply in self._coordinator.upload(device_id(), header, _pieces(request_iterator)):
+            yield c.upload_reply_to_proto(reply)
+
+    async def Report(self, request: fleet_pb2.ReportRequest, context: object) -> fleet_pb2.ReportReply:
+        """See fleet.proto."""
+        reply = await self._coordinator.report(device_id(), c.report_from_proto(request))
+        return c.report_reply_to_proto(reply)
+
+
+class ControlService(control_pb2_grpc.ControlServicer):
+    """``fanin.v1.Control`` over the Runs."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    async def MissingChunks(
+        self, request: control_pb2.MissingChunksRequest, context: object
+    ) -> control_pb2.MissingChunksReply:
+        """See control.proto."""
+        return control_pb2.MissingChunksReply(sha256=await self._runs.missing_chunks(request.sha256))
+
+    async def PutChunks(
+        self, request_iterator: AsyncIterator[control_pb2.ChunkData], context: object
+    ) -> control_pb2.PutChunksReply:
+        """See control.proto."""
+        num_chunks = 0
+        async for chunk in request_iterator:
+            await self._runs.put_chunk(chunk.sha256, chunk.data)
+            num_chunks += 1
+        return control_pb2.PutChunksReply(num_chunks=num_chunks)
+
+    async def GetChunk(
+        self, request: fleet_pb2.DownloadRequest, context: object
+    ) -> AsyncIterator[fleet_pb2.DownloadPiece]:
+        """See control.proto."""
+        data = await self._runs.get_chunk(request.sha256, request.offset)
+        for start in range(0, len(data), PIECE_BYTES):
+            yield fleet_pb2.DownloadPiece(data=data[start : start + PIECE_BYTES])
+
+    async def PublishBundle(
+        self, request: control_pb2.PublishBundleRequest, context: object
+    ) -> control_pb2.PublishBundleReply:
+        """See control.proto."""
+        sha256 = await self._runs.publish_bundle(c.bundle_from_proto(request.bundle))
+        return control_pb2.PublishBundleReply(bundle_sha256=sha256)
+
+    async def PrepareRun(self, request: control_pb2.PrepareRunRequest, context: object) -> control_pb2.PrepareRunReply:
+        """See control.proto."""
+        public_key = await self._runs.prepare_run(request.run_id)
+        return control_pb2.PrepareRunReply(run_public_key=bytes.fromhex(public_key))
+
+    async def StartRun(self, request: control_pb2.StartRunRequest, context: object) -> control_pb2.RunInfo:
+        """See control.proto."""
+        return cr.run_info_to_proto(await self._runs.start_run(cr.start_run_from_proto(request)))
+
+    async def PublishVersion(self, request: control_pb2.PublishVersionRequest, context: object) -> control_pb2.RunInfo:
+        """See control.proto."""
+        version = c.version_from_proto(request.version)
+        return cr.run_info_to_proto(await self._runs.publish_version(version, request.rounds))
+
+    async def ListRuns(self, request: control_pb2.ListRunsRequest, context: object) -> control_pb2.ListRunsReply:
+        """See control.proto."""
+        return control_pb2.ListRunsReply(runs=[cr.run_info_to_proto(info) for info in await self._runs.infos()])
+
+    async def GetRun(self, request: control_pb2.GetRunRequest, context: object) -> control_pb2.RunInfo:
+        """See control.proto."""
+        return cr.run_info_to_proto(await self._runs.driver(request.run_id).info())
+
+    async def GetVersion(self, request: control_pb2.GetVersionRequest, context: object) -> control_pb2.GetVersionReply:
+        """See control.proto."""
+        number = request.number if request.HasField("number") else None
+        return cr.version_with_bundle_to_proto(await self._runs.version(request.run_id, number))
+
+    async def Watch(self, request: control_pb2.WatchRequest, context: object) -> AsyncIterator[control_pb2.Event]:
+        """See control.proto."""
+        async for recorded in self._runs.watch(request.run_id, request.from_sequence):
+            yield cr.event_to_proto(recorded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What a server serves."""
+
+    coordinator: Coordinator
+    runs: Runs
+    registry: Registry
+    tools: Tools
+
+
+async def start_server(services: Services, identity: ServerIdentity, address: str) -> tuple[aio.Server, int]:
+    """A running TLS server and the port that it got. Raises Conflict if the address is taken."""
+    # Two coordinators on one port would each see half of the devices: never share it.
+    server = aio.server(interceptors=(Rim(services.registry, services.tools),), options=(("grpc.so_reuseport", 0),))
+    fleet = FleetService(services.coordinator, services.registry, services.tools)
+    fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
+    control_pb2_grpc.add_ControlServicer_to_server(ControlService(services.runs), server)
+    credentials = grpc.ssl_server_credentials([(identity.key, identity.certificate)])
+    try:
+        port = server.add_secure_port(address, credentials)
+    except RuntimeError as exc:
+        raise Conflict(
+            f"{address}: cannot be listened on ({exc}); is another coordinator running? choose another port"
+        ) from exc
+    await server.start()
+    return server, port
+
+
+async def _pieces(requests: AsyncIterator[fleet_pb2.UploadRequest]) -> AsyncIterator[Piece]:
+    async for request in requests:
+        part = c.upload_from_proto(request)
+        if not isinstance(part, Piece):
+            raise InvalidInput("upload: got a second header, expected pieces")
+        yield part

@@ -1,0 +1,171 @@
+"""The spool: where an Update's Chunks lie until it is committed, and where committed payloads stay.
+
+    spool/<assignment>.header   the header that was announced
+    spool/<assignment>.part     the payload's bytes so far; only whole, verified Chunks count
+    updates/<run>/<round>/<device>.payload
+
+An upload goes on after any break: ``open`` verifies what is there and says where to go on. A header that
+differs from the one before starts over. ``commit`` syncs and renames; until then nothing of an Update exists
+for anybody else, so a half-sent or invalid one leaves no trace but its file here, which ``discard`` removes.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from io import BufferedRandom
+from pathlib import Path
+from typing import Final
+
+from fanin.protos.chunks import CHUNK_BYTES, check_chunk, short
+from fanin.protos.convert import header_to_proto
+from fanin.protos.errors import Corrupted, InvalidInput, InvalidUpdate
+from fanin.protos.messages import Piece, UpdateHeader
+from fanin.server.disk import Durability, full_disk_as_our_error, sync_file, sync_folder
+
+_READ_BYTES: Final = CHUNK_BYTES
+
+
+class Spool:
+    """The folder of uploads under way and of committed payloads."""
+
+    def __init__(self, uploads: Path, updates: Path, durability: Durability) -> None:
+        self._uploads = uploads
+        self._updates = updates
+        self._durability = durability
+        for folder in (uploads, updates):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def open(self, header: UpdateHeader) -> "Upload":
+        """Begin an upload, or go on with it. Raises StorageFull."""
+        part = self._uploads / f"{header.assignment_id}.part"
+        note = self._uploads / f"{header.assignment_id}.header"
+        announced = header_to_proto(header).SerializeToString(deterministic=True)
+        with full_disk_as_our_error(f"spool {header.assignment_id}"):
+            if not note.exists() or note.read_bytes() != announced:
+                part.unlink(missing_ok=True)
+                note.write_bytes(announced)
+            return Upload(part, header)
+
+    def commit(self, upload: "Upload", *, run_id: str, round_number: int, device: str) -> None:
+        """Make a whole upload durable under its final name; repeating it is harmless.
+
+        Raises InvalidUpdate if the bytes as a whole do not have the announced digest, StorageFull.
+        """
+        path = self._payload(run_id, round_number, device)
+        with full_disk_as_our_error(f"spool {upload.header.assignment_id}"):
+            upload.verify_whole(self._durability)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            upload.part.replace(path)
+            sync_folder(path.parent, self._durability)
+            sync_folder(path.parent.parent, self._durability)
+            sync_folder(self._updates, self._durability)
+        self.discard(upload.header.assignment_id)
+
+    def discard(self, assignment_id: str) -> None:
+        """Forget an upload."""
+        for suffix in (".part", ".header"):
+            (self._uploads / f"{assignment_id}{suffix}").unlink(missing_ok=True)
+
+    def discard_round(self, prefix: str) -> None:
+        """Forget all uploads whose assignment begins with ``prefix``."""
+        for path in self._uploads.iterdir():
+            if path.name.startswith(prefix):
+                path.unlink(missing_ok=True)
+
+    def read(self, *, run_id: str, round_number: int, device: str, size_bytes: int) -> Iterator[memoryview]:
+        """A committed payload in consecutive pieces. Raises Corrupted if it is missing or has another length."""
+        path = self._payload(run_id, round_number, device)
+        try:
+            with path.open("rb") as file:
+                got = os.fstat(file.fileno()).st_size
+                if got != size_bytes:
+                    raise Corrupted(f"{path}: got {got} bytes, expected {size_bytes}")
+                while piece := file.read(_READ_BYTES):
+                    yield memoryview(piece)
+        except FileNotFoundError as exc:
+            raise Corrupted(f"{path}: a committed update is missing") from exc
+
+    def _payload(self, run_id: str, round_number: int, device: str) -> Path:
+        return self._updates / run_id / str(round_number) / f"{device}.payload"
+
+
+class Upload:
+    """One upload under way. ``received_bytes`` is where the next piece must begin."""
+
+    def __init__(self, part: Path, header: UpdateHeader) -> None:
+        self.part = part
+        self.header = header
+        self._chunk = bytearray()
+        self._num_chunks = self._verified_chunks()
+        whole = sum(ref.size_bytes for ref in header.payload.chunks[: self._num_chunks])
+        self._file: BufferedRandom = part.open("r+b") if part.exists() else part.open("w+b")
+        try:
+            self._file.truncate(whole)
+            self._file.seek(whole)
+        except OSError:
+            self._file.close()
+            raise
+        self.received_bytes = whole
+
+    def is_whole(self) -> bool:
+        """Whether all Chunks are here and verified."""
+        return self._num_chunks == len(self.header.payload.chunks)
+
+    def append(self, piece: Piece) -> None:
+        """Add the next bytes; every Chunk is verified as soon as it is whole, then written.
+
+        Raises InvalidUpdate for a piece elsewhere, too many bytes or a Chunk with another digest, StorageFull.
+        """
+        if piece.offset != self.received_bytes:
+            raise InvalidUpdate(f"update: got a piece at offset {piece.offset}, expected {self.received_bytes}")
+        end = piece.offset + len(piece.data)
+        if not piece.data or end > self.header.payload.size_bytes:
+            raise InvalidUpdate(
+                f"update: got bytes {piece.offset} to {end}, expected some, up to {self.header.payload.size_bytes}"
+            )
+        self._chunk += piece.data
+        self.received_bytes = end
+        while not self.is_whole():
+            ref = self.header.payload.chunks[self._num_chunks]
+            if len(self._chunk) < ref.size_bytes:
+                return
+            data = bytes(self._chunk[: ref.size_bytes])
+            try:
+                check_chunk(f"update: chunk {self._num_chunks}", ref, data)
+            except InvalidInput as exc:
+                raise InvalidUpdate(str(exc)) from exc
+            with full_disk_as_our_error(f"spool {self.header.assignment_id}"):
+                self._file.write(data)
+                self._file.flush()
+            del self._chunk[: ref.size_bytes]
+            self._num_chunks += 1
+
+    def verify_whole(self, durability: Durability) -> None:
+        """Check the digest of all bytes, and make them durable. Raises InvalidUpdate."""
+        self._file.flush()
+        self._file.seek(0)
+        got = hashlib.file_digest(self._file, "sha256").hexdigest()
+        if got != self.header.payload.sha256:
+            raise InvalidUpdate(
+                f"update: digest mismatch (got {short(got)}, expected {short(self.header.payload.sha256)})"
+            )
+        sync_file(self._file.fileno(), durability)
+
+    def close(self) -> None:
+        """Let go of the file; what is whole stays for the next ``Spool.open``. After a full disk the file cannot
+        be flushed either, and that is no second error."""
+        try:
+            self._file.close()
+        except OSError:
+            self._file.close()
+
+    def _verified_chunks(self) -> int:
+        """How many leading Chunks of the file verify; a torn tail after a crash does not count."""
+        if not self.part.exists():
+            return 0
+        with self.part.open("rb") as file:
+            for index, ref in enumerate(self.header.payload.chunks):
+                data = file.read(ref.size_bytes)
+                if hashlib.sha256(data).hexdigest() != ref.sha256:
+                    return index
+        return len(self.header.payload.chunks)

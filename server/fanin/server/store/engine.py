@@ -1,0 +1,58 @@
+"""Opening the database: SQLite in a file, at the newest migration.
+
+SQLite runs with a write-ahead log; with ``durability = host`` every commit is synced (``synchronous=FULL``),
+with ``process`` only checkpoints are. The coordinator uses one connection from one thread at a time.
+"""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
+
+from fanin.protos.errors import Corrupted, StorageFull
+from fanin.server.disk import Durability
+
+
+def open_engine(path: Path, durability: Durability) -> Engine:
+    """The database in this file, made or migrated if need be.
+
+    Raises Corrupted if the file is no database or one that a newer fanin wrote.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(
+        f"sqlite:///{path}", poolclass=StaticPool, connect_args={"check_same_thread": False, "timeout": 30}
+    )
+    synchronous = {Durability.HOST: "FULL", Durability.PROCESS: "NORMAL"}[durability]
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "foreign_keys=ON"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "handle_error")
+    def translate(context: ExceptionContext) -> None:
+        if "disk is full" in str(context.original_exception) or "disk I/O error" in str(context.original_exception):
+            raise StorageFull(f"{path}: the database cannot grow ({context.original_exception})")
+
+    try:
+        with engine.connect() as connection:
+            migrate(connection)
+    except (OperationalError, CommandError) as exc:
+        engine.dispose()
+        raise Corrupted(f"{path}: cannot be opened or migrated ({exc}); was it written by a newer fanin?") from exc
+    return engine
+
+
+def migrate(connection: Connection) -> None:
+    """Bring the database to the newest migration."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

@@ -1,0 +1,200 @@
+"""Rounds and the Updates committed to them: the record from which a Version can be computed again.
+
+The database decides what is accepted: ``commit`` counts the places and inserts in one transaction, so at most
+``buffer`` Updates are ever in a Round, whoever asks, and the Round's set is its rows.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, func, insert, select, update
+
+from fanin.protos.convert import header_from_proto, header_to_proto
+from fanin.protos.messages import UpdateHeader, Version
+from fanin.protos.runs import RoundClosed, RoundFailed, RoundOpened, VersionPublished
+from fanin.server.store import schema
+from fanin.server.store.runs import add_event, add_version
+from fanin.v1 import fleet_pb2
+
+
+class RoundMark(Enum):
+    """How far a Round's record has come."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    PUBLISHED = "published"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """A Round as it is kept; ``deadline_at_s`` is wall time, None until a device was assigned."""
+
+    run_id: str
+    round: int
+    base_version: int
+    grid: tuple[int, ...]
+    mark: RoundMark
+    opened_at_s: float
+    deadline_at_s: float | None = None
+    accepted: tuple[str, ...] = ()
+    next_grid: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedUpdate:
+    """An Update of a Round, in the order of commits."""
+
+    device_id: str
+    header: UpdateHeader
+
+
+class RoundStore:
+    """Rounds and their Updates."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def open(self, record: RoundRecord) -> None:
+        """Record a new Round."""
+        with self._engine.begin() as connection:
+            connection.execute(
+                insert(schema.rounds).values(
+                    run_id=record.run_id,
+                    round=record.round,
+                    base_version=record.base_version,
+                    grid=json.dumps(record.grid),
+                    state=RoundMark.OPEN.value,
+                    opened_at=record.opened_at_s,
+                )
+            )
+            opened = RoundOpened(round=record.round, base_version=record.base_version)
+            add_event(connection, record.run_id, opened, record.opened_at_s)
+
+    def set_deadline(self, run_id: str, round_number: int, deadline_at_s: float) -> None:
+        """Record the wall time of the deadline; the first one stays."""
+        table = schema.rounds
+        with self._engine.begin() as connection:
+            connection.execute(
+                update(table)
+                .where(_is(run_id, round_number), table.c.deadline_at.is_(None))
+                .values(deadline_at=deadline_at_s)
+            )
+
+    def commit(self, update_: CommittedUpdate, *, buffer: int) -> bool:
+        """Accept an Update, durably, if its Round is open and has a place; whether it is in the Round now.
+
+        An Update of a device that is in already changes nothing and is True.
+        """
+        header = update_.header
+        table = schema.updates
+        with self._engine.begin() as connection:
+            found = connection.execute(
+                select(table.c.sequence).where(
+                    table.c.run_id == header.run_id,
+                    table.c.round == header.round,
+                    table.c.device_id == update_.device_id,
+                )
+            ).first()
+            if found is not None:
+                return True
+            state = connection.execute(select(schema.rounds.c.state).where(_is(header.run_id, header.round))).scalar()
+            taken = connection.execute(
+                select(func.count())
+                .select_from(table)
+                .where(table.c.run_id == header.run_id, table.c.round == header.round)
+            ).scalar_one()
+            if state != RoundMark.OPEN.value or taken >= buffer:
+                return False
+            connection.execute(
+                insert(table).values(
+                    run_id=header.run_id,
+                    round=header.round,
+                    device_id=update_.device_id,
+                    header_proto=header_to_proto(header).SerializeToString(deterministic=True),
+                )
+            )
+            return True
+
+    def close(self, run_id: str, round_number: int, now_s: float) -> tuple[str, ...]:
+        """Name the set: the Updates that are committed now, in order. A set that was named stays."""
+        with self._engine.begin() as connection:
+            record = _round(connection, run_id, round_number)
+            if record is not None and record.mark is not RoundMark.OPEN:
+                return record.accepted
+            accepted = tuple(found.device_id for found in _updates(connection, run_id, round_number))
+            connection.execute(
+                update(schema.rounds)
+                .where(_is(run_id, round_number))
+                .values(state=RoundMark.CLOSED.value, accepted=json.dumps(accepted))
+            )
+            add_event(connection, run_id, RoundClosed(round=round_number, accepted=accepted), now_s)
+            return accepted
+
+    def publish(self, version: Version, event: VersionPublished, *, next_grid: Sequence[int], now_s: float) -> None:
+        """Record the Version that a Round ended in."""
+        with self._engine.begin() as connection:
+            add_version(connection, version, round_number=event.round)
+            connection.execute(
+                update(schema.rounds)
+                .where(_is(version.run_id, event.round))
+                .values(state=RoundMark.PUBLISHED.value, next_grid=json.dumps(list(next_grid)))
+            )
+            add_event(connection, version.run_id, event, now_s)
+
+    def fail(self, run_id: str, round_number: int, reason: str, now_s: float) -> None:
+        """Record that a Round ended without a Version."""
+        with self._engine.begin() as connection:
+            connection.execute(
+                update(schema.rounds).where(_is(run_id, round_number)).values(state=RoundMark.FAILED.value)
+            )
+            add_event(connection, run_id, RoundFailed(round=round_number, reason=reason), now_s)
+
+    def rounds(self, run_id: str) -> tuple[RoundRecord, ...]:
+        """All Rounds of a Run, oldest first."""
+        query = select(schema.rounds).where(schema.rounds.c.run_id == run_id).order_by(schema.rounds.c.round)
+        with self._engine.connect() as connection:
+            return tuple(_record(row) for row in connection.execute(query).mappings())
+
+    def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
+        """The Updates of a Round in the order of commits."""
+        with self._engine.connect() as connection:
+            return _updates(connection, run_id, round_number)
+
+
+def _is(run_id: str, round_number: int) -> ColumnElement[bool]:
+    return (schema.rounds.c.run_id == run_id) & (schema.rounds.c.round == round_number)
+
+
+def _round(connection: Connection, run_id: str, round_number: int) -> RoundRecord | None:
+    row = connection.execute(select(schema.rounds).where(_is(run_id, round_number))).mappings().first()
+    return None if row is None else _record(row)
+
+
+def _updates(connection: Connection, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
+    table = schema.updates
+    query = (
+        select(table.c.device_id, table.c.header_proto)
+        .where(table.c.run_id == run_id, table.c.round == round_number)
+        .order_by(table.c.sequence)
+    )
+    return tuple(
+        CommittedUpdate(device_id=device, header=header_from_proto(fleet_pb2.UpdateHeader.FromString(data)))
+        for device, data in connection.execute(query)
+    )
+
+
+def _record(row: RowMapping) -> RoundRecord:
+    return RoundRecord(
+        run_id=row["run_id"],
+        round=row["round"],
+        base_version=row["base_version"],
+        grid=tuple(json.loads(row["grid"])),
+        mark=RoundMark(row["state"]),
+        opened_at_s=row["opened_at"],
+        deadline_at_s=row["deadline_at"],
+        accepted=tuple(json.loads(row["accepted"] or "[]")),
+        next_grid=tuple(json.loads(row["next_grid"] or "[]")),
+    )

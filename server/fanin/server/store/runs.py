@@ -1,0 +1,161 @@
+"""Bundles, Runs, their Versions and what happened in them."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Engine, RowMapping, func, insert, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from fanin.protos.convert import bundle_from_proto, bundle_to_proto, version_from_proto, version_to_proto
+from fanin.protos.convert_runs import event_from_proto, event_to_proto, start_run_from_proto, start_run_to_proto
+from fanin.protos.messages import BundleRef, Version
+from fanin.protos.runs import Recorded, RunEvent, RunRested, RunState, StartRun
+from fanin.server.store import schema
+from fanin.v1 import control_pb2, fleet_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A Run as it is kept. ``max_rounds`` Rounds are to be done since ``since_version``."""
+
+    start: StartRun
+    state: RunState
+    reason: str
+    max_rounds: int
+    since_version: int
+
+
+class RunStore:
+    """Bundles, run keys, Runs, Versions, events."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def add_bundle(self, bundle: BundleRef) -> None:
+        """Remember a Bundle; harmless if it is known."""
+        row = {
+            "bundle_sha256": bundle.manifest.sha256,
+            "bundle_proto": bundle_to_proto(bundle).SerializeToString(),
+        }
+        with self._engine.begin() as connection:
+            connection.execute(upsert(schema.bundles).values(row).on_conflict_do_nothing())
+
+    def bundle(self, sha256: str) -> BundleRef | None:
+        """The Bundle of this digest."""
+        query = select(schema.bundles.c.bundle_proto).where(schema.bundles.c.bundle_sha256 == sha256)
+        with self._engine.connect() as connection:
+            data = connection.execute(query).scalar()
+        return None if data is None else bundle_from_proto(fleet_pb2.BundleRef.FromString(data))
+
+    def run_key(self, run_id: str, fresh: bytes) -> bytes:
+        """The private key of a Run; ``fresh`` becomes it if there is none yet."""
+        row = {"run_id": run_id, "private_key": fresh}
+        query = select(schema.run_keys.c.private_key).where(schema.run_keys.c.run_id == run_id)
+        with self._engine.begin() as connection:
+            connection.execute(upsert(schema.run_keys).values(row).on_conflict_do_nothing())
+            return bytes(connection.execute(query).scalar_one())
+
+    def add_run(self, start: StartRun, now_s: float) -> None:
+        """Remember a Run and its Version 0."""
+        with self._engine.begin() as connection:
+            connection.execute(
+                insert(schema.runs).values(
+                    run_id=start.run_id,
+                    start_proto=start_run_to_proto(start).SerializeToString(),
+                    state=RunState.RUNNING.value,
+                    reason="",
+                    max_rounds=start.plan.stop.max_rounds,
+                    since_version=start.version.number,
+                    started_at=now_s,
+                )
+            )
+            add_version(connection, start.version, round_number=0)
+
+    def runs(self) -> tuple[RunRecord, ...]:
+        """All Runs, oldest first."""
+        query = select(schema.runs).order_by(schema.runs.c.started_at, schema.runs.c.run_id)
+        with self._engine.connect() as connection:
+            return tuple(_record(row) for row in connection.execute(query).mappings())
+
+    def run(self, run_id: str) -> RunRecord | None:
+        """The Run of this id."""
+        query = select(schema.runs).where(schema.runs.c.run_id == run_id)
+        with self._engine.connect() as connection:
+            row = connection.execute(query).mappings().first()
+        return None if row is None else _record(row)
+
+    def rest(self, run_id: str, rested: RunRested, now_s: float) -> None:
+        """Record that a Run rests, and why."""
+        with self._engine.begin() as connection:
+            connection.execute(
+                update(schema.runs)
+                .where(schema.runs.c.run_id == run_id)
+                .values(state=rested.state.value, reason=rested.reason)
+            )
+            add_event(connection, run_id, rested, now_s)
+
+    def publish_outside(self, version: Version, event: RunEvent, *, max_rounds: int, now_s: float) -> None:
+        """Add a Version that was made outside, and set the Run going for ``max_rounds`` (0: let it rest)."""
+        going = {"state": RunState.RUNNING.value, "reason": "", "max_rounds": max_rounds} if max_rounds else {}
+        with self._engine.begin() as connection:
+            add_version(connection, version, round_number=0)
+            connection.execute(
+                update(schema.runs)
+                .where(schema.runs.c.run_id == version.run_id)
+                .values(since_version=version.number, **going)
+            )
+            add_event(connection, version.run_id, event, now_s)
+
+    def version(self, run_id: str, number: int | None = None) -> Version | None:
+        """A Version by number, or the newest."""
+        table = schema.versions
+        query = select(table.c.version_proto).where(table.c.run_id == run_id)
+        query = (
+            query.order_by(table.c.number.desc()).limit(1) if number is None else query.where(table.c.number == number)
+        )
+        with self._engine.connect() as connection:
+            data = connection.execute(query).scalar()
+        return None if data is None else version_from_proto(fleet_pb2.Version.FromString(data))
+
+    def events(self, run_id: str, from_sequence: int) -> tuple[Recorded, ...]:
+        """What happened in a Run, from a sequence number on."""
+        table = schema.events
+        query = (
+            select(table.c.event_proto)
+            .where(table.c.run_id == run_id, table.c.sequence >= from_sequence)
+            .order_by(table.c.sequence)
+        )
+        with self._engine.connect() as connection:
+            return tuple(
+                event_from_proto(control_pb2.Event.FromString(data)) for data in connection.execute(query).scalars()
+            )
+
+
+def add_version(connection: Connection, version: Version, *, round_number: int) -> None:
+    """Insert a Version within somebody's transaction; a number that is taken fails it."""
+    connection.execute(
+        insert(schema.versions).values(
+            run_id=version.run_id,
+            number=version.number,
+            version_proto=version_to_proto(version).SerializeToString(),
+            round=round_number,
+        )
+    )
+
+
+def add_event(connection: Connection, run_id: str, event: RunEvent, now_s: float) -> None:
+    """Append an event to a Run's record within somebody's transaction."""
+    table = schema.events
+    last = connection.execute(select(func.max(table.c.sequence)).where(table.c.run_id == run_id)).scalar() or 0
+    recorded = Recorded(sequence=last + 1, time_s=now_s, event=event)
+    data = event_to_proto(recorded).SerializeToString()
+    connection.execute(insert(table).values(run_id=run_id, sequence=last + 1, time=now_s, event_proto=data))
+
+
+def _record(row: RowMapping) -> RunRecord:
+    return RunRecord(
+        start=start_run_from_proto(control_pb2.StartRunRequest.FromString(row["start_proto"])),
+        state=RunState(row["state"]),
+        reason=row["reason"],
+        max_rounds=row["max_rounds"],
+        since_version=row["since_version"],
+    )

@@ -1,0 +1,116 @@
+"""The tables. Times are seconds since the Unix epoch; ``*_proto`` columns hold ``fanin.v1`` messages.
+
+A change here goes with a migration in ``migrations/versions``; a test holds the two equal.
+"""
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    ForeignKeyConstraint,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+METADATA: Final = MetaData()
+
+devices = Table(
+    "devices",
+    METADATA,
+    Column("device_id", String, primary_key=True),
+    Column("public_key", String, nullable=False),
+    Column("enrolled_at", Float, nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    METADATA,
+    # Of the token only its digest is kept: who reads the database cannot enroll or command.
+    Column("sha256", String, primary_key=True),
+    Column("role", String, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+bundles = Table(
+    "bundles",
+    METADATA,
+    Column("bundle_sha256", String, primary_key=True),
+    Column("bundle_proto", LargeBinary, nullable=False),
+)
+
+run_keys = Table(
+    "run_keys",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("private_key", LargeBinary, nullable=False),
+)
+
+runs = Table(
+    "runs",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    # The command that started it, to tell a repeated command from another one under the same id.
+    Column("start_proto", LargeBinary, nullable=False),
+    Column("state", String, nullable=False),
+    Column("reason", Text, nullable=False),
+    # Rounds to do since the Run was last set going, and the Version that it was set going from.
+    Column("max_rounds", Integer, nullable=False),
+    Column("since_version", Integer, nullable=False),
+    Column("started_at", Float, nullable=False),
+)
+
+versions = Table(
+    "versions",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("version_proto", LargeBinary, nullable=False),
+    # 0: made outside.
+    Column("round", Integer, nullable=False),
+)
+
+rounds = Table(
+    "rounds",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("base_version", Integer, nullable=False),
+    # JSON list of exponents.
+    Column("grid", Text, nullable=False),
+    # open, closed, published, failed
+    Column("state", String, nullable=False),
+    Column("opened_at", Float, nullable=False),
+    Column("deadline_at", Float),
+    # JSON list of device ids in the order of acceptance, from closed on.
+    Column("accepted", Text),
+    # JSON list of exponents for the Round after this one, from published on.
+    Column("next_grid", Text),
+)
+
+updates = Table(
+    "updates",
+    METADATA,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("run_id", String, nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("device_id", String, nullable=False),
+    Column("header_proto", LargeBinary, nullable=False),
+    UniqueConstraint("run_id", "round", "device_id", name="one_update_a_device_and_round"),
+    ForeignKeyConstraint(["run_id", "round"], ["rounds.run_id", "rounds.round"], name="updates_round"),
+)
+
+events = Table(
+    "events",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("time", Float, nullable=False),
+    Column("event_proto", LargeBinary, nullable=False),
+)

@@ -1,0 +1,193 @@
+"""A Round's effects, carried out: from committed payloads to a recorded Version.
+
+Each method may be repeated after any failure and after a restart, and then ends in the same bits: the sum is a
+cache that is rebuilt from the set, blobs are named by content, and the store changes in one transaction.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from fanin.edge.keys import SigningKey
+from fanin.edge.manifest import Manifest
+from fanin.edge.tensors import Float32s, TensorTable, decode_parameters, encode_parameters
+from fanin.edge.versions import sign_version
+from fanin.protos import messages as m
+from fanin.protos.chunks import Artifact, short
+from fanin.protos.convert import header_to_proto
+from fanin.protos.errors import Corrupted, InvalidInput
+from fanin.protos.plans import Plan
+from fanin.protos.runs import StartRun, VersionPublished
+from fanin.server import aggregation
+from fanin.server.blobs import Blobs
+from fanin.server.folding import Outcome, contribution_of, outcome_of
+from fanin.server.observe import Observer
+from fanin.server.spool import Spool
+from fanin.server.stopping import evaluation_of, train_loss_of
+from fanin.server.store.devices import DeviceStore
+from fanin.server.store.rounds import RoundRecord, RoundStore
+from fanin.server.store.runs import RunStore
+
+T = TypeVar("T")
+
+
+class Lane(Protocol):
+    """A place where blocking work is done while the event loop goes on: a thread, or right here in a simulation."""
+
+    def __call__(self, work: Callable[[], T]) -> Awaitable[T]:
+        """The outcome of ``work``; what it raises is raised."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What the coordinator works with. The store is used from its lane only, one transaction at a time."""
+
+    devices: DeviceStore
+    runs: RunStore
+    rounds: RoundStore
+    blobs: Blobs
+    spool: Spool
+    store_lane: Lane
+    disk_lane: Lane
+    wall: Callable[[], float]
+    observer: Observer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The Bundle of a Run, as far as the coordinator needs it."""
+
+    bundle: m.BundleRef
+    manifest: Manifest
+    run_key: SigningKey
+
+    @property
+    def table(self) -> TensorTable:
+        """The layout of the parameters."""
+        return self.manifest.table
+
+
+class RoundWork:
+    """Carries out the effects of one Round."""
+
+    def __init__(self, record: RoundRecord, base: m.Version, start: StartRun, model: Model, tools: Tools) -> None:
+        self.record = record
+        self.base = base
+        self._start = start
+        self._model = model
+        self._tools = tools
+        self._headers: dict[str, m.UpdateHeader] = {}
+        self._sum = aggregation.begin(model.table)
+        self._summed: set[str] = set()
+        self._outcome: tuple[Outcome, Artifact] | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The Run's Plan."""
+        return self._start.plan
+
+    def add_committed(self, device: str, header: m.UpdateHeader) -> None:
+        """Remember the header of a committed Update."""
+        self._headers[device] = header
+
+    async def accumulate(self, device: str) -> None:
+        """Add one committed Update to the sum, right after its commit, while its bytes are in memory."""
+        await self._tools.disk_lane(lambda: self._accumulate(device))
+
+    async def close(self) -> tuple[str, ...]:
+        """Durably name the set."""
+        tools, record = self._tools, self.record
+        accepted = await tools.store_lane(lambda: tools.rounds.close(record.run_id, record.round, tools.wall()))
+        for update in await tools.store_lane(lambda: tools.rounds.updates(record.run_id, record.round)):
+            self.add_committed(update.device_id, update.header)
+        return accepted
+
+    async def fold(self, accepted: tuple[str, ...]) -> None:
+        """The outer step over exactly this set; the new parameters are stored as blobs."""
+        self._outcome = await self._tools.disk_lane(lambda: self._fold(accepted))
+
+    async def publish(self) -> VersionPublished:
+        """Sign and record the Version."""
+        assert self._outcome is not None, "publish comes after fold"
+        outcome, parameters = self._outcome
+        record, tools = self.record, self._tools
+        version = sign_version(
+            self._model.run_key,
+            parent=self.base,
+            run_id=record.run_id,
+            bundle_sha256=self._model.bundle.manifest.sha256,
+            parameters=parameters,
+        )
+        version = replace(version, delegation=self._start.delegation)
+        now_s = tools.wall()
+        event = VersionPublished(
+            number=version.number,
+            version_sha256=version.sha256,
+            parent=version.parent,
+            round=record.round,
+            round_s=now_s - record.opened_at_s,
+            bytes_down=sum(header.telemetry.bytes_downloaded for header in self._headers.values()),
+            bytes_up=sum(_wire_bytes(header) for header in self._headers.values()),
+            num_saturated=outcome.counts.get(m.SATURATED, 0),
+            num_rounded=outcome.counts.get(m.ROUNDED, 0),
+            train_loss=train_loss_of(outcome.counts),
+            total_examples=outcome.counts.get(m.EXAMPLES, 0),
+            evaluation=evaluation_of(outcome.counts),
+        )
+        await tools.store_lane(lambda: tools.rounds.publish(version, event, next_grid=outcome.next_grid, now_s=now_s))
+        return event
+
+    async def fail(self, reason: str) -> None:
+        """Record that the Round ended without a Version."""
+        tools, record = self._tools, self.record
+        await tools.store_lane(lambda: tools.rounds.fail(record.run_id, record.round, reason, tools.wall()))
+
+    async def clear_spool(self) -> None:
+        """Forget the uploads that the Round no longer needs."""
+        prefix = f"{self.record.run_id}.{self.record.round}."
+        await self._tools.disk_lane(lambda: self._tools.spool.discard_round(prefix))
+
+    def _accumulate(self, device: str) -> None:
+        if device in self._summed:
+            return
+        header = self._headers[device]
+        payload = self._tools.spool.read(
+            run_id=self.record.run_id,
+            round_number=self.record.round,
+            device=device,
+            size_bytes=header.payload.size_bytes,
+        )
+        try:
+            update = contribution_of(header, payload, self.plan)
+            self._sum = aggregation.accept(self._sum, self._model.table, update)
+        except BaseException:
+            # Half an Update may be in the sum: begin again, ``fold`` will add what is missing.
+            self._sum, self._summed = aggregation.begin(self._model.table), set()
+            raise
+        self._summed.add(device)
+
+    def _fold(self, accepted: tuple[str, ...]) -> tuple[Outcome, Artifact]:
+        for device in accepted:
+            self._accumulate(device)
+        assert self._summed == set(accepted), f"sum over {self._summed}, expected {accepted}"
+        parent = load_parameters(self._tools.blobs, self.base, self._model.table)
+        outcome = outcome_of(self._sum, self._model.table, self.record.grid, parent, self.plan)
+        data = encode_parameters(self._model.table, outcome.parameters)
+        return outcome, self._tools.blobs.put_artifact(data)
+
+
+def load_parameters(blobs: Blobs, version: m.Version, table: TensorTable) -> Float32s:
+    """The parameters (num_values,) of a Version. Raises NotFound, Corrupted."""
+    what = f"version {version.number} of run {version.run_id}"
+    try:
+        found, flat = decode_parameters(blobs.read_artifact(what, version.parameters))
+    except InvalidInput as exc:
+        raise Corrupted(f"{what}: {exc}") from exc
+    if found != table:
+        raise Corrupted(f"{what}: names or shapes differ from bundle {short(version.bundle_sha256)}")
+    return flat
+
+
+def _wire_bytes(header: m.UpdateHeader) -> int:
+    return header.payload.size_bytes + header_to_proto(header).ByteSize()
