@@ -106,9 +106,9 @@ class Rim(aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Q, R] | None]],
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Q, R] | None]]",
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Q, R] | None:
+    ) -> "grpc.RpcMethodHandler[Q, R] | None":
         """The handler, guarded."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
@@ -171,6 +171,8 @@ class Rim(aio.ServerInterceptor):
                 await self._admit(method, request.data, context)
                 admitted = True
             yield request.message
+        if not admitted:
+            raise Unauthenticated(f"call: {method} carried no request to be checked")
 
     async def _admit(self, method: str, body: bytes, context: Context) -> None:
         metadata = dict(context.invocation_metadata() or ())

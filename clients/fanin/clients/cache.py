@@ -1,0 +1,157 @@
+"""What a device keeps on disk: its key, Chunks, the Updates not yet accepted, and the Versions it has seen.
+
+    device.key               the Ed25519 key that is this device
+    seen.json                {run id: highest Version number}
+    chunks/<sha256>          verified Chunks, least recently used first to go
+    chunks/<sha256>.part     a Chunk under way
+    updates/<assignment>.header, .payload
+
+Chunks are named by content, so a Bundle that many Rounds use is fetched once, and a cut download goes on.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from fanin.edge.keys import SigningKey, load_or_create_key
+from fanin.protos.chunks import ChunkRef, check_chunk
+from fanin.protos.convert import header_from_proto, header_to_proto
+from fanin.protos.errors import InvalidInput, NotFound, StorageFull
+from fanin.protos.messages import UpdateHeader
+from fanin.v1 import fleet_pb2 as pb
+
+DEFAULT_MAX_BYTES: Final = 256 << 20
+
+
+class Cache:
+    """A device's folder; one process at a time."""
+
+    def __init__(self, folder: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        self._folder = folder
+        self._chunks = folder / "chunks"
+        self._updates = folder / "updates"
+        self._max_bytes = max_bytes
+        for made in (self._chunks, self._updates):
+            made.mkdir(parents=True, exist_ok=True)
+
+    def key(self) -> SigningKey:
+        """The device's key, made on first use."""
+        return load_or_create_key(self._folder / "device.key")
+
+    def seen(self, run_id: str) -> int:
+        """The highest Version number that this device has verified in a Run; -1 for none."""
+        return self._all_seen().get(run_id, -1)
+
+    def remember_seen(self, run_id: str, number: int) -> None:
+        """Raise what ``seen`` tells; durable before it returns, or an old Version could come back."""
+        all_seen = self._all_seen()
+        if all_seen.get(run_id, -1) >= number:
+            return
+        path = self._folder / "seen.json"
+        draft = path.with_suffix(".new")
+        with draft.open("w") as file:
+            json.dump(all_seen | {run_id: number}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+
+    def has(self, ref: ChunkRef) -> bool:
+        """Whether a Chunk is here."""
+        return (self._chunks / ref.sha256).exists()
+
+    def read(self, sha256: str) -> bytes:
+        """A Chunk's bytes; the caller verifies them. Raises NotFound."""
+        path = self._chunks / sha256
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+        except FileNotFoundError as exc:
+            raise NotFound(f"chunk {sha256}: not in the cache") from exc
+        return data
+
+    def fetch(self, ref: ChunkRef, download: Callable[[int], Iterable[bytes]]) -> int:
+        """Get a Chunk from where an earlier try stopped; ``download`` streams from an offset.
+
+        Returns the bytes that came over the line. What arrived stays after any failure. Raises InvalidInput if
+        the whole does not verify, and then begins anew next time; StorageFull.
+        """
+        part = self._chunks / f"{ref.sha256}.part"
+        received = 0
+        try:
+            with part.open("ab") as file:
+                offset = file.tell()
+                if offset > ref.size_bytes:
+                    file.truncate(offset := 0)
+                for data in download(offset):
+                    file.write(data)
+                    received += len(data)
+                    if offset + received > ref.size_bytes:
+                        break
+        except OSError as exc:
+            raise StorageFull(f"{part}: cannot be written ({exc})") from exc
+        try:
+            check_chunk(f"chunk {ref.sha256[:8]}", ref, part.read_bytes())
+        except InvalidInput:
+            if part.stat().st_size >= ref.size_bytes:
+                part.unlink()
+            raise
+        part.replace(self._chunks / ref.sha256)
+        return received
+
+    def forget(self, refs: Iterable[ChunkRef]) -> None:
+        """Drop Chunks that do not verify."""
+        for ref in refs:
+            (self._chunks / ref.sha256).unlink(missing_ok=True)
+
+    def trim(self, keep: Iterable[str]) -> None:
+        """Drop the Chunks used longest ago until the rest fits, but none of ``keep``."""
+        kept = set(keep)
+        paths = sorted(self._chunks.iterdir(), key=lambda path: path.stat().st_mtime)
+        total = sum(path.stat().st_size for path in paths)
+        for path in paths:
+            if total <= self._max_bytes:
+                return
+            if path.name not in kept:
+                total -= path.stat().st_size
+                path.unlink()
+
+    def put_update(self, header: UpdateHeader, payload: bytes) -> None:
+        """Keep an Update until it is accepted; the header is written last and makes it count."""
+        payload_path, header_path = self._update_paths(header.assignment_id)
+        for path, data in (
+            (payload_path, payload),
+            (header_path, header_to_proto(header).SerializeToString()),
+        ):
+            draft = path.with_name(f"{path.name}.new")
+            draft.write_bytes(data)
+            draft.replace(path)
+
+    def update(self, assignment_id: str) -> UpdateHeader | None:
+        """The header of the Update made for an Assignment, if it is whole."""
+        payload_path, header_path = self._update_paths(assignment_id)
+        if not header_path.exists():
+            return None
+        header = header_from_proto(pb.UpdateHeader.FromString(header_path.read_bytes()))
+        whole = payload_path.exists() and payload_path.stat().st_size == header.payload.size_bytes
+        return header if whole else None
+
+    def read_update(self, assignment_id: str, offset: int, size_bytes: int) -> bytes:
+        """A piece of an Update's payload."""
+        with self._update_paths(assignment_id)[0].open("rb") as file:
+            file.seek(offset)
+            return file.read(size_bytes)
+
+    def forget_updates(self, but: str = "") -> None:
+        """Drop all Updates but that of one Assignment: a device works for one Round at a time."""
+        for path in tuple(self._updates.iterdir()):
+            if not but or not path.name.startswith(f"{but}."):
+                path.unlink()
+
+    def _update_paths(self, assignment_id: str) -> tuple[Path, Path]:
+        return self._updates / f"{assignment_id}.payload", self._updates / f"{assignment_id}.header"
+
+    def _all_seen(self) -> dict[str, int]:
+        path = self._folder / "seen.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}

@@ -1,0 +1,210 @@
+"""The device's client: a session driven over a transport, with a cache, on one thread.
+
+    client = Client(parts, options)
+    client.run()                  # until stop() is called from a signal handler or another thread
+
+What can break while it runs (the line, the coordinator, this process) is repeated or taken up again; what
+cannot be mended (a wrong token, a rejected protocol) ends ``run`` with an error.
+"""
+
+import logging
+import random
+import threading
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, assert_never
+
+from fanin.clients import session as s
+from fanin.clients.cache import Cache
+from fanin.clients.models import (
+    OpenedModel,
+    graph_chunks,
+    manifest_chunks,
+    open_bundle,
+    open_parameters,
+    verify_version,
+)
+from fanin.clients.transport import Transport
+from fanin.clients.updates import Trainer, make_update
+from fanin.edge.codecs import CODECS
+from fanin.protos import messages as m
+from fanin.protos.chunks import ChunkRef
+from fanin.protos.errors import (
+    Conflict,
+    FaninError,
+    InvalidInput,
+    NotFound,
+    PermissionDenied,
+    StorageFull,
+    Unauthenticated,
+    Unavailable,
+)
+
+MAX_DELAY_S: Final = 0.3
+LOG = logging.getLogger("fanin.clients")
+WAIT_S: Final = 40.0
+"""How long a check-in hangs: under the 60 s after which common proxies cut an idle line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a client works with. ``trusted`` are the publishers' public keys (hex)."""
+
+    transport: Transport
+    cache: Cache
+    trainer: Trainer
+    trusted: Collection[str]
+    rng: random.Random
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """``token`` enrolls; ``max_updates`` ends ``run`` after so many accepted Updates, 0 for never.
+
+    With a ``delay_seed`` each upload waits a moment that is drawn from it, up to ``MAX_DELAY_S``: devices then
+    arrive in another order for another seed, and the Versions must be the same.
+    """
+
+    token: str
+    max_updates: int = 0
+    delay_seed: str | None = None
+
+
+class Client:
+    """One device."""
+
+    def __init__(self, parts: Parts, options: Options) -> None:
+        self._parts = parts
+        self._options = options
+        self._session = s.Session()
+        self._model: OpenedModel | None = None
+        self._bytes_downloaded = 0
+        self._stopping = threading.Event()
+        self._delays = None if options.delay_seed is None else random.Random(options.delay_seed)
+
+    @property
+    def num_accepted(self) -> int:
+        """Updates that were accepted since this client was made."""
+        return self._session.num_accepted
+
+    def stop(self) -> None:
+        """Let ``run`` return after the step it is in."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Take part until ``stop``. Raises Unauthenticated or Conflict when the coordinator refuses for good."""
+        todo = self._session.begin()
+        while not self._stopping.wait(todo.pause_s):
+            if isinstance(todo.action, s.Stop):
+                raise Conflict(f"stopped: {todo.action.reason}")
+            event = self._attempt(todo.action)
+            if not isinstance(event, s.Enrolled | s.Answered | s.Fetched | s.Trained | s.Replied):
+                LOG.warning("%s: %s", type(todo.action).__name__.lower(), event.reason)
+            self._session, todo = self._session.step(event, self._parts.rng)
+            if todo.forget:
+                self._parts.cache.forget_updates()
+            if self._options.max_updates and self.num_accepted >= self._options.max_updates:
+                return
+
+    def _attempt(self, action: s.Action) -> s.Event:
+        """Do one thing; every outcome is an event."""
+        try:
+            return self._do(action)
+        except (Unavailable, StorageFull) as exc:
+            return s.Lost(reason=str(exc))
+        except (Unauthenticated, PermissionDenied) as exc:
+            return s.Denied(reason=str(exc))
+        except FaninError as exc:
+            return self._failed(action, exc)
+
+    def _failed(self, action: s.Action, exc: FaninError) -> s.Event:
+        match action:
+            case s.Fetch() | s.Train():
+                moot = isinstance(exc, NotFound | Conflict) and isinstance(action, s.Fetch)
+                return s.Moot(reason=str(exc)) if moot else s.Unable(reason=str(exc))
+            case s.Send() | s.GiveUp():
+                return s.Moot(reason=str(exc))
+            case _:
+                # An enrollment or a check-in whose request or reply makes no sense: nothing here can mend it.
+                return s.Denied(reason=str(exc))
+
+    def _do(self, action: s.Action) -> s.Event:
+        transport = self._parts.transport
+        match action:
+            case s.Enroll():
+                transport.enroll(self._options.token)
+                return s.Enrolled()
+            case s.CheckIn():
+                check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=self._capabilities(), wait_s=WAIT_S)
+                return s.Answered(answer=transport.check_in(check_in))
+            case s.Fetch():
+                self._fetch(action.assignment)
+                return s.Fetched()
+            case s.Train():
+                self._train(action.assignment)
+                return s.Trained()
+            case s.Send():
+                return s.Replied(reply=self._send(action.assignment))
+            case s.GiveUp():
+                report = m.Report(assignment_id=action.assignment.assignment_id, failure=action.reason)
+                return s.Replied(reply=transport.report(report))
+            case s.Stop():
+                raise AssertionError("run ends at Stop")
+            case _:
+                assert_never(action)
+
+    def _capabilities(self) -> m.Capabilities:
+        trainer = self._parts.trainer
+        return m.Capabilities(codecs=tuple(CODECS), runtimes=(trainer.runtime,), graph_formats=(trainer.graph_format,))
+
+    def _fetch(self, assignment: m.Assignment) -> None:
+        cache, self._bytes_downloaded = self._parts.cache, 0
+        self._fetch_chunks(assignment, manifest_chunks(assignment))
+        try:
+            bundle = open_bundle(assignment, self._parts.trusted, cache.read)
+            verify_version(assignment, bundle, cache.seen(assignment.run_id))
+            graphs = graph_chunks(bundle, self._parts.trainer.graph_format)
+            self._fetch_chunks(assignment, graphs)
+            self._fetch_chunks(assignment, assignment.version.parameters.chunks)
+            parameters = open_parameters(assignment, bundle, cache.read)
+        except InvalidInput:
+            # The bytes on this disk may be at fault: let the next try fetch them anew.
+            cache.forget((*assignment.bundle.manifest.chunks, *assignment.version.parameters.chunks))
+            raise
+        # Only now: a Version that did not verify must not raise the bar for those that do.
+        cache.remember_seen(assignment.run_id, assignment.version.number)
+        self._model = OpenedModel(bundle=bundle, parameters=parameters)
+        cache.trim(ref.sha256 for ref in (*assignment.bundle.manifest.chunks, *graphs))
+
+    def _fetch_chunks(self, assignment: m.Assignment, refs: Iterable[ChunkRef]) -> None:
+        for ref in refs:
+            if not self._parts.cache.has(ref):
+                download = partial(self._download, assignment, ref)
+                self._bytes_downloaded += self._parts.cache.fetch(ref, download)
+
+    def _download(self, assignment: m.Assignment, ref: ChunkRef, offset: int) -> Iterable[bytes]:
+        wanted = m.Download(assignment_id=assignment.assignment_id, sha256=ref.sha256, offset=offset)
+        return self._parts.transport.download(wanted)
+
+    def _train(self, assignment: m.Assignment) -> None:
+        cache = self._parts.cache
+        if cache.update(assignment.assignment_id) is not None:
+            return
+        cache.forget_updates()
+        assert self._model is not None, "training comes after fetching"
+        try:
+            outcome = self._parts.trainer.train(self._model, assignment, self._bytes_downloaded)
+            header, payload = make_update(assignment, self._model.bundle.manifest.table, outcome)
+        except ValueError as exc:
+            raise InvalidInput(f"training: {exc}") from exc
+        cache.put_update(header, payload)
+
+    def _send(self, assignment: m.Assignment) -> m.UploadReply:
+        cache, name = self._parts.cache, assignment.assignment_id
+        header = cache.update(name)
+        if header is None:
+            raise NotFound(f"update of {name}: it is no longer in the cache")
+        if self._delays is not None:
+            self._stopping.wait(self._delays.uniform(0.0, MAX_DELAY_S))
+        return self._parts.transport.upload(header, partial(cache.read_update, name))

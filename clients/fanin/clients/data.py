@@ -1,0 +1,238 @@
+"""What a device trains on: the example store, and how examples become batches, held-out parts and partitions.
+
+The rule: every choice comes from a Generator or a number that is passed in, never from a clock or a device id, so
+a partition gives the same batches wherever it lies. Files are read without pickle, and a file that is no good is
+one InvalidInput that names the file, the array and what to do.
+"""
+
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fanin.edge.runtimes.base import Batch
+from fanin.edge.tensors import Float32s
+from fanin.protos.errors import InvalidInput
+
+Int64s = npt.NDArray[np.int64]
+"""Labels or indices (n,)."""
+
+HOLD_OUT_STREAM: Final = 0x686F6C64
+"""Keeps the generator that picks a validation part apart from all others of the same partition."""
+MIN_EXAMPLES: Final = 2
+"""One to train on and one to validate on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Examples:
+    """Inputs ``x`` (n, ...) float32 and labels ``y`` (n,) int64; n is at least 1, every value is finite."""
+
+    x: Float32s
+    y: Int64s
+
+    def __post_init__(self) -> None:
+        found = _fault(self.x, self.y)
+        if found is None and (self.x.dtype != np.float32 or self.y.dtype != np.int64):
+            found = f"got x {self.x.dtype} and y {self.y.dtype}, expected float32 and int64"
+        if found is not None:
+            raise ValueError(f"examples: {found}")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, indices: Int64s) -> "Examples":
+        """The examples at these places, in this order."""
+        return Examples(x=self.x[indices], y=self.y[indices])
+
+
+class ExampleStore(Protocol):
+    """Where a device's examples come from.
+
+    ``partition`` is the number of the part of the population's data that lies here; a device's random choices
+    come from (seed, partition, round). ``train`` and ``validation`` share no example and never change.
+    """
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def train(self) -> Examples: ...
+
+    @property
+    def validation(self) -> Examples: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryStore:
+    """An example store in memory."""
+
+    partition: int
+    train: Examples
+    validation: Examples
+
+    def __post_init__(self) -> None:
+        if self.partition < 0:
+            raise ValueError(f"example store: got partition {self.partition}, expected 0 or more")
+
+
+def hold_out(examples: Examples, num_held: int, rng: np.random.Generator) -> tuple[Examples, Examples]:
+    """(the rest, ``num_held`` examples with the same mix of labels)."""
+    if not 0 < num_held < len(examples):
+        raise ValueError(f"hold out: got {num_held} of {len(examples)} examples, expected 1 to {len(examples) - 1}")
+    held = stratified_choice(examples.y, num_held, rng)
+    rest = np.setdiff1d(np.arange(len(examples)), held)
+    return examples.take(rest), examples.take(held)
+
+
+def memory_store(examples: Examples, partition: int, validation_fraction: float) -> MemoryStore:
+    """A store that holds out the same validation part each time, at least one example on either side.
+
+    Raises ValueError for a fraction that is not between 0 and 1, or for a single example.
+    """
+    if not 0.0 < validation_fraction < 1.0:
+        raise ValueError(f"example store: got validation fraction {validation_fraction}, expected between 0 and 1")
+    if len(examples) < MIN_EXAMPLES:
+        raise ValueError(f"example store: got {len(examples)} example, expected at least {MIN_EXAMPLES}")
+    num_held = min(max(1, round(len(examples) * validation_fraction)), len(examples) - 1)
+    rng = np.random.default_rng([HOLD_OUT_STREAM, partition])
+    train, validation = hold_out(examples, num_held, rng)
+    return MemoryStore(partition=partition, train=train, validation=validation)
+
+
+def open_npz(path: Path, partition: int, validation_fraction: float) -> MemoryStore:
+    """The store of an .npz file with arrays ``x`` and ``y``.
+
+    Raises InvalidInput if the file is not one or has a single example.
+    """
+    examples = read_npz(path)
+    if len(examples) < MIN_EXAMPLES:
+        raise InvalidInput(f"{path}: got 1 example, expected at least {MIN_EXAMPLES}: one is held out for validation")
+    return memory_store(examples, partition, validation_fraction)
+
+
+def read_npz(path: Path) -> Examples:
+    """The examples in an .npz file: ``x`` (n, ...) of floats, ``y`` (n,) of integers. Raises InvalidInput."""
+    try:
+        # A context manager even for a file that is no archive, and no pickle whatever the file asks for.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise InvalidInput(f"{path}: got a single array, expected an .npz file with arrays x and y")
+            missing = [key for key in ("x", "y") if key not in archive]
+            if missing:
+                raise InvalidInput(f"{path}: got arrays {sorted(archive)}, expected x and y; missing {missing}")
+            x, y = archive["x"], archive["y"]
+    except FileNotFoundError as exc:
+        raise InvalidInput(f"{path}: no such file; expected an .npz file with arrays x and y") from exc
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as exc:
+        raise InvalidInput(f"{path}: not a readable .npz file of plain arrays ({exc})") from exc
+    found = _dtype_fault(x, y) or _fault(x, y)
+    if found is not None:
+        raise InvalidInput(f"{path}: {found}")
+    return Examples(x=x.astype(np.float32), y=y.astype(np.int64))
+
+
+def check_examples(examples: Examples, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Raise InvalidInput unless a model with these inputs and classes can use the examples."""
+    if examples.x.shape[1:] != input_shape:
+        raise InvalidInput(f"examples: got inputs of shape {examples.x.shape[1:]}, expected {input_shape}")
+    if examples.y.max() >= num_classes:
+        raise InvalidInput(f"examples: got label {examples.y.max()}, expected 0 to {num_classes - 1}")
+
+
+def batches(examples: Examples, batch_size: int, rng: np.random.Generator) -> Iterator[Batch]:
+    """One epoch in an order drawn from ``rng``; the last batch may be padded."""
+    yield from _batches(examples, rng.permutation(len(examples)), batch_size)
+
+
+def batches_in_order(examples: Examples, batch_size: int) -> Iterator[Batch]:
+    """All examples in their own order, for evaluation; the last batch may be padded."""
+    yield from _batches(examples, np.arange(len(examples)), batch_size)
+
+
+def stratified_choice(labels: Int64s, num_chosen: int, rng: np.random.Generator) -> Int64s:
+    """Rising indices (num_chosen,) with as nearly as possible the mix of all labels (largest remainders)."""
+    if not 0 <= num_chosen <= len(labels):
+        raise ValueError(f"stratified choice: got {num_chosen} of {len(labels)} examples")
+    classes, counts = np.unique(labels, return_counts=True)
+    exact = counts * (num_chosen / max(1, len(labels)))
+    quota = np.floor(exact).astype(np.int64)
+    # Ties between remainders fall by chance, or the first classes would always get the spare places.
+    by_remainder = np.lexsort((rng.random(len(classes)), quota - exact))
+    quota[by_remainder[: num_chosen - quota.sum()]] += 1
+    chosen = [
+        rng.permutation(np.flatnonzero(labels == label))[:count] for label, count in zip(classes, quota, strict=True)
+    ]
+    return np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
+
+
+def dirichlet_partition(labels: Int64s, num_parts: int, alpha: float, rng: np.random.Generator) -> tuple[Int64s, ...]:
+    """Rising indices of each part: non-IID parts of equal size (Hsu, Qi and Brown 2019, arXiv 1909.06335, section 2).
+
+    Each part draws its mix of labels q ~ Dir(alpha * K * p), where p is the mix of all labels and K their number,
+    so alpha counts per label: 0.1 gives parts of one or two labels, 100 parts that all look alike. The parts take
+    turns to draw a label from q, among those still left, and the next example of that label; so every example is
+    in exactly one part, and every part has n // num_parts examples or one more.
+
+    Raises ValueError if there are fewer examples than parts, or alpha is not a positive number.
+    """
+    if not 0 < num_parts <= len(labels):
+        raise ValueError(
+            f"dirichlet partition: got {num_parts} parts of {len(labels)} examples, expected 1 to that many"
+        )
+    if not 0.0 < alpha < np.inf:
+        raise ValueError(f"dirichlet partition: got alpha {alpha}, expected a positive number")
+    classes, counts = np.unique(labels, return_counts=True)
+    mixes = rng.dirichlet(alpha * len(classes) * counts / len(labels), size=num_parts)  # (parts, classes)
+    left = [list(rng.permutation(np.flatnonzero(labels == label))) for label in classes]
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    for turn, chance in enumerate(rng.random(len(labels))):
+        part = turn % num_parts
+        sizes = np.array([len(rest) for rest in left])
+        weights = mixes[part] * (sizes > 0)
+        if weights.sum() <= 0.0:
+            # None of the part's own labels is left: it takes from the rest as they are.
+            weights = sizes.astype(np.float64)
+        bounds = np.cumsum(weights)
+        index = int(np.searchsorted(bounds, chance * bounds[-1], side="right"))
+        parts[part].append(left[index].pop())
+    return tuple(np.sort(np.array(part, np.int64)) for part in parts)
+
+
+def _batches(examples: Examples, order: Int64s, batch_size: int) -> Iterator[Batch]:
+    if batch_size < 1:
+        raise ValueError(f"batches: got batch size {batch_size}, expected at least 1")
+    for start in range(0, len(order), batch_size):
+        picked = order[start : start + batch_size]
+        # Padding repeats a real example: zeros could make a loss infinite, and infinity times a mask of 0 is NaN.
+        padded = np.concatenate([picked, np.repeat(picked[:1], batch_size - len(picked))])
+        mask = (np.arange(batch_size) < len(picked)).astype(np.float32)
+        yield Batch(x=examples.x[padded], y=examples.y[padded], mask=mask)
+
+
+def _dtype_fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:
+    if x.dtype.kind != "f":
+        return f"got x of {x.dtype}, expected floats, scaled as the model wants them (x.astype('float32') / 255)"
+    if y.dtype.kind not in "iu":
+        return f"got y of {y.dtype}, expected integers (y.astype('int64'))"
+    return None
+
+
+def _fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:
+    """What is wrong with these arrays, or None."""
+    if y.ndim != 1 or x.ndim < 2:
+        return f"got x {x.shape} and y {y.shape}, expected (n, ...) and (n,)"
+    if len(x) != len(y):
+        return f"got {len(x)} inputs and {len(y)} labels, expected as many of one as of the other"
+    if len(x) == 0 or x.size == 0:
+        return f"got no examples (x {x.shape}), expected at least one"
+    with np.errstate(over="ignore"):
+        bad = int(np.count_nonzero(~np.isfinite(x.astype(np.float32))))
+    if bad:
+        return f"got {bad} values of x that are not finite float32 numbers, expected none"
+    if y.min() < 0 or y.max() > np.iinfo(np.int64).max:
+        return f"got labels from {y.min()} to {y.max()}, expected 0 or more"
+    return None

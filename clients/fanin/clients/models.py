@@ -1,0 +1,73 @@
+"""Getting a model onto a device: which Chunks an Assignment needs, and opening them verified.
+
+The order is the point: the manifest is verified before a graph is fetched for it, the Version before its
+parameters are, and the parameters before anything is computed with them.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from fanin.edge.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
+from fanin.edge.tensors import Float32s, decode_parameters
+from fanin.edge.versions import check_version
+from fanin.protos.chunks import ChunkRef, assemble
+from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion
+from fanin.protos.messages import Assignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedModel:
+    """A verified Bundle and the parameters (num_values,) of a verified Version."""
+
+    bundle: Bundle
+    parameters: Float32s
+
+
+def manifest_chunks(assignment: Assignment) -> tuple[ChunkRef, ...]:
+    """The Chunks to fetch first. Raises InvalidBundle for a manifest that is too large."""
+    manifest = assignment.bundle.manifest
+    if manifest.size_bytes > MAX_MANIFEST_BYTES:
+        raise InvalidBundle(
+            f"bundle: got a manifest of {manifest.size_bytes} bytes, expected at most {MAX_MANIFEST_BYTES}"
+        )
+    return manifest.chunks
+
+
+def open_bundle(assignment: Assignment, trusted: Collection[str], read: Callable[[str], bytes]) -> Bundle:
+    """The Assignment's Bundle, its manifest verified. Raises InvalidBundle."""
+    ref = assignment.bundle
+    try:
+        data = assemble("manifest", ref.manifest, read)
+    except InvalidInput as exc:
+        raise InvalidBundle(f"bundle: {exc}") from exc
+    signed = SignedManifest(data=data, public_key=ref.public_key, signature=ref.signature)
+    return Bundle.open(signed, trusted=trusted, read=read)
+
+
+def graph_chunks(bundle: Bundle, graph_format: str) -> tuple[ChunkRef, ...]:
+    """The Chunks of all graphs in one format."""
+    names = {signature.graphs.get(graph_format, "") for signature in bundle.manifest.signatures.values()} - {""}
+    return tuple(ref for name in sorted(names) for ref in bundle.manifest.artifacts[name].chunks)
+
+
+def verify_version(assignment: Assignment, bundle: Bundle, seen: int) -> None:
+    """Check the Assignment's Version before its parameters are fetched. Raises InvalidVersion."""
+    check_version(
+        assignment.version,
+        run_id=assignment.run_id,
+        bundle_sha256=bundle.sha256,
+        publisher=bundle.signed.public_key,
+        seen=seen,
+    )
+
+
+def open_parameters(assignment: Assignment, bundle: Bundle, read: Callable[[str], bytes]) -> Float32s:
+    """The Version's parameters (num_values,), verified. Raises InvalidVersion."""
+    what = f"version {assignment.version.number} of run {assignment.run_id}"
+    try:
+        table, flat = decode_parameters(assemble(what, assignment.version.parameters, read))
+    except InvalidInput as exc:
+        raise InvalidVersion(f"{what}: {exc}" if what not in str(exc) else str(exc)) from exc
+    if table != bundle.manifest.table:
+        raise InvalidVersion(f"{what}: names or shapes differ from the bundle's")
+    return flat

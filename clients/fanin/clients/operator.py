@@ -1,0 +1,155 @@
+"""The operator's side of a coordinator: publish, start, look on. ``control.proto`` says what each call promises."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from fanin.clients.transport import CallOptions, Line
+from fanin.edge.bundle import Bundle, SignedManifest
+from fanin.edge.keys import SigningKey
+from fanin.edge.tensors import Float32s, decode_parameters, encode_parameters
+from fanin.edge.versions import sign_delegation, sign_version
+from fanin.protos import convert as c
+from fanin.protos import convert_runs as cr
+from fanin.protos.calls import AUTHORIZATION, BEARER
+from fanin.protos.chunks import artifact_of, assemble, cut
+from fanin.protos.errors import InvalidInput
+from fanin.protos.messages import BundleRef, Version
+from fanin.protos.plans import Plan
+from fanin.protos.runs import Recorded, RunInfo, StartRun, VersionWithBundle
+from fanin.v1 import control_pb2 as pb
+from fanin.v1 import fleet_pb2
+
+CONTROL = "/fanin.v1.Control/"
+CALL_S = 120.0
+"""Publishing a Bundle verifies all of it; everything else takes milliseconds."""
+
+
+class Operator:
+    """Control over one coordinator. Every method raises FaninError and nothing else."""
+
+    def __init__(self, line: Line, token: str) -> None:
+        self._line = line
+        self._call = CallOptions(metadata=((AUTHORIZATION, f"{BEARER}{token}"),), timeout_s=CALL_S)
+        self._endless = CallOptions(metadata=self._call.metadata)
+
+    def publish_bundle(self, bundle: Bundle) -> str:
+        """Send what the coordinator lacks of a Bundle and make it known; its digest."""
+        pieces = dict(_chunks(bundle.signed.data))
+        for name in bundle.manifest.artifacts:
+            pieces |= dict(_chunks(bundle.artifact(name)))
+        self._put(pieces)
+        request = pb.PublishBundleRequest(bundle=c.bundle_to_proto(ref_of(bundle.signed)))
+        reply = self._line.unary(
+            f"{CONTROL}PublishBundle", request.SerializeToString(), pb.PublishBundleReply.FromString, self._call
+        )
+        return reply.bundle_sha256
+
+    def start_run(self, run_id: str, plan: Plan, bundle: Bundle, publisher: SigningKey) -> RunInfo:
+        """Start a Run of a published Bundle from its initial parameters; the Bundle's publisher signs both the
+        Version and the delegation to the coordinator's key for this Run."""
+        request = pb.PrepareRunRequest(run_id=run_id).SerializeToString()
+        prepared = self._line.unary(f"{CONTROL}PrepareRun", request, pb.PrepareRunReply.FromString, self._call)
+        start = StartRun(
+            run_id=run_id,
+            plan=plan,
+            version=sign_version(
+                publisher,
+                parent=None,
+                run_id=run_id,
+                bundle_sha256=bundle.sha256,
+                parameters=bundle.manifest.artifacts[bundle.manifest.initial],
+            ),
+            delegation=sign_delegation(
+                publisher,
+                run_id=run_id,
+                bundle_sha256=bundle.sha256,
+                run_public_key=prepared.run_public_key.hex(),
+            ),
+        )
+        started = cr.start_run_to_proto(start).SerializeToString()
+        return cr.run_info_from_proto(
+            self._line.unary(f"{CONTROL}StartRun", started, pb.RunInfo.FromString, self._call)
+        )
+
+    def publish_version(self, version: Version, data: bytes, num_rounds: int) -> RunInfo:
+        """Send canonical parameter bytes and publish the Version that names them; run some Rounds from it."""
+        self._put(dict(_chunks(data)))
+        request = pb.PublishVersionRequest(version=c.version_to_proto(version), rounds=num_rounds)
+        return cr.run_info_from_proto(
+            self._line.unary(f"{CONTROL}PublishVersion", request.SerializeToString(), pb.RunInfo.FromString, self._call)
+        )
+
+    def runs(self) -> tuple[RunInfo, ...]:
+        """All Runs."""
+        request = pb.ListRunsRequest().SerializeToString()
+        reply = self._line.unary(f"{CONTROL}ListRuns", request, pb.ListRunsReply.FromString, self._call)
+        return tuple(cr.run_info_from_proto(run) for run in reply.runs)
+
+    def run(self, run_id: str) -> RunInfo:
+        """One Run. Raises NotFound."""
+        request = pb.GetRunRequest(run_id=run_id).SerializeToString()
+        return cr.run_info_from_proto(self._line.unary(f"{CONTROL}GetRun", request, pb.RunInfo.FromString, self._call))
+
+    def version(self, run_id: str, number: int | None = None) -> VersionWithBundle:
+        """A Version with its Bundle, by default the newest. Raises NotFound."""
+        request = pb.GetVersionRequest(run_id=run_id, number=number).SerializeToString()
+        return cr.version_with_bundle_from_proto(
+            self._line.unary(f"{CONTROL}GetVersion", request, pb.GetVersionReply.FromString, self._call)
+        )
+
+    def parameters(self, version: Version) -> Float32s:
+        """A Version's parameters (num_values,), verified against its digest."""
+        what = f"version {version.number} of run {version.run_id}"
+        return decode_parameters(assemble(what, version.parameters, self._get_chunk))[1]
+
+    def watch(self, run_id: str, from_sequence: int = 0) -> Iterator[Recorded]:
+        """What happened and happens in a Run, until it rests."""
+        request = pb.WatchRequest(run_id=run_id, from_sequence=from_sequence).SerializeToString()
+        for event in self._line.unary_stream(f"{CONTROL}Watch", request, pb.Event.FromString, self._endless):
+            yield cr.event_from_proto(event)
+
+    def _get_chunk(self, sha256: str) -> bytes:
+        request = fleet_pb2.DownloadRequest(sha256=sha256).SerializeToString()
+        parse = fleet_pb2.DownloadPiece.FromString
+        stream = self._line.unary_stream(f"{CONTROL}GetChunk", request, parse, self._call)
+        return b"".join(piece.data for piece in stream)
+
+    def _put(self, pieces: Mapping[str, bytes]) -> None:
+        asked = pb.MissingChunksRequest(sha256=pieces).SerializeToString()
+        missing = self._line.unary(
+            f"{CONTROL}MissingChunks", asked, pb.MissingChunksReply.FromString, self._call
+        ).sha256
+        if missing:
+            requests = (pb.ChunkData(sha256=name, data=pieces[name]).SerializeToString() for name in missing)
+            self._line.stream_unary(f"{CONTROL}PutChunks", requests, pb.PutChunksReply.FromString, self._call)
+
+
+def ref_of(signed: SignedManifest) -> BundleRef:
+    """How a Bundle is named on the wire."""
+    return BundleRef(manifest=artifact_of(signed.data), public_key=signed.public_key, signature=signed.signature)
+
+
+def next_version(parent: Version, flat: Float32s, bundle: Bundle, publisher: SigningKey) -> tuple[Version, bytes]:
+    """The Version after ``parent`` with these parameters (num_values,), signed by the publisher, and its bytes."""
+    data = encode_parameters(bundle.manifest.table, flat)
+    version = sign_version(
+        publisher,
+        parent=parent,
+        run_id=parent.run_id,
+        bundle_sha256=bundle.sha256,
+        parameters=artifact_of(data),
+    )
+    return version, data
+
+
+def read_token(path: Path | None, variable: str) -> str:
+    """A token from a file, or else from the environment. Raises InvalidInput if there is none."""
+    text = path.read_text() if path is not None else os.environ.get(variable, "")
+    if not text.strip():
+        raise InvalidInput(f"token: got none, expected a file that holds it or the variable {variable}")
+    return text.strip()
+
+
+def _chunks(data: bytes) -> Iterable[tuple[str, bytes]]:
+    return ((ref.sha256, piece) for ref, piece in cut(data))

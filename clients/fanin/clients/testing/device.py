@@ -1,0 +1,123 @@
+"""A device on the event loop's clock."""
+
+import asyncio
+import random
+from collections.abc import Callable, Collection
+from typing import assert_never
+
+from fanin.clients import session as s
+from fanin.clients.models import (
+    OpenedModel,
+    graph_chunks,
+    manifest_chunks,
+    open_bundle,
+    open_parameters,
+    verify_version,
+)
+from fanin.clients.testing.loopback import LoopbackTransport
+from fanin.clients.updates import Trainer, make_update
+from fanin.edge.codecs import CODECS
+from fanin.protos import messages as m
+from fanin.protos.errors import Conflict, FaninError, InvalidInput, NotFound, Unavailable
+
+
+class VirtualDevice:
+    """A device on the event loop's clock: the production session, an in-memory cache, a Trainer.
+
+    ``work_s`` draws how long training takes; ``trusted`` are the publishers' keys.
+    """
+
+    def __init__(
+        self,
+        line: LoopbackTransport,
+        trainer: Trainer,
+        trusted: Collection[str],
+        rng: random.Random,
+        work_s: Callable[[random.Random], float],
+    ) -> None:
+        self._line = line
+        self._trainer = trainer
+        self._trusted = trusted
+        self._rng = rng
+        self._work_s = work_s
+        self._chunks: dict[str, bytes] = {}
+        self._seen: dict[str, int] = {}
+        self._model: OpenedModel | None = None
+        self._update: tuple[m.UpdateHeader, bytes] | None = None
+        self._bytes_downloaded = 0
+        self.session = s.Session()
+
+    async def run(self) -> None:
+        """Take part until cancelled. Raises Conflict when the coordinator refuses for good."""
+        todo = self.session.begin()
+        while True:
+            await asyncio.sleep(todo.pause_s)
+            if isinstance(todo.action, s.Stop):
+                raise Conflict(f"stopped: {todo.action.reason}")
+            event = await self._attempt(todo.action)
+            self.session, todo = self.session.step(event, self._rng)
+
+    async def _attempt(self, action: s.Action) -> s.Event:
+        try:
+            return await self._do(action)
+        except Unavailable as exc:
+            return s.Lost(reason=str(exc))
+        except (NotFound, Conflict) as exc:
+            return s.Moot(reason=str(exc))
+        except (FaninError, ValueError) as exc:
+            return s.Unable(reason=str(exc))
+
+    async def _do(self, action: s.Action) -> s.Event:
+        match action:
+            case s.Enroll():
+                return s.Enrolled()
+            case s.CheckIn():
+                can = m.Capabilities(
+                    codecs=tuple(CODECS),
+                    runtimes=(self._trainer.runtime,),
+                    graph_formats=(self._trainer.graph_format,),
+                )
+                check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=can, wait_s=40.0)
+                return s.Answered(answer=await self._line.check_in(check_in))
+            case s.Fetch():
+                await self._fetch(action.assignment)
+                return s.Fetched()
+            case s.Train():
+                await self._train(action.assignment)
+                return s.Trained()
+            case s.Send():
+                assert self._update is not None, "sending comes after training"
+                return s.Replied(reply=await self._line.upload(*self._update))
+            case s.GiveUp():
+                report = m.Report(assignment_id=action.assignment.assignment_id, failure=action.reason)
+                return s.Replied(reply=await self._line.report(report))
+            case s.Stop():
+                raise AssertionError("run ends at Stop")
+            case _:
+                assert_never(action)
+
+    async def _fetch(self, assignment: m.Assignment) -> None:
+        self._bytes_downloaded = 0
+        await self._get(assignment, [ref.sha256 for ref in manifest_chunks(assignment)])
+        bundle = open_bundle(assignment, self._trusted, self._chunks.__getitem__)
+        verify_version(assignment, bundle, self._seen.get(assignment.run_id, -1))
+        needed = (*graph_chunks(bundle, self._trainer.graph_format), *assignment.version.parameters.chunks)
+        await self._get(assignment, [ref.sha256 for ref in needed])
+        parameters = open_parameters(assignment, bundle, self._chunks.__getitem__)
+        self._seen[assignment.run_id] = assignment.version.number
+        self._model = OpenedModel(bundle=bundle, parameters=parameters)
+
+    async def _get(self, assignment: m.Assignment, digests: list[str]) -> None:
+        for sha256 in digests:
+            if sha256 not in self._chunks:
+                self._chunks[sha256] = await self._line.download(assignment.assignment_id, sha256)
+                self._bytes_downloaded += len(self._chunks[sha256])
+
+    async def _train(self, assignment: m.Assignment) -> None:
+        assert self._model is not None, "training comes after fetching"
+        await asyncio.sleep(self._work_s(self._rng))
+        try:
+            outcome = self._trainer.train(self._model, assignment, self._bytes_downloaded)
+            self._update = make_update(assignment, self._model.bundle.manifest.table, outcome)
+        except ValueError as exc:
+            raise InvalidInput(f"training: {exc}") from exc

@@ -1,0 +1,63 @@
+"""Seeded stand-ins for training and for a model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from fanin.clients.models import OpenedModel
+from fanin.clients.updates import TrainingOutcome
+from fanin.edge.bundle import Bundle, open_folder, write_bundle
+from fanin.edge.keys import SigningKey
+from fanin.edge.manifest import Manifest, Signature, dump_manifest
+from fanin.edge.tensors import TensorTable, encode_parameters
+from fanin.protos import messages as m
+from fanin.protos.chunks import artifact_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticTrainer:
+    """Makes a seeded change of the parameters: the same one for the same (seed, partition, round).
+
+    ``scale`` is its standard deviation; ``num_examples`` its weight; ``counts`` are further statistics.
+    """
+
+    partition: int
+    scale: float = 0.01
+    num_examples: int = 10
+    counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    runtime: str = "synthetic 1"
+    graph_format: str = "onnx"
+
+    def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
+        """Draw the change."""
+        seeds = np.random.SeedSequence((assignment.training.seed, self.partition, assignment.round))
+        change = np.random.default_rng(seeds).normal(0.0, self.scale, model.parameters.size).astype(np.float32)
+        telemetry = m.Telemetry(runtime=self.runtime, bytes_downloaded=bytes_downloaded)
+        counts = {m.EXAMPLES: self.num_examples} | dict(self.counts)
+        return TrainingOutcome(change=change, counts=counts, telemetry=telemetry)
+
+
+def synthetic_bundle(folder: Path, key: SigningKey, shapes: Mapping[str, tuple[int, ...]]) -> Bundle:
+    """A signed Bundle with these parameters, all zero, whose graphs are no graphs: it can be published, fetched
+    and verified, and any attempt to run it fails."""
+    table = TensorTable.of(shapes)
+    artifacts = {
+        "graph": b"not a graph",
+        "initial": encode_parameters(table, np.zeros(table.num_values, np.float32)),
+    }
+    signature = Signature(inputs=(), outputs=(), graphs=MappingProxyType({"onnx": "graph"}))
+    manifest = Manifest(
+        name="synthetic",
+        batch_size=1,
+        num_classes=1,
+        table=table,
+        signatures=MappingProxyType({"train": signature, "evaluate": signature, "infer": signature}),
+        slots=(),
+        artifacts=MappingProxyType({name: artifact_of(data) for name, data in artifacts.items()}),
+        initial="initial",
+    )
+    write_bundle(folder, dump_manifest(manifest), artifacts, key)
+    return open_folder(folder, trusted=(key.public,))

@@ -1,0 +1,83 @@
+"""``fanin join``: one device, on the core install and a runtime; neither torch nor onnx is needed.
+
+Written with argparse, because a device has nothing else.
+"""
+
+import argparse
+import logging
+import random
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fanin.clients.cache import DEFAULT_MAX_BYTES, Cache
+from fanin.clients.client import Client, Options, Parts
+from fanin.clients.data import open_npz
+from fanin.clients.operator import read_token
+from fanin.clients.training import RuntimeTrainer
+from fanin.clients.transport import GrpcTransport, Line
+from fanin.edge.runtimes.available import open_runtime
+from fanin.protos.errors import InvalidInput
+from fanin.protos.messages import check_key
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command."""
+    options = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Before anything is asked of anybody: a device without a runtime or without data has no part to take.
+    runtime = open_runtime(options.runtime)
+    store = open_npz(Path(options.data), options.partition, options.validation)
+    publisher = _read(options.publisher, "--publisher").strip()
+    check_key("publisher", publisher)
+    cache = Cache(Path(options.state), options.cache_mb << 20)
+    token = read_token(Path(options.token_file) if options.token_file else None, "FANIN_DEVICE_TOKEN")
+    line = Line(options.server, _read(options.ca, "--ca").encode())
+    delay_seed = None if options.delay_seed is None else f"{options.delay_seed}/{options.partition}"
+    parts = Parts(
+        transport=GrpcTransport(line, cache.key()),
+        cache=cache,
+        trainer=RuntimeTrainer(runtime, store),
+        trusted=(publisher,),
+        rng=random.Random(),
+    )
+    client = Client(parts, Options(token=token, max_updates=options.max_updates, delay_seed=delay_seed))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: client.stop())
+    client.run()
+    line.close()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fanin join",
+        description="Take part in federated training as one device: check in, train on the data given, upload.",
+        epilog="The device's key, what it has downloaded and its update under way are kept in --state; "
+        "stopped at any moment and started again, it goes on where it was.",
+    )
+    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="the coordinator")
+    parser.add_argument("--ca", required=True, metavar="FILE", help="certificate of the coordinator's authority")
+    parser.add_argument("--token-file", metavar="FILE", help="enrollment token; default: $FANIN_DEVICE_TOKEN")
+    parser.add_argument("--publisher", required=True, metavar="FILE", help="public key whose bundles are trusted")
+    parser.add_argument("--data", required=True, metavar="FILE.npz", help="examples: arrays x and y")
+    parser.add_argument("--validation", type=float, default=0.2, metavar="SHARE", help="held out for validation (0.2)")
+    parser.add_argument("--partition", type=int, default=0, metavar="N", help="which partition the data is (0)")
+    parser.add_argument("--state", default="fanin-device", metavar="DIR", help="this device's folder (fanin-device)")
+    parser.add_argument("--runtime", metavar="NAME", help="runtime to train with (onnx)")
+    parser.add_argument(
+        "--cache-mb", type=int, default=DEFAULT_MAX_BYTES >> 20, metavar="MB", help="room for downloads (256)"
+    )
+    parser.add_argument("--max-updates", type=int, default=0, metavar="N", help="end after N accepted updates")
+    parser.add_argument(
+        "--delay-seed", type=int, metavar="SEED", help="wait a seeded moment before each upload, to vary the order"
+    )
+    return parser
+
+
+def _read(path: str, option: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError as exc:
+        raise InvalidInput(f"{option}: {path} cannot be read ({exc.strerror})") from exc

@@ -1,0 +1,87 @@
+"""``fanin``: finds the subcommand and runs it.
+
+Each subcommand is a module with ``main(argv) -> int``, imported only when it is called, so ``fanin join`` runs
+where nothing but the core is installed. Others add theirs by an entry point in the group ``fanin.commands``
+whose name is the subcommand and whose object is such a ``main``.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points, version
+from types import MappingProxyType
+from typing import Final
+
+from fanin.protos.errors import FaninError
+
+Main = Callable[[Sequence[str]], int]
+
+SUBCOMMANDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "demo": "train one model across a datacenter and devices, all on this machine",
+        "serve": "run a coordinator",
+        "join": "take part as a device",
+        "run": "start a run from a plan",
+        "runs": "list the runs of a coordinator",
+        "watch": "follow a run",
+        "verify": "compute the versions of a run again from the record",
+        "inspect": "verify a bundle and show what is in it",
+    }
+)
+GROUP: Final = "fanin.commands"
+EXTRA_OF: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "typer": "server",
+        "rich": "server",
+        "sqlalchemy": "server",
+        "alembic": "server",
+        "torch": "datacenter",
+        "onnx": "export",
+        "onnxscript": "export",
+        "onnxruntime": "onnx",
+    }
+)
+"""Which extra installs a library that a subcommand may miss."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The process's exit status: 0 done, 1 our error, 2 wrong usage, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    others = {point.name: point for point in entry_points(group=GROUP)}
+    if not words or words[0] in ("-h", "--help"):
+        sys.stdout.write(_help(sorted(others)))
+        return 0
+    if words[0] == "--version":
+        sys.stdout.write(f"fanin {version('fanin')}\n")
+        return 0
+    name = words[0]
+    if name not in SUBCOMMANDS and name not in others:
+        sys.stderr.write(f"fanin: got subcommand {name!r}, expected one of {', '.join([*SUBCOMMANDS, *others])}\n")
+        return 2
+    try:
+        run: Main = import_module(f"fanin.commands.{name}").main if name in SUBCOMMANDS else others[name].load()
+        return run(words[1:])
+    except FaninError as exc:
+        sys.stderr.write(f"fanin {name}: {exc}\n")
+        return 1
+    except ModuleNotFoundError as exc:
+        extra = EXTRA_OF.get((exc.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        sys.stderr.write(f"fanin {name}: {exc.name} is not installed here; pip install 'fanin[{extra}]'\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _help(others: Sequence[str]) -> str:
+    width = max(map(len, [*SUBCOMMANDS, *others])) + 2
+    lines = ["usage: fanin SUBCOMMAND [OPTIONS]", "", "Train one model across a datacenter and a million devices.", ""]
+    lines += [f"  {name:{width}}{summary}" for name, summary in SUBCOMMANDS.items()]
+    lines += [f"  {name:{width}}(installed by another package)" for name in others]
+    lines += ["", "fanin SUBCOMMAND --help says more; fanin --version tells the version.", ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""``fanin serve``: a coordinator in one process, with everything it keeps in one folder.
+
+The first start makes a local certificate authority, a token with which devices enroll and a token for the
+operator; nothing is ever served without TLS and without them.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fanin.commands.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE_TOKEN, OPERATOR_TOKEN, run_command
+from fanin.server.authority import local_identity
+from fanin.server.coordinator import Coordinator, Limits
+from fanin.server.disk import Durability
+from fanin.server.observe import LogObserver, Observer
+from fanin.server.registry import Registry
+from fanin.server.runs import Runs
+from fanin.server.service import Services, start_server
+from fanin.server.settings import Settings
+from fanin.server.state import ThreadLane, open_state
+from fanin.server.store.devices import Role
+
+DISK_THREADS = 4
+DRAIN_S = 5.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command."""
+    return run_command(serve, argv)
+
+
+def serve(
+    state: Annotated[
+        Path, typer.Option("--state", help="Folder for everything that the coordinator keeps.")
+    ] = DEFAULT_STATE,
+    listen: Annotated[str, typer.Option("--listen", help="HOST:PORT; port 0 takes a free one.")] = "127.0.0.1:7443",
+    name: Annotated[
+        list[str] | None, typer.Option("--name", help="A further host name or address that devices use; repeatable.")
+    ] = None,
+    durability: Annotated[
+        Durability,
+        typer.Option("--durability", help="What an accepted update survives: a crash of the process, or of the host."),
+    ] = Durability.HOST,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log every effect.")] = False,
+) -> None:
+    """Run a coordinator: serve devices and operators until SIGTERM."""
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    settings = Settings(state=state, listen=listen, names=tuple(name or ()), durability=durability)
+    asyncio.run(run_coordinator(settings, LogObserver()))
+
+
+async def run_coordinator(settings: Settings, observer: Observer) -> None:
+    """Serve until SIGTERM or SIGINT, then let calls under way end."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    lanes = Lanes(store=ThreadLane(1, "store"), disk=ThreadLane(DISK_THREADS, "disk"))
+    tools = open_state(settings.state, settings.durability, (lanes.store, lanes.disk), time.time, observer)
+    registry = Registry(tools.devices, tools.wall)
+    _ensure_tokens(settings.state, registry)
+    identity = local_identity(settings.state / "tls", settings.all_names, datetime.now(UTC))
+    runs = Runs(tools)
+    coordinator = Coordinator(runs, tools, Limits(), random.Random())
+    services = Services(coordinator=coordinator, runs=runs, registry=registry, tools=tools)
+    await runs.start()
+    server, port = await start_server(services, identity, settings.listen)
+    _announce(settings, port)
+    await stop.wait()
+    await coordinator.stop()
+    await server.stop(DRAIN_S)
+    await runs.stop()
+    lanes.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """The threads of a coordinator: one for the store, some for the disk."""
+
+    store: ThreadLane
+    disk: ThreadLane
+
+    def close(self) -> None:
+        """Wait for work under way."""
+        self.store.close()
+        self.disk.close()
+
+
+def _announce(settings: Settings, port: int) -> None:
+    address = f"{settings.host}:{port}"
+    path = settings.state / ADDRESS_FILE
+    draft = path.with_suffix(".new")
+    draft.write_text(address + "\n")
+    draft.replace(path)
+    sys.stdout.write(
+        f"serving on {address}\n"
+        f"  authority for clients  {settings.state / CA_FILE}\n"
+        f"  token for devices      {settings.state / DEVICE_TOKEN}\n"
+        f"  token for operators    {settings.state / OPERATOR_TOKEN}\n"
+    )
+    sys.stdout.flush()
+
+
+def _ensure_tokens(state: Path, registry: Registry) -> None:
+    for path, role in ((state / DEVICE_TOKEN, Role.DEVICE), (state / OPERATOR_TOKEN, Role.OPERATOR)):
+        if path.exists():
+            continue
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        # The token is made first: a crash in between leaves a token that nobody knows, not a file that is none.
+        token = registry.new_token(role)
+        draft = path.with_suffix(".new")
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(token + "\n")
+        draft.replace(path)

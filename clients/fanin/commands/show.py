@@ -1,0 +1,98 @@
+"""How Runs and what happens in them are shown, to people and to programs."""
+
+import json
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import assert_never
+
+from fanin.protos.chunks import short
+from fanin.protos.runs import (
+    Recorded,
+    RoundClosed,
+    RoundFailed,
+    RoundOpened,
+    RunEvent,
+    RunInfo,
+    RunRested,
+    RunState,
+    VersionPublished,
+)
+
+
+def run_row(info: RunInfo) -> dict[str, object]:
+    """A Run for programs."""
+    return {
+        "run_id": info.run_id,
+        "plan": info.plan.name,
+        "state": info.state.value,
+        "reason": info.reason,
+        "bundle_sha256": info.bundle_sha256,
+        "version": info.version,
+        "version_sha256": info.version_sha256,
+        "rounds": info.num_rounds,
+    }
+
+
+def follow(events: Iterable[Recorded], json_target: str = "") -> RunState:
+    """Print events as they come, or write them as JSON lines to a file or, for ``-``, to standard output; the
+    state that the Run came to rest in."""
+    outcome = RunState.RUNNING
+    with ExitStack() as stack:
+        out = stack.enter_context(Path(json_target).open("w")) if json_target not in ("", "-") else sys.stdout
+        for recorded in events:
+            out.write(f"{json.dumps(event_row(recorded)) if json_target else describe(recorded.event)}\n")
+            out.flush()
+            if isinstance(recorded.event, RunRested):
+                outcome = recorded.event.state
+    return outcome
+
+
+def event_row(recorded: Recorded) -> dict[str, object]:
+    """An event for programs."""
+    facts = {
+        key: value.value if isinstance(value, RunState) else value for key, value in asdict(recorded.event).items()
+    }
+    return {
+        "sequence": recorded.sequence,
+        "time_s": recorded.time_s,
+        "event": type(recorded.event).__name__,
+        **facts,
+    }
+
+
+def describe(event: RunEvent) -> str:
+    """An event for people, on one line."""
+    match event:
+        case RoundOpened():
+            return f"round {event.round} opened from version {event.base_version}"
+        case RoundClosed():
+            return f"round {event.round} closed with {len(event.accepted)} updates"
+        case RoundFailed():
+            return f"round {event.round} failed: {event.reason}"
+        case VersionPublished():
+            return _describe_version(event)
+        case RunRested():
+            return f"run {event.state.value}: {event.reason}"
+        case _:
+            assert_never(event)
+
+
+def _describe_version(event: VersionPublished) -> str:
+    text = f"version {event.number} {short(event.version_sha256)}"
+    if not event.round:
+        return f"{text} published from outside"
+    text += f" in {event.round_s:.2f} s, {event.bytes_down} bytes down, {event.bytes_up} up"
+    if event.num_saturated:
+        text += f", {event.num_saturated} values saturated"
+    if event.train_loss:
+        text += f", training loss {event.train_loss:.4f}"
+    found = event.evaluation
+    if found is not None:
+        text += (
+            f"; version {event.parent} validated on {found.num_examples}: loss {found.loss:.4f}, accuracy "
+            f"{found.accuracy_float:.4f} float, {found.accuracy_int8:.4f} int8"
+        )
+    return text

@@ -1,0 +1,80 @@
+"""What the commands for people share: typed options, output as text or JSON, and the way to a coordinator."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import click
+import typer
+
+from fanin.clients.operator import Operator, read_token
+from fanin.clients.transport import Line
+from fanin.protos.errors import InvalidInput
+
+DEFAULT_STATE: Final = Path("fanin-state")
+ADDRESS_FILE: Final = "address"
+OPERATOR_TOKEN: Final = Path("tokens") / "operator.token"
+DEVICE_TOKEN: Final = Path("tokens") / "device.token"
+CA_FILE: Final = Path("tls") / "ca.pem"
+
+StateOption = Annotated[
+    Path, typer.Option("--state", help="The coordinator's folder, if it is on this machine.", show_default=True)
+]
+ServerOption = Annotated[str, typer.Option("--server", help="HOST:PORT of the coordinator; default: from --state.")]
+CaOption = Annotated[Path | None, typer.Option("--ca", help="Its authority's certificate; default: from --state.")]
+TokenOption = Annotated[
+    Path | None, typer.Option("--token-file", help="File with an operator's token; default: from --state.")
+]
+JsonOption = Annotated[
+    str, typer.Option("--json", metavar="FILE", help="JSON instead of text, to standard output or to FILE.")
+]
+
+
+def run_command(function: Callable[..., int | None], argv: Sequence[str]) -> int:
+    """Run a function with typed options as a command; its exit status."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command()(function)
+    words = [
+        # ``--json`` alone means standard output; click has no option whose value may be left out.
+        "--json=-" if word == "--json" and (after == "" or after.startswith("--")) else word
+        for word, after in zip(argv, [*argv[1:], ""], strict=True)
+    ]
+    name = f"fanin {function.__name__.rstrip('_').replace('_', '-')}"
+    try:
+        outcome = typer.main.get_command(app).main(words, prog_name=name, standalone_mode=False)
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+    return int(outcome or 0)
+
+
+def connect(state: Path, server: str, ca: Path | None, token_file: Path | None) -> tuple[Line, Operator]:
+    """A line to a coordinator and an operator on it, from options or from a folder on this machine.
+
+    Raises InvalidInput if something is neither given nor found.
+    """
+    address = server or _read(state / ADDRESS_FILE, "--server").strip()
+    ca_path = ca or state / CA_FILE
+    line = Line(address, _read(ca_path, "--ca").encode())
+    token_path = token_file or state / OPERATOR_TOKEN
+    return line, Operator(line, read_token(token_path if token_path.exists() else None, "FANIN_OPERATOR_TOKEN"))
+
+
+def write_json(target: str, value: object) -> None:
+    """One JSON object to a file, or to standard output for ``-``."""
+    text = json.dumps(value, indent=2) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        Path(target).write_text(text)
+
+
+def _read(path: Path, option: str) -> str:
+    try:
+        return path.read_text()
+    except OSError as exc:
+        raise InvalidInput(
+            f"{path}: cannot be read ({exc.strerror}); give {option}, or --state of a coordinator"
+        ) from exc

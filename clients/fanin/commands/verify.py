@@ -1,0 +1,43 @@
+"""``fanin verify``: compute the Versions of a Run again from a coordinator's folder."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from fanin.commands.terminal import DEFAULT_STATE, JsonOption, StateOption, run_command, write_json
+from fanin.protos.errors import NotFound
+from fanin.server.disk import Durability
+from fanin.server.observe import LogObserver
+from fanin.server.state import inline, open_state
+from fanin.server.verify import verify_run
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command."""
+    return run_command(verify, argv)
+
+
+def verify(
+    run_id: Annotated[str, typer.Argument(help="The run; fanin runs lists them.")],
+    state: StateOption = DEFAULT_STATE,
+    json: JsonOption = "",
+) -> int:
+    """Recompute every version from its parent and its closed set of updates; exit status 1 if one differs."""
+    if not (state / "fanin.db").exists():
+        raise NotFound(f"{state}: not a coordinator's folder, fanin.db is missing; give --state")
+    tools = open_state(state, Durability.PROCESS, (inline, inline), time.time, LogObserver())
+    verdicts = list(verify_run(tools, run_id))
+    good = not any(verdict.problem for verdict in verdicts)
+    if json:
+        write_json(json, {"run_id": run_id, "verified": good, "versions": [asdict(verdict) for verdict in verdicts]})
+    else:
+        for verdict in verdicts:
+            made = f"round {verdict.round}, {verdict.num_updates} updates" if verdict.round else "made outside"
+            sys.stdout.write(
+                f"version {verdict.version} {verdict.version_sha256} ({made}): {verdict.problem or 'verified'}\n"
+            )
+    return int(not good)

@@ -1,0 +1,37 @@
+"""A coordinator's settings, checked once when it starts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fanin.protos.errors import InvalidInput
+from fanin.server.disk import Durability
+
+LOCAL_NAMES: Final = ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where a coordinator keeps its state, where it listens and under which names, and what it survives."""
+
+    state: Path
+    listen: str
+    names: tuple[str, ...] = ()
+    durability: Durability = Durability.HOST
+
+    def __post_init__(self) -> None:
+        host, _, port = self.listen.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise InvalidInput(f"listen: got {self.listen!r}, expected HOST:PORT, for example 127.0.0.1:7443")
+
+    @property
+    def host(self) -> str:
+        """The host to listen on, as it is written in addresses."""
+        return self.listen.rpartition(":")[0]
+
+    @property
+    def all_names(self) -> frozenset[str]:
+        """Every name that the certificate must cover."""
+        host = self.host.strip("[]")
+        own = () if host in ("0.0.0.0", "::") else (host,)
+        return frozenset((*LOCAL_NAMES, *own, *self.names))

@@ -1,0 +1,126 @@
+"""The failures that we claim to survive, with real processes and real SIGKILLs.
+
+Each story ends in the bits of the undisturbed federation, and ``fanin verify`` agrees.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.processes import Site
+
+from fanin.clients.testing import synthetic_bundle
+from fanin.edge.keys import SigningKey
+from fanin.protos.messages import CodecSpec, Training
+from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
+from fanin.protos.runs import VersionPublished
+
+PUBLISHER = SigningKey(bytes(range(32)))
+NUM_DEVICES = 3
+NUM_ROUNDS = 2
+SHAPES = {"a": (600, 1000), "b": (3,)}
+"""2.4 MB an Update: three Chunks, so that there is a middle to die in."""
+PLAN = Plan(
+    name="story",
+    cohort=CohortPlan(concurrency=NUM_DEVICES, buffer=NUM_DEVICES, quorum=NUM_DEVICES, deadline_s=120.0),
+    training=Training(epochs=1, learning_rate=0.1, seed=5),
+    codec=CodecSpec(name="fixed32", max_shift=0),
+    aggregation=AggregationPlan(),
+    stop=StopPlan(max_rounds=NUM_ROUNDS),
+)
+
+
+@pytest.fixture
+def new_site(tmp_path: Path) -> Iterator[Callable[[str], Site]]:
+    """Makes sites, and kills what is left in them."""
+    sites: list[Site] = []
+
+    def make(name: str) -> Site:
+        site = Site(tmp_path / name)
+        site.folder.mkdir()
+        sites.append(site)
+        return site
+
+    yield make
+    for site in sites:
+        site.close()
+
+
+def begin(site: Site) -> None:
+    """Start the Run."""
+    site.start_run(PLAN, synthetic_bundle(site.folder / "bundle", PUBLISHER, SHAPES), PUBLISHER)
+
+
+def digests(site: Site) -> list[str]:
+    """The Versions that the Run ended in, after ``fanin verify`` has agreed."""
+    found = [recorded.event for recorded in site.events()]
+    command = [sys.executable, "-m", "fanin.commands.main", "verify", "run", "--state", str(site.state)]
+    verified = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert verified.stdout.count(": verified") == NUM_ROUNDS + 1
+    return [event.version_sha256 for event in found if isinstance(event, VersionPublished)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the federation ends in when nothing happens to it."""
+    site = Site(tmp_path_factory.mktemp("undisturbed"))
+    try:
+        site.serve()
+        begin(site)
+        for index in range(NUM_DEVICES):
+            site.device(index)
+        found = digests(site)
+        assert len(found) == NUM_ROUNDS
+        return found
+    finally:
+        site.close()
+
+
+def test_a_device_killed_in_mid_upload_goes_on_with_it(new_site: Callable[[str], Site], undisturbed: list[str]) -> None:
+    site = new_site("device")
+    site.serve()
+    begin(site)
+    for index in range(NUM_DEVICES - 1):
+        site.device(index)
+    dying = site.device(NUM_DEVICES - 1, die_at=str(1_500_000))
+    assert dying.wait(60.0) == -9, dying.text()
+    # The first Chunk is whole and stays; the cut one does not count.
+    (part,) = (site.state / "spool").glob("*.part")
+    assert part.stat().st_size == 1 << 20
+    site.device(NUM_DEVICES - 1)
+    assert digests(site) == undisturbed
+
+
+@pytest.mark.parametrize(
+    "kill_at",
+    ["before:Close:1", "after:Close:1", "before:Fold:1", "after:Fold:1", "before:Publish:2", "after:Publish:1"],
+)
+def test_a_coordinator_killed_around_a_close_goes_on_with_the_same_round(
+    new_site: Callable[[str], Site], undisturbed: list[str], kill_at: str
+) -> None:
+    site = new_site("coordinator")
+    dying = site.serve(kill_at=kill_at)
+    begin(site)
+    for index in range(NUM_DEVICES):
+        site.device(index)
+    assert dying.wait(60.0) == -9, dying.text()
+    site.serve()
+    assert digests(site) == undisturbed
+
+
+def test_a_coordinator_killed_while_devices_upload_keeps_what_it_accepted(
+    new_site: Callable[[str], Site], undisturbed: list[str]
+) -> None:
+    site = new_site("accumulate")
+    dying = site.serve(kill_at="before:Accumulate:2")
+    begin(site)
+    for index in range(NUM_DEVICES):
+        site.device(index)
+    assert dying.wait(60.0) == -9, dying.text()
+    time.sleep(0.5)
+    site.serve()
+    assert digests(site) == undisturbed

@@ -1,0 +1,1 @@
+"""What several suites share: real processes, small models, data."""

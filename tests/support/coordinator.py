@@ -1,0 +1,54 @@
+"""The production coordinator in a process that kills itself where it is told to.
+
+    coordinator.py STATE LISTEN [KILL_AT]
+
+KILL_AT is ``before`` or ``after``, an effect's name and which one of them: ``before:Close:2``.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+from fanin.commands.serve import run_coordinator
+from fanin.server.observe import LogObserver
+from fanin.server.rounds import Effect
+from fanin.server.settings import Settings
+
+
+class KillObserver(LogObserver):
+    """SIGKILLs its own process before or after the n-th effect of a kind."""
+
+    def __init__(self, kill_at: str) -> None:
+        self._when, self._effect, number = kill_at.split(":")
+        self._number = int(number)
+        self._seen: Counter[str] = Counter()
+
+    def starting(self, run_id: str, effect: Effect) -> None:
+        """Counts, and dies before."""
+        self._seen[type(effect).__name__] += 1
+        self._die("before", effect)
+
+    def finished(self, run_id: str, effect: Effect) -> None:
+        """Dies after."""
+        self._die("after", effect)
+
+    def _die(self, when: str, effect: Effect) -> None:
+        name = type(effect).__name__
+        if when == self._when and name == self._effect and self._seen[name] == self._number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve until killed."""
+    logging.basicConfig(level=logging.INFO)
+    state, listen, kill_at = sys.argv[1:]
+    observer = KillObserver(kill_at) if kill_at else LogObserver()
+    asyncio.run(run_coordinator(Settings(state=Path(state), listen=listen), observer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The production client with a trainer that draws its update, in a process of its own.
+
+    device.py FOLDER INDEX [DIE_AT]
+
+FOLDER is the site's; DIE_AT is the byte of the first upload at which the device SIGKILLs itself.
+"""
+
+import logging
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+from fanin.clients.cache import Cache
+from fanin.clients.client import Client, Options, Parts
+from fanin.clients.testing import SyntheticTrainer
+from fanin.clients.transport import GrpcTransport, Line, ReadPayload
+from fanin.protos.messages import UpdateHeader, UploadReply
+
+
+class DyingTransport(GrpcTransport):
+    """Dies when the upload asks for bytes past ``die_at``."""
+
+    die_at: int = 0
+
+    def upload(self, header: UpdateHeader, read: ReadPayload) -> UploadReply:
+        """Never returns if the Update is long enough."""
+
+        def reading(offset: int, size_bytes: int) -> bytes:
+            if offset >= self.die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return read(offset, size_bytes)
+
+        return super().upload(header, reading)
+
+
+def main() -> None:
+    """Take part until killed."""
+    logging.basicConfig(level=logging.INFO)
+    folder, index, die_at = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    state = folder / "state"
+    cache = Cache(folder / f"device-{index}")
+    line = Line((state / "address").read_text().strip(), (state / "tls" / "ca.pem").read_bytes())
+    transport = GrpcTransport(line, cache.key())
+    if die_at:
+        transport = DyingTransport(line, cache.key())
+        transport.die_at = int(die_at)
+    parts = Parts(
+        transport=transport,
+        cache=cache,
+        trainer=SyntheticTrainer(partition=index, num_examples=10 + index),
+        trusted=((folder / "publisher.pub").read_text(),),
+        rng=random.Random(index),
+    )
+    token = (state / "tokens" / "device.token").read_text().strip()
+    Client(parts, Options(token=token)).run()
+
+
+if __name__ == "__main__":
+    main()

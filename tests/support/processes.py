@@ -1,0 +1,127 @@
+"""Real processes for stories: a coordinator and devices, over TLS on loopback, killed for real."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fanin.clients.operator import Operator
+from fanin.clients.transport import Line
+from fanin.edge.bundle import Bundle
+from fanin.edge.keys import SigningKey
+from fanin.protos.plans import Plan
+from fanin.protos.runs import Recorded, RunInfo
+
+SUPPORT = Path(__file__).parent
+START_S = 20.0
+
+
+@dataclass
+class Running:
+    """A child process with its output in a file."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def kill(self) -> None:
+        """SIGKILL: no farewell."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def text(self) -> str:
+        """What it wrote so far."""
+        return self.log.read_text(errors="replace")
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit status; a process that does not end fails the test with its log."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.process.args} did not end within {timeout_s} s:\n{self.text()}") from None
+
+
+def start(arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Running:
+    """Start ``python ARGUMENTS`` with its output in ``log``."""
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **(environment or {})},
+        )
+    return Running(process=process, log=log)
+
+
+@dataclass
+class Site:
+    """A coordinator's place: its folder and the processes that were started for it."""
+
+    folder: Path
+    listen: str = "127.0.0.1:0"
+    started: list[Running] = field(default_factory=list)
+
+    @property
+    def state(self) -> Path:
+        """The coordinator's folder."""
+        return self.folder / "state"
+
+    @property
+    def address(self) -> str:
+        """Where the coordinator serves."""
+        return (self.state / "address").read_text().strip()
+
+    def serve(self, *, kill_at: str = "") -> Running:
+        """Start the coordinator and wait until it serves, or until it killed itself at ``kill_at``."""
+        (self.state / "address").unlink(missing_ok=True)
+        script = str(SUPPORT / "coordinator.py")
+        running = start([script, str(self.state), self.listen, kill_at], self.folder / "coordinator.log")
+        self.started.append(running)
+        until = time.monotonic() + START_S
+        while not (self.state / "address").exists() and running.process.poll() is None:
+            assert time.monotonic() < until, running.text()
+            time.sleep(0.02)
+        if running.process.poll() is None:
+            # From now on it comes back where devices look for it.
+            self.listen = self.address
+        return running
+
+    def device(self, index: int, *, die_at: str = "", num_values: int = 0) -> Running:
+        """Start a device that trains nothing; ``die_at`` makes it kill itself at some byte of its upload."""
+        name = f"device-{index}"
+        arguments = [str(SUPPORT / "device.py"), str(self.folder), str(index), die_at]
+        running = start(arguments, self.folder / f"{name}.log")
+        self.started.append(running)
+        return running
+
+    @contextlib.contextmanager
+    def operator(self) -> Iterator[Operator]:
+        """An operator on a line of its own."""
+        line = Line(self.address, (self.state / "tls" / "ca.pem").read_bytes())
+        try:
+            yield Operator(line, (self.state / "tokens" / "operator.token").read_text().strip())
+        finally:
+            line.close()
+
+    def start_run(self, plan: Plan, bundle: Bundle, publisher: SigningKey) -> RunInfo:
+        """Publish a Bundle and start the Run "run"; devices trust its publisher."""
+        (self.folder / "publisher.pub").write_text(publisher.public)
+        with self.operator() as operator:
+            operator.publish_bundle(bundle)
+            return operator.start_run("run", plan, bundle, publisher)
+
+    def events(self) -> list[Recorded]:
+        """Everything that happened in the Run, once it rests."""
+        with self.operator() as operator:
+            return list(operator.watch("run"))
+
+    def close(self) -> None:
+        """Kill what is left."""
+        for running in self.started:
+            running.kill()
