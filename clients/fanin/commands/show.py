@@ -2,14 +2,15 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import assert_never
 
 from fanin.protos.chunks import short
 from fanin.protos.runs import (
+    Evaluation,
     Recorded,
     RoundClosed,
     RoundFailed,
@@ -52,15 +53,25 @@ def follow(events: Iterable[Recorded], json_target: str = "") -> RunState:
 
 def event_row(recorded: Recorded) -> dict[str, object]:
     """An event for programs."""
-    facts = {
-        key: value.value if isinstance(value, RunState) else value for key, value in asdict(recorded.event).items()
-    }
+    facts = {field.name: _plain(getattr(recorded.event, field.name)) for field in fields(recorded.event)}
     return {
         "sequence": recorded.sequence,
         "time_s": recorded.time_s,
         "event": type(recorded.event).__name__,
         **facts,
     }
+
+
+def _plain(value: object) -> object:
+    match value:
+        case RunState():
+            return value.value
+        case Evaluation():
+            return asdict(value)
+        case Mapping():
+            return dict(value)
+        case _:
+            return value
 
 
 def describe(event: RunEvent) -> str:

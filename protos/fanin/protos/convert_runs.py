@@ -1,5 +1,6 @@
 """Between the operator's protocol's values and their wire form; the rules are those of ``convert``."""
 
+from types import MappingProxyType
 from typing import Final
 
 from fanin.protos import plans as p
@@ -176,6 +177,7 @@ def _published_to_proto(event: r.VersionPublished) -> pb.VersionPublished:
         num_rounded=event.num_rounded,
         train_loss=event.train_loss,
         total_examples=event.total_examples,
+        runtimes=dict(event.runtimes),
         evaluation=None
         if evaluation is None
         else pb.Evaluation(
@@ -202,6 +204,7 @@ def _published_from_proto(message: pb.VersionPublished) -> r.VersionPublished:
         num_rounded=message.num_rounded,
         train_loss=message.train_loss,
         total_examples=message.total_examples,
+        runtimes=MappingProxyType(dict(message.runtimes)),
         evaluation=r.Evaluation(
             num_examples=evaluation.num_examples,
             loss=evaluation.loss,

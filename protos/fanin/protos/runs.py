@@ -1,7 +1,9 @@
 """The words of the operator's protocol: Runs and what happens in them; ``control.proto`` says when."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 
 from fanin.protos.messages import BundleRef, Delegation, Version
 from fanin.protos.plans import Plan
@@ -84,7 +86,8 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPublished:
-    """A new Version. ``round`` 0: made outside. ``evaluation`` is of the parent, None if nobody validated."""
+    """A new Version. ``round`` 0: made outside. ``evaluation`` is of the parent, None if nobody validated;
+    ``runtimes`` counts the Updates by the runtime that they were made with."""
 
     number: int
     version_sha256: str
@@ -98,6 +101,7 @@ class VersionPublished:
     train_loss: float = 0.0
     total_examples: int = 0
     evaluation: Evaluation | None = None
+    runtimes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

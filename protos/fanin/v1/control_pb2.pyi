@@ -587,6 +587,26 @@ Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
 class VersionPublished(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class RuntimesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NUMBER_FIELD_NUMBER: _builtins.int
     VERSION_SHA256_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
@@ -599,6 +619,7 @@ class VersionPublished(_message.Message):
     TRAIN_LOSS_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     TOTAL_EXAMPLES_FIELD_NUMBER: _builtins.int
+    RUNTIMES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     version_sha256: _builtins.str
     parent: _builtins.int
@@ -615,6 +636,10 @@ class VersionPublished(_message.Message):
     def evaluation(self) -> Global___Evaluation:
         """Of the parent."""
 
+    @_builtins.property
+    def runtimes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """How many of the Updates were made with which runtime."""
+
     def __init__(
         self,
         *,
@@ -630,10 +655,11 @@ class VersionPublished(_message.Message):
         train_loss: _builtins.float = ...,
         evaluation: Global___Evaluation | None = ...,
         total_examples: _builtins.int = ...,
+        runtimes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "total_examples", b"total_examples", "train_loss", b"train_loss", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "runtimes", b"runtimes", "total_examples", b"total_examples", "train_loss", b"train_loss", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

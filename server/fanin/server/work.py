@@ -4,6 +4,7 @@ Each method may be repeated after any failure and after a restart, and then ends
 cache that is rebuilt from the set, blobs are named by content, and the store changes in one transaction.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -134,6 +135,7 @@ class RoundWork:
             train_loss=train_loss_of(outcome.counts),
             total_examples=outcome.counts.get(m.EXAMPLES, 0),
             evaluation=evaluation_of(outcome.counts),
+            runtimes=Counter(header.telemetry.runtime for header in self._headers.values()),
         )
         await tools.store_lane(lambda: tools.rounds.publish(version, event, next_grid=outcome.next_grid, now_s=now_s))
         return event
