@@ -1,0 +1,101 @@
+"""How the demo ends: a table for people, an object for programs, the same facts."""
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from fanin.commands.demo.measure import Measured
+from fanin.commands.demo.processes import DeviceEnvironment
+from fanin.protos.runs import RoundClosed, RunEvent, VersionPublished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Everything that the demo has found out."""
+
+    measured: Mapping[str, Measured]
+    events: Sequence[RunEvent]
+    device_names: Mapping[str, str]
+    environment: DeviceEnvironment
+    num_devices: int
+    seconds_total: float
+
+    @property
+    def rounds(self) -> list[VersionPublished]:
+        """The Versions that Rounds ended in."""
+        return [event for event in self.events if isinstance(event, VersionPublished) and event.round]
+
+
+def json_row(found: Findings) -> dict[str, object]:
+    """The findings for programs; keys are part of the command's contract."""
+    rounds = found.rounds
+    closed = [event for event in found.events if isinstance(event, RoundClosed)]
+    runtimes: Counter[str] = Counter()
+    for event in rounds:
+        runtimes.update(event.runtimes)
+    return {
+        "accuracy": {name: {"float": part.top1_float, "int8": part.top1_int8} for name, part in found.measured.items()},
+        "int8_agreement": found.measured["final"].agreement,
+        "version_sha256": rounds[-1].version_sha256,
+        "acceptance_order": [[found.device_names.get(one, one) for one in event.accepted] for event in closed],
+        "devices": found.num_devices,
+        "rounds": len(rounds),
+        "seconds_per_round": statistics.median(event.round_s for event in rounds),
+        "bytes_down_per_round": statistics.median(event.bytes_down for event in rounds),
+        "bytes_up_per_round": statistics.median(event.bytes_up for event in rounds),
+        "bytes_down_first_round": rounds[0].bytes_down,
+        "seconds_total": found.seconds_total,
+        "runtimes": dict(runtimes),
+        "device_packages": list(found.environment.packages),
+        "device_import_torch": found.environment.import_torch,
+        "device_import_onnx": found.environment.import_onnx,
+    }
+
+
+def print_table(found: Findings) -> None:
+    """The findings for people."""
+    row = json_row(found)
+    console = Console()
+    accuracy = Table("model", "float", "int8", "int8 agrees", title="Top-1 accuracy on 540 test digits")
+    names = {
+        "pretrained": "pre-trained in the datacenter (100 digits)",
+        "federated": "after the federation",
+        "final": "after datacenter and one more round",
+        "centralised": "centralised bound (all data in one place)",
+    }
+    for key, name in names.items():
+        part = found.measured[key]
+        accuracy.add_row(name, f"{part.top1_float:.4f}", f"{part.top1_int8:.4f}", f"{part.agreement:.4f}")
+    console.print(accuracy)
+    facts = Table(show_header=False, title="The run")
+    facts.add_row("devices, rounds", f"{row['devices']}, {row['rounds']}")
+    facts.add_row("seconds a round (median)", f"{row['seconds_per_round']:.3f}")
+    facts.add_row(
+        "bytes a round, all devices (median)",
+        f"{row['bytes_down_per_round']:.0f} down, {row['bytes_up_per_round']:.0f} up",
+    )
+    facts.add_row("bytes down in the first round", f"{row['bytes_down_first_round']} (the graphs travel once)")
+    facts.add_row("updates by runtime", ", ".join(f"{name}: {count}" for name, count in found_runtimes(found).items()))
+    facts.add_row(
+        "import torch, import onnx on a device",
+        f"{_fails(found.environment.import_torch)}, {_fails(found.environment.import_onnx)}",
+    )
+    facts.add_row("final version", str(row["version_sha256"]))
+    facts.add_row("seconds in all", f"{found.seconds_total:.1f}")
+    console.print(facts)
+
+
+def found_runtimes(found: Findings) -> Counter[str]:
+    """Updates by the runtime that they were made with."""
+    total: Counter[str] = Counter()
+    for event in found.rounds:
+        total.update(event.runtimes)
+    return total
+
+
+def _fails(stderr: str) -> str:
+    return stderr.strip().rpartition("\n")[2] or "works (expected it to fail)"
