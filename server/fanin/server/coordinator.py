@@ -6,10 +6,10 @@ calls into these methods, and tests and simulations call them directly.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from fanin.protos import messages as m
 from fanin.protos.chunks import short
@@ -21,6 +21,8 @@ from fanin.server.spool import Upload
 from fanin.server.store.rounds import CommittedUpdate
 from fanin.server.validation import Expected, check_header
 from fanin.server.work import Tools
+
+T = TypeVar("T")
 
 PIECE_BYTES: Final = 256 << 10
 """Bytes of one DownloadPiece: small enough that a broken line loses little, large enough for full speed."""
@@ -55,6 +57,7 @@ class Coordinator:
         self._limits = limits
         self._rng = rng
         self._parked: dict[str, _Poll] = {}
+        self._uploading: dict[str, asyncio.Task[object]] = {}
         runs.on_change = self._hand_out
 
     async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
@@ -73,7 +76,7 @@ class Coordinator:
             return await self._turn_away()
         poll = _Poll(check_in.capabilities, asyncio.get_running_loop().create_future())
         self._parked[device] = poll
-        self._hand_out()
+        self._hand_out(asking=device)
         try:
             return await asyncio.wait_for(poll.answer, min(check_in.wait_s, self._limits.max_wait_s))
         except TimeoutError:
@@ -110,6 +113,7 @@ class Coordinator:
             table=driver.model.table,
         )
         check_header(header, expected)
+        await self._supersede(header.assignment_id)
         tools = self._tools
         upload = await tools.disk_lane(lambda: tools.spool.open(header))
         try:
@@ -121,13 +125,14 @@ class Coordinator:
                 await tools.disk_lane(partial(upload.append, piece))
                 if not upload.is_whole() and driver.open_work(round_number) is not None:
                     yield _receiving(upload)
-            # A device that hangs up now must not leave a commit half told: the row and the event go together.
-            yield await asyncio.shield(asyncio.ensure_future(self._finish(driver, device, upload)))
+            yield await _whole(self._finish(driver, device, upload))
         except InvalidUpdate:
             await tools.disk_lane(lambda: tools.spool.discard(header.assignment_id))
             raise
         finally:
             await tools.disk_lane(upload.close)
+            if self._uploading.get(header.assignment_id) is asyncio.current_task():
+                del self._uploading[header.assignment_id]
 
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
         """What became of a device's Update; with a failure, its place is given to another. Raises NotFound."""
@@ -147,6 +152,16 @@ class Coordinator:
             if not poll.answer.done():
                 poll.answer.set_result(m.Wait(retry_min_s=1.0, retry_max_s=5.0))
         self._parked.clear()
+
+    async def _supersede(self, assignment_id: str) -> None:
+        """End an earlier upload of the same Update: its device has reconnected, and the file has one writer."""
+        current = asyncio.current_task()
+        assert current is not None, "an upload is served by a task"
+        earlier = self._uploading.get(assignment_id)
+        self._uploading[assignment_id] = current
+        if earlier is not None and earlier is not current:
+            earlier.cancel()
+            await asyncio.wait({earlier})
 
     async def _finish(self, driver: RunDriver, device: str, upload: Upload) -> m.UploadReply:
         tools, header = self._tools, upload.header
@@ -188,21 +203,34 @@ class Coordinator:
         except NotFound as exc:
             raise NotFound(f"assignment {short(rest[1])} of run {run_id}: {exc}; check in again") from exc
 
-    def _hand_out(self) -> None:
-        """Give every free place to a device that waits for one."""
+    def _hand_out(self, asking: str = "") -> None:
+        """Give free places to devices that wait, by chance; a device that holds an Assignment is given it again.
+
+        With no place free only the device that is ``asking`` is looked at: thousands may be parked.
+        """
         for driver in self._runs.running():
-            waiting = [
-                device
-                for device, poll in self._parked.items()
-                if not poll.answer.done() and not driver.refusal(poll.capabilities)
-            ]
-            # A device that holds an Assignment is given it again, whether or not a place is free.
+            looked_at = self._parked if driver.num_places or not asking else [asking]
+            waiting = [device for device in looked_at if self._waits_for(device, driver)]
             holding = [device for device in waiting if driver.holds(device)]
             others = [device for device in waiting if driver.may_join(device)]
             for device in (*holding, *choose(others, driver.num_places, self._rng)):
                 assignment = driver.offer(device)
                 if assignment is not None:
                     self._parked.pop(device).answer.set_result(m.Assigned(assignment=assignment))
+
+    def _waits_for(self, device: str, driver: RunDriver) -> bool:
+        poll = self._parked.get(device)
+        return poll is not None and not poll.answer.done() and not driver.refusal(poll.capabilities)
+
+
+async def _whole(work: Coroutine[object, object, T]) -> T:
+    """Work that a caller who hangs up cannot cut in two: a commit's row and its event go together."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
 
 
 def _receiving(upload: Upload) -> m.UploadReply:
