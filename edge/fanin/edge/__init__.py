@@ -1,0 +1,1 @@
+"""What a device and the datacenter share: tensors, grid, codecs, Bundles, Versions, quantization, runtimes."""

@@ -11,6 +11,8 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from fanin.protos.errors import InvalidInput
+
 PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 
@@ -54,16 +56,16 @@ def is_signed(public: str, signature: bytes, context: str, data: bytes) -> bool:
 def load_or_create_key(path: Path) -> SigningKey:
     """The key in a file that only its owner may read; made on first use.
 
-    Raises ValueError if the file holds anything but 64 hexadecimal characters.
+    Raises InvalidInput if the file holds anything but 64 hexadecimal characters.
     """
     try:
-        text = path.read_text().strip()
+        data = path.read_bytes().strip()
     except FileNotFoundError:
         return _create_key(path)
     try:
-        return SigningKey(bytes.fromhex(text))
+        return SigningKey(bytes.fromhex(data.decode()))
     except ValueError as exc:
-        raise ValueError(f"{path}: got {len(text)} characters, expected a key of 64 hexadecimal ones") from exc
+        raise InvalidInput(f"{path}: got {len(data)} characters, expected a key of 64 hexadecimal ones") from exc
 
 
 def _create_key(path: Path) -> SigningKey:

@@ -18,6 +18,8 @@ from fanin.protos.errors import InvalidBundle, InvalidInput
 
 FORMAT: Final = 1
 DTYPES: Final = ("float32", "int64", "int32", "int8")
+MIN_INPUT_SCALE: Final = 2.0**-60
+"""Activation scales lie between this and its inverse: times any weight's scale they are normal float32 numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,9 @@ class Slot:
     comes from; ``weight`` is the weight whose scales a bias uses ("" elsewhere), quantized along ``axis`` of
     the *parameter* (-1 where it does not apply). ``transposed`` says that the graph holds the 2-D weight
     transposed. ``input_scale`` is the activation scale that was calibrated (0.0 where it does not apply).
+
+    The graph holds no value for a slot: an ONNX initializer that is one has its data outside the file, so that
+    a runtime cannot fold an older Version's numbers into its optimized graph.
     """
 
     initializer: str
@@ -103,11 +108,62 @@ class Manifest:
                     )
         if self.initial not in self.artifacts:
             raise InvalidBundle(f"manifest: initial parameters {self.initial!r} are not among the artifacts")
-        known = {spec.name for spec in self.table.specs}
-        for slot in self.slots:
-            missing = {slot.parameter, slot.weight} - known - {""}
-            if missing:
-                raise InvalidBundle(f"manifest: slot {slot.initializer!r} names unknown parameters {sorted(missing)}")
+        _check_slots(self.slots, {spec.name: spec.shape for spec in self.table.specs})
+
+
+def _check_slots(slots: tuple[Slot, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Slots must agree with the parameters' shapes and with each other, so that they can be filled blindly."""
+    axes: dict[str, int] = {}
+    for slot in slots:
+        what = f"manifest: slot {slot.initializer!r}"
+        missing = {slot.parameter, slot.weight} - set(shapes) - {""}
+        if missing or not slot.parameter:
+            raise InvalidBundle(f"{what} names unknown parameters {sorted(missing)}")
+        if slot.kind in (SlotKind.BIAS, SlotKind.BIAS_SCALE):
+            agrees = bool(slot.weight) and MIN_INPUT_SCALE <= slot.input_scale <= 1.0 / MIN_INPUT_SCALE
+        else:
+            agrees = not slot.weight and slot.input_scale == 0.0
+        if not agrees:
+            raise InvalidBundle(
+                f"{what}: got weight {slot.weight!r} and input_scale {slot.input_scale}, expected both in a bias only"
+            )
+        if slot.kind is SlotKind.WEIGHT_SCALE:
+            axes[slot.parameter] = slot.axis
+        expected = _slot_shape(slot, shapes)
+        if slot.shape != expected:
+            raise InvalidBundle(f"{what}: got shape {slot.shape}, expected {expected}")
+    for slot in slots:
+        weight = slot.weight if slot.kind is not SlotKind.WEIGHT else slot.parameter
+        if weight and axes.get(weight) != slot.axis:
+            raise InvalidBundle(
+                f"manifest: slot {slot.initializer!r}: got axis {slot.axis}, "
+                f"expected that of the weight_scale slot of {weight!r}, {axes.get(weight)}"
+            )
+    names = [slot.initializer for slot in slots]
+    if len(set(names)) != len(names):
+        raise InvalidBundle("manifest: two slots name the same initializer")
+
+
+def _slot_shape(slot: Slot, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape in the graph that a slot's other facts imply."""
+    own = shapes[slot.parameter]
+    if slot.transposed and (len(own) != 2 or slot.kind not in (SlotKind.WEIGHT, SlotKind.FLOAT)):
+        raise InvalidBundle(f"manifest: slot {slot.initializer!r} is transposed, expected that of a matrix only")
+    if slot.kind is SlotKind.FLOAT:
+        return own[::-1] if slot.transposed else own
+    channelled = shapes[slot.weight] if slot.weight else own
+    if not 0 <= slot.axis < len(channelled):
+        raise InvalidBundle(
+            f"manifest: slot {slot.initializer!r}: got axis {slot.axis}, expected one of {len(channelled)} dimensions"
+        )
+    if slot.kind is SlotKind.WEIGHT:
+        return own[::-1] if slot.transposed else own
+    channels = (channelled[slot.axis],)
+    if slot.kind is SlotKind.BIAS and own != channels:
+        raise InvalidBundle(
+            f"manifest: slot {slot.initializer!r}: got a bias of shape {own}, expected {channels} as its weight has"
+        )
+    return channels
 
 
 def dump_manifest(manifest: Manifest) -> bytes:

@@ -49,9 +49,14 @@ class TensorSpec:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("tensor name: got an empty one")
-        if len(self.shape) > MAX_RANK or any(dim < 0 for dim in self.shape):
+        # JSON can spell half a surrogate pair, which no UTF-8 can hold: a UnicodeEncodeError, which is a ValueError.
+        self.name.encode()
+        # Without the dimensions that are 0: numpy refuses the product of the others even for an empty tensor.
+        largest = prod(dim for dim in self.shape if dim)
+        if len(self.shape) > MAX_RANK or any(dim < 0 for dim in self.shape) or largest > MAX_VALUES:
             raise ValueError(
-                f"tensor {self.name!r}: got shape {self.shape}, expected at most {MAX_RANK} dimensions, none negative"
+                f"tensor {self.name!r}: got shape {self.shape}, expected at most {MAX_RANK} dimensions, none negative, "
+                f"with a product of at most {MAX_VALUES}"
             )
 
     @property

@@ -1,0 +1,123 @@
+"""The runtime over onnxruntime: the only file that imports it. It needs neither torch nor the onnx package.
+
+Sessions run on one thread, node after node, with deterministic kernels: the same inputs give the same bits on
+one build and instruction set (``tests/twins/test_train_step.py`` holds that).
+
+Slots are filled by ``add_external_initializers``: their data lies outside the graph file and is put in before
+the graph is optimized. ``add_initializer`` would be put in after it, beside whatever the optimizer had folded
+from the file by then (the scales of a convolution before a ReLU, a GroupNorm's weight): wrong without an error.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as library
+
+from fanin.edge.bundle import Bundle
+from fanin.edge.manifest import Port, Signature
+from fanin.edge.quantize import SlotValue, fill_slots
+from fanin.edge.runtimes.base import Evaluate, Predict, TrainStep
+from fanin.edge.runtimes.graphs import Array, Feed, GraphEvaluate, GraphPredict, GraphTrainStep, RunGraph
+from fanin.edge.tensors import Float32s
+from fanin.protos.errors import InvalidBundle
+
+FORMAT: Final = "onnx"
+FATAL_ONLY: Final = 4
+"""The library's log level: what it would write to stderr is in our exceptions."""
+DTYPES: Final = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(int8)": "int8"}
+GRAPH_ERRORS: Final = (
+    library.EPFail,
+    library.Fail,
+    library.InvalidArgument,
+    library.InvalidGraph,
+    library.InvalidProtobuf,
+    library.NoModel,
+    library.NoSuchFile,
+    library.NotFound,
+    library.NotImplemented,
+    library.RuntimeException,
+)
+
+
+class OnnxRuntime:
+    """A ``Runtime`` over onnxruntime's CPU provider.
+
+    ``plain`` runs each operator as the graph has it, fused with none: slower, for comparison.
+    """
+
+    def __init__(self, *, plain: bool = False) -> None:
+        self._plain = plain
+
+    @property
+    def name(self) -> str:
+        return f"onnxruntime {onnxruntime.__version__}"
+
+    def open_train(self, bundle: Bundle) -> TrainStep:
+        return GraphTrainStep(bundle.manifest, self._open(bundle, "train", {}))
+
+    def open_evaluate(self, bundle: Bundle) -> Evaluate:
+        return GraphEvaluate(bundle.manifest, self._open(bundle, "evaluate", {}))
+
+    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+        values = fill_slots(bundle.manifest.slots, bundle.manifest.table, parameters)
+        return GraphPredict(bundle.manifest, self._open(bundle, "infer", values))
+
+    def _open(self, bundle: Bundle, signature: str, slots: Mapping[str, SlotValue]) -> RunGraph:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+        options.use_deterministic_compute = True
+        options.log_severity_level = FATAL_ONLY
+        if self._plain:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        graph = _Graph(bundle.graph(signature, FORMAT), f"{signature} graph", slots, options)
+        graph.check_ports(bundle.manifest.signatures[signature])
+        return graph
+
+
+class _Graph:
+    """A ``RunGraph`` over one session."""
+
+    def __init__(
+        self, graph: bytes, what: str, slots: Mapping[str, SlotValue], options: onnxruntime.SessionOptions
+    ) -> None:
+        # An OrtValue is a view of its array, and the session may be one of the OrtValue: both live as long as it.
+        self._slots = slots
+        self._values = [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in slots.values()]
+        if slots:
+            options.add_external_initializers(list(slots), self._values)
+        self._what = what
+        try:
+            self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        except GRAPH_ERRORS as exc:
+            raise InvalidBundle(f"{what}: onnxruntime cannot open it ({exc})") from exc
+
+    def __call__(self, outputs: Sequence[str], feed: Feed) -> Sequence[Array]:
+        try:
+            arrays: Sequence[Array] = self._session.run(outputs, feed)
+        except GRAPH_ERRORS as exc:
+            raise InvalidBundle(f"{self._what}: onnxruntime cannot run it ({exc})") from exc
+        return arrays
+
+    def check_ports(self, signature: Signature) -> None:
+        """The graph must have the ports that were signed. Raises InvalidBundle."""
+        _check_ports(f"{self._what}: inputs", self._session.get_inputs(), signature.inputs)
+        _check_ports(f"{self._what}: outputs", self._session.get_outputs(), signature.outputs)
+
+
+def _check_ports(what: str, nodes: Sequence[onnxruntime.NodeArg], ports: Sequence[Port]) -> None:
+    # A dimension that may vary has a name in the graph, not a number.
+    got = {
+        node.name: (
+            DTYPES.get(node.type, node.type),
+            tuple(dim if isinstance(dim, int) else -1 for dim in node.shape),
+        )
+        for node in nodes
+    }
+    expected = {port.name: (port.dtype, port.shape) for port in ports}
+    if got != expected:
+        wrong = sorted(name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name))
+        name = wrong[0]
+        raise InvalidBundle(f"{what}: got {name!r} as {got.get(name)}, expected {expected.get(name)}")

@@ -1,0 +1,127 @@
+"""Two small Apps on 8x8 images, their Bundles, and data that they can learn."""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fanin.edge.bundle import CHUNKS_FOLDER, Bundle, SignedManifest, folder_reader, write_bundle
+from fanin.edge.export import App, export_app
+from fanin.edge.keys import BUNDLE_CONTEXT, SigningKey
+from fanin.edge.manifest import Manifest, dump_manifest
+from fanin.edge.runtimes.base import Batch
+from fanin.protos.chunks import artifact_of, cut
+
+PUBLISHER = SigningKey(bytes(range(32)))
+NUM_CLASSES = 4
+BATCH_SIZE = 8
+
+
+class Mlp(nn.Sequential):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, NUM_CLASSES))
+
+
+class Cnn(nn.Module):
+    """Every kind of convolution that takes its own form in the backward pass, a norm and a linear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 8, 3, stride=2, padding=1),
+            nn.GroupNorm(2, 8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1, groups=8),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 1),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(16, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(self.body(x).mean((-2, -1)))
+
+
+MODULES = MappingProxyType({"mlp": Mlp, "cnn": Cnn})
+
+
+def app_of(name: str) -> App:
+    """The App, always with the same initial parameters."""
+    torch.manual_seed(3)
+    x, _ = samples(64, seed=1)
+    return App(
+        name=name,
+        module=MODULES[name](),
+        calibration=torch.from_numpy(x),
+        batch_size=BATCH_SIZE,
+        num_classes=NUM_CLASSES,
+    )
+
+
+@cache
+def bundle_of(name: str) -> Bundle:
+    """The App's Bundle, exported once a process and kept in memory."""
+    return exported(app_of(name))
+
+
+def exported(app: App) -> Bundle:
+    """An App's Bundle, in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = export_app(app, Path(folder), PUBLISHER)
+        read = folder_reader(Path(folder))
+        chunks = {path.name: read(path.name) for path in (Path(folder) / CHUNKS_FOLDER).iterdir()}
+    return Bundle.open(bundle.signed, trusted=[PUBLISHER.public], read=chunks.__getitem__)
+
+
+def with_artifact(bundle: Bundle, name: str, data: bytes) -> Bundle:
+    """The Bundle with another artifact under a name, its digest and signature right."""
+    artifacts = {**bundle.manifest.artifacts, name: artifact_of(data)}
+    return with_manifest(bundle, replace(bundle.manifest, artifacts=artifacts), data)
+
+
+def with_manifest(bundle: Bundle, manifest: Manifest, *artifacts: bytes) -> Bundle:
+    """The Bundle's artifacts, and these, under another manifest that is signed as well."""
+    data = dump_manifest(manifest)
+    signed = SignedManifest(data=data, public_key=PUBLISHER.public, signature=PUBLISHER.sign(BUNDLE_CONTEXT, data))
+    known = [*(bundle.artifact(name) for name in bundle.manifest.artifacts), *artifacts]
+    chunks = {ref.sha256: piece for artifact in known for ref, piece in cut(artifact)}
+    return Bundle.open(signed, trusted=[PUBLISHER.public], read=chunks.__getitem__)
+
+
+def write_copy(bundle: Bundle, folder: Path) -> None:
+    """The Bundle as a folder, for another process."""
+    artifacts = {name: bundle.artifact(name) for name in bundle.manifest.artifacts}
+    write_bundle(folder, bundle.signed.data, artifacts, PUBLISHER)
+
+
+def samples(num: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """``num`` noisy 8x8 images (num, 1, 8, 8), one stripe a class, and their labels (num,)."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, NUM_CLASSES, num)
+    images = 0.3 * rng.standard_normal((num, 1, 8, 8))
+    for index, label in enumerate(labels):
+        images[index, 0, 2 * label : 2 * label + 2] += 1.0
+    return images.astype(np.float32), labels
+
+
+def batches(num: int, *, seed: int) -> Iterator[Batch]:
+    """``num`` samples in batches, the last one padded and masked."""
+    x, y = samples(num, seed=seed)
+    for start in range(0, num, BATCH_SIZE):
+        kept = len(x[start : start + BATCH_SIZE])
+        batch = Batch(
+            x=np.zeros((BATCH_SIZE, 1, 8, 8), np.float32),
+            y=np.zeros(BATCH_SIZE, np.int64),
+            mask=np.zeros(BATCH_SIZE, np.float32),
+        )
+        batch.x[:kept], batch.y[:kept], batch.mask[:kept] = x[start : start + kept], y[start : start + kept], 1.0
+        yield batch

@@ -1,0 +1,60 @@
+"""The fold and FedAvg against plain Python: integers, fractions of a second slower, the same bits."""
+
+import math
+import struct
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from support.laws import LAW
+
+from fanin.edge.codecs import LIMIT
+from fanin.edge.tensors import TensorTable
+from fanin.server.aggregation import Contribution, accept, begin, finish
+from fanin.server.outer import apply_fedavg
+
+TABLE = TensorTable.of({"a": (2, 2), "b": (), "c": (0,), "d": (3,)})
+BLOCKS = (0, 0, 0, 0, 1, 3, 3, 3)
+VALUES = st.lists(st.integers(-LIMIT, LIMIT), min_size=len(BLOCKS), max_size=len(BLOCKS))
+SHIFTS = st.lists(st.integers(0, 4), min_size=4, max_size=4)
+UPDATES = st.lists(st.tuples(st.integers(1, 1 << 20), SHIFTS, VALUES), min_size=1, max_size=5)
+GRIDS = st.lists(st.integers(-60, 10), min_size=4, max_size=4)
+PARAMETERS = st.lists(st.floats(-1e6, 1e6, width=32), min_size=len(BLOCKS), max_size=len(BLOCKS))
+Update = tuple[int, list[int], list[int]]
+
+
+def slow_sums(updates: list[Update]) -> list[int]:
+    """The fold, value by value, in unbounded integers."""
+    sums = [0] * len(BLOCKS)
+    for weight, shifts, values in updates:
+        for index, block in enumerate(BLOCKS):
+            sums[index] += weight * (values[index] << shifts[block])
+    return sums
+
+
+def slow_fedavg(updates: list[Update], grid: list[int], parameters: list[float], rate: float) -> list[float]:
+    """McMahan et al. 2017, algorithm 1, with a server learning rate, value by value."""
+    total_weight = float(sum(weight for weight, _, _ in updates))
+    after = []
+    for total, block, parameter in zip(slow_sums(updates), BLOCKS, parameters, strict=True):
+        mean = math.ldexp(float(total), grid[block]) / total_weight
+        moved = parameter + rate * mean
+        after.append(struct.unpack("<f", struct.pack("<f", moved))[0])
+    return after
+
+
+@LAW
+@given(UPDATES, GRIDS, PARAMETERS, st.floats(0.01, 2.0))
+def test_numpy_and_plain_python_agree_in_bits(
+    updates: list[Update], grid: list[int], parameters: list[float], rate: float
+) -> None:
+    total = begin(TABLE)
+    for weight, shifts, values in updates:
+        pieces = (np.array(values, np.int32),)
+        total = accept(total, TABLE, Contribution(weight=weight, shifts=tuple(shifts), counts={}, pieces=pieces))
+    assert total.values.tolist() == slow_sums(updates)
+
+    start = np.array(parameters, np.float32)
+    fast = apply_fedavg(start, finish(total, TABLE, grid), rate)
+    assert fast.dtype == np.float32
+    assert fast.tobytes() == struct.pack(f"<{len(BLOCKS)}f", *slow_fedavg(updates, grid, parameters, rate))

@@ -1,0 +1,319 @@
+"""``edge.export``: what becomes a Bundle, what is in it, and what is refused with which words."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, bundle_of, exported, samples
+from torch import Tensor, nn
+
+from fanin.edge.bundle import open_folder
+from fanin.edge.export import App, cross_entropy, export_app, load_app
+from fanin.edge.export.onnx import quiet_exporter
+from fanin.edge.export.trace import trace_train
+from fanin.edge.manifest import Port, SlotKind
+from fanin.edge.runtimes.available import open_runtime
+from fanin.protos.errors import InvalidInput, UnsupportedModel
+
+SMALL_GAP = 0.1
+"""Of logits of size 1, before and after rounding to 8 bits in every layer."""
+
+
+class Mixed(nn.Module):
+    """Layers that the two small models have not: attention on sequences, pools, transposed and frozen parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4).eval()
+        self.up = nn.ConvTranspose2d(4, 4, 2, stride=2)
+        self.pools = nn.Sequential(nn.MaxPool2d(3, 2, 1), nn.SiLU(), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d((4, 2)))
+        self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.after = nn.LayerNorm(8)
+        self.head = nn.Linear(8, NUM_CLASSES)
+        self.unused = nn.Parameter(torch.zeros(3))
+        self.stem.weight.requires_grad_(False)
+        self.head.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        seen = self.pools(self.up(self.norm(self.stem(x)))).flatten(2)
+        mixed, _ = self.mix(seen, seen, seen, need_weights=False)
+        return self.head(self.after(seen + mixed).mean(1))
+
+
+@pytest.fixture(scope="module")
+def mixed() -> App:
+    """The App of ``Mixed``."""
+    torch.manual_seed(5)
+    return replace(app_of("mlp"), name="mixed", module=Mixed())
+
+
+def test_a_model_of_many_layers_becomes_a_verified_bundle(mixed: App) -> None:
+    bundle = exported(mixed)
+    names = [spec.name for spec in bundle.manifest.table.specs]
+    assert "unused" in names
+    assert "stem.weight" not in names
+    covered = {slot.parameter for slot in bundle.manifest.slots}
+    assert covered == set(names) - {"unused"}
+    kinds = {slot.parameter: slot.kind for slot in bundle.manifest.slots}
+    # Of one of these the weight is frozen, of the other the bias: what is left moves alone, and stays float.
+    assert kinds["stem.bias"] == kinds["norm.bias"] == SlotKind.FLOAT
+    assert kinds["head.weight"] == SlotKind.WEIGHT_SCALE
+    transposed = [slot for slot in bundle.manifest.slots if slot.transposed]
+    assert {slot.parameter for slot in transposed} == {"mix.in_proj_weight"}
+    assert all(slot.kind is SlotKind.WEIGHT for slot in transposed)
+    x, _ = samples(5, seed=2)
+    got = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())(x)
+    with torch.no_grad():
+        expected = mixed.module.eval()(torch.from_numpy(x)).numpy()
+    assert np.abs(got - expected).max() < SMALL_GAP
+
+
+def test_an_export_is_repeatable_and_changes_nothing(tmp_path: Path) -> None:
+    app = app_of("mlp")
+    before = {name: value.clone() for name, value in app.module.state_dict().items()}
+    made = export_app(app, tmp_path / "deep" / "bundle", PUBLISHER)
+    opened = open_folder(tmp_path / "deep" / "bundle", trusted=[PUBLISHER.public])
+    # The same App and key give the same bytes: a Bundle can be built again and compared.
+    assert made.sha256 == opened.sha256 == bundle_of("mlp").sha256
+    assert app.module.training
+    for name, value in app.module.state_dict().items():
+        assert torch.equal(value, before[name])
+        assert value.grad is None
+
+
+def test_the_manifest_names_every_port() -> None:
+    manifest = bundle_of("mlp").manifest
+    names = [spec.name for spec in manifest.table.specs]
+    train = manifest.signatures["train"]
+    assert [port.name for port in train.inputs] == [
+        *names,
+        *(f"momentum.{name}" for name in names),
+        *("x", "y", "mask", "learning_rate"),
+    ]
+    assert [port.name for port in train.outputs] == [
+        *(f"next.{name}" for name in names),
+        *(f"next.momentum.{name}" for name in names),
+        "loss",
+    ]
+    assert train.inputs[-4:] == (
+        Port(name="x", dtype="float32", shape=(BATCH_SIZE, 1, 8, 8)),
+        Port(name="y", dtype="int64", shape=(BATCH_SIZE,)),
+        Port(name="mask", dtype="float32", shape=(BATCH_SIZE,)),
+        Port(name="learning_rate", dtype="float32", shape=()),
+    )
+    infer = manifest.signatures["infer"]
+    assert infer.inputs == (Port(name="x", dtype="float32", shape=(-1, 1, 8, 8)),)
+    assert infer.outputs == (Port(name="logits", dtype="float32", shape=(-1, NUM_CLASSES)),)
+
+
+@pytest.mark.parametrize("signature", ["train", "evaluate", "infer"])
+def test_a_graph_tells_nothing_of_where_it_was_made(signature: str) -> None:
+    data = bundle_of("cnn").graph(signature, "onnx")
+    for word in (b".py", b"site-packages", b"Traceback", str(Path(__file__).parent).encode()):
+        assert word not in data
+
+
+def test_a_graph_holds_no_value_of_a_slot() -> None:
+    bundle = bundle_of("cnn")
+    model = onnx.load_from_string(bundle.graph("infer", "onnx"))
+    slots = {slot.initializer for slot in bundle.manifest.slots}
+    found = {value.name: value for value in model.graph.initializer}
+    assert slots <= set(found)
+    assert all(found[name].data_location == onnx.TensorProto.EXTERNAL and not found[name].raw_data for name in slots)
+
+
+def test_cross_entropy_is_torchs() -> None:
+    logits, labels = torch.randn(7, 5), torch.arange(7) % 5
+    expected = nn.functional.cross_entropy(logits, labels, reduction="none")
+    torch.testing.assert_close(cross_entropy(logits, labels), expected)
+
+
+class Refused(nn.Module):
+    """A module around a forward function."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head = nn.Linear(64, NUM_CLASSES)
+
+
+class FunctionalDropout(Refused):
+    """Dropout without a module that shows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(nn.functional.dropout(x.flatten(1), 0.5))
+
+
+class Branch(Refused):
+    """Looks at a value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(x.flatten(1) if x.sum() > 0 else -x.flatten(1))
+
+
+class Counter(Refused):
+    """Keeps count in a buffer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__(layer)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        self.calls += 1
+        return self.head(x.flatten(1))
+
+
+class Reserved(Refused):
+    """A parameter with the name of a port."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__(layer)
+        self.mask = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(x.flatten(1) * self.mask)
+
+
+def plain(*layers: nn.Module) -> nn.Module:
+    """Layers, then a head."""
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, NUM_CLASSES))
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (plain().double(), r"parameter 1.weight is torch.float64, expected torch.float32; call module.float\(\)"),
+        (plain(nn.BatchNorm2d(1)), r"module 0 \(BatchNorm2d\) changes its running statistics .* use GroupNorm"),
+        (plain(nn.Dropout(0.25)), r"module 0 \(Dropout\) draws random numbers in training, got p=0.25; set p to 0.0"),
+        (FunctionalDropout(nn.Identity()), r"the train step draws random numbers \(aten.*\), expected none"),
+        (Branch(nn.Identity()), r"\(Branch\): the train step cannot be traced .* avoid Python branches"),
+        (Counter(nn.Identity()), r"module itself \(Counter\) changes its buffers \['calls'\] in training"),
+        (Reserved(nn.Identity()), r"parameters \['mask'\] are named like a graph's own ports; rename them"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), r"the module gave \(8, 9\), expected logits of shape"),
+        (plain().requires_grad_(False), "no parameter requires a gradient, expected at least one"),
+    ],
+    ids=["float64", "batchnorm", "dropout", "functional-dropout", "branch", "buffer", "reserved", "logits", "frozen"],
+)
+def test_a_module_that_no_graph_can_train_is_refused(module: nn.Module, message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"App mlp.*{message}"):
+        trace_train(replace(app_of("mlp"), module=module))
+
+
+def test_frozen_dropout_and_batchnorm_are_fine() -> None:
+    module = plain(nn.BatchNorm2d(1).eval(), nn.Dropout(0.25).eval(), nn.Dropout(0.0))
+    assert trace_train(replace(app_of("mlp"), module=module)).inputs[-1] == "learning_rate"
+
+
+def test_a_loss_must_be_one_number_a_sample() -> None:
+    with pytest.raises(UnsupportedModel, match=r"the loss gave shape \(\), expected one loss a sample, \(8,\)"):
+        trace_train(replace(app_of("mlp"), loss=lambda logits, labels: cross_entropy(logits, labels).mean()))
+
+
+def test_a_refused_export_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel):
+        export_app(replace(app_of("mlp"), module=plain(nn.Dropout())), tmp_path / "bundle", PUBLISHER)
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"name": ""}, "App: got an empty name"),
+        ({"batch_size": 0}, "got batch_size 0 and num_classes 4, expected at least 1 and 2"),
+        ({"num_classes": 1}, "got batch_size 8 and num_classes 1, expected at least 1 and 2"),
+        ({"momentum": 1.0}, "got momentum 1.0, expected 0.0 to below 1.0"),
+        (
+            {"calibration": torch.zeros(1, 4)},
+            r"got calibration data torch.float32 \(1, 4\), expected float32 \(n, ...\)",
+        ),
+        ({"calibration": torch.zeros(4, 4).double()}, "got calibration data torch.float64"),
+        ({"calibration": torch.full((4, 4), torch.nan)}, "finite values only"),
+    ],
+)
+def test_an_app_that_makes_no_sense_is_refused(facts: dict[str, object], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        replace(app_of("mlp"), **facts)
+
+
+APP_FILE = """
+from dataclasses import dataclass
+import torch
+from fanin.edge.export import App
+
+def make():
+    return App(name="filed", module=torch.nn.Linear(4, 2), calibration=torch.zeros(2, 4), batch_size=2, num_classes=2)
+
+app = make()
+number = 7
+"""
+
+
+@pytest.fixture
+def app_file(tmp_path: Path) -> Iterator[Path]:
+    """A file with an App, a function that makes one, and something else."""
+    path = tmp_path / "my_app.py"
+    path.write_text(APP_FILE)
+    yield path
+    sys.modules.pop("fanin_app_my_app", None)
+
+
+@pytest.mark.parametrize("name", ["app", "make"])
+def test_an_app_is_found_in_a_file(app_file: Path, name: str) -> None:
+    assert load_app(f"{app_file}:{name}").name == "filed"
+
+
+def test_an_app_is_found_in_a_module(app_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(app_file.parent))
+    assert load_app("my_app:make").input_shape == (4,)
+    sys.modules.pop("my_app")
+
+
+def test_what_is_no_app_is_said_clearly(app_file: Path) -> None:
+    for where, error, message in (
+        ("my_app", InvalidInput, "App: got 'my_app', expected 'package.module:name' or 'path/to/file.py:name'"),
+        (
+            "no.such.module:app",
+            InvalidInput,
+            "App: no module 'no' on the path; a file is named as path/to/file.py:name",
+        ),
+        (f"{app_file.parent}/gone.py:app", InvalidInput, "App: no file .*gone.py"),
+        (f"{app_file}:gone", InvalidInput, "my_app.py has no 'gone'"),
+        (f"{app_file}:number", UnsupportedModel, "got int, expected a fanin.edge.export.App or a function"),
+    ):
+        with pytest.raises(error, match=message):
+            load_app(where)
+
+
+def test_an_apps_own_mistake_is_not_hidden(tmp_path: Path) -> None:
+    path = tmp_path / "broken_app.py"
+    path.write_text("import a_library_that_is_not_there\n")
+    with pytest.raises(ModuleNotFoundError, match="a_library_that_is_not_there"):
+        load_app(f"{path}:app")
+    assert "fanin_app_broken_app" not in sys.modules
+
+
+def test_only_the_exporters_own_words_are_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    logger.addHandler(caplog.handler)
+    try:
+        with quiet_exporter(), pytest.warns(FutureWarning, match="yours"):
+            logger.warning("torchvision is not installed. Skipping %s", "torchvision::nms")
+            logger.warning("something else")
+            warnings.warn("yours", FutureWarning, stacklevel=1)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "something else" in caplog.messages
+    assert not any("torchvision" in message for message in caplog.messages)
