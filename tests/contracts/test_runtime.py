@@ -91,7 +91,7 @@ def test_padding_has_no_say(runtime: Runtime, bundle: Bundle) -> None:
     noisy_state, noisy_loss = step(state, noisy, 0.05)
     assert noisy_loss == clean_loss
     np.testing.assert_allclose(noisy_state.parameters, clean_state.parameters, rtol=0, atol=1e-6)
-    assert evaluate(state.parameters, noisy) == evaluate(state.parameters, short)
+    assert evaluate(state.parameters, noisy).loss_sum == evaluate(state.parameters, short).loss_sum
 
 
 def test_a_batch_of_padding_only_moves_nothing(runtime: Runtime, bundle: Bundle) -> None:
@@ -107,9 +107,8 @@ def test_evaluation_adds_up_over_batches(bundle: Bundle) -> None:
     for name in RUNTIMES:
         evaluate = open_runtime(name).open_evaluate(bundle)
         found = [evaluate(state.parameters, batch) for batch in batches(60, seed=9)]
-        sums[name] = (sum(row.loss_sum for row in found), sum(row.num_correct for row in found))
+        sums[name] = (sum(row.loss_sum for row in found), [row.predicted.tolist() for row in found])
     assert sums["onnx"][1] == sums["reference"][1]
-    assert 0 < sums["onnx"][1] <= 60
     np.testing.assert_allclose(sums["onnx"][0], sums["reference"][0], rtol=1e-5)
 
 
@@ -165,7 +164,10 @@ def test_int8_agrees_with_float_on_a_trained_model() -> None:
     onward = trained(bundle, open_runtime("onnx")).parameters
     x, y = samples(400, seed=11)
     evaluate = open_runtime("onnx").open_evaluate(bundle)
-    right = sum(evaluate(onward, batch).num_correct for batch in batches(400, seed=11))
+    right = sum(
+        int(((evaluate(onward, batch).predicted == batch.y) & (batch.mask > 0)).sum())
+        for batch in batches(400, seed=11)
+    )
     int8_right = int((open_runtime("onnx").open_predict(bundle, onward)(x).argmax(axis=1) == y).sum())
     assert right > 380
     assert abs(right - int8_right) <= 4

@@ -95,7 +95,7 @@ def published(events: list[RunEvent]) -> list[VersionPublished]:
 def test_three_rounds_end_in_three_versions_that_verify(tmp_path: Path) -> None:
     events, tools = run_virtual(federate(tmp_path, plan(), 4, 1, lambda rng: rng.uniform(1, 100)))
     assert [event.number for event in published(events)] == [1, 2, 3]
-    assert events[-1] == RunRested(state=RunState.FINISHED, reason="3 rounds done")
+    assert events[-1] == RunRested(state=RunState.FINISHED, reason="3 of 3 rounds done")
     verdicts = list(verify_run(tools, "run"))
     assert [verdict.problem for verdict in verdicts] == ["", "", "", ""]
     assert [verdict.num_updates for verdict in verdicts] == [0, 4, 4, 4]

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+from google.protobuf.message import DecodeError
+
 from fanin.edge.keys import SigningKey, load_or_create_key
 from fanin.protos.chunks import ChunkRef, check_chunk
 from fanin.protos.convert import header_from_proto, header_to_proto
@@ -45,17 +47,14 @@ class Cache:
         return self._all_seen().get(run_id, -1)
 
     def remember_seen(self, run_id: str, number: int) -> None:
-        """Raise what ``seen`` tells; durable before it returns, or an old Version could come back."""
+        """Raise what ``seen`` tells; durable before it returns, or an old Version could come back.
+
+        Raises StorageFull.
+        """
         all_seen = self._all_seen()
         if all_seen.get(run_id, -1) >= number:
             return
-        path = self._folder / "seen.json"
-        draft = path.with_suffix(".new")
-        with draft.open("w") as file:
-            json.dump(all_seen | {run_id: number}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        _replace(self._folder / "seen.json", json.dumps(all_seen | {run_id: number}).encode())
 
     def has(self, ref: ChunkRef) -> bool:
         """Whether a Chunk is here."""
@@ -118,22 +117,20 @@ class Cache:
                 path.unlink()
 
     def put_update(self, header: UpdateHeader, payload: bytes) -> None:
-        """Keep an Update until it is accepted; the header is written last and makes it count."""
+        """Keep an Update until it is accepted; the header is written last and makes it count. Raises StorageFull."""
         payload_path, header_path = self._update_paths(header.assignment_id)
-        for path, data in (
-            (payload_path, payload),
-            (header_path, header_to_proto(header).SerializeToString()),
-        ):
-            draft = path.with_name(f"{path.name}.new")
-            draft.write_bytes(data)
-            draft.replace(path)
+        _replace(payload_path, payload)
+        _replace(header_path, header_to_proto(header).SerializeToString())
 
     def update(self, assignment_id: str) -> UpdateHeader | None:
-        """The header of the Update made for an Assignment, if it is whole."""
+        """The header of the Update made for an Assignment, if it is whole; one that does not parse is not."""
         payload_path, header_path = self._update_paths(assignment_id)
         if not header_path.exists():
             return None
-        header = header_from_proto(pb.UpdateHeader.FromString(header_path.read_bytes()))
+        try:
+            header = header_from_proto(pb.UpdateHeader.FromString(header_path.read_bytes()))
+        except (DecodeError, InvalidInput):
+            return None
         whole = payload_path.exists() and payload_path.stat().st_size == header.payload.size_bytes
         return header if whole else None
 
@@ -155,3 +152,17 @@ class Cache:
     def _all_seen(self) -> dict[str, int]:
         path = self._folder / "seen.json"
         return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file aside, sync it and put it in place of the old one, so that a half-written one never counts."""
+    draft = path.with_name(f"{path.name}.new")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as exc:
+        draft.unlink(missing_ok=True)
+        raise StorageFull(f"{path}: cannot be written ({exc})") from exc

@@ -33,6 +33,7 @@ from fanin.protos.chunks import ChunkRef
 from fanin.protos.errors import (
     Conflict,
     FaninError,
+    InvalidBundle,
     InvalidInput,
     NotFound,
     PermissionDenied,
@@ -160,13 +161,13 @@ class Client:
 
     def _fetch(self, assignment: m.Assignment) -> None:
         cache, self._bytes_downloaded = self._parts.cache, 0
-        self._fetch_chunks(assignment, manifest_chunks(assignment))
+        self._fetch_chunks(assignment, "manifest", manifest_chunks(assignment))
         try:
             bundle = open_bundle(assignment, self._parts.trusted, cache.read)
             verify_version(assignment, bundle, cache.seen(assignment.run_id))
             graphs = graph_chunks(bundle, self._parts.trainer.graph_format)
-            self._fetch_chunks(assignment, graphs)
-            self._fetch_chunks(assignment, assignment.version.parameters.chunks)
+            self._fetch_chunks(assignment, "graphs", graphs)
+            self._fetch_chunks(assignment, "parameters", assignment.version.parameters.chunks)
             parameters = open_parameters(assignment, bundle, cache.read)
         except InvalidInput:
             # The bytes on this disk may be at fault: let the next try fetch them anew.
@@ -177,11 +178,14 @@ class Client:
         self._model = OpenedModel(bundle=bundle, parameters=parameters)
         cache.trim(ref.sha256 for ref in (*assignment.bundle.manifest.chunks, *graphs))
 
-    def _fetch_chunks(self, assignment: m.Assignment, refs: Iterable[ChunkRef]) -> None:
+    def _fetch_chunks(self, assignment: m.Assignment, what: str, refs: Iterable[ChunkRef]) -> None:
         for ref in refs:
             if not self._parts.cache.has(ref):
                 download = partial(self._download, assignment, ref)
-                self._bytes_downloaded += self._parts.cache.fetch(ref, download)
+                try:
+                    self._bytes_downloaded += self._parts.cache.fetch(ref, download)
+                except InvalidInput as exc:
+                    raise InvalidInput(f"{what}: {exc}; what the coordinator serves was changed") from exc
 
     def _download(self, assignment: m.Assignment, ref: ChunkRef, offset: int) -> Iterable[bytes]:
         wanted = m.Download(assignment_id=assignment.assignment_id, sha256=ref.sha256, offset=offset)
@@ -196,6 +200,10 @@ class Client:
         try:
             outcome = self._parts.trainer.train(self._model, assignment, self._bytes_downloaded)
             header, payload = make_update(assignment, self._model.bundle.manifest.table, outcome)
+        except InvalidBundle:
+            # A graph was damaged on this disk since it was fetched: let the next try fetch it anew.
+            cache.forget(graph_chunks(self._model.bundle, self._parts.trainer.graph_format))
+            raise
         except ValueError as exc:
             raise InvalidInput(f"training: {exc}") from exc
         cache.put_update(header, payload)

@@ -6,10 +6,11 @@ one InvalidInput that names the file, the array and what to do.
 """
 
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,15 @@ Int64s = npt.NDArray[np.int64]
 
 HOLD_OUT_STREAM: Final = 0x686F6C64
 """Keeps the generator that picks a validation part apart from all others of the same partition."""
+_UNREADABLE: Final = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What numpy and zipfile raise at files that are none (RuntimeError: encrypted, or an unknown compression)."""
 MIN_EXAMPLES: Final = 2
 """One to train on and one to validate on."""
 
@@ -117,17 +127,11 @@ def open_npz(path: Path, partition: int, validation_fraction: float) -> MemorySt
 def read_npz(path: Path) -> Examples:
     """The examples in an .npz file: ``x`` (n, ...) of floats, ``y`` (n,) of integers. Raises InvalidInput."""
     try:
-        # A context manager even for a file that is no archive, and no pickle whatever the file asks for.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise InvalidInput(f"{path}: got a single array, expected an .npz file with arrays x and y")
-            missing = [key for key in ("x", "y") if key not in archive]
-            if missing:
-                raise InvalidInput(f"{path}: got arrays {sorted(archive)}, expected x and y; missing {missing}")
-            x, y = archive["x"], archive["y"]
+        with path.open("rb") as file:
+            x, y = _arrays(path, file)
     except FileNotFoundError as exc:
         raise InvalidInput(f"{path}: no such file; expected an .npz file with arrays x and y") from exc
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as exc:
+    except _UNREADABLE as exc:
         raise InvalidInput(f"{path}: not a readable .npz file of plain arrays ({exc})") from exc
     found = _dtype_fault(x, y) or _fault(x, y)
     if found is not None:
@@ -211,6 +215,25 @@ def _batches(examples: Examples, order: Int64s, batch_size: int) -> Iterator[Bat
         padded = np.concatenate([picked, np.repeat(picked[:1], batch_size - len(picked))])
         mask = (np.arange(batch_size) < len(picked)).astype(np.float32)
         yield Batch(x=examples.x[padded], y=examples.y[padded], mask=mask)
+
+
+def _arrays(path: Path, file: BinaryIO) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
+    archive = np.load(file, allow_pickle=False)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise InvalidInput(f"{path}: got a single array, expected an .npz file with arrays x and y")
+    with archive:
+        missing = [key for key in ("x", "y") if key not in archive]
+        if missing:
+            raise InvalidInput(f"{path}: got arrays {sorted(archive)}, expected x and y; missing {missing}")
+        return _array(path, archive, "x"), _array(path, archive, "y")
+
+
+def _array(path: Path, archive: Mapping[str, object], key: str) -> npt.NDArray[np.generic]:
+    found = archive[key]
+    # numpy hands out a member that is no array of its own format as bare bytes.
+    if not isinstance(found, np.ndarray):
+        raise InvalidInput(f"{path}: {key} is {type(found).__name__}, expected an array as numpy.savez writes it")
+    return found
 
 
 def _dtype_fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:

@@ -30,8 +30,10 @@ class Operator:
 
     def __init__(self, line: Line, token: str) -> None:
         self._line = line
-        self._call = CallOptions(metadata=((AUTHORIZATION, f"{BEARER}{token}"),), timeout_s=CALL_S)
-        self._endless = CallOptions(metadata=self._call.metadata)
+        metadata = ((AUTHORIZATION, f"{BEARER}{token}"),)
+        credential = "an operator's token that was made there (--token-file)"
+        self._call = CallOptions(metadata=metadata, timeout_s=CALL_S, credential=credential)
+        self._endless = CallOptions(metadata=metadata, credential=credential)
 
     def publish_bundle(self, bundle: Bundle) -> str:
         """Send what the coordinator lacks of a Bundle and make it known; its digest."""
@@ -145,10 +147,24 @@ def next_version(parent: Version, flat: Float32s, bundle: Bundle, publisher: Sig
 
 def read_token(path: Path | None, variable: str) -> str:
     """A token from a file, or else from the environment. Raises InvalidInput if there is none."""
-    text = path.read_text() if path is not None else os.environ.get(variable, "")
-    if not text.strip():
-        raise InvalidInput(f"token: got none, expected a file that holds it or the variable {variable}")
-    return text.strip()
+    text = read_text(path, "token") if path is not None else os.environ.get(variable, "")
+    token = text.strip()
+    if not token:
+        raise InvalidInput(f"token: got none, expected a file that holds it (--token-file) or the variable {variable}")
+    # It travels as metadata, where gRPC takes nothing else.
+    if not token.isascii() or not token.isprintable():
+        raise InvalidInput(f"token: got {len(token)} characters that are no token, expected one line of printable ones")
+    return token
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a small file that somebody named. Raises InvalidInput if it cannot be read or is no text."""
+    try:
+        return path.read_text()
+    except OSError as exc:
+        raise InvalidInput(f"{what}: {path} cannot be read ({exc.strerror})") from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidInput(f"{what}: {path} is no text ({exc.reason} at byte {exc.start})") from exc
 
 
 def _chunks(data: bytes) -> Iterable[tuple[str, bytes]]:

@@ -74,7 +74,7 @@ class Replied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The line broke, or the coordinator asked to try later."""
+    """The line broke, the coordinator asked to try later, or this device's disk is full."""
 
     reason: str
 
@@ -301,7 +301,7 @@ TRANSITIONS: Final[Mapping[tuple[Phase, type[Event]], Rule]] = MappingProxyType(
         (Phase.SENDING, Unable): _unable,
         (Phase.REPORTING, Replied): _replied,
         (Phase.REPORTING, Moot): _moot,
-        **{(phase, Lost): _lost for phase in _CALLING},
+        **{(phase, Lost): _lost for phase in (*_CALLING, Phase.TRAINING)},
         **{(phase, Denied): _denied for phase in _CALLING},
     }
 )

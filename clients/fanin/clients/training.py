@@ -69,23 +69,20 @@ class RuntimeTrainer:
 
     def _evaluate(self, model: OpenedModel) -> dict[str, int]:
         examples = self._store.validation
-        if not len(examples.y):
-            return {}
         evaluate = self._runtime.open_evaluate(model.bundle)
-        predict = self._runtime.open_predict(model.bundle, model.parameters)
-        loss_sum, correct_float, correct_int8, agree = 0.0, 0, 0, 0
+        loss_sum, chosen = 0.0, []
         for batch in batches_in_order(examples, model.bundle.manifest.batch_size):
-            sums = evaluate(model.parameters, batch)
-            loss_sum += sums.loss_sum
-            correct_float += sums.num_correct
-        chosen = predict(examples.x).argmax(axis=1)
-        correct_int8 = int((chosen == examples.y).sum())
+            found = evaluate(model.parameters, batch)
+            loss_sum += found.loss_sum
+            chosen.append(found.predicted[batch.mask > 0])
+        in_float = np.concatenate(chosen)
+        in_int8 = self._runtime.open_predict(model.bundle, model.parameters)(examples.x).argmax(axis=1)
         return {
             m.EVAL_EXAMPLES: len(examples.y),
             m.EVAL_LOSS: round(loss_sum * m.LOSS_UNIT),
-            m.EVAL_CORRECT_FLOAT: correct_float,
-            m.EVAL_CORRECT_INT8: correct_int8,
-            m.EVAL_AGREE: agree,
+            m.EVAL_CORRECT_FLOAT: int((in_float == examples.y).sum()),
+            m.EVAL_CORRECT_INT8: int((in_int8 == examples.y).sum()),
+            m.EVAL_AGREE: int((in_float == in_int8).sum()),
         }
 
 

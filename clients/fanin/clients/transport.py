@@ -27,6 +27,10 @@ FLEET: Final = "/fanin.v1.Fleet/"
 CALL_S: Final = 30.0
 """How long a short call may take; a long poll takes its own wait on top."""
 PIECE_BYTES: Final = 256 << 10
+_TOKEN_CREDENTIAL: Final = "an enrollment token that was made there (--token-file)"
+_KEY_CREDENTIAL: Final = (
+    "a device that enrolled there; was this device's folder (--state) made for another coordinator?"
+)
 
 ReadPayload = Callable[[int, int], bytes]
 """Bytes of an Update's payload: (offset, at most so many) -> bytes."""
@@ -63,11 +67,15 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """Metadata and time-out of one call (None: as long as it takes); ``now`` is the caller's clock."""
+    """Metadata and time-out of one call (None: as long as it takes); ``now`` is the caller's clock.
+
+    ``credential`` says what shows who is calling, for the one whom the coordinator turns away.
+    """
 
     metadata: tuple[tuple[str, str | bytes], ...]
     timeout_s: float | None = None
     now: Callable[[], float] = time.time
+    credential: str = "a caller whom it knows"
 
 
 class Line:
@@ -81,13 +89,13 @@ class Line:
     def unary(self, method: str, request: bytes, parse: Callable[[bytes], R], call: CallOptions) -> R:
         """One request, one reply. Raises FaninError."""
         ask = self._channel.unary_unary(method, request_serializer=_as_is, response_deserializer=parse)
-        with mapped(self.address, call.now):
+        with mapped(self.address, call):
             return ask(request, metadata=call.metadata, timeout=call.timeout_s)
 
     def unary_stream(self, method: str, request: bytes, parse: Callable[[bytes], R], call: CallOptions) -> Iterator[R]:
         """One request, many replies. Raises FaninError."""
         ask = self._channel.unary_stream(method, request_serializer=_as_is, response_deserializer=parse)
-        with mapped(self.address, call.now):
+        with mapped(self.address, call):
             stream = ask(request, metadata=call.metadata, timeout=call.timeout_s)
             try:
                 yield from stream
@@ -97,7 +105,7 @@ class Line:
     def stream_unary(self, method: str, requests: Iterator[bytes], parse: Callable[[bytes], R], call: CallOptions) -> R:
         """Many requests, one reply. Raises FaninError."""
         ask = self._channel.stream_unary(method, request_serializer=_as_is, response_deserializer=parse)
-        with mapped(self.address, call.now):
+        with mapped(self.address, call):
             return ask(requests, metadata=call.metadata, timeout=call.timeout_s)
 
     def stream_stream(
@@ -105,7 +113,7 @@ class Line:
     ) -> Generator[R, None, None]:
         """Requests and replies at the same time; leaving the iterator ends the call. Raises FaninError."""
         ask = self._channel.stream_stream(method, request_serializer=_as_is, response_deserializer=parse)
-        with mapped(self.address, call.now):
+        with mapped(self.address, call):
             stream = ask(requests, metadata=call.metadata, timeout=call.timeout_s)
             try:
                 yield from stream
@@ -142,8 +150,9 @@ class GrpcTransport:
         """Raises NotFound."""
         request = c.download_to_proto(download).SerializeToString()
         call = self._signed("Download", request)
-        for piece in self._line.unary_stream(f"{FLEET}Download", request, pb.DownloadPiece.FromString, call):
-            yield piece.data
+        with self._clock_moved():
+            for piece in self._line.unary_stream(f"{FLEET}Download", request, pb.DownloadPiece.FromString, call):
+                yield piece.data
 
     def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
         """Stops at once when the coordinator says that the Round is closed."""
@@ -154,13 +163,14 @@ class GrpcTransport:
         replies = self._line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call)
         last = None
         try:
-            for message in replies:
-                reply = c.upload_reply_from_proto(message)
-                if last is None:
-                    offsets.put(reply.received_bytes)
-                last = reply
-                if reply.round_state is m.RoundState.CLOSED:
-                    break
+            with self._clock_moved():
+                for message in replies:
+                    reply = c.upload_reply_from_proto(message)
+                    if last is None:
+                        offsets.put(reply.received_bytes)
+                    last = reply
+                    if reply.round_state is m.RoundState.CLOSED:
+                        break
         finally:
             offsets.put(None)
             replies.close()
@@ -184,6 +194,15 @@ class GrpcTransport:
             self._clock_offset_s += exc.offset_s
             return self._line.unary(f"{FLEET}{method}", request, parse, self._signed(method, request, timeout_s))
 
+    @contextmanager
+    def _clock_moved(self) -> Iterator[None]:
+        """For streams: set the clock right and let the caller try again, where it left off."""
+        try:
+            yield
+        except _ClockOff as exc:
+            self._clock_offset_s += exc.offset_s
+            raise Unavailable(f"{self._line.address}: this device's clock was set by {exc.offset_s:.0f} s") from exc
+
     def _now(self) -> float:
         return time.time() + self._clock_offset_s
 
@@ -201,7 +220,8 @@ class GrpcTransport:
             (calls.NONCE, call.nonce),
             (calls.SIGNATURE, self._key.sign(CALL_CONTEXT, call.signed_bytes())),
         )
-        return CallOptions(metadata=metadata, timeout_s=timeout_s, now=self._now)
+        credential = _TOKEN_CREDENTIAL if method == "Enroll" else _KEY_CREDENTIAL
+        return CallOptions(metadata=metadata, timeout_s=timeout_s, now=self._now, credential=credential)
 
 
 class _ClockOff(Unauthenticated):
@@ -238,28 +258,28 @@ def _upload_requests(
 
 
 @contextmanager
-def mapped(address: str, now: Callable[[], float]) -> Iterator[None]:
+def mapped(address: str, call: CallOptions) -> Iterator[None]:
     """gRPC's errors as ours."""
     try:
         yield
     except grpc.RpcError as exc:
-        raise _our_error(address, exc, now) from exc
+        raise _our_error(address, exc, call) from exc
     except DecodeError as exc:
         raise InvalidInput(f"{address}: the reply does not parse ({exc})") from exc
 
 
-def _our_error(address: str, exc: grpc.RpcError, now: Callable[[], float]) -> FaninError:
+def _our_error(address: str, exc: grpc.RpcError, call: CallOptions) -> FaninError:
     details = exc.details() or ""
     trailing = {item.key: item.value for item in exc.trailing_metadata() or ()}
     named = error_named(str(trailing.get(calls.ERROR, "")), details)
     if isinstance(named, Unauthenticated):
         server_time = str(trailing.get(calls.SERVER_TIME, ""))
-        offset_s = float(server_time) - now() if server_time.isdecimal() else 0.0
-        if abs(offset_s) > calls.MAX_CLOCK_SKEW_S:
-            return _ClockOff(details, offset_s)
+        offset_s = float(server_time) - call.now() if server_time.isdecimal() else 0.0
+        text = f"{address}: {details}; it expects {call.credential}"
+        return _ClockOff(text, offset_s) if abs(offset_s) > calls.MAX_CLOCK_SKEW_S else Unauthenticated(text)
     if named is not None:
         return named
-    if any(word in details for word in ("CERTIFICATE_VERIFY_FAILED", "Hostname", "SSL", "handshake")):
+    if any(word in details for word in ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")):
         return Untrusted(
             f"{address}: its certificate is not trusted; expected one by the authority given with --ca ({details})"
         )

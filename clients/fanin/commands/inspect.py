@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fanin.clients.operator import read_text
 from fanin.commands.terminal import JsonOption, run_command, write_json
 from fanin.edge.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.manifest import Port
@@ -22,7 +23,8 @@ def main(argv: Sequence[str]) -> int:
 def inspect(
     bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
     publisher: Annotated[
-        Path | None, typer.Option("--publisher", help="Public key that must have signed it; default: whoever did.")
+        Path | None,
+        typer.Option("--publisher", help="File with the public key that must have signed it; default: whoever did."),
     ] = None,
     json: JsonOption = "",
 ) -> None:
@@ -30,8 +32,8 @@ def inspect(
     if publisher is None:
         trusted = read_signed_manifest(bundle).public_key
     else:
-        trusted = publisher.read_text().strip()
-        check_key("publisher", trusted)
+        trusted = read_text(publisher, "--publisher").strip()
+        check_key(f"--publisher: {publisher}", trusted)
     opened = open_folder(bundle, trusted=(trusted,))
     for name in opened.manifest.artifacts:
         opened.artifact(name)

@@ -14,7 +14,7 @@ from pathlib import Path
 from fanin.clients.cache import DEFAULT_MAX_BYTES, Cache
 from fanin.clients.client import Client, Options, Parts
 from fanin.clients.data import open_npz
-from fanin.clients.operator import read_token
+from fanin.clients.operator import read_text, read_token
 from fanin.clients.training import RuntimeTrainer
 from fanin.clients.transport import GrpcTransport, Line
 from fanin.edge.runtimes.available import open_runtime
@@ -28,12 +28,13 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Before anything is asked of anybody: a device without a runtime or without data has no part to take.
     runtime = open_runtime(options.runtime)
+    _check_numbers(options)
     store = open_npz(Path(options.data), options.partition, options.validation)
-    publisher = _read(options.publisher, "--publisher").strip()
-    check_key("publisher", publisher)
+    publisher = read_text(Path(options.publisher), "--publisher").strip()
+    check_key(f"--publisher: {options.publisher}", publisher)
     cache = Cache(Path(options.state), options.cache_mb << 20)
     token = read_token(Path(options.token_file) if options.token_file else None, "FANIN_DEVICE_TOKEN")
-    line = Line(options.server, _read(options.ca, "--ca").encode())
+    line = Line(options.server, read_text(Path(options.ca), "--ca").encode())
     delay_seed = None if options.delay_seed is None else f"{options.delay_seed}/{options.partition}"
     parts = Parts(
         transport=GrpcTransport(line, cache.key()),
@@ -76,8 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _read(path: str, option: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError as exc:
-        raise InvalidInput(f"{option}: {path} cannot be read ({exc.strerror})") from exc
+def _check_numbers(options: argparse.Namespace) -> None:
+    """Raise InvalidInput for a number that makes no sense."""
+    if not 0.0 < options.validation < 1.0:
+        raise InvalidInput(f"--validation: got {options.validation:g}, expected a share between 0 and 1, as in 0.2")
+    for option, least in (("partition", 0), ("cache_mb", 1), ("max_updates", 0)):
+        got = getattr(options, option)
+        if got < least:
+            raise InvalidInput(f"--{option.replace('_', '-')}: got {got}, expected at least {least}")

@@ -64,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FaninError as exc:
         sys.stderr.write(f"fanin {name}: {exc}\n")
         return 1
+    except OSError as exc:
+        # A file or a folder that the user named and that is none, or a disk that is full.
+        where = f"{exc.filename}: " if exc.filename else ""
+        sys.stderr.write(f"fanin {name}: {where}{exc.strerror or exc}\n")
+        return 1
     except ModuleNotFoundError as exc:
         extra = EXTRA_OF.get((exc.name or "").partition(".")[0])
         if extra is None:

@@ -26,9 +26,9 @@ from fanin.server.disk import Durability
 from fanin.server.observe import LogObserver, Observer
 from fanin.server.registry import Registry
 from fanin.server.runs import Runs
-from fanin.server.service import Services, start_server
+from fanin.server.service import Services, bind_server
 from fanin.server.settings import Settings
-from fanin.server.state import ThreadLane, open_state
+from fanin.server.state import ThreadLane, hold_folder, open_state
 from fanin.server.store.devices import Role
 
 DISK_THREADS = 4
@@ -60,17 +60,29 @@ def serve(
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    if not verbose:
+        # That the tables are as they should be is no news.
+        logging.getLogger("alembic").setLevel(logging.WARNING)
     settings = Settings(state=state, listen=listen, names=tuple(name or ()), durability=durability)
     asyncio.run(run_coordinator(settings, LogObserver()))
 
 
 async def run_coordinator(settings: Settings, observer: Observer) -> None:
-    """Serve until SIGTERM or SIGINT, then let calls under way end."""
+    """Serve until SIGTERM or SIGINT, then let calls under way end. Raises Conflict if the folder or the port is
+    taken; nothing of a Run has been touched then."""
+    with hold_folder(settings.state):
+        lanes = Lanes(store=ThreadLane(1, "store"), disk=ThreadLane(DISK_THREADS, "disk"))
+        try:
+            await _serve(settings, observer, lanes)
+        finally:
+            lanes.close()
+
+
+async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    lanes = Lanes(store=ThreadLane(1, "store"), disk=ThreadLane(DISK_THREADS, "disk"))
     tools = open_state(settings.state, settings.durability, (lanes.store, lanes.disk), time.time, observer)
     registry = Registry(tools.devices, tools.wall)
     _ensure_tokens(settings.state, registry)
@@ -78,14 +90,15 @@ async def run_coordinator(settings: Settings, observer: Observer) -> None:
     runs = Runs(tools)
     coordinator = Coordinator(runs, tools, Limits(), random.Random())
     services = Services(coordinator=coordinator, runs=runs, registry=registry, tools=tools)
+    # The port first: a coordinator that cannot serve must not drive Runs either.
+    server, port = bind_server(services, identity, settings.listen)
     await runs.start()
-    server, port = await start_server(services, identity, settings.listen)
+    await server.start()
     _announce(settings, port)
     await stop.wait()
     await coordinator.stop()
     await server.stop(DRAIN_S)
     await runs.stop()
-    lanes.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import click
 import typer
 
-from fanin.clients.operator import Operator, read_token
+from fanin.clients.operator import Operator, read_text, read_token
 from fanin.clients.transport import Line
 from fanin.protos.errors import InvalidInput
 
@@ -59,7 +59,9 @@ def connect(state: Path, server: str, ca: Path | None, token_file: Path | None) 
     ca_path = ca or state / CA_FILE
     line = Line(address, _read(ca_path, "--ca").encode())
     token_path = token_file or state / OPERATOR_TOKEN
-    return line, Operator(line, read_token(token_path if token_path.exists() else None, "FANIN_OPERATOR_TOKEN"))
+    # A file that was asked for must be there; that of --state may stand back for the variable.
+    found = token_path if token_file or token_path.exists() else None
+    return line, Operator(line, read_token(found, "FANIN_OPERATOR_TOKEN"))
 
 
 def write_json(target: str, value: object) -> None:
@@ -73,8 +75,6 @@ def write_json(target: str, value: object) -> None:
 
 def _read(path: Path, option: str) -> str:
     try:
-        return path.read_text()
-    except OSError as exc:
-        raise InvalidInput(
-            f"{path}: cannot be read ({exc.strerror}); give {option}, or --state of a coordinator"
-        ) from exc
+        return read_text(path, option)
+    except InvalidInput as exc:
+        raise InvalidInput(f"{exc}; give {option}, or --state of a coordinator") from exc

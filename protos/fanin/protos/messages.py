@@ -143,8 +143,8 @@ class Version:
         check_name("version: run", self.run_id)
         check_key("version", self.public_key)
         check_signature("version", self.signature)
-        if self.number and self.parent >= self.number:
-            raise InvalidInput(f"version {self.number}: got parent {self.parent}, expected a lower number")
+        if self.parent >= max(self.number, 1):
+            raise InvalidInput(f"version {self.number}: got parent {self.parent}, expected a lower number (0: itself)")
 
     @property
     def sha256(self) -> str:
@@ -242,13 +242,24 @@ class Download:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """Facts about the work, in the clear."""
+    """Facts about the work, in the clear. They are recorded and added up, so they are bounded like counts."""
 
     runtime: str = ""
     train_s: float = 0.0
     num_steps: int = 0
     bytes_downloaded: int = 0
     fanin_version: str = ""
+
+    def __post_init__(self) -> None:
+        longest = max(len(self.runtime), len(self.fanin_version))
+        if longest > MAX_NAME_CHARS:
+            raise InvalidInput(f"telemetry: got a name of {longest} characters, expected at most {MAX_NAME_CHARS}")
+        if not 0 <= self.train_s < float("inf"):
+            raise InvalidInput(f"telemetry: got train_s {self.train_s}, expected a finite number of at least 0")
+        if not 0 <= self.bytes_downloaded <= MAX_COUNT:
+            raise InvalidInput(
+                f"telemetry: got bytes_downloaded {self.bytes_downloaded}, expected at least 0 and at most {MAX_COUNT}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

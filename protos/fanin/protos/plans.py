@@ -11,11 +11,11 @@ the sum of a Round stays below 2^62 in magnitude, within int64 with a bit to spa
 """
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Final, TypeVar
 
-from fanin.protos.errors import InvalidPlan
+from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.messages import CodecSpec, Training, check_name
 
 T = TypeVar("T")
@@ -26,6 +26,8 @@ WEIGHT_UNIT: Final = 256
 """The integer weight of one example in a fresh Update."""
 HEADROOM_BITS: Final = 62
 MAX_COHORT: Final = 1_000_000
+MAX_TIMES: Final = (1 << 32) - 1
+"""Most epochs and Rounds: what the wire's uint32 can say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +77,11 @@ class StopPlan:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.max_rounds < 1 or self.patience < 0 or not 0 <= self.min_delta < float("inf"):
+        counts_fit = 1 <= self.max_rounds <= MAX_TIMES and 0 <= self.patience <= MAX_TIMES
+        if not counts_fit or not 0 <= self.min_delta < float("inf"):
             raise InvalidPlan(
                 f"plan: got max_rounds {self.max_rounds}, patience {self.patience}, min_delta {self.min_delta}, "
-                "expected max_rounds >= 1 and the others >= 0"
+                f"expected max_rounds from 1 and the others from 0 on, counts up to {MAX_TIMES}"
             )
 
 
@@ -94,11 +97,14 @@ class Plan:
     stop: StopPlan
 
     def __post_init__(self) -> None:
-        check_name("plan: name", self.name)
-        if self.training.epochs < 1 or not 0 < self.training.learning_rate < float("inf"):
+        try:
+            check_name("plan: name", self.name)
+        except InvalidInput as exc:
+            raise InvalidPlan(str(exc)) from exc
+        if not 1 <= self.training.epochs <= MAX_TIMES or not 0 < self.training.learning_rate < float("inf"):
             raise InvalidPlan(
                 f"plan: got epochs {self.training.epochs}, learning_rate {self.training.learning_rate}, "
-                "expected at least 1 epoch and a positive learning rate"
+                f"expected 1 to {MAX_TIMES} epochs and a positive learning rate"
             )
         if not 0 <= self.training.seed < 1 << 64:
             raise InvalidPlan(f"plan: got seed {self.training.seed}, expected 0 <= seed < 2^64")
@@ -148,16 +154,17 @@ def parse_plan(text: str, where: str) -> PlanFile:
     known = {"name", "app", "bundle", "cohort", "training", "codec", "aggregation", "stop"}
     if unknown := sorted(set(root) - known):
         raise InvalidPlan(f"{where}: got {unknown}, expected only {sorted(known)}")
-    app, bundle = str(root.get("app", "")), str(root.get("bundle", ""))
+    app, bundle = _text(root, "app", "", where), _text(root, "bundle", "", where)
     if bool(app) == bool(bundle):
         raise InvalidPlan(f"{where}: expected either app or bundle, got {'both' if app else 'neither'}")
     codec = {"name": "fixed32", "max_shift": 0} | _table(root, "codec", where)
     training = {"epochs": 1, "seed": 0} | _table(root, "training", where)
     cohort = _table(root, "cohort", where)
-    cohort = {"buffer": cohort.get("concurrency")} | cohort
-    cohort = {"quorum": cohort["buffer"]} | cohort
+    if "concurrency" in cohort:
+        cohort = {"buffer": cohort["concurrency"]} | cohort
+        cohort = {"quorum": cohort["buffer"]} | cohort
     plan = Plan(
-        name=str(root.get("name", "run")),
+        name=_text(root, "name", "run", where),
         cohort=_build(CohortPlan, cohort, f"{where}: [cohort]"),
         training=_build(Training, training, f"{where}: [training]"),
         codec=_build(CodecSpec, codec, f"{where}: [codec]"),
@@ -183,17 +190,26 @@ def _table(root: dict[str, object], name: str, where: str) -> dict[str, object]:
     return dict(table)
 
 
+def _text(root: dict[str, object], name: str, default: str, where: str) -> str:
+    text = root.get(name, default)
+    if not isinstance(text, str):
+        raise InvalidPlan(f"{where}: {name} = {text!r}, expected str")
+    return text
+
+
 def _build(kind: type[T], row: dict[str, object], where: str) -> T:
-    types = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
-    if unknown := sorted(set(row) - set(types)):
-        raise InvalidPlan(f"{where}: got {unknown}, expected only {sorted(types)}")
-    for name, value in row.items():
-        wanted = types[name]
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    if unknown := sorted(set(row) - set(known)):
+        raise InvalidPlan(f"{where}: got {unknown}, expected only {sorted(known)}")
+    for name, field in known.items():
+        if name not in row:
+            if field.default is MISSING:
+                raise InvalidPlan(f"{where}: got no {name}, expected a value")
+            continue
+        wanted, value = field.type, row[name]
         if wanted is float and type(value) is int:
-            row[name] = float(value)
+            # Beyond 2^1000 an integer has no float: let the Plan refuse it as it does infinity.
+            row[name] = float(value) if abs(value) < 1 << 1000 else float("inf")
         elif type(value) is not wanted:
             raise InvalidPlan(f"{where}: {name} = {value!r}, expected {getattr(wanted, '__name__', wanted)}")
-    try:
-        return kind(**row)
-    except TypeError as exc:
-        raise InvalidPlan(f"{where}: a key is missing ({exc})") from exc
+    return kind(**row)

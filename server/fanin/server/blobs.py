@@ -72,7 +72,9 @@ class Blobs:
         return self._folder / digest[:2] / digest
 
     def _write(self, path: Path, data: bytes) -> None:
-        path.parent.mkdir(exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(exist_ok=True)
+            sync_folder(self._folder, self._durability)
         draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
         try:
             with draft.open("wb") as file:

@@ -5,8 +5,10 @@ calls into these methods, and tests and simulations call them directly.
 """
 
 import asyncio
+import logging
 import random
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -23,6 +25,7 @@ from fanin.server.validation import Expected, check_header
 from fanin.server.work import Tools
 
 T = TypeVar("T")
+LOG = logging.getLogger("fanin.server.coordinator")
 
 PIECE_BYTES: Final = 256 << 10
 """Bytes of one DownloadPiece: small enough that a broken line loses little, large enough for full speed."""
@@ -99,6 +102,20 @@ class Coordinator:
     ) -> AsyncIterator[m.UploadReply]:
         """Take an Update; the first reply says where to go on. Raises InvalidUpdate, NotFound, StorageFull."""
         driver = self._driver(header.assignment_id)
+        driver.check_assignment(header.assignment_id, device)
+        # One upload of an Update at a time, from the first look at what became of it to its end.
+        current = await self._supersede(header.assignment_id)
+        try:
+            async with aclosing(self._receive(driver, device, header, pieces)) as replies:
+                async for reply in replies:
+                    yield reply
+        finally:
+            if self._uploading.get(header.assignment_id) is current:
+                del self._uploading[header.assignment_id]
+
+    async def _receive(
+        self, driver: RunDriver, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
+    ) -> AsyncGenerator[m.UploadReply, None]:
         round_number = driver.check_assignment(header.assignment_id, device)
         outcome = await driver.outcome(round_number, device)
         work = driver.open_work(round_number)
@@ -113,7 +130,6 @@ class Coordinator:
             table=driver.model.table,
         )
         check_header(header, expected)
-        await self._supersede(header.assignment_id)
         tools = self._tools
         upload = await tools.disk_lane(lambda: tools.spool.open(header))
         try:
@@ -131,8 +147,6 @@ class Coordinator:
             raise
         finally:
             await tools.disk_lane(upload.close)
-            if self._uploading.get(header.assignment_id) is asyncio.current_task():
-                del self._uploading[header.assignment_id]
 
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
         """What became of a device's Update; with a failure, its place is given to another. Raises NotFound."""
@@ -143,6 +157,10 @@ class Coordinator:
             tools = self._tools
             await tools.disk_lane(lambda: tools.spool.discard(report.assignment_id))
             driver.give_up(round_number, device)
+            # In quotes and cut: it is a peer's text, in our log.
+            LOG.warning(
+                "run %s: round %d: device %s gave up: %r", driver.run_id, round_number, device, report.failure[:400]
+            )
             return m.UploadReply(round_state=outcome.round_state, update_state=m.UpdateState.DISCARDED)
         return outcome
 
@@ -153,24 +171,30 @@ class Coordinator:
                 poll.answer.set_result(m.Wait(retry_min_s=1.0, retry_max_s=5.0))
         self._parked.clear()
 
-    async def _supersede(self, assignment_id: str) -> None:
-        """End an earlier upload of the same Update: its device has reconnected, and the file has one writer."""
+    async def _supersede(self, assignment_id: str) -> "asyncio.Task[object]":
+        """End an earlier upload of the same Update: its device has reconnected, and the file has one writer.
+
+        Returns the task that is the one now.
+        """
         current = asyncio.current_task()
         assert current is not None, "an upload is served by a task"
         earlier = self._uploading.get(assignment_id)
         self._uploading[assignment_id] = current
         if earlier is not None and earlier is not current:
             earlier.cancel()
-            await asyncio.wait({earlier})
+            # Whole: a third upload that ends this one must not begin before the first has ended.
+            await _whole(asyncio.wait({earlier}))
+        return current
 
     async def _finish(self, driver: RunDriver, device: str, upload: Upload) -> m.UploadReply:
         tools, header = self._tools, upload.header
         accepted = False
         if upload.is_whole():
-            await tools.disk_lane(
-                lambda: tools.spool.commit(upload, run_id=header.run_id, round_number=header.round, device=device)
-            )
+            run_id, number = header.run_id, header.round
+            await tools.disk_lane(lambda: tools.spool.commit(upload, run_id=run_id, round_number=number, device=device))
             accepted = await driver.commit(CommittedUpdate(device_id=device, header=header))
+            if not accepted:
+                await tools.disk_lane(lambda: tools.spool.withdraw(run_id=run_id, round_number=number, device=device))
         if not accepted:
             await tools.disk_lane(lambda: tools.spool.discard(header.assignment_id))
         is_open = driver.open_work(header.round) is not None

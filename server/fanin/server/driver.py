@@ -63,7 +63,7 @@ class RunDriver:
             if records and records[-1].mark in (RoundMark.OPEN, RoundMark.CLOSED):
                 await self._resume(records[-1])
             else:
-                await self._go_on()
+                self._effects.put_nowait(r.GoOn())
         self._worker = asyncio.create_task(self._carry_out(), name=f"run {self.run_id}")
 
     async def stop(self) -> None:
@@ -190,7 +190,8 @@ class RunDriver:
             await self._reload()
             self._since = []
             if num_rounds:
-                await self._go_on()
+                # Through the queue like every effect: a full disk now must not leave a Run without a Round.
+                self._effects.put_nowait(r.GoOn())
             self._announce()
 
     # The machine.

@@ -2,9 +2,10 @@
 
 In this order, before a servicer sees anything:
 
-1. the request's raw bytes are kept beside the message, for the signature covers bytes, not a re-serialization;
+1. the request stays raw bytes, for the signature covers bytes, not a re-serialization;
 2. Fleet: the device's signature over method, time, nonce and body; Control: the operator's token;
-3. whatever the servicer raises becomes a status by the table in ``protos.errors``: the peer sees the public
+3. only now the bytes are parsed: nobody unknown reaches the parser, and what does not parse is InvalidInput;
+4. whatever the servicer raises becomes a status by the table in ``protos.errors``: the peer sees the public
    text, the log the inner one.
 """
 
@@ -17,13 +18,13 @@ from functools import partial
 from typing import Final, Protocol, TypeVar, cast
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos.calls import Call
-from fanin.protos.errors import FaninError, Unauthenticated, public_text, status_of
+from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, public_text, status_of
 from fanin.server.registry import Registry
 from fanin.server.store.devices import Device
 from fanin.server.work import Tools
@@ -62,14 +63,6 @@ def device_id() -> str:
     return device.device_id
 
 
-@dataclass(frozen=True, slots=True)
-class _Raw:
-    """A request and its exact bytes."""
-
-    data: bytes
-    message: Message
-
-
 class _Handler(Protocol):
     """A generated handler with asyncio behaviours, of which exactly one is there."""
 
@@ -85,16 +78,16 @@ class _Handler(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Guarded:
-    """A handler whose requests carry their raw bytes; the attributes are those that gRPC looks for."""
+    """A handler whose requests are raw bytes; the attributes are those that gRPC looks for."""
 
     request_streaming: bool
     response_streaming: bool
-    request_deserializer: Callable[[bytes], _Raw]
+    request_deserializer: Callable[[bytes], bytes]
     response_serializer: Callable[[Message], bytes]
-    unary_unary: Callable[[_Raw, Context], Awaitable[Message]] | None = None
-    unary_stream: Callable[[_Raw, Context], AsyncIterator[Message]] | None = None
-    stream_unary: Callable[[AsyncIterator[_Raw], Context], Awaitable[Message]] | None = None
-    stream_stream: Callable[[AsyncIterator[_Raw], Context], AsyncIterator[Message]] | None = None
+    unary_unary: Callable[[bytes, Context], Awaitable[Message]] | None = None
+    unary_stream: Callable[[bytes, Context], AsyncIterator[Message]] | None = None
+    stream_unary: Callable[[AsyncIterator[bytes], Context], Awaitable[Message]] | None = None
+    stream_stream: Callable[[AsyncIterator[bytes], Context], AsyncIterator[Message]] | None = None
 
 
 class Rim(aio.ServerInterceptor):
@@ -120,7 +113,7 @@ class Rim(aio.ServerInterceptor):
         guarded = _Guarded(
             request_streaming=handler.request_streaming,
             response_streaming=handler.response_streaming,
-            request_deserializer=partial(_keep_raw, handler.request_deserializer),
+            request_deserializer=_as_is,
             response_serializer=handler.response_serializer,
         )
         match handler.request_streaming, handler.response_streaming:
@@ -133,44 +126,44 @@ class Rim(aio.ServerInterceptor):
             case _:
                 return replace(guarded, stream_stream=partial(self._stream_stream, method, handler))
 
-    async def _unary_unary(self, method: str, handler: _Handler, request: _Raw, context: Context) -> Message:
+    async def _unary_unary(self, method: str, handler: _Handler, request: bytes, context: Context) -> Message:
         async with self._rim(method, context):
-            return await handler.unary_unary(await self._one_request(method, request, context), context)
+            return await handler.unary_unary(await self._one_request(method, handler, request, context), context)
 
     async def _unary_stream(
-        self, method: str, handler: _Handler, request: _Raw, context: Context
+        self, method: str, handler: _Handler, request: bytes, context: Context
     ) -> AsyncIterator[Message]:
         async with self._rim(method, context):
-            message = await self._one_request(method, request, context)
+            message = await self._one_request(method, handler, request, context)
             async for reply in handler.unary_stream(message, context):
                 yield reply
 
     async def _stream_unary(
-        self, method: str, handler: _Handler, requests: AsyncIterator[_Raw], context: Context
+        self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
     ) -> Message:
         async with self._rim(method, context):
-            return await handler.stream_unary(self._many_requests(method, requests, context), context)
+            return await handler.stream_unary(self._many_requests(method, handler, requests, context), context)
 
     async def _stream_stream(
-        self, method: str, handler: _Handler, requests: AsyncIterator[_Raw], context: Context
+        self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[Message]:
         async with self._rim(method, context):
-            async for reply in handler.stream_stream(self._many_requests(method, requests, context), context):
+            async for reply in handler.stream_stream(self._many_requests(method, handler, requests, context), context):
                 yield reply
 
-    async def _one_request(self, method: str, request: _Raw, context: Context) -> Message:
-        await self._admit(method, request.data, context)
-        return request.message
+    async def _one_request(self, method: str, handler: _Handler, request: bytes, context: Context) -> Message:
+        await self._admit(method, request, context)
+        return _parsed(method, handler, request)
 
     async def _many_requests(
-        self, method: str, requests: AsyncIterator[_Raw], context: Context
+        self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[Message]:
         admitted = False
         async for request in requests:
             if not admitted:
-                await self._admit(method, request.data, context)
+                await self._admit(method, request, context)
                 admitted = True
-            yield request.message
+            yield _parsed(method, handler, request)
         if not admitted:
             raise Unauthenticated(f"call: {method} carried no request to be checked")
 
@@ -209,8 +202,15 @@ class Rim(aio.ServerInterceptor):
             await context.abort(grpc.StatusCode.INTERNAL, "internal error; the coordinator's log has the details")
 
 
-def _keep_raw(deserialize: Callable[[bytes], Message], data: bytes) -> _Raw:
-    return _Raw(data, deserialize(data))
+def _as_is(data: bytes) -> bytes:
+    return data
+
+
+def _parsed(method: str, handler: _Handler, data: bytes) -> Message:
+    try:
+        return handler.request_deserializer(data)
+    except DecodeError as exc:
+        raise InvalidInput(f"call: {method} carries {len(data)} bytes that are no such request ({exc})") from exc
 
 
 def _signed_call(method: str, metadata: dict[str, str | bytes], body: bytes) -> tuple[Call, bytes]:

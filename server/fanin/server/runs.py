@@ -75,19 +75,12 @@ class Runs:
         """Start a Run. Raises InvalidInput, NotFound, Conflict for an id that another Run has."""
         check_name("run", start.run_id)
         async with self._starting:
-            known = self._drivers.get(start.run_id)
-            if known is None:
-                model = await self._model(start)
-                await self._check_first(start, model)
-                tools = self._tools
-                await tools.store_lane(lambda: tools.runs.add_run(start, tools.wall()))
-                record = await tools.store_lane(lambda: tools.runs.run(start.run_id))
-                assert record is not None, "the run was just added"
-                known = await self._drive(record)
+            record = await self._record(start)
+            # Recorded but not driven: an earlier try ended on a full disk in between.
+            if start.run_id not in self._drivers:
+                await self._drive(record)
                 self.on_change()
-            elif known.run.start != start:
-                raise Conflict(f"run {start.run_id}: the id is taken by another run; choose another")
-        return await known.info()
+        return await self.driver(start.run_id).info()
 
     async def publish_version(self, version: Version, num_rounds: int) -> RunInfo:
         """Add a Version from outside and run some Rounds from it. Raises InvalidVersion, Conflict, NotFound."""
@@ -126,11 +119,23 @@ class Runs:
         tools = self._tools
         return await tools.store_lane(lambda: tools.runs.events(run_id, from_sequence))
 
-    async def _drive(self, record: RunRecord) -> RunDriver:
+    async def _record(self, start: StartRun) -> RunRecord:
+        """The record of a Run, added if this is the first time that it is asked for. Raises Conflict."""
+        tools = self._tools
+        known = await tools.store_lane(lambda: tools.runs.run(start.run_id))
+        if known is None:
+            await self._check_first(start, await self._model(start))
+            await tools.store_lane(lambda: tools.runs.add_run(start, tools.wall()))
+            known = await tools.store_lane(lambda: tools.runs.run(start.run_id))
+            assert known is not None, "the run was just added"
+        elif known.start != start:
+            raise Conflict(f"run {start.run_id}: the id is taken by another run; choose another")
+        return known
+
+    async def _drive(self, record: RunRecord) -> None:
         driver = RunDriver(record, await self._model(record.start), self._tools, lambda: self.on_change())
-        self._drivers[record.start.run_id] = driver
         await driver.start()
-        return driver
+        self._drivers[record.start.run_id] = driver
 
     async def _model(self, start: StartRun) -> Model:
         tools, sha256 = self._tools, start.version.bundle_sha256

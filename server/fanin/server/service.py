@@ -1,5 +1,6 @@
 """The gRPC servicers: from messages to values, to one method, and back. No decision is taken here."""
 
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -141,8 +142,12 @@ class Services:
     tools: Tools
 
 
-async def start_server(services: Services, identity: ServerIdentity, address: str) -> tuple[aio.Server, int]:
-    """A running TLS server and the port that it got. Raises Conflict if the address is taken."""
+def bind_server(services: Services, identity: ServerIdentity, address: str) -> tuple[aio.Server, int]:
+    """A TLS server that has its port but serves nobody before it is started, and the port.
+
+    Raises Conflict if the address is taken.
+    """
+    _check_free(address)
     # Two coordinators on one port would each see half of the devices: never share it.
     server = aio.server(interceptors=(Rim(services.registry, services.tools),), options=(("grpc.so_reuseport", 0),))
     fleet = FleetService(services.coordinator, services.registry, services.tools)
@@ -152,11 +157,28 @@ async def start_server(services: Services, identity: ServerIdentity, address: st
     try:
         port = server.add_secure_port(address, credentials)
     except RuntimeError as exc:
-        raise Conflict(
-            f"{address}: cannot be listened on ({exc}); is another coordinator running? choose another port"
-        ) from exc
-    await server.start()
+        raise _not_ours(address, str(exc)) from exc
     return server, port
+
+
+def _check_free(address: str) -> None:
+    """Ask the operating system first: gRPC tells the reason nobody but standard error."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, where in found:
+            with socket.socket(family, kind, protocol) as probe:
+                # A port whose last coordinator has just ended is free.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+    except OSError as exc:
+        raise _not_ours(address, exc.strerror or str(exc)) from exc
+
+
+def _not_ours(address: str, reason: str) -> Conflict:
+    return Conflict(
+        f"{address}: cannot be listened on ({reason}); is another coordinator running? choose another --listen"
+    )
 
 
 async def _pieces(requests: AsyncIterator[fleet_pb2.UploadRequest]) -> AsyncIterator[Piece]:

@@ -11,18 +11,19 @@ for anybody else, so a half-sent or invalid one leaves no trace but its file her
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from io import BufferedRandom
 from pathlib import Path
 from typing import Final
 
 from fanin.protos.chunks import CHUNK_BYTES, check_chunk, short
 from fanin.protos.convert import header_to_proto
-from fanin.protos.errors import Corrupted, InvalidInput, InvalidUpdate
+from fanin.protos.errors import Corrupted, InvalidInput, InvalidUpdate, Unavailable
 from fanin.protos.messages import Piece, UpdateHeader
 from fanin.server.disk import Durability, full_disk_as_our_error, sync_file, sync_folder
 
 _READ_BYTES: Final = CHUNK_BYTES
+_PAYLOAD: Final = ".payload"
 
 
 class Spool:
@@ -49,11 +50,16 @@ class Spool:
     def commit(self, upload: "Upload", *, run_id: str, round_number: int, device: str) -> None:
         """Make a whole upload durable under its final name; repeating it is harmless.
 
-        Raises InvalidUpdate if the bytes as a whole do not have the announced digest, StorageFull.
+        Raises InvalidUpdate if the bytes as a whole do not have the announced digest, StorageFull, Unavailable if a
+        later upload under another header took this one's place.
         """
         path = self._payload(run_id, round_number, device)
         with full_disk_as_our_error(f"spool {upload.header.assignment_id}"):
             upload.verify_whole(self._durability)
+            if upload.is_at(path):
+                return
+            if not upload.is_at(upload.part):
+                raise Unavailable(f"spool {upload.header.assignment_id}: a later upload took this one's place; go on")
             path.parent.mkdir(parents=True, exist_ok=True)
             upload.part.replace(path)
             sync_folder(path.parent, self._durability)
@@ -66,10 +72,19 @@ class Spool:
         for suffix in (".part", ".header"):
             (self._uploads / f"{assignment_id}{suffix}").unlink(missing_ok=True)
 
-    def discard_round(self, prefix: str) -> None:
-        """Forget all uploads whose assignment begins with ``prefix``."""
+    def withdraw(self, *, run_id: str, round_number: int, device: str) -> None:
+        """Remove a payload whose commit the store refused: its Round had closed."""
+        self._payload(run_id, round_number, device).unlink(missing_ok=True)
+
+    def clear_round(self, *, run_id: str, round_number: int, keep: Collection[str]) -> None:
+        """Forget the uploads of a Round that is over, and payloads of devices other than ``keep``: those whose
+        Update the store could not record, and that never came back."""
         for path in self._uploads.iterdir():
-            if path.name.startswith(prefix):
+            if path.name.startswith(f"{run_id}.{round_number}."):
+                path.unlink(missing_ok=True)
+        folder = self._updates / run_id / str(round_number)
+        for path in folder.iterdir() if folder.exists() else ():
+            if path.name.removesuffix(_PAYLOAD) not in keep:
                 path.unlink(missing_ok=True)
 
     def read(self, *, run_id: str, round_number: int, device: str, size_bytes: int) -> Iterator[memoryview]:
@@ -86,7 +101,7 @@ class Spool:
             raise Corrupted(f"{path}: a committed update is missing") from exc
 
     def _payload(self, run_id: str, round_number: int, device: str) -> Path:
-        return self._updates / run_id / str(round_number) / f"{device}.payload"
+        return self._updates / run_id / str(round_number) / f"{device}{_PAYLOAD}"
 
 
 class Upload:
@@ -110,6 +125,10 @@ class Upload:
     def is_whole(self) -> bool:
         """Whether all Chunks are here and verified."""
         return self._num_chunks == len(self.header.payload.chunks)
+
+    def is_at(self, path: Path) -> bool:
+        """Whether this upload's bytes are the file of that name."""
+        return path.exists() and os.path.samestat(path.stat(), os.fstat(self._file.fileno()))
 
     def append(self, piece: Piece) -> None:
         """Add the next bytes; every Chunk is verified as soon as it is whole, then written.

@@ -6,14 +6,18 @@ updates/        committed payloads
 blobs/          Chunks of Bundles and Versions
 tls/            the local authority (``authority``)
 tokens/         the first tokens, for the user who started it (``commands.serve``)
+lock            held by the coordinator that serves from here
 """
 
 import asyncio
-from collections.abc import Callable
+import fcntl
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from fanin.protos.errors import Conflict
 from fanin.server.blobs import Blobs
 from fanin.server.disk import Durability
 from fanin.server.observe import Observer
@@ -45,6 +49,23 @@ class ThreadLane:
 async def inline(work: Callable[[], T]) -> T:
     """Work done at once, on the event loop: for simulations, where a thread would escape the virtual clock."""
     return work()
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Keep a coordinator's folder to this process; two on one folder would both drive its Rounds.
+
+    The lock is the kernel's, so it goes with the process, however that ends. Raises Conflict if it is taken.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise Conflict(
+                f"{folder}: another coordinator serves from this folder; stop it, or give another --state"
+            ) from exc
+        yield
 
 
 def open_state(

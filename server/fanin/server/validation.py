@@ -7,10 +7,11 @@ from fanin.edge.codecs import codec_named
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import CHUNK_BYTES, short
 from fanin.protos.errors import InvalidUpdate
-from fanin.protos.messages import EXAMPLES, UPDATE_FORMAT, CodecSpec, UpdateHeader
+from fanin.protos.messages import EVAL_LOSS, EXAMPLES, TRAIN_LOSS, UPDATE_FORMAT, CodecSpec, UpdateHeader
 from fanin.protos.plans import WEIGHT_UNIT
 
 _NO_MATCH: Final = "check in again"
+_SIGNED: Final = frozenset({TRAIN_LOSS, EVAL_LOSS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,10 @@ def check_header(header: UpdateHeader, expected: Expected) -> None:
     examples = header.statistics.counts.get(EXAMPLES, 0)
     if examples < 1:
         raise InvalidUpdate(f"update: got {examples} examples, expected at least 1")
+    for name, count in header.statistics.counts.items():
+        # A negative one would be taken for another device's; only a loss may be below zero.
+        if count < 0 and name not in _SIGNED:
+            raise InvalidUpdate(f"update: got {name} = {count}, expected at least 0")
 
 
 def weight_of(header: UpdateHeader, max_examples: int) -> int:

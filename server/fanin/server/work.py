@@ -146,9 +146,11 @@ class RoundWork:
         await tools.store_lane(lambda: tools.rounds.fail(record.run_id, record.round, reason, tools.wall()))
 
     async def clear_spool(self) -> None:
-        """Forget the uploads that the Round no longer needs."""
-        prefix = f"{self.record.run_id}.{self.record.round}."
-        await self._tools.disk_lane(lambda: self._tools.spool.discard_round(prefix))
+        """Forget the uploads that the Round no longer needs, and payloads that no row speaks of."""
+        tools, run_id, number = self._tools, self.record.run_id, self.record.round
+        updates = await tools.store_lane(lambda: tools.rounds.updates(run_id, number))
+        keep = {update.device_id for update in updates}
+        await tools.disk_lane(lambda: tools.spool.clear_round(run_id=run_id, round_number=number, keep=keep))
 
     def _accumulate(self, device: str) -> None:
         if device in self._summed:

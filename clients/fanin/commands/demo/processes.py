@@ -74,7 +74,7 @@ class Processes:
     def __enter__(self) -> "Processes":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_exception: object) -> None:
         for _, process in self._started:
             process.send_signal(signal.SIGTERM)
         for _, process in self._started:

@@ -72,6 +72,8 @@ def print_table(found: Findings) -> None:
         accuracy.add_row(name, f"{part.top1_float:.4f}", f"{part.top1_int8:.4f}", f"{part.agreement:.4f}")
     console.print(accuracy)
     facts = Table(show_header=False, title="The run")
+    facts.add_column()
+    facts.add_column(overflow="fold")
     facts.add_row("devices, rounds", f"{row['devices']}, {row['rounds']}")
     facts.add_row("seconds a round (median)", f"{row['seconds_per_round']:.3f}")
     facts.add_row(

@@ -21,21 +21,23 @@ from fanin.commands.demo.processes import DeviceEnvironment, Processes, look_at
 from fanin.commands.demo.report import Findings, json_row, print_table
 from fanin.commands.show import describe
 from fanin.commands.terminal import JsonOption, write_json
-from fanin.datacenter.launch import TrainConfig, launch
+from fanin.datacenter.launch import TrainConfig, TrainSettings, launch
 from fanin.datacenter.models.digits_app import app as digits_app
-from fanin.datacenter.parameters import load_parameters, parameter_table
+from fanin.datacenter.parameters import load_parameters, parameter_table, parameter_vector
 from fanin.datacenter.publish import train_and_publish
 from fanin.edge.bundle import Bundle
 from fanin.edge.export import export_app
 from fanin.edge.keys import SigningKey, load_or_create_key
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.tensors import Float32s
+from fanin.edge.tensors import Float32s, encode_parameters
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.protos.runs import Recorded, RunEvent, RunRested, RunState
 
 RUN_ID: Final = "demo"
+APP: Final = "fanin.datacenter.models.digits_app:app"
+PRETRAIN_LEARNING_RATE: Final = 0.05
 NUM_RANKS: Final = 2
 VALIDATION: Final = 0.2
 LOCAL_EPOCHS: Final = 3
@@ -105,7 +107,8 @@ def demo(
 def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
     split = setting.split
     _say(f"split: 100 public digits, {len(split.test)} for the test, {setting.num_devices} devices with the rest")
-    pretrained = _train(folder, "pretrain", split.public, setting, None)
+    untrained = parameter_vector(digits_app(setting.seed).module)
+    pretrained = _train(folder, "pretrain", split.public, setting, untrained)
     _say("datacenter: pre-trained on the public digits")
     publisher = load_or_create_key(folder / "publisher.key")
     bundle = _export(folder, setting, pretrained, publisher)
@@ -132,7 +135,7 @@ def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
             final = operator.parameters(operator.version(RUN_ID).version)
         names = processes.device_names(setting.num_devices)
     _say("datacenter: training the centralised bound on all data in one place")
-    centralised = _train(folder, "centralised", _together(split), setting, None)
+    centralised = _train(folder, "centralised", _together(split), setting, untrained)
     runtime = open_runtime()
     models = {"pretrained": pretrained, "federated": federated, "final": final, "centralised": centralised}
     return Findings(
@@ -211,8 +214,22 @@ def _received(inbox: "queue.SimpleQueue[Recorded | FaninError | None]", processe
         yield found
 
 
-def _train(folder: Path, name: str, examples: Examples, setting: Setting, start: Float32s | None) -> Float32s:
-    raise AssertionError
+def _train(folder: Path, name: str, examples: Examples, setting: Setting, start: Float32s) -> Float32s:
+    """A torchrun job on these examples from these parameters, to a flat validation loss."""
+    job = folder / name
+    job.mkdir()
+    np.savez(job / "data.npz", x=examples.x, y=examples.y)
+    table = parameter_table(digits_app(setting.seed).module)
+    (job / "initial.bin").write_bytes(encode_parameters(table, start))
+    config = TrainConfig(
+        app=APP,
+        data=job / "data.npz",
+        num_validation=round(len(examples) * VALIDATION),
+        training=TrainSettings(learning_rate=PRETRAIN_LEARNING_RATE, seed=setting.seed),
+        folder=job,
+        initial=job / "initial.bin",
+    )
+    return launch(config, NUM_RANKS).parameters
 
 
 def _together(split: DigitsSplit) -> Examples:

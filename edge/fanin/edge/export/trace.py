@@ -30,7 +30,7 @@ from fanin.protos.errors import UnsupportedModel
 
 Tensors = dict[str, Tensor]
 Result = TypeVar("Result")
-PORTS: Final = frozenset({"x", "y", "mask", "learning_rate", "loss", "loss_sum", "num_correct", "logits"})
+PORTS: Final = frozenset({"x", "y", "mask", "learning_rate", "loss", "loss_sum", "predicted", "logits"})
 """What Signatures call their inputs and outputs besides the parameters."""
 MIN_TRACE_BATCH: Final = 2
 """A batch of one would be traced as the constant 1."""
@@ -130,7 +130,7 @@ def trace_train(app: App) -> Traced:
 
 
 def trace_evaluate(app: App) -> Traced:
-    """Summed loss and number of right answers over the unmasked samples of one batch."""
+    """Summed loss over the unmasked samples of one batch, and the class chosen for each sample."""
     parameters = trainable(app)
     names = list(parameters)
     module = copy.deepcopy(app.module).eval()
@@ -138,15 +138,14 @@ def trace_evaluate(app: App) -> Traced:
     def evaluate(*flat: Tensor) -> tuple[Tensor, Tensor]:
         x, y, mask = flat[len(names) :]
         logits = _logits(app, module, _named(names, flat), x)
-        right = (logits.argmax(dim=1) == y) & (mask > 0)
-        return (mask * _losses(app, logits, y)).sum(), right.to(torch.int64).sum()
+        return (mask * _losses(app, logits, y)).sum(), logits.argmax(dim=1)
 
     examples = [*parameters.values(), *example_batch(app)]
     return Traced(
         program=_trace(app, "evaluate", evaluate, examples),
         examples=examples,
         inputs=[*names, "x", "y", "mask"],
-        outputs=["loss_sum", "num_correct"],
+        outputs=["loss_sum", "predicted"],
     )
 
 

@@ -37,11 +37,12 @@ class TrainState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalSums:
-    """What evaluation adds up over the unmasked samples: summed loss (nats) and number of right answers."""
+class Evaluated:
+    """What evaluation tells of one batch: the loss in nats, summed over the unmasked samples, and the class that
+    was chosen for each sample (B,), padding included."""
 
     loss_sum: float
-    num_correct: int
+    predicted: npt.NDArray[np.int64]
 
 
 class TrainStep(Protocol):
@@ -53,7 +54,7 @@ class TrainStep(Protocol):
 class Evaluate(Protocol):
     """Float evaluation of parameters (num_values,) on one batch."""
 
-    def __call__(self, parameters: Float32s, batch: Batch) -> EvalSums: ...
+    def __call__(self, parameters: Float32s, batch: Batch) -> Evaluated: ...
 
 
 class Predict(Protocol):

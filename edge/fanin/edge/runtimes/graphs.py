@@ -5,7 +5,7 @@ else is here, once: which ports a Signature must have, what a batch must look li
 become named tensors and back. The ports, in a Bundle whose parameters are ``<p>``::
 
     train      <p>..., momentum.<p>..., x, y, mask, learning_rate  ->  next.<p>..., next.momentum.<p>..., loss
-    evaluate   <p>..., x, y, mask                                  ->  loss_sum, num_correct
+    evaluate   <p>..., x, y, mask                                  ->  loss_sum, predicted
     infer      x                                                   ->  logits
 
 Parameters go in as views of the flat vector; what comes out is written once, into the next one.
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fanin.edge.manifest import Manifest, Port, Signature
-from fanin.edge.runtimes.base import Batch, EvalSums, TrainState
+from fanin.edge.runtimes.base import Batch, Evaluated, TrainState
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidBundle
 
@@ -68,17 +68,19 @@ class GraphEvaluate:
 
     def __init__(self, manifest: Manifest, run: RunGraph) -> None:
         names = [spec.name for spec in manifest.table.specs]
-        self._outputs = ["loss_sum", "num_correct"]
+        self._outputs = ["loss_sum", "predicted"]
         found = _signature(manifest, "evaluate", [*names, "x", "y", "mask"], self._outputs)
         self._parameters = _Layout(manifest.table, names)
         self._batch = _BatchPorts(manifest, found)
         self._run = run
 
-    def __call__(self, parameters: Float32s, batch: Batch) -> EvalSums:
+    def __call__(self, parameters: Float32s, batch: Batch) -> Evaluated:
         feed = self._batch.feed(batch)
         self._parameters.feed(feed, "parameters", parameters)
-        loss_sum, num_correct = self._run(self._outputs, feed)
-        return EvalSums(loss_sum=float(loss_sum.item()), num_correct=int(num_correct.item()))
+        loss_sum, predicted = self._run(self._outputs, feed)
+        if predicted.shape != batch.y.shape:
+            raise InvalidBundle(f"evaluate graph: gave {predicted.shape} classes, expected {batch.y.shape}")
+        return Evaluated(loss_sum=float(loss_sum.item()), predicted=predicted.astype(np.int64, copy=False))
 
 
 class GraphPredict:

@@ -11,7 +11,7 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from fanin.protos.errors import Corrupted, StorageFull
@@ -44,9 +44,10 @@ def open_engine(path: Path, durability: Durability) -> Engine:
     try:
         with engine.connect() as connection:
             migrate(connection)
-    except (OperationalError, CommandError) as exc:
+    except (DatabaseError, CommandError) as exc:
         engine.dispose()
-        raise Corrupted(f"{path}: cannot be opened or migrated ({exc}); was it written by a newer fanin?") from exc
+        reason = exc.orig if isinstance(exc, DatabaseError) else exc
+        raise Corrupted(f"{path}: cannot be opened or migrated ({reason}); was it written by a newer fanin?") from exc
     return engine
 
 

@@ -1,0 +1,110 @@
+# Everything that is done to this repository, by name. `make` lists it.
+#
+# Two environments: .venv has all extras and the package editable; .venv-device has the wheel with [onnx] and
+# nothing else, as a device would. Each has a stamp file, so that nothing is installed twice.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || command -v python3)
+PIP_FLAGS ?=
+ARGS ?=
+WORKERS ?= 2
+
+# One thread a process: training on the device is bit-exact only so, and the tests run side by side.
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+VENV := .venv
+DEVICE := .venv-device
+CONSTRAINTS := .ci/constraints.txt
+EXTRAS := onnx,server,export,datacenter,dev
+ROOTS := server clients edge datacenter protos
+SOURCES := $(shell find $(ROOTS) -type f -not -path '*/__pycache__/*')
+BIN := $(VENV)/bin
+PIP_INSTALL := pip install --quiet -c $(CONSTRAINTS) $(PIP_FLAGS)
+
+.PHONY: help
+help: ## this list
+	@echo "fanin: make TARGET [ARGS=...] [PYTHON=...] [PIP_FLAGS=...]"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(VENV)/.installed $(DEVICE)/.installed ## the whole loop on this machine; ARGS="--rounds 3" for its flags
+	$(BIN)/fanin demo $(ARGS)
+
+.PHONY: test
+test: $(VENV)/.installed $(DEVICE)/.installed lint types imports ## every gate and every test but the nightly ones
+	$(BIN)/pytest -n $(WORKERS) -m "not nightly" $(ARGS)
+
+.PHONY: nightly
+nightly: $(VENV)/.installed $(DEVICE)/.installed ## the tests that are too long for every change
+	$(BIN)/pytest -n $(WORKERS) -m nightly $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.installed ## ruff: form and rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+.PHONY: types
+types: $(VENV)/.installed ## mypy, strict
+	$(BIN)/mypy
+
+.PHONY: imports
+imports: $(VENV)/.installed ## who may import whom
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: format
+format: $(VENV)/.installed ## write the form that lint asks for
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: protos
+protos: $(VENV)/.installed ## generated code anew from protos/fanin/v1/*.proto
+	$(BIN)/python tests/golden/protos.py
+
+.PHONY: protos-release
+protos-release: $(VENV)/.installed ## at a release: what later wire changes are compared with
+	$(BIN)/python tests/golden/protos.py --release
+
+.PHONY: constraints
+constraints: $(VENV)/.installed ## the tested versions anew from .venv
+	{ grep '^#' $(CONSTRAINTS); $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//'; } > $(CONSTRAINTS).new
+	mv $(CONSTRAINTS).new $(CONSTRAINTS)
+
+.PHONY: venv
+venv: $(VENV)/.installed ## .venv: all extras, the package editable
+
+.PHONY: device
+device: $(DEVICE)/.installed ## .venv-device: the wheel with [onnx] and nothing else
+
+.PHONY: wheel
+wheel: dist/.built ## the wheel, in dist/
+
+.PHONY: clean
+clean: ## remove the environments, what was built and the caches
+	rm -rf $(VENV) $(DEVICE) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"fanin: got Python {sys.version.split()[0]}, expected 3.11 or newer; name one: make PYTHON=/path/to/python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "$(VENV): installing (the first time takes minutes: torch is large)"
+	$(BIN)/$(PIP_INSTALL) hatchling -e ".[$(EXTRAS)]"
+	@touch $@
+
+dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.installed
+	rm -rf dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
+	@touch $@
+
+# The first command brings what the wheel needs, the second the wheel itself even if its version is the same.
+$(DEVICE)/.installed: dist/.built $(CONSTRAINTS)
+	@test -x $(DEVICE)/bin/python || $(PYTHON) -m venv $(DEVICE)
+	@echo "$(DEVICE): installing the wheel with [onnx]"
+	$(DEVICE)/bin/$(PIP_INSTALL) "$$(ls dist/fanin-*.whl)[onnx]"
+	$(DEVICE)/bin/$(PIP_INSTALL) --force-reinstall --no-deps dist/fanin-*.whl
+	@touch $@

@@ -1,0 +1,69 @@
+"""Lists that change only on purpose: what is required, and what an operator can set.
+
+A new entry is added here in the same change, so that a review sees it.
+"""
+
+import re
+from dataclasses import fields
+
+from house.tree import CONSTRAINTS, requirements
+
+from fanin.commands.main import SUBCOMMANDS
+from fanin.server.settings import Settings
+
+REQUIREMENTS = {
+    "": ["cryptography", "grpcio", "numpy", "protobuf"],
+    "onnx": ["onnxruntime"],
+    "server": ["alembic", "rich", "sqlalchemy", "typer"],
+    "export": ["onnx", "onnxruntime", "onnxscript", "torch"],
+    "datacenter": ["torch"],
+    "dev": [
+        "build",
+        "grpcio-tools",
+        "hypothesis",
+        "import-linter",
+        "mypy",
+        "mypy-protobuf",
+        "pytest",
+        "pytest-timeout",
+        "pytest-xdist",
+        "ruff",
+        "types-grpcio",
+        "types-protobuf",
+    ],
+}
+SETTINGS = ["durability", "listen", "names", "state"]
+COMMANDS = ["demo", "inspect", "join", "run", "runs", "serve", "verify", "watch"]
+
+
+def canonical(requirement: str) -> str:
+    """The distribution's name, in the form that PEP 503 compares."""
+    name = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert name is not None
+    return re.sub(r"[-_.]+", "-", name.group()).lower()
+
+
+def test_requirements() -> None:
+    assert {extra: sorted(map(canonical, needs)) for extra, needs in requirements().items()} == REQUIREMENTS
+
+
+def test_settings_of_a_coordinator() -> None:
+    assert sorted(field.name for field in fields(Settings)) == SETTINGS
+
+
+def test_subcommands() -> None:
+    assert sorted(SUBCOMMANDS) == COMMANDS
+
+
+def test_every_requirement_is_pinned() -> None:
+    pins = [line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[^;\s]+", pin) for pin in pins)
+    pinned = {canonical(pin) for pin in pins}
+    needed = {name for names in REQUIREMENTS.values() for name in names} | {"hatchling"}
+    assert sorted(needed - pinned) == []
+
+
+def test_torch_is_pinned_without_a_build() -> None:
+    # A pin with a build tag (+cpu) would refuse every other build, a pin without one accepts any.
+    (torch,) = (line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
+    assert "+" not in torch

@@ -1,0 +1,149 @@
+"""The import contracts bite: they name what exists, let nothing through, and a wrong import breaks each of them."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from house.tree import (
+    ROOT,
+    SOURCE_ROOTS,
+    Module,
+    contracts,
+    exceptions_in_contracts,
+    module_names,
+    package_modules,
+    root_packages,
+)
+
+WRONG = {
+    "layers": ("server/fanin/server/wrong.py", "import fanin.clients.session"),
+    "commands": ("datacenter/fanin/datacenter/wrong.py", "import fanin.commands.main"),
+    "torch": ("edge/fanin/edge/wrong.py", "def later():\n    import torch.nn"),
+    "torch-free": ("clients/fanin/commands/join.py", "import fanin.edge.export"),
+    "device": ("clients/fanin/commands/join.py", "import typer"),
+    "grpc": ("server/fanin/server/wrong.py", "from grpc import aio"),
+    "onnxruntime": ("edge/fanin/edge/runtimes/wrong.py", "import onnxruntime"),
+    "onnx": ("edge/fanin/edge/runtimes/wrong.py", "import onnx.helper"),
+    "database": ("server/fanin/server/wrong.py", "import sqlalchemy.orm"),
+    "terminal": ("clients/fanin/clients/wrong.py", "import rich.table"),
+    "pure-cores": ("edge/fanin/edge/grid.py", "from fanin.edge import keys"),
+    "plan-cores": ("server/fanin/server/selection.py", "import time"),
+}
+"""For each contract a file and a line in it that breaks it."""
+
+ABSENT_FROM_JOIN = ("alembic", "fanin.server", "onnx", "onnxruntime", "rich", "sqlalchemy", "torch", "typer")
+ABSENT_FROM_SERVE = ("fanin.datacenter", "fanin.edge.export", "onnx", "onnxruntime", "torch")
+
+
+def test_contracts_let_nothing_through() -> None:
+    assert exceptions_in_contracts() == ()
+
+
+def test_contracts_name_modules_that_exist() -> None:
+    existing = module_names()
+    for contract in contracts():
+        missing = sorted(name for name in contract.names if name.startswith("fanin.") and name not in existing)
+        assert not missing, f"contract {contract.id}: got {missing}, expected modules on disk; rename them there too"
+
+
+def test_layers_name_every_root_package() -> None:
+    (layers,) = (contract for contract in contracts() if contract.id == "layers")
+    assert layers.names == set(root_packages())
+
+
+def test_each_contract_has_a_wrong_import_here() -> None:
+    assert sorted(WRONG) == sorted(contract.id for contract in contracts())
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source roots and pyproject.toml, to break."""
+    folder = tmp_path_factory.mktemp("copy")
+    for root in SOURCE_ROOTS:
+        shutil.copytree(ROOT / root, folder / root, ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def lint(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run import-linter on the tree in ``folder``."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache", "--no-logo", *options]
+    # Before the editable install, so that the copy's packages are found and not the real ones.
+    path = os.pathsep.join(str(folder / root) for root in SOURCE_ROOTS)
+    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def test_contracts_hold(copy: Path) -> None:
+    done = lint(copy)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("contract", sorted(WRONG))
+def test_a_wrong_import_breaks_its_contract(copy: Path, contract: str) -> None:
+    name, line = WRONG[contract]
+    path = copy / name
+    before = path.read_text() if path.exists() else None
+    path.write_text((before or "") + f"\n{line}\n")
+    try:
+        done = lint(copy, "--contract", contract)
+    finally:
+        path.unlink() if before is None else path.write_text(before)
+    assert done.returncode == 1
+    assert "0 kept, 1 broken" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "absent"),
+    [("join", ABSENT_FROM_JOIN), ("serve", ABSENT_FROM_SERVE), ("verify", ABSENT_FROM_SERVE)],
+)
+def test_a_command_imports_no_more_than_it_may(command: str, absent: tuple[str, ...]) -> None:
+    # The contracts see what is written; this sees what is loaded, lazily imported or by a library of others.
+    code = f"import sys, fanin.commands.main, fanin.commands.{command}\nprint(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert f"fanin.commands.{command}" in loaded
+    assert sorted(loaded & set(absent)) == []
+
+
+def chance_used(module: Module) -> list[str]:
+    """Where a module uses ``random`` for more than the type of a generator that it is given."""
+    tree = module.tree()
+    found = [
+        f"{module.path}:{node.lineno}: from random import"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "random"
+    ]
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    used = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random"
+    )
+    wrong = (node for node in used if node.attr != "Random" or id(node) in called)
+    return [*found, *(f"{module.path}:{node.lineno}: random.{node.attr}" for node in wrong)]
+
+
+def test_pure_cores_make_no_chance_of_their_own() -> None:
+    cores = {
+        name for contract in contracts() if contract.id in ("pure-cores", "plan-cores") for name in contract.sources
+    }
+    found = [line for module in package_modules() if module.name in cores for line in chance_used(module)]
+    assert not found, "\n".join(("a pure core is given its generator:", *found))
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ("def f(rng: random.Random): return rng.random()", 0),
+        ("x = random.random()", 1),
+        ("x = random.Random(3)", 1),
+        ("from random import Random", 1),
+    ],
+)
+def test_chance_is_seen(line: str, number: int) -> None:
+    assert len(chance_used(Module(path="x.py", name="x", text=f"import random\n{line}\n"))) == number

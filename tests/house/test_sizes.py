@@ -1,0 +1,103 @@
+"""Files, functions and parameter lists stay small enough to be read in one go."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+from house.tree import Module, package_modules, tool_modules
+
+MAX_FILE_LINES = 400
+MAX_BODY_LINES = 60
+MAX_PARAMETERS = 5
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(module: Module) -> Iterator[tuple[str, Function]]:
+    """Each function of a module with the place to say."""
+    for node in ast.walk(module.tree()):
+        if isinstance(node, Function):
+            yield f"{module.path}:{node.lineno} {node.name}", node
+
+
+def body_lines(function: Function) -> int:
+    """Lines from the first statement after the docstring to the last; 0 for a docstring alone."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+def parameters(function: Function) -> int:
+    """How many a caller may give: ``self`` and ``cls`` left out, and a command's flags, which only typer gives."""
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    named += [star for star in (arguments.vararg, arguments.kwarg) if star is not None]
+    return sum(argument.arg not in ("self", "cls") and not is_flag(argument) for argument in named)
+
+
+def is_flag(argument: ast.arg) -> bool:
+    """Whether an annotation declares a flag: ``Annotated[..., typer.Option(...)]``."""
+    return argument.annotation is not None and "typer." in ast.unparse(argument.annotation)
+
+
+def long_files(modules: tuple[Module, ...]) -> list[str]:
+    sizes = ((module.path, len(module.text.splitlines())) for module in modules)
+    return [
+        f"{path}: got {lines} lines, expected {MAX_FILE_LINES} or fewer"
+        for path, lines in sizes
+        if lines > MAX_FILE_LINES
+    ]
+
+
+def long_functions(modules: tuple[Module, ...]) -> list[str]:
+    found = ((place, body_lines(each)) for module in modules for place, each in functions(module))
+    return [
+        f"{place}: got {size} lines, expected {MAX_BODY_LINES} or fewer"
+        for place, size in found
+        if size > MAX_BODY_LINES
+    ]
+
+
+def wide_functions(modules: tuple[Module, ...]) -> list[str]:
+    found = ((place, parameters(each)) for module in modules for place, each in functions(module))
+    return [
+        f"{place}: got {count} parameters, expected {MAX_PARAMETERS}"
+        for place, count in found
+        if count > MAX_PARAMETERS
+    ]
+
+
+def test_files_are_short() -> None:
+    assert long_files((*package_modules(), *tool_modules())) == []
+
+
+def test_functions_are_short() -> None:
+    assert long_functions(package_modules()) == []
+
+
+def test_functions_take_few_parameters() -> None:
+    assert wide_functions(package_modules()) == []
+
+
+def function_of(lines: int, signature: str = "self") -> tuple[Module, ...]:
+    body = "".join(f"    x{number} = {number}\n" for number in range(lines))
+    return (Module(path="x.py", name="x", text=f'def f({signature}):\n    """Not counted."""\n{body}'),)
+
+
+@pytest.mark.parametrize(("lines", "number"), [(0, 0), (MAX_BODY_LINES, 0), (MAX_BODY_LINES + 1, 1)])
+def test_a_long_function_is_seen(lines: int, number: int) -> None:
+    assert len(long_functions(function_of(lines))) == number
+
+
+FLAGS = ", ".join(f"{name}: Annotated[int, typer.Option('--{name}')]" for name in "abcdef")
+
+
+@pytest.mark.parametrize(
+    ("signature", "number"),
+    [("self, a, b, /, c, *, d, e", 0), ("a, *b, c, d, e, **f", 1), ("cls, a, b, c, d, e", 0), (FLAGS, 0)],
+)
+def test_a_wide_function_is_seen(signature: str, number: int) -> None:
+    assert len(wide_functions(function_of(1, signature))) == number
+
+
+@pytest.mark.parametrize(("lines", "number"), [(MAX_FILE_LINES, 0), (MAX_FILE_LINES + 1, 1)])
+def test_a_long_file_is_seen(lines: int, number: int) -> None:
+    assert len(long_files((Module(path="x.py", name="x", text="#\n" * lines),))) == number

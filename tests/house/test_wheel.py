@@ -1,0 +1,63 @@
+"""The wheel carries the fanin packages whole, and nothing else."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from house.tree import ROOT, SOURCE_ROOTS
+
+INFO = "fanin-0.1.0.dist-info"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """A wheel of this tree, built from a copy so that nothing is left in the tree."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in (*SOURCE_ROOTS, "tests"):
+        shutil.copytree(ROOT / name, source / name)
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = out.glob("*.whl")
+    assert path.name == "fanin-0.1.0-py3-none-any.whl"
+    return zipfile.ZipFile(path)
+
+
+def test_it_carries_exactly_the_packages(wheel: zipfile.ZipFile) -> None:
+    expected = {
+        str(path.relative_to(ROOT / root))
+        for root in SOURCE_ROOTS
+        for path in (ROOT / root).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    got = {name for name in wheel.namelist() if not name.startswith(f"{INFO}/")}
+    assert sorted(got - expected) == []
+    assert sorted(expected - got) == []
+
+
+def test_it_carries_what_is_not_code(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    for name in (
+        "fanin/server/py.typed",
+        "fanin/v1/fleet.proto",
+        "fanin/v1/fleet_pb2.pyi",
+        "fanin/clients/digits.npz",
+        f"{INFO}/licenses/LICENSE",
+    ):
+        assert name in names
+
+
+def test_fanin_is_a_namespace(wheel: zipfile.ZipFile) -> None:
+    assert "fanin/__init__.py" not in wheel.namelist()
+    tops = {Path(name).parts[0] for name in wheel.namelist()}
+    assert tops == {"fanin", INFO}
+
+
+def test_it_installs_one_command(wheel: zipfile.ZipFile) -> None:
+    text = wheel.read(f"{INFO}/entry_points.txt").decode()
+    assert text.split("\n") == ["[console_scripts]", "fanin = fanin.commands.main:main", ""]

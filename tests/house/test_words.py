@@ -1,0 +1,150 @@
+"""What is not written here: hidden exceptions from the rules, catch-alls without a reason, work left for later."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from house.tree import Module, package_modules, tool_modules
+
+# Put together from halves, so that this file does not find itself.
+LATER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
+NOQA = re.compile(r"#\s*(no" + r"qa|ruff:\s*no" + r"qa|mypy:\s*ignore-errors)")
+BARE_IGNORE = re.compile(r"#\s*type:\s*ig" + r"nore(?!\[)")
+PATCHES = re.compile(r"\b(mock\s*\.\s*pa" + r"tch|(from|import) unit" + r"test|monkeypatch\s*\.\s*seta" + r"ttr)\b")
+BROAD = ("Exception", "BaseException")
+PRINTING = "fanin.commands"
+
+Found = Iterator[str]
+
+
+def later(module: Module) -> Found:
+    """Work left for later."""
+    yield from _lines(module, LATER)
+
+
+def hidden(module: Module) -> Found:
+    """A rule silenced in place."""
+    yield from _lines(module, NOQA)
+    yield from _lines(module, BARE_IGNORE)
+
+
+def patched(module: Module) -> Found:
+    """Our own code replaced under its users: pass a fake in instead (fanin.clients.testing has them)."""
+    yield from _lines(module, PATCHES)
+
+
+def without_docstring(module: Module) -> Found:
+    """A module that does not say what it is; an empty ``__init__`` has nothing to say."""
+    if module.text.strip() and ast.get_docstring(module.tree()) is None:
+        yield f"{module.path}: got no module docstring, expected what it is and the rule it keeps"
+
+
+def broad(module: Module) -> Found:
+    """A handler that keeps everything, without a comment on its line or the next that says why.
+
+    One that ends by raising the same again only tidies up, and needs no excuse.
+    """
+    lines = module.text.splitlines()
+    handlers = (node for node in ast.walk(module.tree()) if isinstance(node, ast.ExceptHandler))
+    for handler in handlers:
+        last = handler.body[-1]
+        keeps = _is_broad(handler.type) and not (isinstance(last, ast.Raise) and last.exc is None)
+        if keeps and not any("#" in line for line in lines[handler.lineno - 1 : handler.lineno + 1]):
+            yield f"{module.path}:{handler.lineno}: got a handler of everything, expected a comment that says why"
+
+
+def printed(module: Module) -> Found:
+    """Output from a room that has no terminal."""
+    if module.name.startswith(PRINTING):
+        return
+    for node in ast.walk(module.tree()):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            yield f"{module.path}:{node.lineno}: got print, expected a logger or a return value"
+
+
+def anything(module: Module) -> Found:
+    """A public signature or field that says Any, where it could say what it is."""
+    for node in ast.walk(module.tree()):
+        for annotation in _public_annotations(node):
+            names = {
+                part.id if isinstance(part, ast.Name) else getattr(part, "attr", "") for part in ast.walk(annotation)
+            }
+            if "Any" in names:
+                yield f"{module.path}:{annotation.lineno}: got Any, expected a type"
+
+
+def _public_annotations(node: ast.AST) -> Iterator[ast.expr]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+        given = node.args
+        arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+        yield from (argument.annotation for argument in arguments if argument is not None and argument.annotation)
+        if node.returns is not None:
+            yield node.returns
+    elif isinstance(node, ast.ClassDef):
+        yield from (field.annotation for field in node.body if isinstance(field, ast.AnnAssign))
+
+
+def _is_broad(kind: ast.expr | None) -> bool:
+    if kind is None:
+        return True
+    kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    return any(isinstance(each, ast.Name) and each.id in BROAD for each in kinds)
+
+
+def _lines(module: Module, pattern: re.Pattern[str]) -> Found:
+    for number, line in enumerate(module.text.splitlines(), start=1):
+        if found := pattern.search(line):
+            yield f"{module.path}:{number}: got {found.group()!r}"
+
+
+EVERYWHERE = (later, hidden, patched, without_docstring, broad)
+IN_THE_PACKAGE = (printed, anything)
+
+
+@pytest.mark.parametrize("rule", EVERYWHERE)
+def test_nowhere(rule: Callable[[Module], Found]) -> None:
+    assert [line for module in (*package_modules(), *tool_modules()) for line in rule(module)] == []
+
+
+@pytest.mark.parametrize("rule", IN_THE_PACKAGE)
+def test_not_in_the_package(rule: Callable[[Module], Found]) -> None:
+    assert [line for module in package_modules() for line in rule(module)] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (later, "x = 1  # TO" + "DO: y"),
+        (hidden, "x = 1  # no" + "qa: E501"),
+        (hidden, "x = 1  # type: ig" + "nore"),
+        (patched, "with mock" + ".patch('x'):"),
+        (patched, "monkeypatch" + ".setattr(x, 'y', 1)"),
+        (without_docstring, "x = 1"),
+        (broad, "try:\n    x()\nexcept Exception:\n    pass"),
+        (broad, "try:\n    x()\nexcept:\n    pass"),
+        (broad, "try:\n    x()\nexcept (ValueError, BaseException):\n    pass"),
+        (printed, "print(1)"),
+        (anything, "def f(x: Any): ..."),
+        (anything, "async def f() -> dict[str, typing.Any]: ..."),
+        (anything, "class C:\n    x: list[Any]"),
+    ],
+)
+def test_each_rule_sees_its_case(rule: Callable[[Module], Found], text: str) -> None:
+    assert len(list(rule(Module(path="x.py", name="fanin.server.x", text=text)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (hidden, "x = 1  # type: ig" + "nore[arg-type]"),
+        (without_docstring, ""),
+        (broad, "try:\n    x()\nexcept Exception:  # why\n    pass"),
+        (broad, "try:\n    x()\nexcept BaseException:\n    # why\n    pass"),
+        (broad, "try:\n    x()\nexcept BaseException:\n    y()\n    raise"),
+        (broad, "try:\n    x()\nexcept ValueError:\n    pass"),
+        (anything, "def _f(x: Any): ..."),
+    ],
+)
+def test_each_rule_lets_the_rest_be(rule: Callable[[Module], Found], text: str) -> None:
+    assert list(rule(Module(path="x.py", name="fanin.server.x", text=text))) == []

@@ -1,0 +1,135 @@
+"""Laws of the fold: an exact integer sum whatever the order, the cutting and the tree."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.laws import LAW, plans, tables
+
+from fanin.edge.codecs import LIMIT, Int32s
+from fanin.edge.tensors import TensorTable
+from fanin.protos.plans import CODEC_BITS, WEIGHT_UNIT, Plan
+from fanin.server.aggregation import Contribution, PartialSum, accept, begin, finish, merge
+
+INT64_MAX = (1 << 63) - 1
+
+
+def contribution(table: TensorTable, rng: random.Random) -> Contribution:
+    """Any Update of a Plan with max_shift 8: whole, in one piece."""
+    values = np.array([rng.choice((rng.randint(-LIMIT, LIMIT), LIMIT, -LIMIT, 0)) for _ in range(table.num_values)])
+    return Contribution(
+        weight=rng.randint(1, 4096 * WEIGHT_UNIT),
+        shifts=tuple(rng.randint(0, 8) for _ in table.specs),
+        counts={"examples": rng.randint(1, 100), "loss": rng.randint(-100, 100)},
+        pieces=(values.astype(np.int32),),
+    )
+
+
+def cut(update: Contribution, rng: random.Random) -> Contribution:
+    """The same Update in other pieces, some of them empty, as a stream."""
+    (whole,) = update.pieces
+    cuts = sorted(rng.randint(0, whole.size) for _ in range(rng.randint(0, 5)))
+    pieces: Iterator[Int32s] = iter(np.split(whole, cuts))
+    return Contribution(weight=update.weight, shifts=update.shifts, counts=update.counts, pieces=pieces)
+
+
+def fold(table: TensorTable, updates: list[Contribution]) -> PartialSum:
+    total = begin(table)
+    for update in updates:
+        total = accept(total, table, update)
+    return total
+
+
+def facts(total: PartialSum) -> tuple[bytes, str, int, int, Counter[str]]:
+    return total.values.tobytes(), str(total.values.dtype), total.total_weight, total.num_updates, total.counts
+
+
+@LAW
+@given(tables(), st.integers(0, 6), st.randoms(use_true_random=False))
+def test_any_order_cutting_and_tree_give_the_same_bits(
+    table: TensorTable, num_updates: int, rng: random.Random
+) -> None:
+    updates = [contribution(table, rng) for _ in range(num_updates)]
+    expected = facts(fold(table, updates))
+
+    shuffled = rng.sample(updates, len(updates))
+    assert facts(fold(table, [cut(update, rng) for update in shuffled])) == expected
+
+    partials = [fold(table, [update]) for update in shuffled] + [begin(table)]
+    while len(partials) > 1:
+        right = partials.pop(rng.randrange(len(partials)))
+        left = partials.pop(rng.randrange(len(partials)))
+        partials.insert(rng.randint(0, len(partials)), merge(left, right))
+    assert facts(partials[0]) == expected
+
+
+@LAW
+@given(tables(), st.randoms(use_true_random=False))
+def test_begin_is_the_zero_of_merge(table: TensorTable, rng: random.Random) -> None:
+    update = contribution(table, rng)
+    expected = facts(fold(table, [update]))
+    assert facts(merge(fold(table, [update]), begin(table))) == expected
+    assert facts(merge(begin(table), fold(table, [update]))) == expected
+    assert not begin(table).values.any()
+    assert begin(table).total_weight == begin(table).num_updates == 0
+
+
+@LAW
+@given(tables(), st.randoms(use_true_random=False), st.sampled_from(("shift", "weight", "longer", "shorter")))
+def test_accept_raises_before_it_changes_anything(table: TensorTable, rng: random.Random, fault: str) -> None:
+    total = fold(table, [contribution(table, rng)])
+    before = facts(total)
+    good = contribution(table, rng)
+    (values,) = good.pieces
+    if fault == "shorter" and not values.size:
+        fault = "longer"
+    # The shorter one lacks its last value only: all that comes before it must not be added either.
+    pieces = {"longer": (values, np.ones(1, np.int32)), "shorter": (values[:-1],)}.get(fault, (values,))
+    bad = Contribution(
+        weight=0 if fault == "weight" else good.weight,
+        shifts=(*good.shifts, 0) if fault == "shift" else good.shifts,
+        counts=good.counts,
+        pieces=pieces,
+    )
+    with pytest.raises(ValueError, match=r"got -?\d+.*, expected"):
+        accept(total, table, bad)
+    assert facts(total) == before
+
+
+def test_merge_refuses_another_shape_and_changes_nothing() -> None:
+    small, large = begin(TensorTable.of({"a": (2,)})), begin(TensorTable.of({"a": (3,)}))
+    with pytest.raises(ValueError, match=r"merge: got \(3,\) values, expected \(2,\)"):
+        merge(small, large)
+    assert facts(small) == facts(begin(TensorTable.of({"a": (2,)})))
+
+
+def test_finish_of_nothing_is_a_mistake() -> None:
+    table = TensorTable.of({"a": (1,)})
+    with pytest.raises(ValueError, match="finish: got no updates, expected at least one"):
+        finish(begin(table), table, (0,))
+
+
+@LAW
+@given(plans())
+def test_no_admitted_plan_can_overflow(wanted: Plan) -> None:
+    largest_value = (1 << (CODEC_BITS[wanted.codec.name] - 1)) << wanted.codec.max_shift
+    largest_sum = wanted.cohort.buffer * wanted.aggregation.max_examples * WEIGHT_UNIT * largest_value
+    assert largest_sum <= 1 << 62 <= INT64_MAX
+
+
+@LAW
+@given(plans(), st.sampled_from((LIMIT, -LIMIT)))
+def test_the_extreme_update_of_an_admitted_plan_folds_exactly(wanted: Plan, value: int) -> None:
+    table = TensorTable.of({"a": (1,)})
+    weight, shift = wanted.aggregation.max_examples * WEIGHT_UNIT, wanted.codec.max_shift
+    update = Contribution(weight=weight, shifts=(shift,), counts={}, pieces=(np.array([value], np.int32),))
+    one = accept(begin(table), table, update)
+    assert int(one.values[0]) == weight * (value << shift)
+    # All of the Round's Updates at once: the last doubling is where an overflow would be.
+    half = PartialSum(values=one.values * (wanted.cohort.buffer - 1))
+    whole = merge(half, one)
+    assert int(whole.values[0]) == wanted.cohort.buffer * weight * (value << shift)

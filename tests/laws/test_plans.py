@@ -1,0 +1,63 @@
+"""Laws of Plans: those that exist can be written as TOML and read back, and codecs have one list."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.laws import LAW, plans
+
+from fanin.edge.codecs import CODECS
+from fanin.edge.tensors import TensorTable
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans import CODEC_BITS, Plan, parse_plan
+
+
+def toml_of(wanted: Plan) -> str:
+    """The Plan as a person would write it out in full."""
+    lines = [f'name = "{wanted.name}"', 'bundle = "bundle"']
+    for table in ("cohort", "training", "codec", "aggregation", "stop"):
+        lines.append(f"[{table}]")
+        part = getattr(wanted, table)
+        for name in type(part).__slots__:
+            value = getattr(part, name)
+            lines.append(f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value!r}")
+    return "\n".join(lines)
+
+
+@LAW
+@given(plans())
+def test_a_plan_written_out_in_full_reads_back(wanted: Plan) -> None:
+    assert parse_plan(toml_of(wanted), "plan.toml").plan == wanted
+
+
+VALUES = st.one_of(
+    st.integers(-(1 << 70), 1 << 70).map(str),
+    st.floats().map(repr),
+    st.booleans().map(lambda value: str(value).lower()),
+    st.sampled_from(('""', '"fixed32"', "[]", "{}", "{ x = 1 }", "1e400", "2026-01-01", "1" + "0" * 400)),
+)
+TOP_KEYS = ("name", "app", "bundle", "cohort", "training", "codec", "aggregation", "stop", "other")
+TABLE_KEYS = (
+    ("cohort", ("concurrency", "buffer", "quorum", "deadline_s")),
+    ("training", ("epochs", "learning_rate", "seed")),
+    ("codec", ("name", "max_shift")),
+    ("aggregation", ("max_examples", "outer_learning_rate")),
+    ("stop", ("max_rounds", "patience", "min_delta", "other")),
+)
+KEYS = st.sampled_from([*TOP_KEYS, *(f"{table}.{key}" for table, keys in TABLE_KEYS for key in keys)])
+GOOD = {"app": '"digits"', "cohort.concurrency": "3", "training.learning_rate": "0.1"}
+
+
+@LAW
+@given(st.dictionaries(KEYS, VALUES, max_size=3).map(lambda rows: GOOD | rows) | st.text(max_size=20))
+def test_any_text_is_a_plan_or_raises_invalid_plan(rows: dict[str, str] | str) -> None:
+    text = rows if isinstance(rows, str) else "\n".join(f"{key} = {value}" for key, value in rows.items())
+    try:
+        found = parse_plan(text, "plan.toml")
+    except InvalidPlan:
+        return
+    assert parse_plan(toml_of(found.plan), "plan.toml").plan == found.plan
+
+
+def test_plans_and_codecs_name_the_same_codecs_with_the_same_bits() -> None:
+    assert set(CODEC_BITS) == set(CODECS)
+    one_value = TensorTable.of({"a": ()})
+    assert {name: 8 * codec.payload_bytes(one_value) for name, codec in CODECS.items()} == CODEC_BITS

@@ -1,0 +1,76 @@
+"""The digits' CNN and App, and modules as flat vectors."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fanin.clients.digits import split_digits
+from fanin.datacenter.models.cnn import INPUT_SHAPE, NUM_CLASSES, DigitsCnn
+from fanin.datacenter.models.digits_app import app
+from fanin.datacenter.parameters import load_parameters, parameter_table, parameter_vector
+from fanin.edge.export.app import load_app
+from fanin.edge.tensors import TensorTable
+from fanin.protos.errors import InvalidInput
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**31), other=st.integers(0, 2**31))
+def test_initial_parameters_are_a_function_of_the_seed(seed: int, other: int) -> None:
+    before = torch.random.get_rng_state()
+    vector = parameter_vector(DigitsCnn(seed))
+    assert torch.equal(torch.random.get_rng_state(), before), "torch's own generator is left as it was"
+    torch.manual_seed(other)
+    assert (parameter_vector(DigitsCnn(seed)) == vector).all()
+    assert (seed == other) == bool((parameter_vector(DigitsCnn(other)) == vector).all())
+
+
+def test_the_cnn_is_small_and_has_only_parts_that_travel() -> None:
+    model = DigitsCnn()
+    assert parameter_table(model).num_values == 19_946
+    assert model(torch.zeros(3, *INPUT_SHAPE)).shape == (3, NUM_CLASSES)
+    kinds = {type(part) for part in model.modules()} - {DigitsCnn}
+    assert kinds == {torch.nn.Conv2d, torch.nn.Linear}
+    assert not list(model.buffers())
+
+
+def test_the_app_is_found_by_its_name_and_calibrates_on_public_images_only() -> None:
+    found = load_app("fanin.datacenter.models.digits_app:app")
+    assert (found.batch_size, found.num_classes, found.input_shape) == (16, 10, INPUT_SHAPE)
+    assert (parameter_vector(found.module) == parameter_vector(DigitsCnn(0))).all()
+    assert (app(3).calibration.numpy() == split_digits(8, 0.5, 3).public.x).all()
+
+
+@given(values=st.lists(st.floats(-10, 10, width=32), min_size=8, max_size=8))
+def test_parameters_come_back_as_they_went_in(values: list[float]) -> None:
+    module = torch.nn.Linear(3, 2)
+    flat = np.array(values, np.float32)
+    load_parameters(module, parameter_table(module), flat)
+    assert (parameter_vector(module) == flat).all()
+    # Rising names: the bias stands before the weight.
+    assert (module.bias.detach().numpy() == flat[:2]).all()
+
+
+def test_frozen_parameters_do_not_travel() -> None:
+    module = torch.nn.Linear(3, 2)
+    module.bias.requires_grad_(False)
+    assert [spec.name for spec in parameter_table(module).specs] == ["weight"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "value", "expected"),
+    [
+        ({"bias": (2,), "weight": (3, 2)}, 0.0, "1 of 2 tensors are not the model's and 1 are missing, such as weight"),
+        ({"weight": (2, 3)}, 0.0, r"0 of 1 tensors are not the model's and 1 are missing, such as bias \[2\]"),
+        ({"bias": (2,), "weight": (2, 3)}, np.inf, "got 8 values that are not finite"),
+    ],
+)
+def test_another_models_parameters_change_nothing(
+    shapes: dict[str, tuple[int, ...]], value: float, expected: str
+) -> None:
+    module = torch.nn.Linear(3, 2)
+    before, table = parameter_vector(module), TensorTable.of(shapes)
+    with pytest.raises(InvalidInput, match=expected):
+        load_parameters(module, table, np.full(table.num_values, value, np.float32))
+    assert (parameter_vector(module) == before).all()

@@ -1,0 +1,290 @@
+"""Updates that a coordinator must not take: each gets a clear error, and nothing of it is left.
+
+All of them are sent, over gRPC and TLS, into one open Round, which then ends in the undisturbed bits.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import federations as f
+from support.hosted import Hosted
+from support.peers import FLEET, Peer, pieces, sign
+from support.snapshot import snapshot
+
+from fanin.commands.show import describe
+from fanin.edge.grid import SATURATED_BITS
+from fanin.protos import convert as c
+from fanin.protos import messages as m
+from fanin.protos.chunks import Artifact, ChunkRef, artifact_of
+from fanin.protos.errors import InvalidInput, InvalidUpdate, NotFound
+from fanin.v1 import fleet_pb2 as pb
+
+Change = Callable[[m.UpdateHeader], m.UpdateHeader]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    """A coordinator with an open Round that three Updates close, and with a place for a fourth device."""
+    host = Hosted(tmp_path_factory.mktemp("input")).start()
+    host.start_run(f.plan(num_spare=1), f.bundle_in(host.folder), f.PUBLISHER)
+    yield host
+    host.stop()
+
+
+@pytest.fixture(scope="module")
+def devices(host: Hosted) -> list[Peer]:
+    """The four, each with its Assignment."""
+    found = f.peers(host, f.bundle_in(host.folder), f.NUM_DEVICES + 1)
+    for device in found:
+        device.begin()
+    return found
+
+
+def sized(header: m.UpdateHeader, sizes: list[int]) -> m.UpdateHeader:
+    """A header that announces Chunks of these sizes."""
+    chunks = tuple(replace(ref, size_bytes=size) for ref, size in zip(header.payload.chunks, sizes, strict=True))
+    payload = Artifact(sha256=header.payload.sha256, size_bytes=sum(sizes), chunks=chunks)
+    return replace(header, payload=payload)
+
+
+def counted(header: m.UpdateHeader, **counts: int) -> m.UpdateHeader:
+    """A header with other counts."""
+    return replace(header, statistics=m.Statistics(counts=dict(header.statistics.counts) | counts))
+
+
+HEADERS: dict[str, tuple[Change, str]] = {
+    "format": (lambda h: replace(h, format=2), "update: got format 2, expected 1"),
+    "run": (lambda h: replace(h, run_id="other"), "update: got run 'other' round 1, expected run 'run' round 1"),
+    "round": (lambda h: replace(h, round=7), "update: got run 'run' round 7, expected run 'run' round 1"),
+    "version": (
+        lambda h: replace(h, version_sha256="0" * 64),
+        "update: trained from version 00000000.., expected ",
+    ),
+    "codec": (lambda h: replace(h, codec="int8"), "update: got codec 'int8', expected 'fixed32'"),
+    "number of shifts": (
+        lambda h: replace(h, shifts=(0,)),
+        "update: got 1 shifts up to 0, expected 2 up to 0",
+    ),
+    "too large shifts": (
+        lambda h: replace(h, shifts=(0, 9)),
+        "update: got 2 shifts up to 9, expected 2 up to 0",
+    ),
+    "shape": (
+        lambda h: replace(h, payload=artifact_of(bytes(40))),
+        "update: got 40 bytes, expected 1200012 for 300003 values; the model has another shape",
+    ),
+    "chunks": (
+        lambda h: sized(h, [1 << 19, 1200012 - (1 << 19)]),
+        "update: got chunks of [524288, 675724] bytes, expected all but the last 1048576",
+    ),
+    "no examples": (lambda h: counted(h, examples=0), "update: got 0 examples, expected at least 1"),
+    "negative examples": (lambda h: counted(h, examples=-5), "update: got -5 examples, expected at least 1"),
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_a_header_that_does_not_fit_leaves_no_trace(host: Hosted, devices: list[Peer], what: str) -> None:
+    change, text = HEADERS[what]
+    header, payload = devices[0].update()
+    before = snapshot(host.state)
+    with pytest.raises(InvalidUpdate) as caught:
+        devices[0].send(change(header), pieces(payload))
+    assert text in str(caught.value)
+    assert snapshot(host.state) == before
+
+
+def other_digest(header: m.UpdateHeader, payload: bytes) -> tuple[m.UpdateHeader, list[m.Piece]]:
+    """Chunks as announced that are not the whole that was announced."""
+    wrong = replace(header.payload, sha256=hashlib.sha256(b"another").hexdigest())
+    return replace(header, payload=wrong), pieces(payload)
+
+
+def other_chunk(header: m.UpdateHeader, payload: bytes) -> tuple[m.UpdateHeader, list[m.Piece]]:
+    """A second Chunk with one bit changed."""
+    spoilt = bytearray(payload)
+    spoilt[-1] ^= 1
+    return header, pieces(bytes(spoilt))
+
+
+def beyond_the_end(header: m.UpdateHeader, payload: bytes) -> tuple[m.UpdateHeader, list[m.Piece]]:
+    """More bytes than announced."""
+    sent = pieces(payload)
+    return header, [*sent[:-1], replace(sent[-1], data=sent[-1].data + b"more")]
+
+
+BODIES: dict[str, tuple[Callable[[m.UpdateHeader, bytes], tuple[m.UpdateHeader, list[m.Piece]]], str]] = {
+    "digest of a chunk": (other_chunk, "update: chunk 1: digest mismatch (got "),
+    "digest of the whole": (other_digest, "update: digest mismatch (got "),
+    "offset": (lambda h, p: (h, pieces(p, 4096)), "update: got a piece at offset 4096, expected 0"),
+    "gap": (lambda h, p: (h, [*pieces(p, 0, 512), *pieces(p, 516)]), "update: got a piece at offset 516, expected 512"),
+    "empty piece": (lambda h, p: (h, [m.Piece(offset=0, data=b"")]), "update: got bytes 0 to 0, expected some"),
+    "too much": (beyond_the_end, "expected some, up to 1200012"),
+}
+
+
+@pytest.mark.parametrize("what", BODIES)
+def test_bytes_that_are_not_what_was_announced_leave_no_trace(host: Hosted, devices: list[Peer], what: str) -> None:
+    spoil, text = BODIES[what]
+    header, payload = devices[0].update()
+    before = snapshot(host.state)
+    with pytest.raises(InvalidUpdate) as caught:
+        devices[0].send(*spoil(header, payload))
+    assert text in str(caught.value)
+    assert snapshot(host.state) == before
+
+
+def test_another_devices_assignment_is_not_found(host: Hosted, devices: list[Peer]) -> None:
+    theirs = devices[1].work
+    header, payload = devices[0].update()
+    header = replace(header, assignment_id=theirs.assignment_id)
+    before = snapshot(host.state)
+    text = f"assignment {theirs.assignment_id}: not made for device {devices[0].device_id}; check in again"
+    with pytest.raises(NotFound, match=text):
+        devices[0].upload(header, payload)
+    with devices[0].transport() as transport:
+        with pytest.raises(NotFound, match=text):
+            transport.report(m.Report(assignment_id=theirs.assignment_id, failure="not mine"))
+        chunk = theirs.version.parameters.chunks[0].sha256
+        with pytest.raises(NotFound, match=text):
+            list(transport.download(m.Download(assignment_id=theirs.assignment_id, sha256=chunk, offset=0)))
+    assert snapshot(host.state) == before
+
+
+@pytest.mark.parametrize("name", ["run", "run.1.0000", "run.x.0000", "none.1.0000", "run.99999999999999999999.00"])
+def test_an_assignment_that_was_never_made_is_not_found(host: Hosted, devices: list[Peer], name: str) -> None:
+    header, payload = devices[0].update()
+    before = snapshot(host.state)
+    with pytest.raises(NotFound, match="check in again"):
+        devices[0].upload(replace(header, assignment_id=name), payload)
+    assert snapshot(host.state) == before
+
+
+def test_an_upload_out_of_order_is_refused(host: Hosted, devices: list[Peer]) -> None:
+    header, payload = devices[0].update()
+    before = snapshot(host.state)
+    with pytest.raises(InvalidInput, match="upload: got a second header, expected pieces"):
+        devices[0].send(header, [header, *pieces(payload)])
+    first = c.upload_to_proto(m.Piece(offset=0, data=payload[:10])).SerializeToString()
+    with devices[0].line() as line:
+        call = sign(devices[0].key, "Upload", first)
+        replies = line.stream_stream(f"{FLEET}Upload", iter([first]), pb.UploadReply.FromString, call)
+        with closing(replies), pytest.raises(InvalidInput, match="upload: got no header, expected it as the first"):
+            list(replies)
+    assert snapshot(host.state).rows == before.rows
+    # The first header was a good one, so its upload may go on: that is all that is there.
+    assert {name.rpartition(".")[2] for name in snapshot(host.state).under("spool")} <= {"header", "part"}
+
+
+def test_bytes_that_are_no_request_are_refused(host: Hosted, devices: list[Peer]) -> None:
+    before = snapshot(host.state)
+    garbage = b"\xff\xfe not a message"
+    with devices[0].line() as line:
+        call = sign(devices[0].key, "Report", garbage)
+        with pytest.raises(InvalidInput, match=r"call: /fanin\.v1\.Fleet/Report carries 16 bytes that are no such"):
+            line.unary(f"{FLEET}Report", garbage, pb.ReportReply.FromString, call)
+    assert snapshot(host.state) == before
+
+
+def test_a_chunk_beyond_its_end_or_unknown_is_refused(host: Hosted, devices: list[Peer]) -> None:
+    work = devices[0].work
+    ref = work.version.parameters.chunks[0]
+    before = snapshot(host.state)
+    with devices[0].transport() as transport:
+        for sha256, offset, kind, text in (
+            (ref.sha256, ref.size_bytes + 1, InvalidInput, f"got offset {ref.size_bytes + 1}, expected 0 to"),
+            ("0" * 64, 0, NotFound, r"chunk 00000000\.\.: not stored here"),
+            ("../../fanin.db", 0, InvalidInput, "expected 64 hexadecimal characters"),
+        ):
+            with pytest.raises(kind, match=text):
+                list(transport.download(m.Download(assignment_id=work.assignment_id, sha256=sha256, offset=offset)))
+    assert snapshot(host.state) == before
+
+
+def test_a_half_sent_update_leaves_only_its_whole_chunks_in_the_spool(host: Hosted, devices: list[Peer]) -> None:
+    header, payload = devices[0].update()
+    before = snapshot(host.state)
+    replies = devices[0].send(header, pieces(payload, 0, (1 << 20) + 1000))
+    assert [reply.update_state for reply in replies] == [m.UpdateState.RECEIVING] * len(replies)
+    after = snapshot(host.state)
+    assert after.rows == before.rows
+    assert after.under("updates") == before.under("updates")
+    part = host.state / "spool" / f"{header.assignment_id}.part"
+    assert part.read_bytes() == payload[: 1 << 20]
+
+
+def test_a_duplicate_is_accepted_and_changes_nothing(host: Hosted, devices: list[Peer]) -> None:
+    header, payload = devices[1].update()
+    assert devices[1].upload(header, payload).update_state is m.UpdateState.ACCEPTED
+    before = snapshot(host.state)
+    again = devices[1].upload(header, payload)
+    assert again == m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.ACCEPTED)
+    # Neither does another Update in its place.
+    devices[1].scale = 2.0
+    other, louder = devices[1].update()
+    devices[1].scale = 0.01
+    assert other != header
+    assert devices[1].upload(other, louder).update_state is m.UpdateState.ACCEPTED
+    assert snapshot(host.state) == before
+
+
+def test_the_round_ends_in_the_undisturbed_bits_and_late_updates_are_discarded(
+    host: Hosted, devices: list[Peer], tmp_path: Path
+) -> None:
+    *in_time, late = devices
+    header, payload = late.update()
+    first = c.upload_to_proto(header).SerializeToString()
+    is_closed = threading.Event()
+
+    def slowly() -> Iterator[bytes]:
+        yield first
+        for piece in pieces(payload):
+            yield c.upload_to_proto(piece).SerializeToString()
+            assert is_closed.wait(30.0)
+
+    with late.line() as line:
+        call = sign(late.key, "Upload", first)
+        replies = line.stream_stream(f"{FLEET}Upload", slowly(), pb.UploadReply.FromString, call)
+        assert c.upload_reply_from_proto(next(replies)).update_state is m.UpdateState.RECEIVING
+        for device in in_time:
+            assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
+        (published,) = host.published()
+        assert [published.version_sha256] == f.undisturbed(tmp_path)
+        before = snapshot(host.state)
+        is_closed.set()
+        # The one that was under way hears it with its next reply, a new one at once.
+        under_way = c.upload_reply_from_proto(list(replies)[-1])
+    assert (under_way.round_state, under_way.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
+    (at_once,) = late.send(header, [])
+    assert at_once == m.UploadReply(round_state=m.RoundState.CLOSED, update_state=m.UpdateState.DISCARDED)
+    assert devices[0].upload(*devices[0].update()).update_state is m.UpdateState.ACCEPTED
+    assert snapshot(host.state) == before
+    assert before.under("spool") == []
+    assert len(before.under("updates")) == f.NUM_DEVICES
+
+
+def test_saturated_values_are_counted_reported_and_the_next_grid_is_coarser(tmp_path: Path) -> None:
+    host = Hosted(tmp_path).start()
+    try:
+        bundle = f.bundle_in(tmp_path)
+        host.start_run(f.plan(num_rounds=2), bundle, f.PUBLISHER)
+        devices = f.peers(host, bundle)
+        devices[1].scale = 100.0
+        for device in devices + devices:
+            device.take_part()
+        first, second = host.published()
+    finally:
+        host.stop()
+    rows = snapshot(host.state).rows
+    grids = [json.loads(str(row[3])) for row in rows["rounds"]]
+    # A first grid ends at +-4, so of normal values of scale 100 most are cut; the others fit.
+    assert 280_000 < first.num_saturated < f.NUM_VALUES
+    assert grids[0] == [-29, -29]
+    assert grids[1] == [-29 + SATURATED_BITS] * 2
+    assert 0 < second.num_saturated < first.num_saturated
+    assert f"{first.num_saturated} values saturated" in describe(first)

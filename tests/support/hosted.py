@@ -1,0 +1,118 @@
+"""The production coordinator behind real gRPC and TLS, on a thread of the test's own process.
+
+For stories in which the process is not the point: it starts in tens of milliseconds, and its log is in ``caplog``.
+"""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fanin.clients.operator import Operator
+from fanin.clients.transport import Line
+from fanin.edge.bundle import Bundle
+from fanin.edge.keys import SigningKey
+from fanin.protos.plans import Plan
+from fanin.protos.runs import RunInfo, VersionPublished
+from fanin.server.authority import local_identity
+from fanin.server.coordinator import Coordinator, Limits
+from fanin.server.disk import Durability
+from fanin.server.observe import LogObserver
+from fanin.server.registry import Registry
+from fanin.server.runs import Runs
+from fanin.server.service import Services, bind_server
+from fanin.server.state import ThreadLane, open_state
+from fanin.server.store.devices import Role
+
+NAMES = ("localhost", "127.0.0.1")
+START_S = 20.0
+
+
+@dataclass
+class Hosted:
+    """A coordinator that serves from ``folder / "state"``; ``names`` are those in its certificate."""
+
+    folder: Path
+    names: tuple[str, ...] = NAMES
+    port: int = 0
+    ca: bytes = b""
+    device_token: str = ""
+    operator_token: str = ""
+    _ready: threading.Event = field(default_factory=threading.Event)
+    _loop: asyncio.AbstractEventLoop | None = None
+    _stop: asyncio.Event | None = None
+    _thread: threading.Thread | None = None
+
+    @property
+    def state(self) -> Path:
+        """The coordinator's folder."""
+        return self.folder / "state"
+
+    @property
+    def address(self) -> str:
+        """Where it serves."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> "Hosted":
+        """Serve, on the port of the last time if there was one."""
+        self._ready.clear()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="hosted coordinator")
+        self._thread.start()
+        assert self._ready.wait(START_S), "the coordinator did not start"
+        return self
+
+    def stop(self) -> None:
+        """Hang up; what is durable stays."""
+        if self._loop is not None and self._stop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+            self._loop = self._stop = self._thread = None
+
+    @contextmanager
+    def operator(self, token: str = "") -> Iterator[Operator]:
+        """An operator on a line of its own."""
+        line = Line(self.address, self.ca)
+        try:
+            yield Operator(line, token or self.operator_token)
+        finally:
+            line.close()
+
+    def start_run(self, plan: Plan, bundle: Bundle, publisher: SigningKey, run_id: str = "run") -> RunInfo:
+        """Publish a Bundle and start a Run of it."""
+        with self.operator() as operator:
+            operator.publish_bundle(bundle)
+            return operator.start_run(run_id, plan, bundle, publisher)
+
+    def published(self, run_id: str = "run") -> list[VersionPublished]:
+        """The Versions of a Run, once it rests."""
+        with self.operator() as operator:
+            found = [recorded.event for recorded in operator.watch(run_id)]
+        return [event for event in found if isinstance(event, VersionPublished)]
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        store, disk = ThreadLane(1, "store"), ThreadLane(2, "disk")
+        tools = open_state(self.state, Durability.PROCESS, (store, disk), time.time, LogObserver())
+        registry = Registry(tools.devices, tools.wall)
+        if not self.operator_token:
+            self.device_token, self.operator_token = registry.new_token(Role.DEVICE), registry.new_token(Role.OPERATOR)
+        identity = local_identity(self.state / "tls", self.names, datetime.now(UTC))
+        runs = Runs(tools)
+        coordinator = Coordinator(runs, tools, Limits(), random.Random(0))
+        services = Services(coordinator=coordinator, runs=runs, registry=registry, tools=tools)
+        server, self.port = bind_server(services, identity, self.address)
+        await runs.start()
+        await server.start()
+        self.ca = identity.ca_certificate
+        self._ready.set()
+        await self._stop.wait()
+        await coordinator.stop()
+        await server.stop(1.0)
+        await runs.stop()
+        store.close()
+        disk.close()

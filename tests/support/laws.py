@@ -1,0 +1,219 @@
+"""Settings and strategies of the property tests.
+
+``LAW`` draws the same examples every time and has no deadline: a law that fails, fails everywhere, and a slow
+machine fails nothing.
+"""
+
+import struct
+from types import MappingProxyType
+from typing import Final
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from fanin.edge.tensors import TensorTable
+from fanin.protos import messages as m
+from fanin.protos import plans as p
+from fanin.protos import runs as r
+from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef
+
+LAW: Final = settings(
+    derandomize=True, deadline=None, max_examples=60, suppress_health_check=(HealthCheck.too_slow,), database=None
+)
+
+UINT32: Final = st.integers(0, (1 << 32) - 1)
+UINT64: Final = st.integers(0, (1 << 64) - 1)
+NAMES: Final = st.text("abcXYZ019._:+-", min_size=1, max_size=12).filter(lambda name: not name.startswith("."))
+TEXTS: Final = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+SECONDS: Final = st.floats(0, 1e12)
+FLOATS: Final = st.floats(allow_nan=False)
+POSITIVE: Final = st.floats(1e-300, 1e300)
+DIGESTS: Final = st.binary(min_size=32, max_size=32).map(bytes.hex)
+SIGNATURES: Final = st.binary(min_size=64, max_size=64)
+CHUNKS: Final = st.builds(ChunkRef, sha256=DIGESTS, size_bytes=st.integers(1, MAX_CHUNK_BYTES), url=TEXTS)
+
+
+def _artifact(sha256: str, chunks: list[ChunkRef]) -> Artifact:
+    return Artifact(sha256=sha256, size_bytes=sum(ref.size_bytes for ref in chunks), chunks=tuple(chunks))
+
+
+ARTIFACTS: Final = st.builds(_artifact, DIGESTS, st.lists(CHUNKS, max_size=3))
+BUNDLES: Final = st.builds(m.BundleRef, manifest=ARTIFACTS, public_key=DIGESTS, signature=SIGNATURES)
+DELEGATIONS: Final = st.builds(
+    m.Delegation, run_id=NAMES, bundle_sha256=DIGESTS, run_public_key=DIGESTS, signature=SIGNATURES
+)
+
+
+@st.composite
+def versions(draw: st.DrawFn) -> m.Version:
+    """Any Version."""
+    number = draw(UINT64)
+    return m.Version(
+        run_id=draw(NAMES),
+        number=number,
+        parent=draw(st.integers(0, max(number - 1, 0))),
+        bundle_sha256=draw(DIGESTS),
+        parameters=draw(ARTIFACTS),
+        public_key=draw(DIGESTS),
+        signature=draw(SIGNATURES),
+        delegation=draw(st.none() | DELEGATIONS),
+    )
+
+
+CODEC_SPECS: Final = st.builds(m.CodecSpec, name=NAMES, max_shift=UINT32)
+TRAININGS: Final = st.builds(m.Training, epochs=UINT32, learning_rate=FLOATS, seed=UINT64)
+ASSIGNMENTS: Final = st.builds(
+    m.Assignment,
+    assignment_id=NAMES,
+    run_id=NAMES,
+    round=UINT32,
+    bundle=BUNDLES,
+    version=versions(),
+    grid=st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=4).map(tuple),
+    codec=CODEC_SPECS,
+    training=TRAININGS,
+    deadline_s=FLOATS,
+    relay=TEXTS,
+)
+ENROLLMENTS: Final = st.builds(m.Enrollment, protocol=UINT32, token=TEXTS, public_key=DIGESTS)
+CHECK_INS: Final = st.builds(
+    m.CheckIn,
+    protocol=UINT32,
+    capabilities=st.builds(
+        m.Capabilities,
+        codecs=st.lists(NAMES, max_size=3).map(tuple),
+        runtimes=st.lists(TEXTS, max_size=3).map(tuple),
+        graph_formats=st.lists(NAMES, max_size=3).map(tuple),
+        max_download_bytes=UINT64,
+    ),
+    wait_s=SECONDS,
+)
+WAITS: Final = st.tuples(SECONDS, SECONDS).map(lambda window: m.Wait(retry_min_s=min(window), retry_max_s=max(window)))
+ANSWERS: Final = (
+    st.builds(m.Assigned, assignment=ASSIGNMENTS)
+    | WAITS
+    | st.builds(m.Rejected, reason=st.sampled_from(m.RejectReason), text=TEXTS)
+)
+DOWNLOADS: Final = st.builds(m.Download, assignment_id=TEXTS, sha256=TEXTS, offset=UINT64)
+TELEMETRY: Final = st.builds(
+    m.Telemetry,
+    runtime=TEXTS,
+    train_s=SECONDS,
+    num_steps=UINT32,
+    bytes_downloaded=st.integers(0, m.MAX_COUNT),
+    fanin_version=TEXTS,
+)
+STATISTICS: Final = st.dictionaries(NAMES, st.integers(-m.MAX_COUNT, m.MAX_COUNT), max_size=4).map(
+    lambda counts: m.Statistics(counts=MappingProxyType(counts))
+)
+HEADERS: Final = st.builds(
+    m.UpdateHeader,
+    format=UINT32,
+    assignment_id=NAMES,
+    run_id=TEXTS,
+    round=UINT32,
+    version_sha256=TEXTS,
+    codec=TEXTS,
+    shifts=st.lists(UINT32, max_size=4).map(tuple),
+    payload=ARTIFACTS,
+    statistics=STATISTICS,
+    telemetry=TELEMETRY,
+)
+PIECES: Final = st.builds(m.Piece, offset=UINT64, data=st.binary(max_size=20))
+UPLOAD_REPLIES: Final = st.builds(
+    m.UploadReply,
+    round_state=st.sampled_from(m.RoundState),
+    update_state=st.sampled_from(m.UpdateState),
+    received_bytes=UINT64,
+)
+REPORTS: Final = st.builds(m.Report, assignment_id=TEXTS, failure=TEXTS, telemetry=TELEMETRY)
+
+
+@st.composite
+def cohorts(draw: st.DrawFn) -> p.CohortPlan:
+    """Any cohort that the headroom of a single example and no shift allows."""
+    concurrency = draw(st.integers(1, p.MAX_COHORT))
+    buffer = draw(st.integers(1, concurrency))
+    quorum = draw(st.integers(1, buffer))
+    return p.CohortPlan(concurrency=concurrency, buffer=buffer, quorum=quorum, deadline_s=draw(POSITIVE))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> p.Plan:
+    """Any Plan, up to the very edge of the headroom."""
+    cohort = draw(cohorts())
+    room = p.HEADROOM_BITS - (p.CODEC_BITS["fixed32"] - 1)
+    shift = draw(st.integers(0, room - (cohort.buffer * p.WEIGHT_UNIT - 1).bit_length()))
+    most = (1 << (room - shift)) // (cohort.buffer * p.WEIGHT_UNIT)
+    examples = draw(st.just(most) | st.integers(1, most))
+    return p.Plan(
+        name=draw(NAMES),
+        cohort=cohort,
+        training=m.Training(epochs=draw(st.integers(1, 1000)), learning_rate=draw(POSITIVE), seed=draw(UINT64)),
+        codec=m.CodecSpec(name="fixed32", max_shift=shift),
+        aggregation=p.AggregationPlan(max_examples=examples, outer_learning_rate=draw(POSITIVE)),
+        stop=p.StopPlan(
+            max_rounds=draw(st.integers(1, 1 << 20)), patience=draw(st.integers(0, 100)), min_delta=draw(SECONDS)
+        ),
+    )
+
+
+RUN_INFOS: Final = st.builds(
+    r.RunInfo,
+    run_id=TEXTS,
+    state=st.sampled_from(r.RunState),
+    plan=plans(),
+    bundle_sha256=TEXTS,
+    version=UINT64,
+    version_sha256=TEXTS,
+    num_rounds=UINT32,
+    reason=TEXTS,
+)
+START_RUNS: Final = st.builds(r.StartRun, run_id=TEXTS, plan=plans(), version=versions(), delegation=DELEGATIONS)
+WITH_BUNDLES: Final = st.builds(r.VersionWithBundle, version=versions(), bundle=BUNDLES)
+EVALUATIONS: Final = st.builds(
+    r.Evaluation,
+    num_examples=UINT64,
+    loss=FLOATS,
+    accuracy_float=FLOATS,
+    accuracy_int8=FLOATS,
+    int8_agreement=FLOATS,
+)
+PUBLISHED: Final = st.builds(
+    r.VersionPublished,
+    number=UINT64,
+    version_sha256=TEXTS,
+    parent=UINT64,
+    round=UINT32,
+    round_s=FLOATS,
+    bytes_down=UINT64,
+    bytes_up=UINT64,
+    num_saturated=UINT64,
+    num_rounded=UINT64,
+    train_loss=FLOATS,
+    total_examples=UINT64,
+    evaluation=st.none() | EVALUATIONS,
+    runtimes=st.dictionaries(TEXTS, UINT32, max_size=3).map(MappingProxyType),
+)
+EVENTS: Final = st.builds(
+    r.Recorded,
+    sequence=UINT64,
+    time_s=FLOATS,
+    event=st.builds(r.RoundOpened, round=UINT32, base_version=UINT64)
+    | st.builds(r.RoundClosed, round=UINT32, accepted=st.lists(TEXTS, max_size=3).map(tuple))
+    | st.builds(r.RoundFailed, round=UINT32, reason=TEXTS)
+    | PUBLISHED
+    | st.builds(r.RunRested, state=st.sampled_from(r.RunState), reason=TEXTS),
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> TensorTable:
+    """Small layouts: several blocks, empty ones and scalars among them."""
+    shapes = st.lists(st.integers(0, 3), max_size=3)
+    return TensorTable.of(draw(st.dictionaries(TEXTS.filter(bool), shapes, max_size=4)))
+
+
+def bits(value: float) -> bytes:
+    """A float's bits: NaN is equal to itself, and -0.0 is not 0.0."""
+    return struct.pack("<d", value)

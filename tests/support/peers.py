@@ -1,0 +1,183 @@
+"""Devices for stories: the production client one Update at a time, and calls that no good device would make."""
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from google.protobuf.message import Message
+from support.hosted import Hosted
+
+from fanin.clients.cache import Cache
+from fanin.clients.client import Client, Options, Parts
+from fanin.clients.models import OpenedModel
+from fanin.clients.testing import SyntheticTrainer
+from fanin.clients.transport import CallOptions, GrpcTransport, Line
+from fanin.clients.updates import make_update
+from fanin.edge.bundle import Bundle
+from fanin.edge.codecs import CODECS
+from fanin.edge.keys import CALL_CONTEXT, SigningKey
+from fanin.edge.tensors import sha256_hex
+from fanin.protos import calls
+from fanin.protos import convert as c
+from fanin.protos import messages as m
+from fanin.v1 import fleet_pb2 as pb
+
+FLEET = "/fanin.v1.Fleet/"
+CALL_S = 20.0
+PIECE_BYTES = 256 << 10
+R = TypeVar("R", bound=Message)
+
+
+def sign(key: SigningKey, method: str, body: bytes, *, device_id: str = "", late_s: float = 0.0) -> CallOptions:
+    """The metadata of a signed call; by another device's id, or a time that has passed, it is a forged one."""
+    call = calls.Call(
+        method=f"{FLEET}{method}",
+        device_id=device_id or calls.device_id_of(key.public),
+        time_s=int(time.time() - late_s),
+        nonce=secrets.token_hex(16),
+        body_sha256=sha256_hex(body),
+    )
+    metadata = (
+        (calls.DEVICE, call.device_id),
+        (calls.TIME, str(call.time_s)),
+        (calls.NONCE, call.nonce),
+        (calls.SIGNATURE, key.sign(CALL_CONTEXT, call.signed_bytes())),
+    )
+    return CallOptions(metadata=metadata, timeout_s=CALL_S)
+
+
+class Witness(GrpcTransport):
+    """The production transport, which notes why its device gives up, and ends it there.
+
+    ``alter`` changes an Assignment on its way, as a hostile coordinator would.
+    """
+
+    def __init__(self, line: Line, key: SigningKey) -> None:
+        super().__init__(line, key)
+        self.failures: list[str] = []
+        self.alter: Callable[[m.Assignment], m.Assignment] = lambda assignment: assignment
+        self.stop: Callable[[], None] = lambda: None
+
+    def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
+        """Alters what is assigned."""
+        answer = super().check_in(check_in)
+        return m.Assigned(assignment=self.alter(answer.assignment)) if isinstance(answer, m.Assigned) else answer
+
+    def report(self, report: m.Report) -> m.UploadReply:
+        """Notes the reason."""
+        reply = super().report(report)
+        self.failures.append(report.failure)
+        self.stop()
+        return reply
+
+
+@dataclass
+class Peer:
+    """One device at a coordinator; its folder is kept between its clients."""
+
+    host: Hosted
+    bundle: Bundle
+    index: int
+    folder: Path
+    scale: float = 0.01
+    key: SigningKey = field(init=False)
+    cache: Cache = field(init=False)
+    work: m.Assignment = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cache = Cache(self.folder)
+        self.key = self.cache.key()
+
+    @property
+    def device_id(self) -> str:
+        """The device's id."""
+        return calls.device_id_of(self.key.public)
+
+    @contextmanager
+    def line(self) -> Iterator[Line]:
+        """A line of its own."""
+        line = Line(self.host.address, self.host.ca)
+        try:
+            yield line
+        finally:
+            line.close()
+
+    @contextmanager
+    def transport(self) -> Iterator[GrpcTransport]:
+        """The production transport."""
+        with self.line() as line:
+            yield GrpcTransport(line, self.key)
+
+    def begin(self) -> None:
+        """Enroll and check in; the Assignment is its ``work``."""
+        with self.transport() as transport:
+            transport.enroll(self.host.device_token)
+            can = m.Capabilities(codecs=tuple(CODECS), runtimes=("synthetic 1",), graph_formats=("onnx",))
+            answer = transport.check_in(m.CheckIn(protocol=m.PROTOCOL, capabilities=can, wait_s=10.0))
+            assert isinstance(answer, m.Assigned), answer
+            self.work = answer.assignment
+
+    def update(self) -> tuple[m.UpdateHeader, bytes]:
+        """What this device would upload for its ``work``, having trained nothing."""
+        table = self.bundle.manifest.table
+        model = OpenedModel(bundle=self.bundle, parameters=np.zeros(table.num_values, np.float32))
+        return make_update(self.work, table, self.trainer().train(model, self.work, 0))
+
+    def upload(self, header: m.UpdateHeader, payload: bytes) -> m.UploadReply:
+        """Upload as the production transport does; the last reply."""
+        with self.transport() as transport:
+            return transport.upload(header, lambda offset, size: payload[offset : offset + size])
+
+    def send(self, header: m.UpdateHeader, parts: Sequence[m.Piece | m.UpdateHeader]) -> list[m.UploadReply]:
+        """Send just these parts after the header, whatever the coordinator says; all replies."""
+        first = c.upload_to_proto(header).SerializeToString()
+        requests = iter([first, *(c.upload_to_proto(part).SerializeToString() for part in parts)])
+        with self.line() as line:
+            call = sign(self.key, "Upload", first)
+            replies = line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call)
+            return [c.upload_reply_from_proto(reply) for reply in replies]
+
+    def take_part(self, num_updates: int = 1) -> None:
+        """Run the production client until so many Updates were accepted."""
+        with self.transport() as transport:
+            self.client(transport, num_updates).run()
+
+    def give_up(self, alter: Callable[[m.Assignment], m.Assignment] | None = None) -> str:
+        """Run the production client until it gives an Assignment up; why it did."""
+        with self.line() as line:
+            witness = Witness(line, self.key)
+            client = self.client(witness, 1)
+            witness.stop = client.stop
+            witness.alter = alter or witness.alter
+            client.run()
+            (failure,) = witness.failures
+            return failure
+
+    def client(self, transport: GrpcTransport, num_updates: int) -> Client:
+        """The production client of this device."""
+        parts = Parts(
+            transport=transport,
+            cache=self.cache,
+            trainer=self.trainer(),
+            trusted=(self.bundle.signed.public_key,),
+            rng=random.Random(self.index),
+        )
+        return Client(parts, Options(token=self.host.device_token, max_updates=num_updates))
+
+    def trainer(self) -> SyntheticTrainer:
+        """Draws this device's Update."""
+        return SyntheticTrainer(partition=self.index, num_examples=10 + self.index, scale=self.scale)
+
+
+def pieces(payload: bytes, start: int = 0, end: int | None = None) -> list[m.Piece]:
+    """A payload's bytes from ``start`` to ``end``, cut."""
+    stop = len(payload) if end is None else end
+    return [
+        m.Piece(offset=at, data=payload[at : min(at + PIECE_BYTES, stop)]) for at in range(start, stop, PIECE_BYTES)
+    ]

@@ -1,0 +1,35 @@
+"""Everything durable of a coordinator at one moment, for tests that something did not change."""
+
+import hashlib
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDERS = ("blobs", "spool", "updates")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The rows of every table, and the digest of every file in spool, updates and blobs."""
+
+    rows: dict[str, list[tuple[object, ...]]]
+    files: dict[str, str]
+
+    def under(self, folder: str) -> list[str]:
+        """The files in one of the folders."""
+        return sorted(name for name in self.files if name.startswith(f"{folder}/"))
+
+
+def snapshot(state: Path) -> Snapshot:
+    """What is in a coordinator's folder now, while it may be running."""
+    with closing(sqlite3.connect(f"file:{state / 'fanin.db'}?mode=ro", uri=True)) as connection:
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+        rows = {
+            name: connection.execute(f'SELECT * FROM "{name}" ORDER BY 1, 2').fetchall()
+            for (name,) in names
+            if name not in ("alembic_version", "sqlite_sequence")
+        }
+    found = (path for folder in FOLDERS for path in (state / folder).rglob("*") if path.is_file())
+    files = {str(path.relative_to(state)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+    return Snapshot(rows=rows, files=files)

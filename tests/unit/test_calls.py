@@ -1,0 +1,27 @@
+"""Signed calls: what is under the signature, and a device's name."""
+
+import hashlib
+from dataclasses import fields, replace
+
+from support.values import DEVICE_KEY, STRANGER
+
+from fanin.protos.calls import Call, device_id_of
+
+CALL = Call(method="/fanin.v1.Fleet/CheckIn", device_id="d", time_s=1700000000, nonce="00ff", body_sha256="ab")
+
+
+def test_each_part_has_a_line() -> None:
+    assert CALL.signed_bytes() == b"/fanin.v1.Fleet/CheckIn\nd\n1700000000\n00ff\nab"
+
+
+def test_each_part_is_under_the_signature() -> None:
+    others = [
+        replace(CALL, **{field.name: 1 if field.name == "time_s" else "other"}).signed_bytes() for field in fields(CALL)
+    ]
+    assert len({CALL.signed_bytes(), *others}) == 1 + len(fields(Call))
+
+
+def test_a_devices_id_is_its_keys_digest() -> None:
+    expected = hashlib.sha256(bytes.fromhex(DEVICE_KEY.public)).hexdigest()[:32]
+    assert device_id_of(DEVICE_KEY.public) == expected
+    assert device_id_of(DEVICE_KEY.public) != device_id_of(STRANGER.public)

@@ -1,0 +1,53 @@
+"""What the wire can say and a value cannot: each is refused in one sentence, or forgiven on purpose."""
+
+from support.errors import raises
+from support.values import assignment
+
+from fanin.protos import convert as c
+from fanin.protos import convert_runs as cr
+from fanin.protos import messages as m
+from fanin.protos.errors import InvalidInput
+from fanin.protos.runs import RunState
+from fanin.v1 import control_pb2, fleet_pb2
+
+
+def test_an_empty_check_in_reply_is_refused() -> None:
+    with raises(InvalidInput, "check-in reply: got answer None, expected assigned, wait or rejected"):
+        c.answer_from_proto(fleet_pb2.CheckInReply())
+
+
+def test_an_empty_upload_request_is_refused() -> None:
+    with raises(InvalidInput, "upload: got part None, expected a header or a piece"):
+        c.upload_from_proto(fleet_pb2.UploadRequest())
+
+
+def test_unknown_states_are_refused() -> None:
+    with raises(InvalidInput, "upload reply: got unknown states 0 and 9"):
+        c.upload_reply_from_proto(fleet_pb2.UploadReply.FromString(b"\x10\x09"))
+
+
+def test_an_unknown_run_state_is_refused() -> None:
+    with raises(InvalidInput, "run state: got 0, expected one of [1, 2, 3]"):
+        cr.run_state_from_proto(0)
+    assert cr.run_state_from_proto(control_pb2.RUN_STATE_FAILED) is RunState.FAILED
+
+
+def test_an_event_of_an_unknown_kind_is_refused() -> None:
+    with raises(InvalidInput, "event: got None, expected a kind that this fanin knows; install a newer one"):
+        cr.event_from_proto(control_pb2.Event(sequence=1))
+
+
+def test_a_rejection_for_a_reason_that_only_newer_ones_know_is_still_one() -> None:
+    message = fleet_pb2.CheckInReply.FromString(b"\x1a\x06\x08\x63\x12\x02no")
+    assert c.answer_from_proto(message) == m.Rejected(reason=m.RejectReason.UNSUITABLE, text="no")
+
+
+def test_fields_of_a_newer_protocol_are_ignored() -> None:
+    wire = c.assignment_to_proto(assignment()).SerializeToString() + b"\xfa\x3f\x03new"
+    assert c.assignment_from_proto(fleet_pb2.Assignment.FromString(wire)) == assignment()
+
+
+def test_a_version_without_delegation_stays_without() -> None:
+    message = fleet_pb2.Version.FromString(c.version_to_proto(assignment().version).SerializeToString())
+    message.ClearField("delegation")
+    assert c.version_from_proto(message).delegation is None

@@ -1,0 +1,253 @@
+"""Examples, the files they come from, and the laws of batches, held-out parts and partitions."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fanin.clients.data import (
+    Examples,
+    ExampleStore,
+    MemoryStore,
+    batches,
+    batches_in_order,
+    check_examples,
+    dirichlet_partition,
+    hold_out,
+    memory_store,
+    open_npz,
+    read_npz,
+    stratified_choice,
+)
+from fanin.protos.errors import InvalidInput
+
+seeds = st.integers(0, 2**32 - 1)
+label_lists = st.lists(st.integers(0, 6), min_size=1, max_size=80).map(lambda y: np.array(y, np.int64))
+
+
+def numbered(num: int, labels: np.ndarray | None = None) -> Examples:
+    """Examples whose input is their own number."""
+    x = np.arange(num, dtype=np.float32)[:, None]
+    return Examples(x=x, y=np.zeros(num, np.int64) if labels is None else labels)
+
+
+def numbers(examples: Examples) -> list[int]:
+    return examples.x[:, 0].astype(int).tolist()
+
+
+@given(num=st.integers(1, 60), batch_size=st.integers(1, 20), seed=seeds)
+def test_an_epoch_has_every_example_once_in_an_order_of_the_generator(num: int, batch_size: int, seed: int) -> None:
+    examples = numbered(num)
+    found = list(batches(examples, batch_size, np.random.default_rng(seed)))
+    seen = np.concatenate([batch.x[batch.mask == 1.0, 0] for batch in found]).astype(int)
+    assert seen.tolist() == np.random.default_rng(seed).permutation(num).tolist()
+    for batch in found:
+        assert batch.x.shape == (batch_size, 1)
+        assert (batch.x.dtype, batch.y.dtype, batch.mask.dtype) == (np.float32, np.int64, np.float32)
+        assert set(batch.x[:, 0]) == set(batch.x[batch.mask == 1.0, 0]), "padding repeats real examples"
+    assert all(batch.mask.all() for batch in found[:-1])
+
+
+@given(num=st.integers(1, 60), batch_size=st.integers(1, 20))
+def test_batches_for_evaluation_keep_the_order(num: int, batch_size: int) -> None:
+    found = list(batches_in_order(numbered(num), batch_size))
+    assert np.concatenate([batch.x[batch.mask == 1.0, 0] for batch in found]).astype(int).tolist() == list(range(num))
+
+
+def test_a_batch_needs_a_size() -> None:
+    with pytest.raises(ValueError, match="got batch size 0, expected at least 1"):
+        next(batches_in_order(numbered(3), 0))
+
+
+@given(labels=label_lists, data=st.data(), seed=seeds)
+def test_a_stratified_choice_has_the_mix_of_all(labels: np.ndarray, data: st.DataObject, seed: int) -> None:
+    num = data.draw(st.integers(0, len(labels)))
+    chosen = stratified_choice(labels, num, np.random.default_rng(seed))
+    assert len(chosen) == num
+    assert (np.diff(chosen) > 0).all(), "rising, so none twice"
+    for label in np.unique(labels):
+        exact = (labels == label).sum() * num / len(labels)
+        assert abs((labels[chosen] == label).sum() - exact) < 1.0
+
+
+@given(labels=label_lists.filter(lambda y: len(y) > 1), data=st.data(), seed=seeds)
+def test_held_out_and_rest_are_everything_once(labels: np.ndarray, data: st.DataObject, seed: int) -> None:
+    num = data.draw(st.integers(1, len(labels) - 1))
+    rest, held = hold_out(numbered(len(labels), labels), num, np.random.default_rng(seed))
+    assert len(held) == num
+    assert sorted(numbers(rest) + numbers(held)) == list(range(len(labels)))
+    assert (labels[numbers(held)] == held.y).all()
+
+
+@pytest.mark.parametrize("num", [0, 5, 6])
+def test_neither_side_of_a_held_out_part_is_empty(num: int) -> None:
+    with pytest.raises(ValueError, match=f"got {num} of 5 examples, expected 1 to 4"):
+        hold_out(numbered(5), num, np.random.default_rng(0))
+
+
+@given(labels=label_lists, alpha=st.sampled_from([1e-3, 0.1, 0.5, 1.0, 100.0]), data=st.data(), seed=seeds)
+def test_parts_are_everything_once_and_of_equal_size(
+    labels: np.ndarray, alpha: float, data: st.DataObject, seed: int
+) -> None:
+    num_parts = data.draw(st.integers(1, len(labels)))
+    parts = dirichlet_partition(labels, num_parts, alpha, np.random.default_rng(seed))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
+    assert {len(part) for part in parts} <= {len(labels) // num_parts, len(labels) // num_parts + 1}
+    again = dirichlet_partition(labels, num_parts, alpha, np.random.default_rng(seed))
+    assert all((one == other).all() for one, other in zip(parts, again, strict=True))
+
+
+@given(seed=seeds)
+def test_a_small_alpha_gives_parts_of_few_labels_and_a_large_one_parts_alike(seed: int) -> None:
+    labels = np.repeat(np.arange(10), 100)
+
+    def largest_shares(alpha: float) -> np.ndarray:
+        parts = dirichlet_partition(labels, 10, alpha, np.random.default_rng(seed))
+        return np.array([np.bincount(labels[part], minlength=10).max() / len(part) for part in parts])
+
+    # Parts that draw the same label run out of it, so even at 0.01 a part seldom has one label alone.
+    assert largest_shares(0.01).mean() > largest_shares(1000.0).mean() + 0.1
+    assert largest_shares(1000.0).mean() < 0.25
+
+
+@pytest.mark.parametrize(("num_parts", "alpha"), [(0, 1.0), (4, 1.0), (2, 0.0), (2, -1.0), (2, np.inf), (2, np.nan)])
+def test_an_impossible_partition_is_refused(num_parts: int, alpha: float) -> None:
+    with pytest.raises(ValueError, match=r"dirichlet partition: got (\d parts of 3 examples|alpha)"):
+        dirichlet_partition(np.zeros(3, np.int64), num_parts, alpha, np.random.default_rng(0))
+
+
+@given(labels=label_lists.filter(lambda y: len(y) > 1), partition=st.integers(0, 9), fraction=st.floats(0.01, 0.99))
+def test_a_store_keeps_its_contract(labels: np.ndarray, partition: int, fraction: float) -> None:
+    examples = numbered(len(labels), labels)
+    store: ExampleStore = memory_store(examples, partition, fraction)
+    assert store.partition == partition
+    assert sorted(numbers(store.train) + numbers(store.validation)) == list(range(len(labels)))
+    assert len(store.train) and len(store.validation)
+    assert abs(len(store.validation) - fraction * len(labels)) <= 1.0
+    assert numbers(memory_store(examples, partition, fraction).validation) == numbers(store.validation)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, np.nan])
+def test_a_validation_fraction_lies_between_0_and_1(fraction: float) -> None:
+    with pytest.raises(ValueError, match=r"got validation fraction .*, expected between 0 and 1"):
+        memory_store(numbered(4), 0, fraction)
+
+
+def test_a_store_has_a_partition_number_and_two_examples() -> None:
+    with pytest.raises(ValueError, match="got partition -1, expected 0 or more"):
+        MemoryStore(partition=-1, train=numbered(4), validation=numbered(4))
+    with pytest.raises(ValueError, match="got 1 example, expected at least 2"):
+        memory_store(numbered(1), 0, 0.5)
+
+
+def test_a_file_comes_back_as_examples_and_as_a_store(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    x, y = np.random.default_rng(0).random((9, 2, 2)), np.arange(9, dtype=np.uint8)
+    np.savez(path, x=x, y=y, more=x)
+    found = read_npz(path)
+    assert (found.x.dtype, found.y.dtype) == (np.float32, np.int64)
+    assert (found.x == x.astype(np.float32)).all()
+    assert found.y.tolist() == list(range(9))
+    store = open_npz(path, 3, 0.3)
+    assert (store.partition, len(store.train), len(store.validation)) == (3, 6, 3)
+
+
+X, Y = np.ones((4, 2), np.float32), np.arange(4)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "expected"),
+    [
+        ({"x": X}, "got arrays ['x'], expected x and y; missing ['y']"),
+        ({}, "missing ['x', 'y']"),
+        ({"x": X, "y": Y[:3]}, "got 4 inputs and 3 labels"),
+        ({"x": X[0], "y": Y}, "got x (2,) and y (4,), expected (n, ...) and (n,)"),
+        ({"x": X, "y": X}, "got y of float32, expected integers"),
+        ({"x": X, "y": Y[:, None]}, "got x (4, 2) and y (4, 1), expected (n, ...) and (n,)"),
+        ({"x": X.astype(np.uint8), "y": Y}, "got x of uint8, expected floats, scaled"),
+        ({"x": X.astype(complex), "y": Y}, "got x of complex128, expected floats"),
+        ({"x": np.array(["a", "b"]), "y": Y[:2]}, "got x of <U1, expected floats"),
+        ({"x": np.where(X > 0, np.nan, X), "y": Y}, "got 8 values of x that are not finite float32 numbers"),
+        ({"x": X.astype(float) * 1e300, "y": Y}, "got 8 values of x that are not finite float32 numbers"),
+        ({"x": X, "y": Y - 1}, "got labels from -1 to 2, expected 0 or more"),
+        ({"x": X, "y": np.array([0, 1, 2, 2**64 - 1], np.uint64)}, "got labels from 0 to 18446744073709551615"),
+        ({"x": X[:0], "y": Y[:0]}, "got no examples (x (0, 2)), expected at least one"),
+        ({"x": X[:, :0], "y": Y}, "got no examples (x (4, 0)), expected at least one"),
+        ({"x": X.astype(object), "y": Y}, "not a readable .npz file of plain arrays"),
+    ],
+)
+def test_a_file_that_is_no_good_is_one_clear_error(
+    tmp_path: Path, arrays: dict[str, np.ndarray], expected: str
+) -> None:
+    path = tmp_path / "data.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(InvalidInput) as caught:
+        read_npz(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert expected in str(caught.value)
+
+
+def test_a_missing_a_single_and_a_foreign_file_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    with pytest.raises(InvalidInput, match=r"no such file; expected an .npz file with arrays x and y"):
+        read_npz(path)
+    with pytest.raises(InvalidInput, match=r"not a readable .npz file"):
+        read_npz(tmp_path)
+    with path.open("wb") as file:
+        np.save(file, X)
+    with pytest.raises(InvalidInput, match=r"got a single array, expected an .npz file"):
+        read_npz(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.txt", "hello")
+    with pytest.raises(InvalidInput, match="expected x and y; missing"):
+        read_npz(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x", "hello")
+        archive.writestr("y", "hello")
+    with pytest.raises(InvalidInput, match="x is bytes, expected an array as numpy"):
+        read_npz(path)
+    np.savez(path, x=X[:1], y=Y[:1])
+    with pytest.raises(InvalidInput, match="got 1 example, expected at least 2: one is held out"):
+        open_npz(path, 0, 0.5)
+
+
+def saved() -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, x=X, y=Y)
+    return buffer.getvalue()
+
+
+@given(at=st.integers(0, len(saved()) - 1), byte=st.integers(0, 255), cut=st.booleans())
+def test_a_damaged_file_raises_nothing_but_our_error(
+    tmp_path_factory: pytest.TempPathFactory, at: int, byte: int, cut: bool
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.npz"
+    data = bytearray(saved())
+    data[at] = byte
+    path.write_bytes(data[:at] if cut else data)
+    try:
+        found = read_npz(path)
+    except InvalidInput as exc:
+        assert str(exc).startswith(f"{path}: ")
+    else:
+        assert len(found) == len(found.x), "what is read in spite of the damage is valid"
+
+
+def test_examples_are_checked_in_code_too() -> None:
+    with pytest.raises(ValueError, match="examples: got 4 inputs and 2 labels"):
+        Examples(x=X, y=Y[:2])
+    with pytest.raises(ValueError, match="examples: got x float64 and y int64, expected float32 and int64"):
+        Examples(x=X.astype(np.float64), y=Y)
+
+
+def test_examples_must_fit_the_model() -> None:
+    examples = Examples(x=X, y=Y)
+    check_examples(examples, (2,), 4)
+    with pytest.raises(InvalidInput, match=r"got inputs of shape \(2,\), expected \(1, 8, 8\)"):
+        check_examples(examples, (1, 8, 8), 4)
+    with pytest.raises(InvalidInput, match="got label 3, expected 0 to 2"):
+        check_examples(examples, (2,), 3)

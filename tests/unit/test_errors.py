@@ -1,0 +1,57 @@
+"""The error tree: each class has its row, and what a peer may read of it."""
+
+import grpc
+import pytest
+
+from fanin.protos import errors as e
+
+SECRET = "/var/lib/fanin: disk 3 broke"
+
+
+def classes(kind: type[e.FaninError]) -> set[type[e.FaninError]]:
+    """The class and all below it, of our tree."""
+    found = {kind} if kind.__module__ == e.__name__ else set()
+    return found.union(*(classes(below) for below in kind.__subclasses__()))
+
+
+def test_each_class_but_the_base_has_a_row() -> None:
+    assert set(e.STATUS) == classes(e.FaninError) - {e.FaninError}
+
+
+@pytest.mark.parametrize("kind", e.STATUS)
+def test_each_row_names_a_grpc_status(kind: type[e.FaninError]) -> None:
+    status = e.status_of(kind("text"))
+    assert status is e.STATUS[kind]
+    assert status.code in grpc.StatusCode.__members__
+    assert status.code not in {"OK", "UNKNOWN", "INTERNAL"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (e.Unauthenticated, "not authenticated"),
+        (e.PermissionDenied, "not allowed"),
+        (e.StorageFull, "the coordinator has no space left; try again later"),
+        (e.Unavailable, "try again later"),
+        (e.Untrusted, "try again later"),
+        (e.Corrupted, "the coordinator's own state does not verify"),
+    ],
+)
+def test_what_speaks_of_our_inside_is_not_told(kind: type[e.FaninError], text: str) -> None:
+    assert e.public_text(kind(SECRET)) == text
+
+
+@pytest.mark.parametrize("kind", [*sorted(classes(e.InvalidInput), key=str), e.NotFound, e.Conflict, e.RuntimeMissing])
+def test_what_speaks_of_the_callers_input_is_told_in_full(kind: type[e.FaninError]) -> None:
+    assert e.public_text(kind("got 3, expected 4")) == "got 3, expected 4"
+
+
+@pytest.mark.parametrize("kind", e.STATUS)
+def test_a_peer_rebuilds_the_class_from_its_name(kind: type[e.FaninError]) -> None:
+    rebuilt = e.error_named(kind.__name__, "text")
+    assert type(rebuilt) is kind
+    assert str(rebuilt) == "text"
+
+
+def test_an_unknown_name_is_no_error_of_ours() -> None:
+    assert e.error_named("SystemExit", "text") is None

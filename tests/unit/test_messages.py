@@ -1,0 +1,106 @@
+"""Values check themselves when they are made: one refusal a rule."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+from support.errors import raises
+from support.values import BUNDLE, DELEGATION, assignment, update, version
+
+from fanin.protos import messages as m
+from fanin.protos.errors import InvalidInput
+
+BAD_NAMES = ("", ".", "..", ".hidden", "a/b", "a\\b", "a b", "a\n", "\u00e9", "\u0661", "x" * 129, "a\0b")
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_names_that_are_no_file_names_are_refused(name: str) -> None:
+    text = f"run: got {name[:128]!r}, expected 1 to 128 letters, digits or ._:+- that do not begin with a dot"
+    with raises(InvalidInput, text):
+        m.check_name("run", name)
+
+
+@pytest.mark.parametrize("name", ["a", "A.b_c:d+e-f", "1" * 128, "_", "onnxruntime-1.31.1"])
+def test_good_names_pass(name: str) -> None:
+    m.check_name("run", name)
+
+
+HEADER, _ = update(assignment())
+NAME_RULE = "expected 1 to 128 letters, digits or ._:+- that do not begin with a dot"
+KEY_RULE = "expected 64 hexadecimal ones"
+
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (
+        lambda: m.Enrollment(protocol=1, token="t", public_key="ab"),
+        f"enroll: got a public key of 2 characters, {KEY_RULE}",
+    ),
+    (
+        lambda: m.Enrollment(protocol=1, token="t", public_key="Z" * 64),
+        f"enroll: got a public key of 64 characters, {KEY_RULE}",
+    ),
+    (lambda: replace(BUNDLE, public_key=""), f"bundle: got a public key of 0 characters, {KEY_RULE}"),
+    (lambda: replace(BUNDLE, signature=b"x"), "bundle: got a signature of 1 bytes, expected 64"),
+    (lambda: replace(DELEGATION, run_id="a/b"), f"delegation: run: got 'a/b', {NAME_RULE}"),
+    (lambda: replace(DELEGATION, run_public_key=""), f"delegation: got a public key of 0 characters, {KEY_RULE}"),
+    (lambda: replace(DELEGATION, signature=b""), "delegation: got a signature of 0 bytes, expected 64"),
+    (lambda: replace(version(), run_id=""), f"version: run: got '', {NAME_RULE}"),
+    (lambda: replace(version(), public_key="a"), f"version: got a public key of 1 characters, {KEY_RULE}"),
+    (lambda: replace(version(), signature=bytes(65)), "version: got a signature of 65 bytes, expected 64"),
+    (lambda: replace(version(), number=3, parent=3), "version 3: got parent 3, expected a lower number (0: itself)"),
+    (lambda: replace(version(), number=0, parent=1), "version 0: got parent 1, expected a lower number (0: itself)"),
+    (lambda: replace(assignment(), assignment_id=".."), f"assignment: got '..', {NAME_RULE}"),
+    (lambda: replace(assignment(), run_id="a/b"), f"assignment: run: got 'a/b', {NAME_RULE}"),
+    (lambda: replace(HEADER, assignment_id="a/b"), f"update: assignment: got 'a/b', {NAME_RULE}"),
+    (
+        lambda: m.CheckIn(protocol=1, capabilities=CAN, wait_s=float("nan")),
+        "check-in: got wait_s nan, expected a finite number of at least 0",
+    ),
+    (
+        lambda: m.CheckIn(protocol=1, capabilities=CAN, wait_s=-1.0),
+        "check-in: got wait_s -1.0, expected a finite number of at least 0",
+    ),
+    (
+        lambda: m.Wait(retry_min_s=2.0, retry_max_s=1.0),
+        "wait: got a window of 2.0 to 1.0 s, expected it to rise from 0",
+    ),
+    (
+        lambda: m.Wait(retry_min_s=0.0, retry_max_s=float("inf")),
+        "wait: got a window of 0.0 to inf s, expected it to rise from 0",
+    ),
+    (
+        lambda: m.Statistics(counts={f"n{index}": 1 for index in range(65)}),
+        "statistics: got 65 counts, expected at most 64",
+    ),
+    (lambda: m.Statistics(counts={"a b": 1}), f"statistics: got 'a b', {NAME_RULE}"),
+    (
+        lambda: m.Statistics(counts={"n": -m.MAX_COUNT - 1}),
+        f"statistics: got n = {-m.MAX_COUNT - 1}, expected at most {m.MAX_COUNT} in magnitude",
+    ),
+    (lambda: m.Telemetry(runtime="x" * 129), "telemetry: got a name of 129 characters, expected at most 128"),
+    (lambda: m.Telemetry(fanin_version="x" * 200), "telemetry: got a name of 200 characters, expected at most 128"),
+    (
+        lambda: m.Telemetry(train_s=float("nan")),
+        "telemetry: got train_s nan, expected a finite number of at least 0",
+    ),
+    (
+        lambda: m.Telemetry(bytes_downloaded=m.MAX_COUNT + 1),
+        f"telemetry: got bytes_downloaded {m.MAX_COUNT + 1}, expected at least 0 and at most {m.MAX_COUNT}",
+    ),
+]
+CAN = m.Capabilities(codecs=("fixed32",), runtimes=(), graph_formats=("onnx",))
+
+
+@pytest.mark.parametrize(("make", "text"), REFUSED, ids=[text for _, text in REFUSED])
+def test_a_value_that_breaks_a_rule_is_never_made(make: Callable[[], object], text: str) -> None:
+    with raises(InvalidInput, text):
+        make()
+
+
+def test_a_versions_name_is_the_digest_of_its_parameters() -> None:
+    assert version().sha256 == version().parameters.sha256
+
+
+def test_a_million_of_the_largest_counts_add_up_within_int64() -> None:
+    largest = m.Statistics(counts=MappingProxyType({"n": m.MAX_COUNT}))
+    assert 1_000_000 * largest.counts["n"] < 1 << 63
