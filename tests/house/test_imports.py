@@ -19,9 +19,12 @@ from house.tree import (
     root_packages,
 )
 
+from fanin.commands.main import SUBCOMMANDS
+
 WRONG = {
     "layers": ("server/fanin/server/wrong.py", "import fanin.clients.session"),
     "commands": ("datacenter/fanin/datacenter/wrong.py", "import fanin.commands.main"),
+    "subcommands": ("clients/fanin/commands/watch.py", "import fanin.commands.run"),
     "torch": ("edge/fanin/edge/wrong.py", "def later():\n    import torch.nn"),
     "torch-free": ("clients/fanin/commands/join.py", "import fanin.edge.export"),
     "device": ("clients/fanin/commands/join.py", "import typer"),
@@ -53,6 +56,11 @@ def test_contracts_name_modules_that_exist() -> None:
 def test_layers_name_every_root_package() -> None:
     (layers,) = (contract for contract in contracts() if contract.id == "layers")
     assert layers.names == set(root_packages())
+
+
+def test_subcommands_are_all_kept_apart() -> None:
+    (apart,) = (contract for contract in contracts() if contract.id == "subcommands")
+    assert apart.names == {f"fanin.commands.{name}" for name in SUBCOMMANDS}
 
 
 def test_each_contract_has_a_wrong_import_here() -> None:

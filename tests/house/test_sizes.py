@@ -22,7 +22,7 @@ def functions(module: Module) -> Iterator[tuple[str, Function]]:
 def body_lines(function: Function) -> int:
     """Lines from the first statement after the docstring to the last; 0 for a docstring alone."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
-    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+    return (body[-1].end_lineno or body[-1].lineno) - body[0].lineno + 1 if body else 0
 
 
 def parameters(function: Function) -> int:

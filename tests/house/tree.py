@@ -117,7 +117,7 @@ def _pyproject() -> Mapping[str, Any]:
 
 
 def _names_in(table: Mapping[str, Any]) -> Iterator[str]:
-    for key in ("layers", "protected_modules", "allowed_importers", "source_modules", "forbidden_modules"):
+    for key in ("layers", "modules", "protected_modules", "allowed_importers", "source_modules", "forbidden_modules"):
         for entry in table.get(key, ()):
             # A layer may hold siblings.
             yield from (name.strip() for name in entry.split("|"))

@@ -21,7 +21,7 @@ from fanin.commands.show import describe
 from fanin.edge.grid import SATURATED_BITS
 from fanin.protos import convert as c
 from fanin.protos import messages as m
-from fanin.protos.chunks import Artifact, ChunkRef, artifact_of
+from fanin.protos.chunks import Artifact, artifact_of
 from fanin.protos.errors import InvalidInput, InvalidUpdate, NotFound
 from fanin.v1 import fleet_pb2 as pb
 

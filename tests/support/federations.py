@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from support.hosted import Hosted
-from support.peers import Peer
-
 from fanin.clients.testing import synthetic_bundle
 from fanin.edge.bundle import Bundle
 from fanin.edge.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
+from support.hosted import Hosted
+from support.peers import Peer
 
 PUBLISHER = SigningKey(bytes(range(32)))
 NUM_DEVICES = 3

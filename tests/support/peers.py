@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
-from support.hosted import Hosted
 
 from fanin.clients.cache import Cache
 from fanin.clients.client import Client, Options, Parts
@@ -27,6 +26,7 @@ from fanin.protos import calls
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.v1 import fleet_pb2 as pb
+from support.hosted import Hosted
 
 FLEET = "/fanin.v1.Fleet/"
 CALL_S = 20.0

@@ -133,7 +133,8 @@ def _check_slots(slots: tuple[Slot, ...], shapes: Mapping[str, tuple[int, ...]])
         if slot.shape != expected:
             raise InvalidBundle(f"{what}: got shape {slot.shape}, expected {expected}")
     for slot in slots:
-        weight = slot.weight if slot.kind is not SlotKind.WEIGHT else slot.parameter
+        is_of_weight = slot.kind in (SlotKind.WEIGHT, SlotKind.WEIGHT_SCALE)
+        weight = slot.parameter if is_of_weight else slot.weight
         if weight and axes.get(weight) != slot.axis:
             raise InvalidBundle(
                 f"manifest: slot {slot.initializer!r}: got axis {slot.axis}, "
@@ -233,13 +234,12 @@ def parse_manifest(data: bytes) -> Manifest:
 
 def _manifest(reader: "_Reader") -> Manifest:
     reader.only("format name batch_size num_classes parameters signatures slots artifacts initial")
+    parameters = reader.child("parameters")
     return Manifest(
         name=reader.text("name"),
         batch_size=reader.integer("batch_size"),
         num_classes=reader.integer("num_classes"),
-        table=TensorTable.of(
-            {name: _Reader(reader.child("parameters").row, name).shape(name) for name in reader.child("parameters").row}
-        ),
+        table=TensorTable.of({name: parameters.shape(name) for name in parameters.row}),
         signatures=MappingProxyType({name: _signature(row) for name, row in reader.children("signatures")}),
         slots=tuple(_slot(row) for row in reader.rows("slots")),
         artifacts=MappingProxyType({name: _artifact(row) for name, row in reader.children("artifacts")}),

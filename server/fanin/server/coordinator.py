@@ -7,8 +7,8 @@ calls into these methods, and tests and simulations call them directly.
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import ExitStack, aclosing, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -131,22 +131,22 @@ class Coordinator:
         )
         check_header(header, expected)
         tools = self._tools
-        upload = await tools.disk_lane(lambda: tools.spool.open(header))
-        try:
-            yield _receiving(upload)
-            while not upload.is_whole() and driver.open_work(round_number) is not None:
-                piece = await self._next_piece(pieces)
-                if piece is None:
-                    return
-                await tools.disk_lane(partial(upload.append, piece))
-                if not upload.is_whole() and driver.open_work(round_number) is not None:
-                    yield _receiving(upload)
-            yield await _whole(self._finish(driver, device, upload))
-        except InvalidUpdate:
-            await tools.disk_lane(lambda: tools.spool.discard(header.assignment_id))
-            raise
-        finally:
-            await tools.disk_lane(upload.close)
+        # Whole, whatever the lane is at when the device hangs up: the file must not outlive its writer.
+        with ExitStack() as files:
+            upload = await _whole(tools.disk_lane(lambda: files.enter_context(closing(tools.spool.open(header)))))
+            try:
+                yield _receiving(upload)
+                while not upload.is_whole() and driver.open_work(round_number) is not None:
+                    piece = await self._next_piece(pieces)
+                    if piece is None:
+                        return
+                    await _whole(tools.disk_lane(partial(upload.append, piece)))
+                    if not upload.is_whole() and driver.open_work(round_number) is not None:
+                        yield _receiving(upload)
+                yield await _whole(self._finish(driver, device, upload))
+            except InvalidUpdate:
+                await _whole(tools.disk_lane(lambda: tools.spool.discard(header.assignment_id)))
+                raise
 
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
         """What became of a device's Update; with a failure, its place is given to another. Raises NotFound."""
@@ -247,7 +247,7 @@ class Coordinator:
         return poll is not None and not poll.answer.done() and not driver.refusal(poll.capabilities)
 
 
-async def _whole(work: Coroutine[object, object, T]) -> T:
+async def _whole(work: Awaitable[T]) -> T:
     """Work that a caller who hangs up cannot cut in two: a commit's row and its event go together."""
     task = asyncio.ensure_future(work)
     try:
