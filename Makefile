@@ -93,7 +93,7 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"fanin: got Python {sys.version.split()[0]}, expected 3.11 or newer; name one: make PYTHON=/path/to/python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "$(VENV): installing (the first time takes minutes: torch is large)"
-	$(BIN)/$(PIP_INSTALL) hatchling -e ".[$(EXTRAS)]"
+	$(BIN)/$(PIP_INSTALL) -e ".[$(EXTRAS)]"
 	@touch $@
 
 dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.installed

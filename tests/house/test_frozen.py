@@ -20,6 +20,7 @@ REQUIREMENTS = {
     "dev": [
         "build",
         "grpcio-tools",
+        "hatchling",
         "hypothesis",
         "import-linter",
         "mypy",
