@@ -14,7 +14,7 @@ from fanin.server.settings import Settings
 REQUIREMENTS = {
     "": ["cryptography", "grpcio", "numpy", "protobuf"],
     "onnx": ["onnxruntime"],
-    "server": ["alembic", "rich", "sqlalchemy", "typer"],
+    "server": ["alembic", "click", "rich", "sqlalchemy", "typer"],
     "export": ["onnx", "onnxruntime", "onnxscript", "torch"],
     "datacenter": ["torch"],
     "dev": [

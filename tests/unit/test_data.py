@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fanin.clients.data import (
@@ -101,6 +101,7 @@ def test_parts_are_everything_once_and_of_equal_size(
     assert all((one == other).all() for one, other in zip(parts, again, strict=True))
 
 
+@settings(max_examples=25, deadline=None)
 @given(seed=seeds)
 def test_a_small_alpha_gives_parts_of_few_labels_and_a_large_one_parts_alike(seed: int) -> None:
     labels = np.repeat(np.arange(10), 100)

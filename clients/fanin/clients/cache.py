@@ -18,9 +18,9 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from fanin.edge.keys import SigningKey, load_or_create_key
-from fanin.protos.chunks import ChunkRef, check_chunk
+from fanin.protos.chunks import ChunkRef, check_chunk, short
 from fanin.protos.convert import header_from_proto, header_to_proto
-from fanin.protos.errors import InvalidInput, NotFound, StorageFull
+from fanin.protos.errors import Corrupted, InvalidInput, NotFound, StorageFull, Unavailable
 from fanin.protos.messages import UpdateHeader
 from fanin.v1 import fleet_pb2 as pb
 
@@ -90,11 +90,13 @@ class Cache:
                         break
         except OSError as exc:
             raise StorageFull(f"{part}: cannot be written ({exc})") from exc
+        size = part.stat().st_size
+        if size < ref.size_bytes:
+            raise Unavailable(f"chunk {short(ref.sha256)}: the stream ended at byte {size} of {ref.size_bytes}")
         try:
-            check_chunk(f"chunk {ref.sha256[:8]}", ref, part.read_bytes())
+            check_chunk(f"chunk {short(ref.sha256)}", ref, part.read_bytes())
         except InvalidInput:
-            if part.stat().st_size >= ref.size_bytes:
-                part.unlink()
+            part.unlink()
             raise
         part.replace(self._chunks / ref.sha256)
         return received
@@ -151,7 +153,11 @@ class Cache:
 
     def _all_seen(self) -> dict[str, int]:
         path = self._folder / "seen.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        try:
+            return dict(json.loads(path.read_text())) if path.exists() else {}
+        except (ValueError, TypeError) as exc:
+            # Going on without it would let an old Version back in; that is for a person to decide.
+            raise Corrupted(f"{path}: not readable ({exc}); remove it to forget which versions were seen") from exc
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -32,6 +32,7 @@ GROUP: Final = "fanin.commands"
 EXTRA_OF: Final[Mapping[str, str]] = MappingProxyType(
     {
         "typer": "server",
+        "click": "server",
         "rich": "server",
         "sqlalchemy": "server",
         "alembic": "server",

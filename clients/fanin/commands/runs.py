@@ -39,7 +39,11 @@ def runs(
     if json:
         write_json(json, {"runs": [run_row(info) for info in found]})
         return
-    table = Table("run", "plan", "state", "version", "digest", "rounds", "reason")
+    table = Table()
+    # A name that is cut cannot be copied into the next command.
+    table.add_column("run", no_wrap=True)
+    for heading in ("plan", "state", "version", "digest", "rounds", "reason"):
+        table.add_column(heading)
     for info in found:
         digest = short(info.version_sha256)
         row = (info.run_id, info.plan.name, info.state.value, str(info.version), digest, str(info.num_rounds))

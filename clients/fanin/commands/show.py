@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import assert_never
+from typing import Final, assert_never
 
 from fanin.protos.chunks import short
 from fanin.protos.runs import (
@@ -21,6 +21,9 @@ from fanin.protos.runs import (
     RunState,
     VersionPublished,
 )
+
+WIDE_GAP: Final = 0.05
+"""Accuracy that int8 may lose before people are told: well trained models lose less than 0.01."""
 
 
 def run_row(info: RunInfo) -> dict[str, object]:
@@ -106,4 +109,6 @@ def _describe_version(event: VersionPublished) -> str:
             f"; version {event.parent} validated on {found.num_examples}: loss {found.loss:.4f}, accuracy "
             f"{found.accuracy_float:.4f} float, {found.accuracy_int8:.4f} int8"
         )
+        if found.accuracy_float - found.accuracy_int8 > WIDE_GAP:
+            text += " (int8 lags far behind: export the bundle again from a version trained further)"
     return text

@@ -3,11 +3,13 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Final
 
 import click
 import typer
+from typer.core import TyperCommand
 
 from fanin.clients.operator import Operator, read_text, read_token
 from fanin.clients.transport import Line
@@ -32,14 +34,22 @@ JsonOption = Annotated[
 ]
 
 
+class _Command(TyperCommand):
+    """A command whose help is plain text: typer escapes brackets for rich, which does not print this."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        """The help, as it is meant."""
+        return super().get_help(ctx).replace("\\[", "[")
+
+
 def run_command(function: Callable[..., int | None], argv: Sequence[str]) -> int:
     """Run a function with typed options as a command; its exit status."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command()(function)
+    app.command(cls=_Command)(function)
     words = [
         # ``--json`` alone means standard output; click has no option whose value may be left out.
         "--json=-" if word == "--json" and (after == "" or after.startswith("--")) else word
-        for word, after in zip(argv, [*argv[1:], ""], strict=True)
+        for word, after in zip_longest(argv, argv[1:], fillvalue="")
     ]
     name = f"fanin {function.__name__.rstrip('_').replace('_', '-')}"
     try:

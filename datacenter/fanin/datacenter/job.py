@@ -63,7 +63,8 @@ def train(config: TrainConfig, rank: int, world_size: int) -> TrainResult:
     train_part, validation = _data(config, app)
     if config.initial is not None:
         load_parameters(app.module, *read_parameters(config.initial))
-    trainer = Trainer(app.module, app.loss, config.training, build_mesh(shape, world_size))
+    mesh = None if world_size == 1 else build_mesh(shape, world_size)
+    trainer = Trainer(app.module, app.loss, config.training, mesh)
     started_s = time.monotonic()
     trained = fit(trainer, train_part, validation, config.training)
     return TrainResult(

@@ -1,0 +1,213 @@
+"""Golden frames: the bytes that travel and that are signed, for fixed values and fixed keys.
+
+    python tests/golden/frames.py
+
+writes one hex file a frame into ``frames/``. A change there is a change of the wire or of a file on disk: it needs
+a format or protocol number, or a reason why every reader that is out there reads both.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from google.protobuf.message import Message
+from support import manifests
+from support.values import (
+    BUNDLE,
+    DELEGATION,
+    DEVICE_KEY,
+    PUBLISHER,
+    RUN,
+    TABLE,
+    assignment,
+    parameters,
+    plan,
+    update,
+    version,
+)
+
+from fanin.edge.keys import BUNDLE_CONTEXT, CALL_CONTEXT
+from fanin.edge.manifest import dump_manifest
+from fanin.edge.tensors import encode_parameters
+from fanin.protos import convert as c
+from fanin.protos import convert_runs as cr
+from fanin.protos import messages as m
+from fanin.protos import runs as r
+from fanin.protos.calls import Call, device_id_of
+from fanin.v1 import control_pb2, fleet_pb2
+
+FOLDER: Final = Path(__file__).parent / "frames"
+_LINE_CHARS: Final = 96
+
+HEADER, PAYLOAD = update(assignment(), saturated=1, train_loss_q16=-5)
+VERSION: Final = version(parent=version())
+CALL: Final = Call(
+    method="/fanin.v1.Fleet/CheckIn",
+    device_id=device_id_of(DEVICE_KEY.public),
+    time_s=1_700_000_000,
+    nonce="00112233445566778899aabbccddeeff",
+    body_sha256="ab" * 32,
+)
+CHECK_IN: Final = m.CheckIn(
+    protocol=m.PROTOCOL,
+    capabilities=m.Capabilities(
+        codecs=("fixed32",),
+        runtimes=("onnxruntime 1.31.0",),
+        graph_formats=("onnx",),
+        max_download_bytes=1 << 33,
+    ),
+    wait_s=40.0,
+)
+REPLY: Final = m.UploadReply(
+    round_state=m.RoundState.CLOSED, update_state=m.UpdateState.ACCEPTED, received_bytes=len(PAYLOAD)
+)
+PUBLISHED: Final = r.VersionPublished(
+    number=1,
+    version_sha256=VERSION.sha256,
+    parent=0,
+    round=1,
+    round_s=2.5,
+    bytes_down=1 << 33,
+    bytes_up=1000,
+    num_saturated=1,
+    num_rounded=2,
+    train_loss=1.5,
+    total_examples=40,
+    evaluation=r.Evaluation(num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875),
+    runtimes=MappingProxyType({"synthetic 1": 4}),
+)
+INFO: Final = r.RunInfo(
+    run_id=RUN,
+    state=r.RunState.FINISHED,
+    plan=plan(),
+    bundle_sha256=BUNDLE.manifest.sha256,
+    version=3,
+    version_sha256=VERSION.sha256,
+    num_rounds=3,
+    reason="3 of 3 rounds done",
+)
+START: Final = r.StartRun(run_id=RUN, plan=plan(), version=version(), delegation=DELEGATION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One message: the value, its wire form, and the way back."""
+
+    value: object
+    message: Message
+    back: Callable[..., object]
+
+
+def _frame(value: object, to_proto: Callable[..., Message], back: Callable[..., object]) -> Frame:
+    return Frame(value=value, message=to_proto(value), back=back)
+
+
+def _event(sequence: int, event: r.RunEvent) -> Frame:
+    recorded = r.Recorded(sequence=sequence, time_s=1_700_000_000.25, event=event)
+    return _frame(recorded, cr.event_to_proto, cr.event_from_proto)
+
+
+def _plain(message: Message) -> Frame:
+    """A message without a value of its own."""
+    return Frame(value=message, message=message, back=lambda found: found)
+
+
+def frames() -> dict[str, Frame]:
+    """Every message of the device protocol, and the main ones of the operator's."""
+    wait = m.Wait(retry_min_s=0.5, retry_max_s=2.5)
+    enrollment = m.Enrollment(protocol=m.PROTOCOL, token="token", public_key=DEVICE_KEY.public)
+    download = m.Download(assignment_id="run.1.device", sha256="ab" * 32, offset=1 << 33)
+    report = m.Report(assignment_id="run.1.device", failure="it diverged", telemetry=HEADER.telemetry)
+    answers = {
+        "assigned": m.Assigned(assignment=assignment()),
+        "wait": wait,
+        "upgrade": m.Rejected(reason=m.RejectReason.UPGRADE, text="install another fanin"),
+        "unsuitable": m.Rejected(reason=m.RejectReason.UNSUITABLE, text="codec"),
+    }
+    events: dict[str, r.RunEvent] = {
+        "opened": r.RoundOpened(round=1, base_version=0),
+        "closed": r.RoundClosed(round=1, accepted=("b", "a")),
+        "failed": r.RoundFailed(round=2, reason="nobody came"),
+        "published": PUBLISHED,
+        "rested": r.RunRested(state=r.RunState.FAILED, reason="nobody came"),
+    }
+    return {
+        "fleet-enroll-request": _frame(enrollment, c.enrollment_to_proto, c.enrollment_from_proto),
+        "fleet-enroll-reply": _plain(fleet_pb2.EnrollReply(device_id=CALL.device_id)),
+        "fleet-check-in-request": _frame(CHECK_IN, c.check_in_to_proto, c.check_in_from_proto),
+        **{
+            f"fleet-check-in-reply-{name}": _frame(answer, c.answer_to_proto, c.answer_from_proto)
+            for name, answer in answers.items()
+        },
+        "fleet-download-request": _frame(download, c.download_to_proto, c.download_from_proto),
+        "fleet-download-piece": _plain(fleet_pb2.DownloadPiece(data=b"\0\xffpiece")),
+        "fleet-upload-request-header": _frame(HEADER, c.upload_to_proto, c.upload_from_proto),
+        "fleet-upload-request-piece": _frame(
+            m.Piece(offset=1 << 33, data=PAYLOAD), c.upload_to_proto, c.upload_from_proto
+        ),
+        "fleet-upload-reply": _frame(REPLY, c.upload_reply_to_proto, c.upload_reply_from_proto),
+        "fleet-report-request": _frame(report, c.report_to_proto, c.report_from_proto),
+        "fleet-report-reply": _frame(
+            m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.DISCARDED),
+            c.report_reply_to_proto,
+            c.upload_reply_from_proto,
+        ),
+        "control-start-run-request": _frame(START, cr.start_run_to_proto, cr.start_run_from_proto),
+        "control-run-info": _frame(INFO, cr.run_info_to_proto, cr.run_info_from_proto),
+        "control-get-version-reply": _frame(
+            r.VersionWithBundle(version=VERSION, bundle=BUNDLE),
+            cr.version_with_bundle_to_proto,
+            cr.version_with_bundle_from_proto,
+        ),
+        "control-publish-version-request": _plain(
+            control_pb2.PublishVersionRequest(version=c.version_to_proto(VERSION), rounds=5)
+        ),
+        "control-chunk-data": _plain(control_pb2.ChunkData(sha256="ab" * 32, data=b"chunk")),
+        **{f"control-event-{name}": _event(number, event) for number, (name, event) in enumerate(events.items(), 1)},
+    }
+
+
+def raw() -> dict[str, bytes]:
+    """What is signed or digested: the exact bytes, and the signatures over them (Ed25519 is deterministic)."""
+    manifest = dump_manifest(manifests.manifest())
+    return {
+        "parameters": encode_parameters(TABLE, parameters()),
+        "update-payload": PAYLOAD,
+        "manifest": manifest,
+        "manifest-signature": PUBLISHER.sign(BUNDLE_CONTEXT, manifest),
+        "call-signed": CALL.signed_bytes(),
+        "call-signature": DEVICE_KEY.sign(CALL_CONTEXT, CALL.signed_bytes()),
+        "version-signature": VERSION.signature,
+        "delegation-signature": DELEGATION.signature,
+    }
+
+
+def all_bytes() -> dict[str, bytes]:
+    """Every file's bytes by its name."""
+    wire = {name: frame.message.SerializeToString(deterministic=True) for name, frame in frames().items()}
+    return wire | raw()
+
+
+def hex_of(data: bytes) -> str:
+    """Hexadecimal in lines, so that a difference shows where it is."""
+    text = data.hex()
+    return "".join(f"{text[start : start + _LINE_CHARS]}\n" for start in range(0, len(text), _LINE_CHARS))
+
+
+def main() -> None:
+    """Write all files anew."""
+    FOLDER.mkdir(exist_ok=True)
+    for path in FOLDER.glob("*.hex"):
+        path.unlink()
+    for name, data in all_bytes().items():
+        (FOLDER / f"{name}.hex").write_text(hex_of(data))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What travels and what is signed has not changed, and still reads as what it meant."""
+
+import hashlib
+
+import pytest
+from golden import frames
+from support import manifests
+from support.values import BUNDLE, DELEGATION, DEVICE_KEY, PUBLISHER, RUN_KEY, TABLE, parameters
+
+from fanin.edge.keys import BUNDLE_CONTEXT, CALL_CONTEXT, DELEGATION_CONTEXT, VERSION_CONTEXT, is_signed
+from fanin.edge.manifest import parse_manifest
+from fanin.edge.tensors import decode_parameters
+from fanin.v1 import fleet_pb2
+
+AGAIN = "if this is meant, run `python tests/golden/frames.py` and say in CHANGELOG.md who can still read it"
+FRAMES = frames.frames()
+BYTES = frames.all_bytes()
+
+
+def golden(name: str) -> bytes:
+    return bytes.fromhex((frames.FOLDER / f"{name}.hex").read_text())
+
+
+def test_the_folder_holds_these_frames_and_no_others() -> None:
+    assert {path.stem for path in frames.FOLDER.iterdir()} == set(BYTES), AGAIN
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_the_bytes_are_the_golden_ones(name: str) -> None:
+    assert (frames.FOLDER / f"{name}.hex").read_text() == frames.hex_of(BYTES[name]), AGAIN
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_the_golden_bytes_read_as_the_value(name: str) -> None:
+    frame = FRAMES[name]
+    assert frame.back(type(frame.message).FromString(golden(name))) == frame.value
+
+
+def test_every_message_of_the_device_protocol_has_a_frame() -> None:
+    """Those that stand alone; the others are parts of them."""
+    service = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
+    on_the_wire = {kind.name for method in service.methods for kind in (method.input_type, method.output_type)}
+    assert {frame.message.DESCRIPTOR.name for frame in FRAMES.values()} >= on_the_wire
+    parts = {message.DESCRIPTOR.full_name for frame in FRAMES.values() for message in within(frame.message)}
+    known = {kind.full_name for kind in fleet_pb2.DESCRIPTOR.message_types_by_name.values()}
+    assert known <= parts
+
+
+def within(message: object) -> list[object]:
+    """A message and all messages in it."""
+    found = [message]
+    for field, value in message.ListFields():
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for part in value if not hasattr(value, "ListFields") else [value]:
+                found += within(part)
+    return found
+
+
+def test_the_golden_parameters_decode() -> None:
+    table, flat = decode_parameters(golden("parameters"))
+    assert table == TABLE
+    assert flat.tobytes() == parameters().tobytes()
+
+
+def test_the_golden_manifest_parses_and_its_signature_holds() -> None:
+    data = golden("manifest")
+    assert parse_manifest(data) == manifests.manifest()
+    assert is_signed(PUBLISHER.public, golden("manifest-signature"), BUNDLE_CONTEXT, data)
+
+
+def test_the_golden_call_is_signed_as_the_protocol_says() -> None:
+    """Spelled out from fleet.proto, not from the code."""
+    device = hashlib.sha256(bytes.fromhex(DEVICE_KEY.public)).hexdigest()[:32]
+    lines = ("/fanin.v1.Fleet/CheckIn", device, "1700000000", "00112233445566778899aabbccddeeff", "ab" * 32)
+    assert golden("call-signed") == "\n".join(lines).encode()
+    assert is_signed(DEVICE_KEY.public, golden("call-signature"), CALL_CONTEXT, golden("call-signed"))
+
+
+def test_the_golden_version_and_delegation_are_signed_over_these_lines() -> None:
+    bundle, digest = BUNDLE.manifest.sha256, frames.VERSION.sha256
+    line = f'["run",1,0,"{bundle}","{digest}"]'.encode()
+    assert is_signed(RUN_KEY.public, golden("version-signature"), VERSION_CONTEXT, line)
+    line = f'["run","{bundle}","{RUN_KEY.public}"]'.encode()
+    assert is_signed(PUBLISHER.public, golden("delegation-signature"), DELEGATION_CONTEXT, line)
+    assert DELEGATION.signature == golden("delegation-signature")

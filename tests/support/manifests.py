@@ -1,0 +1,66 @@
+"""A manifest with one of everything, and the bytes that it names."""
+
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from fanin.edge.manifest import Manifest, Port, Signature, Slot, SlotKind
+from fanin.edge.tensors import TensorTable, encode_parameters
+from fanin.protos.chunks import artifact_of
+
+TABLE: Final = TensorTable.of({"dense.bias": (3,), "dense.weight": (4, 3), "gain": ()})
+INITIAL: Final = encode_parameters(TABLE, np.arange(TABLE.num_values, dtype=np.float32) / 8)
+ARTIFACTS: Final = MappingProxyType(
+    {"evaluate.onnx": b"an evaluate graph", "infer.onnx": b"an infer graph", "initial": INITIAL, "train.onnx": b"train"}
+)
+_SCALE: Final = 0.0625
+
+
+def slots() -> tuple[Slot, ...]:
+    """One of each kind: a dense layer whose weight the graph holds transposed, and a float."""
+    weight, bias = "dense.weight", "dense.bias"
+    return (
+        Slot(initializer="w", kind=SlotKind.WEIGHT, parameter=weight, shape=(3, 4), axis=1, transposed=True),
+        Slot(initializer="ws", kind=SlotKind.WEIGHT_SCALE, parameter=weight, shape=(3,), axis=1),
+        Slot(
+            initializer="b",
+            kind=SlotKind.BIAS,
+            parameter=bias,
+            shape=(3,),
+            weight=weight,
+            axis=1,
+            input_scale=_SCALE,
+        ),
+        Slot(
+            initializer="bs",
+            kind=SlotKind.BIAS_SCALE,
+            parameter=bias,
+            shape=(3,),
+            weight=weight,
+            axis=1,
+            input_scale=_SCALE,
+        ),
+        Slot(initializer="g", kind=SlotKind.FLOAT, parameter="gain", shape=()),
+    )
+
+
+def manifest() -> Manifest:
+    """One of everything."""
+    images = Port(name="x", dtype="float32", shape=(-1, 4))
+    logits = Port(name="logits", dtype="float32", shape=(-1, 3))
+    return Manifest(
+        name="digits",
+        batch_size=16,
+        num_classes=3,
+        table=TABLE,
+        signatures=MappingProxyType(
+            {
+                name: Signature(inputs=(images,), outputs=(logits,), graphs=MappingProxyType({"onnx": f"{name}.onnx"}))
+                for name in ("evaluate", "infer", "train")
+            }
+        ),
+        slots=slots(),
+        artifacts=MappingProxyType({name: artifact_of(data) for name, data in ARTIFACTS.items()}),
+        initial="initial",
+    )

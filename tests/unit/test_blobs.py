@@ -1,0 +1,110 @@
+"""Blobs: a name in the folder always has all its bytes."""
+
+import stat
+from pathlib import Path
+
+import pytest
+from support.errors import raises
+from support.full_disk import full_disk, in_child
+
+from fanin.protos.chunks import CHUNK_BYTES, artifact_of, short
+from fanin.protos.errors import Corrupted, InvalidInput, NotFound, StorageFull
+from fanin.server.blobs import Blobs
+from fanin.server.disk import Durability
+
+DATA = bytes(range(256)) * 40
+DIGEST = artifact_of(DATA).sha256
+
+
+@pytest.fixture(params=Durability)
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
+    return Blobs(tmp_path, request.param)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_was_put_is_read_from_any_offset(blobs: Blobs, tmp_path: Path) -> None:
+    blobs.put(DIGEST, DATA)
+    assert blobs.read(DIGEST) == DATA
+    assert blobs.read(DIGEST, 100) == DATA[100:]
+    assert blobs.read(DIGEST, len(DATA)) == b""
+    assert (tmp_path / DIGEST[:2] / DIGEST).read_bytes() == DATA
+
+
+def test_putting_twice_is_harmless(blobs: Blobs, tmp_path: Path) -> None:
+    blobs.put(DIGEST, DATA)
+    blobs.put(DIGEST, DATA)
+    assert files(tmp_path) == [DIGEST]
+
+
+def test_bytes_under_a_wrong_name_are_refused(blobs: Blobs, tmp_path: Path) -> None:
+    got = artifact_of(b"other").sha256
+    with raises(InvalidInput, f"chunk: digest mismatch (got {short(got)}, expected {short(DIGEST)})"):
+        blobs.put(DIGEST, b"other")
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["", "../../etc/passwd", DIGEST.upper(), "ab/" + DIGEST[3:]])
+def test_a_name_that_is_no_digest_never_becomes_a_path(blobs: Blobs, name: str) -> None:
+    text = f"chunk: got digest {name!r}, expected 64 hexadecimal characters"
+    for use in (lambda: blobs.put(name, DATA), lambda: blobs.read(name), lambda: blobs.missing([DIGEST, name])):
+        with raises(InvalidInput, text):
+            use()
+
+
+def test_what_is_not_here_and_where_there_is_nothing_is_said(blobs: Blobs) -> None:
+    with raises(NotFound, f"chunk {short(DIGEST)}: not stored here"):
+        blobs.read(DIGEST)
+    blobs.put(DIGEST, DATA)
+    for offset in (-1, len(DATA) + 1):
+        with raises(InvalidInput, f"chunk {short(DIGEST)}: got offset {offset}, expected 0 to {len(DATA)}"):
+            blobs.read(DIGEST, offset)
+
+
+def test_an_artifact_is_stored_by_its_chunks(blobs: Blobs, tmp_path: Path) -> None:
+    data = bytes(CHUNK_BYTES) + DATA
+    artifact = blobs.put_artifact(data)
+    assert artifact == artifact_of(data)
+    assert files(tmp_path) == sorted(ref.sha256 for ref in artifact.chunks)
+    assert blobs.read_artifact("parameters", artifact) == data
+    assert blobs.missing([*(ref.sha256 for ref in artifact.chunks), "0" * 64]) == ("0" * 64,)
+
+
+def test_rotten_bytes_are_our_own_fault(blobs: Blobs, tmp_path: Path) -> None:
+    artifact = blobs.put_artifact(DATA)
+    path = tmp_path / DIGEST[:2] / DIGEST
+    path.write_bytes(b"\1" + DATA[1:])
+    got = artifact_of(b"\1" + DATA[1:]).sha256
+    text = f"blobs: version 3: chunk 0: digest mismatch (got {short(got)}, expected {short(DIGEST)})"
+    with raises(Corrupted, text):
+        blobs.read_artifact("version 3", artifact)
+
+
+def test_on_a_full_disk_nothing_half_written_stays(blobs: Blobs, tmp_path: Path) -> None:
+    def work() -> None:
+        with (
+            full_disk(4096),
+            raises(
+                StorageFull,
+                f"chunk {short(DIGEST)}: no space left on the coordinator's disk ([Errno 27] File too large); "
+                "free some and retry",
+            ),
+        ):
+            blobs.put(DIGEST, DATA)
+        assert files(tmp_path) == []
+        assert blobs.missing([DIGEST]) == (DIGEST,)
+        blobs.put(DIGEST, DATA)
+        assert blobs.read(DIGEST) == DATA
+        assert files(tmp_path) == [DIGEST]
+
+    in_child(work)
+
+
+def test_other_trouble_with_the_disk_is_not_called_full(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path, Durability.PROCESS)
+    (tmp_path / DIGEST[:2]).write_text("a file where a folder should be")
+    with pytest.raises(NotADirectoryError):
+        blobs.put(DIGEST, DATA)
+    assert stat.S_ISREG((tmp_path / DIGEST[:2]).stat().st_mode)

@@ -1,0 +1,211 @@
+"""What a device keeps: downloads that go on, Updates that wait for their verdict, Versions it has seen."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.errors import raises
+from support.full_disk import full_disk, in_child
+from support.values import assignment, update
+
+from fanin.clients.cache import Cache
+from fanin.protos.chunks import ChunkRef, artifact_of, short
+from fanin.protos.errors import Corrupted, InvalidInput, NotFound, StorageFull, Unavailable
+
+DATA = bytes(index * 5 % 253 for index in range(10_000))
+(REF,) = artifact_of(DATA).chunks
+HEADER, PAYLOAD = update(assignment())
+NAME = HEADER.assignment_id
+
+
+class Line:
+    """Serves a Chunk from an offset on, and breaks after some pieces."""
+
+    def __init__(self, data: bytes, breaks_after: int = -1) -> None:
+        self.data = data
+        self.breaks_after = breaks_after
+        self.offsets: list[int] = []
+
+    def __call__(self, offset: int) -> Iterator[bytes]:
+        self.offsets.append(offset)
+        for index, start in enumerate(range(offset, len(self.data), 1000)):
+            if index == self.breaks_after:
+                raise Unavailable("the line broke")
+            yield self.data[start : start + 1000]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path)
+
+
+def chunk_files(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "chunks").iterdir())
+
+
+def test_a_chunk_is_fetched_once_and_read_by_its_name(cache: Cache, tmp_path: Path) -> None:
+    assert not cache.has(REF)
+    with raises(NotFound, f"chunk {REF.sha256}: not in the cache"):
+        cache.read(REF.sha256)
+    assert cache.fetch(REF, Line(DATA)) == len(DATA)
+    assert cache.has(REF)
+    assert cache.read(REF.sha256) == DATA
+    assert chunk_files(tmp_path) == [REF.sha256]
+
+
+def test_a_cut_download_goes_on_where_it_stopped_also_after_a_restart(cache: Cache, tmp_path: Path) -> None:
+    with raises(Unavailable, "the line broke"):
+        cache.fetch(REF, Line(DATA, breaks_after=3))
+    line = Line(DATA)
+    again = Cache(tmp_path)
+    assert not again.has(REF)
+    assert again.fetch(REF, line) == len(DATA) - 3000
+    assert line.offsets == [3000]
+    assert again.read(REF.sha256) == DATA
+
+
+def test_bytes_that_do_not_verify_are_thrown_away(cache: Cache, tmp_path: Path) -> None:
+    wrong = DATA[:-1] + b"\xff"
+    with pytest.raises(InvalidInput, match=r"chunk [0-9a-f]{8}\.\.: digest mismatch"):
+        cache.fetch(REF, Line(wrong))
+    assert chunk_files(tmp_path) == []
+    line = Line(DATA)
+    cache.fetch(REF, line)
+    assert line.offsets == [0]
+
+
+def test_more_bytes_than_announced_are_not_taken(cache: Cache, tmp_path: Path) -> None:
+    line = Line(DATA + bytes(50_000_000))
+    with raises(InvalidInput, f"chunk {short(REF.sha256)}: got {len(DATA) + 1000} bytes, expected {len(DATA)}"):
+        cache.fetch(REF, line)
+    assert chunk_files(tmp_path) == []
+
+
+def test_a_stream_that_ends_early_keeps_what_arrived(cache: Cache) -> None:
+    with raises(Unavailable, f"chunk {short(REF.sha256)}: the stream ended at byte 4000 of {len(DATA)}"):
+        cache.fetch(REF, Line(DATA[:4000]))
+    line = Line(DATA)
+    cache.fetch(REF, line)
+    assert line.offsets == [4000]
+
+
+def test_a_part_that_is_too_long_starts_over(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "chunks" / f"{REF.sha256}.part").write_bytes(DATA + b"x")
+    line = Line(DATA)
+    cache.fetch(REF, line)
+    assert line.offsets == [0]
+    assert cache.read(REF.sha256) == DATA
+
+
+def put(cache: Cache, data: bytes, age_s: int, folder: Path) -> ChunkRef:
+    """A Chunk that was last used some time ago."""
+    (ref,) = artifact_of(data).chunks
+    cache.fetch(ref, lambda offset: [data[offset:]])
+    os.utime(folder / "chunks" / ref.sha256, (1_000_000 - age_s,) * 2)
+    return ref
+
+
+def test_what_was_used_longest_ago_goes_first_but_nothing_that_is_needed(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, max_bytes=250)
+    oldest, older, newer, needed = (
+        put(cache, bytes([fill]) * 100, age, tmp_path) for fill, age in ((1, 30), (2, 20), (3, 10), (4, 99))
+    )
+    cache.trim([needed.sha256])
+    assert [cache.has(ref) for ref in (oldest, older, newer, needed)] == [False, False, True, True]
+
+
+def test_reading_a_chunk_makes_it_young(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, max_bytes=100)
+    old, young = put(cache, b"a" * 100, 30, tmp_path), put(cache, b"b" * 100, 20, tmp_path)
+    cache.read(old.sha256)
+    cache.trim([])
+    assert (cache.has(old), cache.has(young)) == (True, False)
+
+
+def test_chunks_that_do_not_verify_can_be_forgotten(cache: Cache) -> None:
+    cache.fetch(REF, Line(DATA))
+    for _ in range(2):
+        cache.forget([REF])
+        assert not cache.has(REF)
+
+
+def test_an_update_waits_for_its_verdict_also_over_a_restart(cache: Cache, tmp_path: Path) -> None:
+    assert cache.update(NAME) is None
+    cache.put_update(HEADER, PAYLOAD)
+    again = Cache(tmp_path)
+    assert again.update(NAME) == HEADER
+    assert again.read_update(NAME, 0, len(PAYLOAD)) == PAYLOAD
+    assert again.read_update(NAME, 8, 4) == PAYLOAD[8:12]
+    again.forget_updates(but=NAME)
+    assert again.update(NAME) == HEADER
+    again.forget_updates()
+    assert again.update(NAME) is None
+
+
+@pytest.mark.parametrize("but", [NAME[:-1], "other"])
+def test_another_assignments_update_goes(cache: Cache, but: str) -> None:
+    cache.put_update(HEADER, PAYLOAD)
+    cache.forget_updates(but=but)
+    assert cache.update(NAME) is None
+
+
+@pytest.mark.parametrize("damage", ["no header", "empty header", "torn header", "no payload", "torn payload"])
+def test_an_update_that_is_not_whole_does_not_count(cache: Cache, tmp_path: Path, damage: str) -> None:
+    cache.put_update(HEADER, PAYLOAD)
+    how, what = damage.split()
+    path = tmp_path / "updates" / f"{NAME}.{what}"
+    if how == "no":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if how == "empty" else path.read_bytes()[:-1])
+    assert cache.update(NAME) is None
+    cache.put_update(HEADER, PAYLOAD)
+    assert cache.update(NAME) == HEADER
+
+
+def test_what_was_seen_only_rises_and_survives(cache: Cache, tmp_path: Path) -> None:
+    assert cache.seen("run") == -1
+    for number, expected in ((0, 0), (5, 5), (3, 5)):
+        cache.remember_seen("run", number)
+        assert Cache(tmp_path).seen("run") == expected
+    assert cache.seen("other") == -1
+    assert json.loads((tmp_path / "seen.json").read_text()) == {"run": 5}
+
+
+def test_the_key_is_this_devices(cache: Cache, tmp_path: Path) -> None:
+    assert cache.key().public == Cache(tmp_path).key().public != Cache(tmp_path / "other").key().public
+
+
+def test_on_a_full_disk_nothing_counts_that_is_not_whole(cache: Cache, tmp_path: Path) -> None:
+    cache.remember_seen("run", 3)
+
+    def work() -> None:
+        with full_disk(4):
+            for use in (
+                lambda: cache.put_update(HEADER, PAYLOAD),
+                lambda: cache.remember_seen("run", 4),
+                lambda: cache.fetch(REF, Line(DATA)),
+            ):
+                with pytest.raises(StorageFull, match=r"cannot be written \(\[Errno 27\] File too large\)$"):
+                    use()
+        assert cache.update(NAME) is None
+        assert list((tmp_path / "updates").iterdir()) == []
+        assert cache.seen("run") == 3
+        assert not cache.has(REF)
+
+        cache.put_update(HEADER, PAYLOAD)
+        cache.remember_seen("run", 4)
+        cache.fetch(REF, Line(DATA))
+        assert (cache.update(NAME), cache.seen("run"), cache.read(REF.sha256)) == (HEADER, 4, DATA)
+
+    in_child(work)
+
+
+def test_a_broken_record_of_seen_versions_is_told_not_ignored(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.remember_seen("run", 3)
+    (tmp_path / "seen.json").write_text('{"run": ')
+    with pytest.raises(Corrupted, match=r"seen\.json: not readable .*; remove it to forget which versions were seen"):
+        cache.seen("run")

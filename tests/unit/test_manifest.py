@@ -1,0 +1,210 @@
+"""The manifest is read strictly: each thing that is wrong with one has its sentence."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.errors import raises
+from support.manifests import manifest, slots
+
+from fanin.edge.manifest import FORMAT, Slot, SlotKind, dump_manifest, parse_manifest
+from fanin.protos.errors import InvalidBundle
+
+Row = dict[str, Any]
+
+
+def test_what_is_dumped_parses_to_the_same_facts_and_the_same_bytes() -> None:
+    data = dump_manifest(manifest())
+    assert parse_manifest(data) == manifest()
+    assert dump_manifest(parse_manifest(data)) == data
+
+
+def edited(change: Callable[[Row], object]) -> bytes:
+    """The manifest's JSON after a change."""
+    row = json.loads(dump_manifest(manifest()))
+    change(row)
+    return json.dumps(row).encode()
+
+
+ROOT_KEYS = sorted(json.loads(dump_manifest(manifest())))
+WRONG: list[tuple[Callable[[Row], object], str]] = [
+    (
+        lambda row: row.update(extra=1),
+        f"manifest: got keys {sorted([*ROOT_KEYS, 'extra'])}, expected {ROOT_KEYS}",
+    ),
+    (
+        lambda row: row.pop("slots"),
+        f"manifest: got keys {[key for key in ROOT_KEYS if key != 'slots']}, expected {ROOT_KEYS}",
+    ),
+    (lambda row: row.update(name=3), "manifest.name: got int, expected str"),
+    (lambda row: row.update(batch_size=True), "manifest.batch_size: got bool, expected int"),
+    (
+        lambda row: row.update(batch_size=0),
+        "manifest: got batch_size 0 and num_classes 3, expected both positive",
+    ),
+    (
+        lambda row: row.update(num_classes=-1),
+        "manifest: got batch_size 16 and num_classes -1, expected both positive",
+    ),
+    (lambda row: row.update(parameters=[]), "manifest.parameters: got list, expected an object"),
+    (
+        lambda row: row["parameters"].update(gain=[-1]),
+        "manifest.parameters.gain: got [-1], expected integers of at least 0",
+    ),
+    (lambda row: row["parameters"].update({"": []}), "manifest: tensor name: got an empty one"),
+    (
+        lambda row: row["signatures"]["train"].update(code="x"),
+        (
+            "manifest.signatures.train: got keys ['code', 'graphs', 'inputs', 'outputs'], "
+            "expected ['graphs', 'inputs', 'outputs']"
+        ),
+    ),
+    (
+        lambda row: row["signatures"]["train"]["graphs"].update(onnx="other"),
+        "manifest: signature 'train' names artifact 'other', which is not listed",
+    ),
+    (
+        lambda row: row["signatures"]["infer"]["inputs"][0].update(dtype="float64"),
+        (
+            "manifest.signatures.infer.inputs[0].dtype: got 'float64', "
+            "expected one of ['float32', 'int64', 'int32', 'int8']"
+        ),
+    ),
+    (
+        lambda row: row["signatures"]["infer"]["outputs"][0].update(shape=[-2, 3]),
+        "manifest.signatures.infer.outputs[0].shape: got [-2, 3], expected integers of at least -1",
+    ),
+    (
+        lambda row: row["signatures"]["infer"].update(inputs={}),
+        "manifest.signatures.infer.inputs: got dict, expected list",
+    ),
+    (lambda row: row.update(slots=[3]), "manifest.slots[0]: got int, expected an object"),
+    (
+        lambda row: row["slots"][4].update(kind="int4"),
+        "manifest.slots[4].kind: got 'int4', expected one of ['weight', 'weight_scale', 'bias', 'bias_scale', 'float']",
+    ),
+    (lambda row: row["slots"][0].update(transposed=1), "manifest.slots[0].transposed: got int, expected bool"),
+    (lambda row: row["slots"][0].update(input_scale=0), "manifest.slots[0].input_scale: got int, expected float"),
+    (lambda row: row.update(initial="other"), "manifest: initial parameters 'other' are not among the artifacts"),
+    (
+        lambda row: row["artifacts"]["initial"].update(size_bytes=1),
+        f"manifest: artifact: got chunks of {manifest().artifacts['initial'].size_bytes} bytes in all, expected 1",
+    ),
+    (
+        lambda row: row["artifacts"]["initial"].update(sha256="../../etc"),
+        "manifest: artifact: got digest '../../etc', expected 64 hexadecimal characters",
+    ),
+    (
+        lambda row: row["artifacts"]["initial"]["chunks"][0].update(offset=0),
+        (
+            "manifest.artifacts.initial.chunks[0]: got keys ['offset', 'sha256', 'size_bytes', 'url'], "
+            "expected ['sha256', 'size_bytes', 'url']"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "text"), WRONG, ids=[text for _, text in WRONG])
+def test_each_mistake_has_its_sentence(change: Callable[[Row], object], text: str) -> None:
+    with raises(InvalidBundle, text):
+        parse_manifest(edited(change))
+
+
+@pytest.mark.parametrize("found", [FORMAT + 1, 0, None, "1"])
+def test_another_format_is_said_before_anything_else(found: object) -> None:
+    text = (
+        f"manifest: got format {found!r}, expected 1; install a fanin that knows this format, "
+        "or export the Bundle again"
+    )
+    with raises(InvalidBundle, text):
+        parse_manifest(json.dumps({"format": found, "new": "things"}).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe\xfd", b"[" * 100_000])
+def test_what_is_no_json_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidBundle, match=r"^manifest: not JSON \("):
+        parse_manifest(data)
+
+
+def test_what_is_no_object_is_refused() -> None:
+    with raises(InvalidBundle, "manifest: got list, expected an object"):
+        parse_manifest(b"[]")
+
+
+WEIGHT, SCALE, BIAS, BIAS_SCALE, FLOAT = slots()
+NO_BIAS = "expected both in a bias only"
+WRONG_SLOTS: list[tuple[tuple[Slot, ...], str]] = [
+    ((replace(FLOAT, parameter="other"),), "manifest: slot 'g' names unknown parameters ['other']"),
+    ((replace(FLOAT, parameter=""),), "manifest: slot 'g' names unknown parameters []"),
+    ((SCALE, replace(BIAS, weight="other")), "manifest: slot 'b' names unknown parameters ['other']"),
+    (
+        (SCALE, replace(BIAS, weight="")),
+        f"manifest: slot 'b': got weight '' and input_scale 0.0625, {NO_BIAS}",
+    ),
+    (
+        (SCALE, replace(BIAS, input_scale=0.0)),
+        f"manifest: slot 'b': got weight 'dense.weight' and input_scale 0.0, {NO_BIAS}",
+    ),
+    (
+        (SCALE, replace(BIAS_SCALE, input_scale=float("nan"))),
+        f"manifest: slot 'bs': got weight 'dense.weight' and input_scale nan, {NO_BIAS}",
+    ),
+    (
+        (SCALE, replace(BIAS_SCALE, input_scale=2.0**-61)),
+        f"manifest: slot 'bs': got weight 'dense.weight' and input_scale {2.0**-61}, {NO_BIAS}",
+    ),
+    (
+        (SCALE, replace(WEIGHT, input_scale=1.0)),
+        f"manifest: slot 'w': got weight '' and input_scale 1.0, {NO_BIAS}",
+    ),
+    (
+        (replace(SCALE, weight="dense.weight"),),
+        f"manifest: slot 'ws': got weight 'dense.weight' and input_scale 0.0, {NO_BIAS}",
+    ),
+    ((replace(FLOAT, shape=(1,)),), "manifest: slot 'g': got shape (1,), expected ()"),
+    ((SCALE, replace(WEIGHT, transposed=False)), "manifest: slot 'w': got shape (3, 4), expected (4, 3)"),
+    ((replace(SCALE, shape=(4,)),), "manifest: slot 'ws': got shape (4,), expected (3,)"),
+    ((replace(SCALE, axis=2),), "manifest: slot 'ws': got axis 2, expected one of 2 dimensions"),
+    ((replace(SCALE, axis=-1),), "manifest: slot 'ws': got axis -1, expected one of 2 dimensions"),
+    (
+        (replace(FLOAT, transposed=True),),
+        "manifest: slot 'g' is transposed, expected that of a matrix only",
+    ),
+    (
+        (replace(SCALE, transposed=True),),
+        "manifest: slot 'ws' is transposed, expected that of a matrix only",
+    ),
+    (
+        (replace(SCALE, axis=0, shape=(4,)), replace(BIAS, axis=0, shape=(4,))),
+        "manifest: slot 'b': got a bias of shape (3,), expected (4,) as its weight has",
+    ),
+    (
+        (WEIGHT,),
+        "manifest: slot 'w': got axis 1, expected that of the weight_scale slot of 'dense.weight', None",
+    ),
+    (
+        (SCALE, replace(WEIGHT, axis=0)),
+        "manifest: slot 'w': got axis 0, expected that of the weight_scale slot of 'dense.weight', 1",
+    ),
+    (
+        (BIAS,),
+        "manifest: slot 'b': got axis 1, expected that of the weight_scale slot of 'dense.weight', None",
+    ),
+    (
+        (replace(SCALE, initializer="ws0", axis=0, shape=(4,)), SCALE),
+        "manifest: slot 'ws0': got axis 0, expected that of the weight_scale slot of 'dense.weight', 1",
+    ),
+    ((FLOAT, FLOAT), "manifest: two slots name the same initializer"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "text"), WRONG_SLOTS, ids=[text for _, text in WRONG_SLOTS])
+def test_slots_that_could_not_be_filled_are_refused(wrong: tuple[Slot, ...], text: str) -> None:
+    with raises(InvalidBundle, text):
+        replace(manifest(), slots=wrong)
+
+
+def test_the_slots_here_are_of_every_kind() -> None:
+    assert {slot.kind for slot in slots()} == set(SlotKind)

@@ -1,0 +1,245 @@
+"""The round machine: every (phase, event) pair, and what a Round does."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.errors import raises
+from support.laws import LAW
+
+from fanin.server import rounds as r
+from fanin.server.rounds import Phase, Round, Rules
+
+PAGE = Path(__file__).parents[2] / "docs" / "rounds.md"
+RULES = Rules(concurrency=3, buffer=2, quorum=1, deadline_s=60.0)
+SYNCHRONOUS = Rules(concurrency=2, buffer=2, quorum=2, deadline_s=60.0)
+EAGER = replace(SYNCHRONOUS, quorum=1)
+EVENT_KINDS: tuple[type[r.Event], ...] = get_args(r.Event)
+SAMPLES: tuple[r.Event, ...] = (
+    r.CheckedIn(device="a"),
+    r.CheckedIn(device="new"),
+    r.GaveUp(device="a"),
+    r.GaveUp(device="new"),
+    r.UpdateCommitted(device="a"),
+    r.UpdateCommitted(device="new"),
+    r.TimePassed(),
+    r.Closed(accepted=("new", "a")),
+    r.Folded(),
+    r.Published(),
+)
+
+
+@cache
+def reachable(phase: Phase) -> tuple[Round, ...]:
+    """Every Round in a phase that some story of at most seven sample events leads to."""
+    seen = {Round(rules=rules) for rules in (RULES, SYNCHRONOUS, EAGER)}
+    edge = set(seen)
+    for _ in range(7):
+        fresh = set()
+        for state, event, now in product(edge, SAMPLES, (0.0, 60.0)):
+            if (state.phase, type(event)) in r.TRANSITIONS:
+                fresh.add(state.step(event, now)[0])
+        edge = fresh - seen
+        seen |= fresh
+    return tuple(state for state in seen if state.phase is phase)
+
+
+def test_each_kind_of_event_has_a_sample() -> None:
+    assert {type(event) for event in SAMPLES} == set(EVENT_KINDS)
+
+
+@pytest.mark.parametrize(("phase", "kind"), list(product(Phase, EVENT_KINDS)), ids=lambda found: str(found))
+def test_each_pair_leads_where_the_table_says_or_is_illegal(phase: Phase, kind: type[r.Event]) -> None:
+    row = r.TRANSITIONS.get((phase, kind))
+    assert reachable(phase)
+    for state, event, now in product(reachable(phase), SAMPLES, (0.0, 60.0)):
+        if type(event) is not kind:
+            continue
+        before = replace(state)
+        if row is None:
+            with raises(r.IllegalEvent, f"round: {kind.__name__} in phase {phase.value}"):
+                state.step(event, now)
+        else:
+            after, effects = state.step(event, now)
+            assert after.phase in row.targets
+            assert all(isinstance(effect, get_args(r.Effect)) for effect in effects)
+        assert state == before
+
+
+def test_what_is_over_takes_no_event() -> None:
+    ended = {Phase.PUBLISHED, Phase.FAILED}
+    assert not [phase for phase, _ in r.TRANSITIONS if phase in ended]
+    assert {phase for phase, _ in r.TRANSITIONS} == set(Phase) - ended
+
+
+def test_every_declared_target_is_reached() -> None:
+    """A target that nothing leads to would be an arrow in the diagram that lies."""
+    reached: dict[tuple[Phase, type[r.Event]], set[Phase]] = {key: set() for key in r.TRANSITIONS}
+    for (phase, kind), row in r.TRANSITIONS.items():
+        for state, event, now in product(reachable(phase), SAMPLES, (0.0, 60.0)):
+            if type(event) is kind:
+                reached[phase, kind].add(state.step(event, now)[0].phase)
+        assert reached[phase, kind] == row.targets, (phase, kind)
+
+
+def follow(state: Round, *events: r.Event, now: float = 0.0) -> tuple[Round, list[r.Effect]]:
+    """A story: the Round after some events, and all that they asked for."""
+    asked: list[r.Effect] = []
+    for event in events:
+        state, effects = state.step(event, now)
+        asked += effects
+    return state, asked
+
+
+def check_in(*devices: str) -> list[r.Event]:
+    return [r.CheckedIn(device=device) for device in devices]
+
+
+def commit(*devices: str) -> list[r.Event]:
+    return [r.UpdateCommitted(device=device) for device in devices]
+
+
+def test_a_synchronous_round_from_its_first_device_to_its_version() -> None:
+    state, asked = follow(Round(rules=SYNCHRONOUS), *check_in("a", "b"), now=5.0)
+    assert asked == [r.KeepDeadline(deadline=65.0), r.Assign(device="a"), r.Assign(device="b")]
+    assert state.phase is Phase.TRAINING
+
+    state, asked = follow(state, *commit("b", "a"), now=6.0)
+    assert asked == [r.Accumulate(device="b"), r.Accumulate(device="a"), r.Close(accepted=("b", "a"))]
+    assert state.phase is Phase.CLOSING
+
+    state, asked = follow(state, r.Closed(accepted=("b", "a")), r.Folded(), r.Published(), now=7.0)
+    assert asked == [r.Fold(accepted=("b", "a")), r.Publish(), r.GoOn()]
+    assert state.phase is Phase.PUBLISHED
+
+
+def test_a_device_that_asks_again_gets_the_same_assignment_and_no_second_place() -> None:
+    state, _ = follow(Round(rules=RULES), *check_in("a"))
+    again, asked = follow(state, *check_in("a"), now=9.0)
+    assert asked == [r.Assign(device="a")]
+    assert again == state
+
+
+def test_the_same_assignment_is_given_again_when_all_places_are_taken() -> None:
+    state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"))
+    assert state.phase is Phase.TRAINING
+    assert follow(state, *check_in("b")) == (state, [r.Assign(device="b")])
+    assert follow(state, *check_in("d")) == (state, [])
+
+
+def test_a_device_whose_update_is_in_gets_nothing_more() -> None:
+    state, _ = follow(Round(rules=RULES), *check_in("a"), *commit("a"))
+    assert follow(state, *check_in("a")) == (state, [])
+    assert follow(state, *commit("a")) == (state, [])
+
+
+def test_with_a_buffer_below_concurrency_the_first_updates_close_the_round() -> None:
+    state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"), *commit("c"))
+    assert (state.phase, state.num_places) == (Phase.TRAINING, 0)
+    state, asked = follow(state, *commit("a"))
+    assert asked == [r.Accumulate(device="a"), r.Close(accepted=("c", "a"))]
+    assert state.at_work == {"b"}
+    assert not state.is_open
+
+
+def test_a_device_that_gives_up_frees_its_place() -> None:
+    state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"))
+    state, asked = follow(state, r.GaveUp(device="b"))
+    assert asked == []
+    assert (state.phase, state.num_places) == (Phase.SELECTING, 1)
+    state, asked = follow(state, *check_in("d"), now=30.0)
+    assert asked == [r.Assign(device="d")]
+    assert (state.phase, state.deadline) == (Phase.TRAINING, 60.0)
+
+
+def test_giving_up_what_was_never_assigned_changes_nothing() -> None:
+    state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"))
+    assert follow(state, r.GaveUp(device="stranger")) == (state, [])
+
+
+def test_the_deadline_counts_from_the_first_assignment() -> None:
+    empty = Round(rules=RULES)
+    assert follow(empty, r.TimePassed(), now=1e9) == (empty, [])
+    state, _ = follow(empty, *check_in("a"), now=100.0)
+    assert state.deadline == 160.0
+    assert follow(state, r.TimePassed(), now=159.9) == (state, [])
+
+
+def test_at_the_deadline_a_quorum_closes_the_round() -> None:
+    state, _ = follow(Round(rules=RULES), *check_in("a", "b"), *commit("b"))
+    state, asked = follow(state, r.TimePassed(), now=60.0)
+    assert asked == [r.Close(accepted=("b",))]
+    assert state.phase is Phase.CLOSING
+
+
+def test_at_the_deadline_without_a_quorum_the_round_fails() -> None:
+    state, _ = follow(Round(rules=SYNCHRONOUS), *check_in("a", "b"), *commit("b"))
+    state, asked = follow(state, r.TimePassed(), now=60.0)
+    assert asked == [r.Fail(reason="1 updates within 60 s, expected at least 2"), r.GoOn()]
+    assert state.phase is Phase.FAILED
+
+
+def test_a_commit_that_was_under_way_while_closing_is_in_the_set() -> None:
+    """The record decides: it named the set after that commit, and so it is folded too."""
+    state, _ = follow(Round(rules=RULES), *check_in("a", "b"), *commit("b"))
+    state, _ = follow(state, r.TimePassed(), now=60.0)
+    state, asked = follow(state, r.Closed(accepted=("b", "a")), now=61.0)
+    assert asked == [r.Fold(accepted=("b", "a"))]
+    assert state.accepted == ("b", "a")
+
+
+def test_a_closed_set_without_an_accepted_update_is_illegal() -> None:
+    state, _ = follow(Round(rules=RULES), *check_in("a", "b"), *commit("b", "a"))
+    before = replace(state)
+    with raises(r.IllegalEvent, "round: closed with ['b'], expected all of ['a', 'b']"):
+        state.step(r.Closed(accepted=("b",)), 0.0)
+    assert state == before
+
+
+def test_after_a_restart_the_records_set_is_folded_from_any_open_phase() -> None:
+    for state in (Round(rules=RULES), follow(Round(rules=RULES), *check_in("a", "b", "c"))[0]):
+        after, asked = follow(state, r.Closed(accepted=("a", "b")))
+        assert (after.phase, asked) == (Phase.FOLDING, [r.Fold(accepted=("a", "b"))])
+
+
+def test_time_does_not_matter_once_the_round_closes() -> None:
+    for phase in (Phase.CLOSING, Phase.FOLDING, Phase.PUBLISHING):
+        state = Round(rules=RULES, phase=phase, deadline=60.0)
+        assert follow(state, r.TimePassed(), now=1e9) == (state, [])
+
+
+EVENTS = st.sampled_from(
+    [r.TimePassed()] + [kind(device=name) for kind in (r.CheckedIn, r.GaveUp, r.UpdateCommitted) for name in "abcde"]
+)
+
+
+@LAW
+@given(st.lists(st.tuples(EVENTS, st.floats(0, 100)), max_size=30), st.sampled_from((RULES, SYNCHRONOUS)))
+def test_no_story_takes_more_places_than_there_are(story: list[tuple[r.Event, float]], rules: Rules) -> None:
+    state, assigned, now = Round(rules=rules), set[str](), 0.0
+    for event, moment in story:
+        now = max(now, moment)
+        if not state.is_open:
+            break
+        # Only a device that was assigned can have an Update committed.
+        if isinstance(event, r.UpdateCommitted) and event.device not in assigned:
+            continue
+        state, effects = state.step(event, now)
+        assigned |= {effect.device for effect in effects if isinstance(effect, r.Assign)}
+        assert len(state.accepted) <= rules.buffer
+        assert len(set(state.accepted)) == len(state.accepted)
+        assert not state.at_work & set(state.accepted)
+        assert state.num_places >= 0
+        assert (state.phase is Phase.SELECTING) == (state.num_places > 0)
+
+
+def test_the_page_in_docs_shows_this_table() -> None:
+    text = PAGE.read_text()
+    assert f"```mermaid\n{r.diagram()}```" in text, f"put what fanin.server.rounds.diagram() returns into {PAGE}"
+    for phase in Phase:
+        assert f"**{phase.value}**" in text, f"{PAGE} says nothing of {phase.value}"

@@ -1,0 +1,287 @@
+"""The spool: uploads that stop anywhere and go on, and commits that happen once."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.errors import raises
+from support.full_disk import full_disk, in_child
+from support.values import assignment, update
+
+from fanin.protos.chunks import CHUNK_BYTES, Artifact, artifact_of, cut, short
+from fanin.protos.errors import Corrupted, InvalidUpdate, StorageFull, Unavailable
+from fanin.protos.messages import Piece, UpdateHeader
+from fanin.server.disk import Durability
+from fanin.server.spool import Spool, Upload
+
+PAYLOAD = bytes(index * 7 % 251 for index in range(2 * CHUNK_BYTES + 1000))
+HEADER = replace(update(assignment())[0], payload=artifact_of(PAYLOAD))
+NAME = HEADER.assignment_id
+WHERE = {"run_id": "run", "round_number": 1, "device": "device"}
+
+
+@pytest.fixture(params=Durability)
+def spool(request: pytest.FixtureRequest, tmp_path: Path) -> Spool:
+    return Spool(tmp_path / "spool", tmp_path / "updates", request.param)
+
+
+def send(upload: Upload, stop: int = len(PAYLOAD), *, payload: bytes = PAYLOAD, piece_bytes: int = 300_000) -> None:
+    """Send pieces from where the upload stands up to a byte."""
+    while upload.received_bytes < stop:
+        start = upload.received_bytes
+        upload.append(Piece(offset=start, data=payload[start : min(start + piece_bytes, stop)]))
+
+
+def left(tmp_path: Path) -> list[str]:
+    """What lies in the spool."""
+    return sorted(path.name for path in (tmp_path / "spool").iterdir())
+
+
+def committed(spool: Spool) -> bytes:
+    return b"".join(spool.read(**WHERE, size_bytes=len(PAYLOAD)))
+
+
+@pytest.mark.parametrize("piece_bytes", [1000, CHUNK_BYTES, CHUNK_BYTES + 1, len(PAYLOAD)])
+def test_pieces_of_any_size_become_the_payload(spool: Spool, tmp_path: Path, piece_bytes: int) -> None:
+    upload = spool.open(HEADER)
+    assert upload.received_bytes == 0
+    send(upload, piece_bytes=piece_bytes)
+    assert upload.is_whole()
+    spool.commit(upload, **WHERE)
+    upload.close()
+    assert committed(spool) == PAYLOAD
+    assert left(tmp_path) == []
+    assert (tmp_path / "updates" / "run" / "1" / "device.payload").read_bytes() == PAYLOAD
+
+
+def test_an_upload_goes_on_after_its_last_whole_chunk(spool: Spool) -> None:
+    upload = spool.open(HEADER)
+    send(upload, CHUNK_BYTES + 500)
+    assert upload.received_bytes == CHUNK_BYTES + 500
+    upload.close()
+    upload = spool.open(HEADER)
+    assert upload.received_bytes == CHUNK_BYTES
+    send(upload)
+    spool.commit(upload, **WHERE)
+    upload.close()
+    assert committed(spool) == PAYLOAD
+
+
+def test_a_whole_upload_that_was_never_committed_needs_no_byte_more(spool: Spool) -> None:
+    upload = spool.open(HEADER)
+    send(upload)
+    upload.close()
+    upload = spool.open(HEADER)
+    assert upload.is_whole()
+    assert upload.received_bytes == len(PAYLOAD)
+    spool.commit(upload, **WHERE)
+    upload.close()
+    assert committed(spool) == PAYLOAD
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda data: data + b"torn", 2 * CHUNK_BYTES),
+        (lambda data: data[:-1], CHUNK_BYTES),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), CHUNK_BYTES),
+        (lambda data: bytes([data[0] ^ 1]) + data[1:], 0),
+        (lambda _: b"", 0),
+    ],
+    ids=["longer", "shorter", "changed tail", "changed head", "empty"],
+)
+def test_only_the_verified_prefix_counts_after_a_crash(
+    spool: Spool, tmp_path: Path, damage: object, expected: int
+) -> None:
+    upload = spool.open(HEADER)
+    send(upload, 2 * CHUNK_BYTES)
+    upload.close()
+    part = tmp_path / "spool" / f"{NAME}.part"
+    part.write_bytes(damage(part.read_bytes()))
+    upload = spool.open(HEADER)
+    assert upload.received_bytes == expected
+    assert part.stat().st_size == expected
+    send(upload)
+    spool.commit(upload, **WHERE)
+    upload.close()
+    assert committed(spool) == PAYLOAD
+
+
+def test_another_header_starts_over(spool: Spool, tmp_path: Path) -> None:
+    upload = spool.open(HEADER)
+    send(upload, CHUNK_BYTES)
+    upload.close()
+    again = replace(HEADER, telemetry=replace(HEADER.telemetry, train_s=9.0))
+    upload = spool.open(again)
+    assert upload.received_bytes == 0
+    upload.close()
+    assert left(tmp_path) == [f"{NAME}.header", f"{NAME}.part"]
+
+
+def test_a_note_that_was_cut_short_starts_over(spool: Spool, tmp_path: Path) -> None:
+    upload = spool.open(HEADER)
+    send(upload, CHUNK_BYTES)
+    upload.close()
+    note = tmp_path / "spool" / f"{NAME}.header"
+    note.write_bytes(note.read_bytes()[:10])
+    upload = spool.open(HEADER)
+    assert upload.received_bytes == 0
+    upload.close()
+
+
+def chunk_error(header: UpdateHeader, index: int, data: bytes) -> str:
+    got, expected = artifact_of(data).sha256, header.payload.chunks[index].sha256
+    return f"update: chunk {index}: digest mismatch (got {short(got)}, expected {short(expected)})"
+
+
+def test_a_changed_chunk_is_refused_when_it_is_whole_and_never_written(spool: Spool, tmp_path: Path) -> None:
+    changed = PAYLOAD[: CHUNK_BYTES + 3] + b"\xff" + PAYLOAD[CHUNK_BYTES + 4 :]
+    upload = spool.open(HEADER)
+    with raises(InvalidUpdate, chunk_error(HEADER, 1, changed[CHUNK_BYTES : 2 * CHUNK_BYTES])):
+        send(upload, payload=changed)
+    upload.close()
+    assert (tmp_path / "spool" / f"{NAME}.part").stat().st_size == CHUNK_BYTES
+    spool.discard(NAME)
+    assert left(tmp_path) == []
+    assert list((tmp_path / "updates").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("piece", "text"),
+    [
+        (Piece(offset=1, data=b"x"), "update: got a piece at offset 1, expected 0"),
+        (Piece(offset=0, data=b""), f"update: got bytes 0 to 0, expected some, up to {len(PAYLOAD)}"),
+        (
+            Piece(offset=0, data=PAYLOAD + b"x"),
+            f"update: got bytes 0 to {len(PAYLOAD) + 1}, expected some, up to {len(PAYLOAD)}",
+        ),
+    ],
+    ids=["elsewhere", "empty", "too long"],
+)
+def test_a_piece_that_does_not_fit_changes_nothing(spool: Spool, piece: Piece, text: str) -> None:
+    upload = spool.open(HEADER)
+    with raises(InvalidUpdate, text):
+        upload.append(piece)
+    assert upload.received_bytes == 0
+    send(upload)
+    spool.commit(upload, **WHERE)
+    upload.close()
+    assert committed(spool) == PAYLOAD
+
+
+def test_good_chunks_under_a_wrong_whole_are_not_committed(spool: Spool, tmp_path: Path) -> None:
+    payload = Artifact(sha256="0" * 64, size_bytes=len(PAYLOAD), chunks=tuple(ref for ref, _ in cut(PAYLOAD)))
+    upload = spool.open(replace(HEADER, payload=payload))
+    send(upload)
+    got = artifact_of(PAYLOAD).sha256
+    with raises(InvalidUpdate, f"update: digest mismatch (got {short(got)}, expected 00000000..)"):
+        spool.commit(upload, **WHERE)
+    upload.close()
+    assert list((tmp_path / "updates").rglob("*.payload")) == []
+
+
+def test_a_commit_can_be_repeated(spool: Spool) -> None:
+    upload = spool.open(HEADER)
+    send(upload)
+    for _ in range(2):
+        spool.commit(upload, **WHERE)
+        assert committed(spool) == PAYLOAD
+    upload.close()
+    again = spool.open(HEADER)
+    assert again.received_bytes == 0
+    send(again)
+    spool.commit(again, **WHERE)
+    again.close()
+    assert committed(spool) == PAYLOAD
+
+
+def test_an_upload_whose_place_was_taken_cannot_commit_the_others_bytes(spool: Spool, tmp_path: Path) -> None:
+    first = spool.open(HEADER)
+    send(first)
+    other = bytes(len(PAYLOAD))
+    second = spool.open(replace(HEADER, payload=artifact_of(other)))
+    send(second, CHUNK_BYTES, payload=other)
+    with raises(Unavailable, f"spool {NAME}: a later upload took this one's place; go on"):
+        spool.commit(first, **WHERE)
+    first.close()
+    assert list((tmp_path / "updates").rglob("*.payload")) == []
+    send(second, payload=other)
+    spool.commit(second, **WHERE)
+    second.close()
+    assert committed(spool) == other
+
+
+def test_a_payload_without_bytes_is_whole_at_once(spool: Spool) -> None:
+    upload = spool.open(replace(HEADER, payload=artifact_of(b"")))
+    assert upload.is_whole()
+    spool.commit(upload, **WHERE)
+    upload.close()
+    assert list(spool.read(**WHERE, size_bytes=0)) == []
+
+
+def test_a_round_that_is_over_keeps_its_set_only(spool: Spool, tmp_path: Path) -> None:
+    for name in ("run.1.a", "run.1.b", "run.10.a", "other.1.a"):
+        spool.open(replace(HEADER, assignment_id=name)).close()
+    for round_number, device in ((1, "a"), (1, "b"), (10, "b")):
+        upload = spool.open(replace(HEADER, assignment_id=f"run.{round_number}.{device}x"))
+        send(upload)
+        spool.commit(upload, run_id="run", round_number=round_number, device=device)
+        upload.close()
+    for _ in range(2):
+        spool.clear_round(run_id="run", round_number=1, keep=("a",))
+        assert {path.rsplit(".", 1)[0] for path in left(tmp_path)} == {"run.10.a", "other.1.a"}
+        payloads = {str(path.relative_to(tmp_path / "updates")) for path in tmp_path.rglob("*.payload")}
+        assert payloads == {"run/1/a.payload", "run/10/b.payload"}
+
+
+def test_what_the_store_refused_is_withdrawn(spool: Spool, tmp_path: Path) -> None:
+    upload = spool.open(HEADER)
+    send(upload)
+    spool.commit(upload, **WHERE)
+    upload.close()
+    for _ in range(2):
+        spool.withdraw(**WHERE)
+        assert list(tmp_path.rglob("*.payload")) == []
+
+
+def test_a_committed_payload_that_is_missing_or_cut_is_our_own_fault(spool: Spool, tmp_path: Path) -> None:
+    path = tmp_path / "updates" / "run" / "1" / "device.payload"
+    with raises(Corrupted, f"{path}: a committed update is missing"):
+        committed(spool)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(PAYLOAD[:-1])
+    with raises(Corrupted, f"{path}: got {len(PAYLOAD) - 1} bytes, expected {len(PAYLOAD)}"):
+        committed(spool)
+
+
+FULL = f"spool {NAME}: no space left on the coordinator's disk ([Errno 27] File too large); free some and retry"
+
+
+@pytest.mark.parametrize("limit", [1, CHUNK_BYTES + 5000], ids=["header", "second chunk"])
+def test_on_a_full_disk_an_upload_keeps_what_is_whole_and_goes_on_later(
+    spool: Spool, tmp_path: Path, limit: int
+) -> None:
+    def attempts() -> Iterator[Upload]:
+        upload = spool.open(HEADER)
+        yield upload
+        send(upload)
+
+    def work() -> None:
+        upload = None
+        with full_disk(limit), raises(StorageFull, FULL):
+            for attempt in attempts():
+                upload = attempt
+        if upload is not None:
+            upload.close()
+        assert list((tmp_path / "updates").iterdir()) == []
+
+        upload = spool.open(HEADER)
+        assert upload.received_bytes == limit // CHUNK_BYTES * CHUNK_BYTES
+        send(upload)
+        spool.commit(upload, **WHERE)
+        upload.close()
+        assert committed(spool) == PAYLOAD
+        assert left(tmp_path) == []
+
+    in_child(work)

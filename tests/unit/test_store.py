@@ -1,0 +1,264 @@
+"""The store: what the database decides, and that it still knows it after it was closed."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import IntegrityError
+from support.values import BUNDLE, DELEGATION, RUN, assignment, plan, update, version
+
+from fanin.protos import runs as r
+from fanin.protos.errors import Corrupted, StorageFull
+from fanin.server.disk import Durability
+from fanin.server.store.devices import Device, DeviceStore, Role
+from fanin.server.store.engine import open_engine
+from fanin.server.store.rounds import CommittedUpdate, RoundMark, RoundRecord, RoundStore
+from fanin.server.store.runs import RunRecord, RunStore
+from fanin.server.store.schema import METADATA
+
+FIRST = version()
+START = r.StartRun(run_id=RUN, plan=plan(buffer=2), version=FIRST, delegation=DELEGATION)
+OPEN = RoundRecord(run_id=RUN, round=1, base_version=0, grid=(-30, -28), mark=RoundMark.OPEN, opened_at_s=10.0)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    opened = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
+    yield opened
+    opened.dispose()
+
+
+@pytest.fixture
+def rounds(engine: Engine) -> RoundStore:
+    """A started Run with an open Round."""
+    RunStore(engine).add_run(START, 5.0)
+    store = RoundStore(engine)
+    store.open(OPEN)
+    return store
+
+
+def committed(device: str, examples: int = 10) -> CommittedUpdate:
+    header, _ = update(assignment(device=device), examples=examples)
+    return CommittedUpdate(device_id=device, header=header)
+
+
+def events(engine: Engine) -> list[tuple[int, r.RunEvent]]:
+    return [(recorded.sequence, recorded.event) for recorded in RunStore(engine).events(RUN, 0)]
+
+
+def test_the_schema_is_what_the_migrations_make(engine: Engine) -> None:
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, METADATA) == []
+
+
+@pytest.mark.parametrize(("durability", "synchronous"), [(Durability.HOST, 2), (Durability.PROCESS, 1)])
+def test_with_host_durability_every_commit_is_synced(tmp_path: Path, durability: Durability, synchronous: int) -> None:
+    opened = open_engine(tmp_path / "fanin.db", durability)
+    with opened.connect() as connection:
+        assert connection.execute(text("PRAGMA synchronous")).scalar() == synchronous
+        assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+        assert connection.execute(text("PRAGMA foreign_keys")).scalar() == 1
+    opened.dispose()
+
+
+def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fanin.db"
+    opened = open_engine(path, Durability.PROCESS)
+    with opened.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    opened.dispose()
+    with pytest.raises(Corrupted, match=r"fanin\.db: cannot be opened or migrated \(.*9999.*newer fanin\?$"):
+        open_engine(path, Durability.PROCESS)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fanin.db"
+    path.write_bytes(b"something else, and long enough to be looked at" * 100)
+    with pytest.raises(Corrupted, match=r"fanin\.db: cannot be opened or migrated \(.*not a database"):
+        open_engine(path, Durability.PROCESS)
+
+
+def test_a_database_that_cannot_grow_says_so_and_goes_on_later(engine: Engine, rounds: RoundStore) -> None:
+    with engine.connect() as connection:
+        pages = connection.execute(text("PRAGMA page_count")).scalar_one()
+        connection.execute(text(f"PRAGMA max_page_count = {pages}"))
+    with pytest.raises(StorageFull, match=r"fanin\.db: the database cannot grow \(database or disk is full\)"):
+        for index in range(1000):
+            rounds.commit(committed(f"device-{index}"), buffer=1000)
+    taken = len(rounds.updates(RUN, 1))
+    assert taken < 1000
+    with engine.connect() as connection:
+        connection.execute(text("PRAGMA max_page_count = 1000000"))
+    assert rounds.commit(committed("later"), buffer=1000)
+    assert len(rounds.updates(RUN, 1)) == taken + 1
+
+
+def test_a_device_has_one_update_in_a_round(rounds: RoundStore) -> None:
+    assert rounds.commit(committed("a", examples=10), buffer=2)
+    assert rounds.commit(committed("a", examples=99), buffer=2)
+    assert rounds.updates(RUN, 1) == (committed("a", examples=10),)
+
+
+def test_the_database_itself_holds_a_second_update_off(engine: Engine, rounds: RoundStore) -> None:
+    rounds.commit(committed("a"), buffer=2)
+    again = (
+        "INSERT INTO updates (run_id, round, device_id, header_proto) SELECT run_id, round, device_id, '' FROM updates"
+    )
+    with pytest.raises(IntegrityError, match="UNIQUE"), engine.begin() as connection:
+        connection.execute(text(again))
+
+
+def test_never_more_updates_than_the_buffer(rounds: RoundStore) -> None:
+    assert [rounds.commit(committed(device), buffer=2) for device in "abc"] == [True, True, False]
+    assert [found.device_id for found in rounds.updates(RUN, 1)] == ["a", "b"]
+    # One that is in stays in, though no place is left.
+    assert rounds.commit(committed("b"), buffer=2)
+
+
+def test_an_update_for_a_round_that_never_was_is_not_accepted(rounds: RoundStore) -> None:
+    header, _ = update(assignment(round_number=7))
+    assert not rounds.commit(CommittedUpdate(device_id="a", header=header), buffer=2)
+
+
+def test_a_closed_round_takes_no_more_and_keeps_its_first_set(engine: Engine, rounds: RoundStore) -> None:
+    for device in "ba":
+        rounds.commit(committed(device), buffer=9)
+    assert rounds.close(RUN, 1, 20.0) == ("b", "a")
+    assert not rounds.commit(committed("c"), buffer=9)
+    assert rounds.commit(committed("a"), buffer=9)
+    assert rounds.close(RUN, 1, 30.0) == ("b", "a")
+    (record,) = rounds.rounds(RUN)
+    assert (record.mark, record.accepted) == (RoundMark.CLOSED, ("b", "a"))
+    assert [event for _, event in events(engine) if isinstance(event, r.RoundClosed)] == [
+        r.RoundClosed(round=1, accepted=("b", "a"))
+    ]
+
+
+def test_a_failed_round_takes_no_more(rounds: RoundStore) -> None:
+    rounds.fail(RUN, 1, "nobody came", 20.0)
+    assert not rounds.commit(committed("a"), buffer=9)
+    assert rounds.rounds(RUN)[0].mark is RoundMark.FAILED
+
+
+def test_the_first_deadline_stays(rounds: RoundStore) -> None:
+    rounds.set_deadline(RUN, 1, 70.0)
+    rounds.set_deadline(RUN, 1, 99.0)
+    assert rounds.rounds(RUN) == (replace(OPEN, deadline_at_s=70.0),)
+
+
+def published(number: int) -> r.VersionPublished:
+    return r.VersionPublished(number=number, version_sha256=FIRST.sha256, parent=number - 1, round=number)
+
+
+def test_a_round_is_published_with_its_version_or_not_at_all(engine: Engine, rounds: RoundStore) -> None:
+    rounds.close(RUN, 1, 20.0)
+    second = version(parent=FIRST)
+    rounds.publish(second, published(1), next_grid=(-20, -21), now_s=30.0)
+    before = (rounds.rounds(RUN), events(engine))
+    assert before[0][0].mark is RoundMark.PUBLISHED
+    assert before[0][0].next_grid == (-20, -21)
+    assert RunStore(engine).version(RUN) == RunStore(engine).version(RUN, 1) == second
+    # The number is taken: neither the Round's row nor the events change.
+    with pytest.raises(IntegrityError, match="UNIQUE"):
+        rounds.publish(second, published(1), next_grid=(0, 0), now_s=40.0)
+    assert (rounds.rounds(RUN), events(engine)) == before
+
+
+def test_events_are_numbered_from_1_without_gaps_in_each_run(engine: Engine, rounds: RoundStore) -> None:
+    runs = RunStore(engine)
+    other = replace(START, run_id="other", version=replace(FIRST, run_id="other"))
+    runs.add_run(other, 6.0)
+    rounds.open(replace(OPEN, run_id="other"))
+    rounds.close(RUN, 1, 20.0)
+    rounds.publish(version(parent=FIRST), published(1), next_grid=(), now_s=30.0)
+    rounds.open(replace(OPEN, round=2, base_version=1))
+    rounds.fail(RUN, 2, "nobody came", 40.0)
+    runs.rest(RUN, r.RunRested(state=r.RunState.FAILED, reason="nobody came"), 50.0)
+    assert events(engine) == [
+        (1, r.RoundOpened(round=1, base_version=0)),
+        (2, r.RoundClosed(round=1, accepted=())),
+        (3, published(1)),
+        (4, r.RoundOpened(round=2, base_version=1)),
+        (5, r.RoundFailed(round=2, reason="nobody came")),
+        (6, r.RunRested(state=r.RunState.FAILED, reason="nobody came")),
+    ]
+    assert [recorded.sequence for recorded in runs.events(RUN, 5)] == [5, 6]
+    assert [recorded.sequence for recorded in runs.events("other", 0)] == [1]
+
+
+def test_a_runs_key_is_made_once(engine: Engine) -> None:
+    store = RunStore(engine)
+    assert store.run_key(RUN, b"first") == b"first"
+    assert store.run_key(RUN, b"second") == b"first"
+    assert store.run_key("other", b"third") == b"third"
+
+
+def test_bundles_and_versions_are_found_by_their_names(engine: Engine) -> None:
+    store = RunStore(engine)
+    store.add_bundle(BUNDLE)
+    store.add_bundle(BUNDLE)
+    assert store.bundle(BUNDLE.manifest.sha256) == BUNDLE
+    assert store.bundle("0" * 64) is None
+    assert store.version(RUN) is None
+    assert store.run(RUN) is None
+
+
+def test_a_version_from_outside_sets_a_run_going_again(engine: Engine, rounds: RoundStore) -> None:
+    runs = RunStore(engine)
+    runs.rest(RUN, r.RunRested(state=r.RunState.FINISHED, reason="done"), 20.0)
+    assert runs.run(RUN) == RunRecord(
+        start=START, state=r.RunState.FINISHED, reason="done", max_rounds=3, since_version=0
+    )
+    second = version(parent=FIRST)
+    runs.publish_outside(second, replace(published(1), round=0), max_rounds=0, now_s=30.0)
+    assert runs.runs()[0].state is r.RunState.FINISHED
+    runs.publish_outside(version(parent=second), replace(published(2), round=0), max_rounds=5, now_s=40.0)
+    assert runs.runs() == (RunRecord(start=START, state=r.RunState.RUNNING, reason="", max_rounds=5, since_version=2),)
+
+
+def test_devices_and_tokens(engine: Engine) -> None:
+    store = DeviceStore(engine)
+    device = Device(device_id="d", public_key="ab" * 32)
+    store.enroll(device, 1.0)
+    store.enroll(device, 2.0)
+    assert (store.find("d"), store.find("e"), store.count()) == (device, None, 1)
+    store.add_token("sha", Role.DEVICE, 1.0)
+    assert store.has_token("sha", Role.DEVICE)
+    assert not store.has_token("sha", Role.OPERATOR)
+    assert not store.has_token("other", Role.DEVICE)
+
+
+def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: RoundStore) -> None:
+    runs, devices = RunStore(engine), DeviceStore(engine)
+    runs.add_bundle(BUNDLE)
+    runs.run_key(RUN, b"first")
+    rounds.set_deadline(RUN, 1, 70.0)
+    rounds.commit(committed("a"), buffer=2)
+    rounds.close(RUN, 1, 20.0)
+    rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), now_s=30.0)
+    devices.enroll(Device(device_id="d", public_key="ab" * 32), 1.0)
+
+    def facts(opened: Engine) -> list[object]:
+        run_store, round_store = RunStore(opened), RoundStore(opened)
+        return [
+            run_store.runs(),
+            run_store.bundle(BUNDLE.manifest.sha256),
+            run_store.run_key(RUN, b"other"),
+            run_store.version(RUN, 0),
+            run_store.version(RUN),
+            run_store.events(RUN, 0),
+            round_store.rounds(RUN),
+            round_store.updates(RUN, 1),
+            DeviceStore(opened).find("d"),
+        ]
+
+    before = facts(engine)
+    engine.dispose()
+    reopened = open_engine(tmp_path / "fanin.db", Durability.HOST)
+    assert facts(reopened) == before
+    reopened.dispose()

@@ -1,0 +1,74 @@
+"""From what training changed to an Update that its coordinator takes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.errors import raises
+from support.values import GRID, TABLE, assignment, parameters
+
+from fanin.clients.updates import TrainingOutcome, make_update
+from fanin.edge.codecs import LIMIT
+from fanin.protos import messages as m
+from fanin.protos.chunks import artifact_of
+from fanin.protos.errors import InvalidUpdate
+from fanin.server.validation import Expected, check_header
+
+WORK = assignment()
+TELEMETRY = m.Telemetry(runtime="synthetic 1", train_s=2.0)
+
+
+def outcome(change: "np.ndarray[tuple[int], np.dtype[np.float32]]") -> TrainingOutcome:
+    return TrainingOutcome(change=change, counts={m.EXAMPLES: 12, m.TRAIN_LOSS: 99}, telemetry=TELEMETRY)
+
+
+def test_an_update_says_what_it_is_and_its_coordinator_takes_it() -> None:
+    header, payload = make_update(WORK, TABLE, outcome(parameters(2.0**-20)))
+    assert header == m.UpdateHeader(
+        format=m.UPDATE_FORMAT,
+        assignment_id=WORK.assignment_id,
+        run_id="run",
+        round=1,
+        version_sha256=WORK.version.sha256,
+        codec="fixed32",
+        shifts=(0, 0, 0),
+        payload=artifact_of(payload),
+        statistics=m.Statistics(counts={m.EXAMPLES: 12, m.TRAIN_LOSS: 99, m.ROUNDED: 0, m.SATURATED: 0}),
+        telemetry=TELEMETRY,
+    )
+    check_header(
+        header,
+        Expected(run_id="run", round=1, version_sha256=WORK.version.sha256, codec=WORK.codec, table=TABLE),
+    )
+
+
+def test_the_payload_is_the_change_in_grid_steps() -> None:
+    change = parameters(2.0**-20)
+    _, payload = make_update(WORK, TABLE, outcome(change))
+    blocks = TABLE.views(np.frombuffer(payload, "<i4").astype(np.float64))
+    for (name, steps), exponent in zip(blocks.items(), GRID, strict=True):
+        assert (steps * 2.0**exponent == TABLE.views(change)[name]).all()
+
+
+def test_what_was_rounded_and_cut_is_counted() -> None:
+    change = np.zeros(TABLE.num_values, np.float32)
+    change[0], change[1] = 2.0**20, 2.0**-40
+    header, payload = make_update(WORK, TABLE, outcome(change))
+    assert header.shifts == (2, 0, 0)
+    assert header.statistics.counts[m.SATURATED] == 1
+    assert header.statistics.counts[m.ROUNDED] == 1
+    assert np.frombuffer(payload, "<i4")[0] == LIMIT
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_training_that_diverged_makes_no_update(value: float) -> None:
+    change = parameters()
+    change[3] = value
+    with raises(ValueError, "update: got NaN or infinity, expected finite values; the training diverged"):
+        make_update(WORK, TABLE, outcome(change))
+
+
+def test_an_unknown_codec_makes_no_update() -> None:
+    work = replace(WORK, codec=m.CodecSpec(name="int4", max_shift=0))
+    with raises(InvalidUpdate, "codec: got 'int4', expected one of ['fixed32']"):
+        make_update(work, TABLE, outcome(parameters()))
