@@ -38,11 +38,11 @@ demo: $(VENV)/.installed $(DEVICE)/.installed ## the whole loop on this machine;
 
 .PHONY: test
 test: $(VENV)/.installed $(DEVICE)/.installed lint types imports ## every gate and every test but the nightly ones
-	$(BIN)/pytest -n $(WORKERS) -m "not nightly" $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not nightly" $(ARGS)
 
 .PHONY: nightly
 nightly: $(VENV)/.installed $(DEVICE)/.installed ## the tests that are too long for every change
-	$(BIN)/pytest -n $(WORKERS) -m nightly $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m nightly $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.installed ## ruff: form and rules

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fanin.clients.digits import split_digits
 from fanin.datacenter.models.cnn import INPUT_SHAPE, NUM_CLASSES, DigitsCnn
-from fanin.datacenter.models.digits_app import app
+from fanin.datacenter.models.digits_app import SMOOTHING, app, smoothed_cross_entropy
 from fanin.datacenter.parameters import load_parameters, parameter_table, parameter_vector
 from fanin.edge.export.app import load_app
 from fanin.edge.tensors import TensorTable
@@ -40,6 +40,13 @@ def test_the_app_is_found_by_its_name_and_calibrates_on_public_images_only() -> 
     assert (found.batch_size, found.num_classes, found.input_shape) == (16, 10, INPUT_SHAPE)
     assert (parameter_vector(found.module) == parameter_vector(DigitsCnn(0))).all()
     assert (app(3).calibration.numpy() == split_digits(8, 0.5, 3).public.x).all()
+
+
+@given(logits=st.lists(st.lists(st.floats(-20, 20), min_size=10, max_size=10), min_size=1, max_size=5))
+def test_the_apps_loss_is_cross_entropy_with_smoothed_labels(logits: list[list[float]]) -> None:
+    z, y = torch.tensor(logits, dtype=torch.float64), torch.arange(len(logits))
+    expected = torch.nn.functional.cross_entropy(z, y, reduction="none", label_smoothing=SMOOTHING)
+    assert torch.allclose(smoothed_cross_entropy(z, y), expected, atol=1e-12)
 
 
 @given(values=st.lists(st.floats(-10, 10, width=32), min_size=8, max_size=8))

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.audit import opened_folders
 from support.errors import raises
 from support.full_disk import full_disk, in_child
 from support.values import assignment, update
 
-from fanin.clients.cache import Cache
+from fanin.clients.cache import Cache, hold_folder
 from fanin.protos.chunks import ChunkRef, artifact_of, short
-from fanin.protos.errors import Corrupted, InvalidInput, NotFound, StorageFull, Unavailable
+from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound, StorageFull, Unavailable
 
 DATA = bytes(index * 5 % 253 for index in range(10_000))
 (REF,) = artifact_of(DATA).chunks
@@ -138,17 +139,8 @@ def test_an_update_waits_for_its_verdict_also_over_a_restart(cache: Cache, tmp_p
     assert again.update(NAME) == HEADER
     assert again.read_update(NAME, 0, len(PAYLOAD)) == PAYLOAD
     assert again.read_update(NAME, 8, 4) == PAYLOAD[8:12]
-    again.forget_updates(but=NAME)
-    assert again.update(NAME) == HEADER
     again.forget_updates()
     assert again.update(NAME) is None
-
-
-@pytest.mark.parametrize("but", [NAME[:-1], "other"])
-def test_another_assignments_update_goes(cache: Cache, but: str) -> None:
-    cache.put_update(HEADER, PAYLOAD)
-    cache.forget_updates(but=but)
-    assert cache.update(NAME) is None
 
 
 @pytest.mark.parametrize("damage", ["no header", "empty header", "torn header", "no payload", "torn payload"])
@@ -172,6 +164,29 @@ def test_what_was_seen_only_rises_and_survives(cache: Cache, tmp_path: Path) -> 
         assert Cache(tmp_path).seen("run") == expected
     assert cache.seen("other") == -1
     assert json.loads((tmp_path / "seen.json").read_text()) == {"run": 5}
+
+
+def test_what_must_survive_a_power_cut_has_its_name_synced(cache: Cache, tmp_path: Path) -> None:
+    def work() -> None:
+        folders = opened_folders()
+        cache.remember_seen("run", 5)
+        assert folders == [tmp_path]
+        cache.key()
+        assert folders == [tmp_path] * 2
+        cache.put_update(HEADER, PAYLOAD)
+        assert folders == [tmp_path] * 2 + [tmp_path / "updates"] * 2
+
+    in_child(work)
+
+
+def test_a_folder_has_one_process_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "device"
+    with hold_folder(folder):
+        text = f"{folder}: in use by another process; stop it, or give another --state"
+        with raises(Conflict, text), hold_folder(folder):
+            pass
+    with hold_folder(folder):
+        pass
 
 
 def test_the_key_is_this_devices(cache: Cache, tmp_path: Path) -> None:

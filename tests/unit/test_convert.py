@@ -6,7 +6,7 @@ from support.values import assignment
 from fanin.protos import convert as c
 from fanin.protos import convert_runs as cr
 from fanin.protos import messages as m
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, NotFound
 from fanin.protos.runs import RunState
 from fanin.v1 import control_pb2, fleet_pb2
 
@@ -45,6 +45,19 @@ def test_a_rejection_for_a_reason_that_only_newer_ones_know_is_still_one() -> No
 def test_fields_of_a_newer_protocol_are_ignored() -> None:
     wire = c.assignment_to_proto(assignment()).SerializeToString() + b"\xfa\x3f\x03new"
     assert c.assignment_from_proto(fleet_pb2.Assignment.FromString(wire)) == assignment()
+
+
+def test_numbers_that_no_store_holds_are_refused() -> None:
+    for number in (1 << 63, (1 << 64) - 1):
+        with raises(NotFound, f"run 'run': has no version {number}"):
+            cr.version_number_from_proto(control_pb2.GetVersionRequest(run_id="run", number=number))
+        with raises(InvalidInput, f"watch: got from_sequence {number}, expected at most {(1 << 63) - 1}"):
+            cr.from_sequence_from_proto(control_pb2.WatchRequest(run_id="run", from_sequence=number))
+    largest = (1 << 63) - 1
+    assert cr.version_number_from_proto(control_pb2.GetVersionRequest(number=largest)) == largest
+    assert cr.version_number_from_proto(control_pb2.GetVersionRequest(number=0)) == 0
+    assert cr.version_number_from_proto(control_pb2.GetVersionRequest()) is None
+    assert cr.from_sequence_from_proto(control_pb2.WatchRequest(from_sequence=largest)) == largest
 
 
 def test_a_version_without_delegation_stays_without() -> None:

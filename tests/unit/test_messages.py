@@ -51,6 +51,48 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: replace(version(), number=0, parent=1), "version 0: got parent 1, expected a lower number (0: itself)"),
     (lambda: replace(assignment(), assignment_id=".."), f"assignment: got '..', {NAME_RULE}"),
     (lambda: replace(assignment(), run_id="a/b"), f"assignment: run: got 'a/b', {NAME_RULE}"),
+    *(
+        (
+            lambda exponent=exponent: replace(assignment(), grid=(0, exponent)),
+            f"assignment: got grid exponent {exponent}, expected -1000 to 1000",
+        )
+        for exponent in (-1001, 1001)
+    ),
+    *(
+        (
+            lambda shift=shift: replace(assignment(), codec=m.CodecSpec(name="fixed32", max_shift=shift)),
+            f"assignment: got max_shift {shift}, expected 0 to 62",
+        )
+        for shift in (-1, 63)
+    ),
+    *(
+        (
+            lambda epochs=epochs: replace(assignment(), training=replace(assignment().training, epochs=epochs)),
+            f"assignment: got epochs {epochs}, expected 1 to 10000",
+        )
+        for epochs in (0, 10_001)
+    ),
+    *(
+        (
+            lambda rate=rate: replace(assignment(), training=replace(assignment().training, learning_rate=rate)),
+            f"assignment: got learning_rate {rate}, expected a finite number above 0",
+        )
+        for rate in (0.0, -1.0, float("inf"), float("nan"))
+    ),
+    *(
+        (
+            lambda what=what: replace(CAN, **{what: ("x",) * 17}),
+            f"capabilities: got 17 {what}, expected at most 16",
+        )
+        for what in ("codecs", "runtimes", "graph_formats")
+    ),
+    *(
+        (
+            lambda entry=entry: replace(CAN, runtimes=(entry,)),
+            f"capabilities: got {entry[:128]!r} among runtimes, expected 1 to 128 printable characters",
+        )
+        for entry in ("", "x" * 129, "a\nb", "a\0b")
+    ),
     (lambda: replace(HEADER, assignment_id="a/b"), f"update: assignment: got 'a/b', {NAME_RULE}"),
     (
         lambda: m.CheckIn(protocol=1, capabilities=CAN, wait_s=float("nan")),
@@ -95,6 +137,10 @@ CAN = m.Capabilities(codecs=("fixed32",), runtimes=(), graph_formats=("onnx",))
 def test_a_value_that_breaks_a_rule_is_never_made(make: Callable[[], object], text: str) -> None:
     with raises(InvalidInput, text):
         make()
+
+
+def test_a_runtime_is_named_with_its_version() -> None:
+    assert replace(CAN, runtimes=("onnxruntime 1.31.1",) * 16).runtimes[0] == "onnxruntime 1.31.1"
 
 
 def test_a_versions_name_is_the_digest_of_its_parameters() -> None:

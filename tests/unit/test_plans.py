@@ -6,7 +6,7 @@ import pytest
 from support.errors import raises
 
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.messages import CodecSpec, Training
+from fanin.protos.messages import MAX_EPOCHS, CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, PlanFile, StopPlan, parse_plan, read_plan
 
 SHORTEST = 'app = "digits"\n[cohort]\nconcurrency = 8\n[training]\nlearning_rate = 1\n'
@@ -35,7 +35,7 @@ def test_a_quorum_left_out_is_the_buffer() -> None:
 
 COHORT_RULE = "expected 1 <= quorum <= buffer <= concurrency <= 1000000"
 STOP_RULE = f"expected max_rounds from 1 and the others from 0 on, counts up to {TIMES}"
-TRAINING_RULE = f"expected 1 to {TIMES} epochs and a positive learning rate"
+TRAINING_RULE = f"expected 1 to {MAX_EPOCHS} epochs and a positive learning rate"
 NAME_RULE = "expected 1 to 128 letters, digits or ._:+- that do not begin with a dot"
 TOP = "['aggregation', 'app', 'bundle', 'codec', 'cohort', 'name', 'stop', 'training']"
 
@@ -100,8 +100,8 @@ WRONG = [
     ("learning_rate = 1", "learning_rate = 1\nepochs = 0", f"plan: got epochs 0, learning_rate 1.0, {TRAINING_RULE}"),
     (
         "learning_rate = 1",
-        f"learning_rate = 1\nepochs = {TIMES + 1}",
-        f"plan: got epochs {TIMES + 1}, learning_rate 1.0, {TRAINING_RULE}",
+        f"learning_rate = 1\nepochs = {MAX_EPOCHS + 1}",
+        f"plan: got epochs {MAX_EPOCHS + 1}, learning_rate 1.0, {TRAINING_RULE}",
     ),
     ("learning_rate = 1", "learning_rate = 1\nseed = -1", "plan: got seed -1, expected 0 <= seed < 2^64"),
     (

@@ -10,7 +10,7 @@ from support.values import DEVICE_KEY, STRANGER
 
 from fanin.edge.keys import CALL_CONTEXT, SigningKey
 from fanin.protos.calls import MAX_CLOCK_SKEW_S, Call, device_id_of
-from fanin.protos.errors import Unauthenticated, public_text
+from fanin.protos.errors import Conflict, Unauthenticated, public_text
 from fanin.protos.messages import Enrollment
 from fanin.server.disk import Durability
 from fanin.server.registry import MAX_KNOWN, Registry, token_sha256
@@ -58,6 +58,16 @@ def test_a_wrong_token_or_one_for_operators_enrolls_nobody(registry: Registry, s
     for token in ("", "guess", registry.new_token(Role.OPERATOR)):
         with raises(Unauthenticated, "enroll: got a token that was not made here, expected an enrollment token"):
             registry.enroll(wish(token), CALL, sign(CALL))
+    assert store.count() == 0
+
+
+@pytest.mark.parametrize("protocol", [0, 2])
+def test_a_protocol_that_is_not_spoken_here_enrolls_nobody(
+    registry: Registry, store: DeviceStore, protocol: int
+) -> None:
+    wanted = replace(wish(registry.new_token(Role.DEVICE)), protocol=protocol)
+    with raises(Conflict, f"protocol: got {protocol}, expected 1 to 1; install another fanin"):
+        registry.enroll(wanted, CALL, sign(CALL))
     assert store.count() == 0
 
 

@@ -25,7 +25,7 @@ SAMPLES: tuple[s.Event, ...] = (
     s.Enrolled(),
     s.Answered(answer=m.Assigned(assignment=WORK)),
     s.Answered(answer=m.Wait(retry_min_s=2.0, retry_max_s=4.0)),
-    s.Answered(answer=m.Rejected(reason=m.RejectReason.UPGRADE, text="too old")),
+    *(s.Answered(answer=m.Rejected(reason=reason, text="why")) for reason in m.RejectReason),
     s.Fetched(),
     s.Trained(),
     *(replied(state) for state in m.UpdateState),
@@ -197,11 +197,20 @@ def test_a_device_comes_back_within_its_window(seed: int) -> None:
     assert 2.0 <= todo.pause_s <= 4.0
 
 
-def test_a_rejected_device_stops_and_says_why() -> None:
+def test_a_device_that_is_too_old_stops_and_says_why() -> None:
     refused = s.Answered(answer=m.Rejected(reason=m.RejectReason.UPGRADE, text="protocol 1 is too old"))
     state, todo = follow(session(Phase.IDLE), refused)
     assert todo == s.Todo(action=s.Stop(reason="protocol 1 is too old"))
     assert state.begin() == todo
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_device_that_no_run_suits_today_asks_again(seed: int) -> None:
+    refused = s.Answered(answer=m.Rejected(reason=m.RejectReason.UNSUITABLE, text="codec"))
+    state, todo = follow(session(Phase.IDLE), refused, seed=seed)
+    assert (state.phase, todo.action) == (Phase.IDLE, s.CheckIn())
+    assert s.LONGEST_PAUSE_S / 2 <= todo.pause_s <= s.LONGEST_PAUSE_S
+    assert todo.pause_s != follow(session(Phase.IDLE), refused, seed=seed + 1)[1].pause_s
 
 
 def test_a_denied_device_stops_and_keeps_its_update() -> None:

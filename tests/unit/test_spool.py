@@ -18,7 +18,6 @@ from fanin.server.spool import Spool, Upload
 PAYLOAD = bytes(index * 7 % 251 for index in range(2 * CHUNK_BYTES + 1000))
 HEADER = replace(update(assignment())[0], payload=artifact_of(PAYLOAD))
 NAME = HEADER.assignment_id
-WHERE = {"run_id": "run", "round_number": 1, "device": "device"}
 
 
 @pytest.fixture(params=Durability)
@@ -39,7 +38,7 @@ def left(tmp_path: Path) -> list[str]:
 
 
 def committed(spool: Spool) -> bytes:
-    return b"".join(spool.read(**WHERE, size_bytes=len(PAYLOAD)))
+    return b"".join(spool.read(HEADER, "device"))
 
 
 @pytest.mark.parametrize("piece_bytes", [1000, CHUNK_BYTES, CHUNK_BYTES + 1, len(PAYLOAD)])
@@ -48,11 +47,11 @@ def test_pieces_of_any_size_become_the_payload(spool: Spool, tmp_path: Path, pie
     assert upload.received_bytes == 0
     send(upload, piece_bytes=piece_bytes)
     assert upload.is_whole()
-    spool.commit(upload, **WHERE)
+    spool.commit(upload, "device")
     upload.close()
     assert committed(spool) == PAYLOAD
     assert left(tmp_path) == []
-    assert (tmp_path / "updates" / "run" / "1" / "device.payload").read_bytes() == PAYLOAD
+    assert (tmp_path / "updates" / "run" / "1" / f"device.{HEADER.payload.sha256[:16]}.payload").read_bytes() == PAYLOAD
 
 
 def test_an_upload_goes_on_after_its_last_whole_chunk(spool: Spool) -> None:
@@ -63,7 +62,7 @@ def test_an_upload_goes_on_after_its_last_whole_chunk(spool: Spool) -> None:
     upload = spool.open(HEADER)
     assert upload.received_bytes == CHUNK_BYTES
     send(upload)
-    spool.commit(upload, **WHERE)
+    spool.commit(upload, "device")
     upload.close()
     assert committed(spool) == PAYLOAD
 
@@ -75,7 +74,7 @@ def test_a_whole_upload_that_was_never_committed_needs_no_byte_more(spool: Spool
     upload = spool.open(HEADER)
     assert upload.is_whole()
     assert upload.received_bytes == len(PAYLOAD)
-    spool.commit(upload, **WHERE)
+    spool.commit(upload, "device")
     upload.close()
     assert committed(spool) == PAYLOAD
 
@@ -103,7 +102,7 @@ def test_only_the_verified_prefix_counts_after_a_crash(
     assert upload.received_bytes == expected
     assert part.stat().st_size == expected
     send(upload)
-    spool.commit(upload, **WHERE)
+    spool.commit(upload, "device")
     upload.close()
     assert committed(spool) == PAYLOAD
 
@@ -165,7 +164,7 @@ def test_a_piece_that_does_not_fit_changes_nothing(spool: Spool, piece: Piece, t
         upload.append(piece)
     assert upload.received_bytes == 0
     send(upload)
-    spool.commit(upload, **WHERE)
+    spool.commit(upload, "device")
     upload.close()
     assert committed(spool) == PAYLOAD
 
@@ -176,7 +175,7 @@ def test_good_chunks_under_a_wrong_whole_are_not_committed(spool: Spool, tmp_pat
     send(upload)
     got = artifact_of(PAYLOAD).sha256
     with raises(InvalidUpdate, f"update: digest mismatch (got {short(got)}, expected 00000000..)"):
-        spool.commit(upload, **WHERE)
+        spool.commit(upload, "device")
     upload.close()
     assert list((tmp_path / "updates").rglob("*.payload")) == []
 
@@ -185,13 +184,13 @@ def test_a_commit_can_be_repeated(spool: Spool) -> None:
     upload = spool.open(HEADER)
     send(upload)
     for _ in range(2):
-        spool.commit(upload, **WHERE)
+        spool.commit(upload, "device")
         assert committed(spool) == PAYLOAD
     upload.close()
     again = spool.open(HEADER)
     assert again.received_bytes == 0
     send(again)
-    spool.commit(again, **WHERE)
+    spool.commit(again, "device")
     again.close()
     assert committed(spool) == PAYLOAD
 
@@ -200,53 +199,85 @@ def test_an_upload_whose_place_was_taken_cannot_commit_the_others_bytes(spool: S
     first = spool.open(HEADER)
     send(first)
     other = bytes(len(PAYLOAD))
-    second = spool.open(replace(HEADER, payload=artifact_of(other)))
+    later = replace(HEADER, payload=artifact_of(other))
+    second = spool.open(later)
     send(second, CHUNK_BYTES, payload=other)
     with raises(Unavailable, f"spool {NAME}: a later upload took this one's place; go on"):
-        spool.commit(first, **WHERE)
+        spool.commit(first, "device")
     first.close()
     assert list((tmp_path / "updates").rglob("*.payload")) == []
     send(second, payload=other)
-    spool.commit(second, **WHERE)
+    spool.commit(second, "device")
     second.close()
-    assert committed(spool) == other
+    assert b"".join(spool.read(later, "device")) == other
 
 
 def test_a_payload_without_bytes_is_whole_at_once(spool: Spool) -> None:
     upload = spool.open(replace(HEADER, payload=artifact_of(b"")))
     assert upload.is_whole()
-    spool.commit(upload, **WHERE)
+    spool.commit(upload, "device")
     upload.close()
-    assert list(spool.read(**WHERE, size_bytes=0)) == []
+    assert list(spool.read(replace(HEADER, payload=artifact_of(b"")), "device")) == []
 
 
 def test_a_round_that_is_over_keeps_its_set_only(spool: Spool, tmp_path: Path) -> None:
-    for name in ("run.1.a", "run.1.b", "run.10.a", "other.1.a"):
+    # A Run's id may hold dots: "run.1" is another Run, whose Round 2 is none of ours.
+    for name in ("run.1.a", "run.1.b", "run.10.a", "other.1.a", "run.1.2.a"):
         spool.open(replace(HEADER, assignment_id=name)).close()
     for round_number, device in ((1, "a"), (1, "b"), (10, "b")):
-        upload = spool.open(replace(HEADER, assignment_id=f"run.{round_number}.{device}x"))
+        upload = spool.open(replace(HEADER, assignment_id=f"run.{round_number}.{device}x", round=round_number))
         send(upload)
-        spool.commit(upload, run_id="run", round_number=round_number, device=device)
+        spool.commit(upload, device)
         upload.close()
+    name = f"{HEADER.payload.sha256[:16]}.payload"
     for _ in range(2):
-        spool.clear_round(run_id="run", round_number=1, keep=("a",))
-        assert {path.rsplit(".", 1)[0] for path in left(tmp_path)} == {"run.10.a", "other.1.a"}
+        spool.clear_round("run", 1, {"a": replace(HEADER, round=1)})
+        assert {path.rsplit(".", 1)[0] for path in left(tmp_path)} == {"run.10.a", "other.1.a", "run.1.2.a"}
         payloads = {str(path.relative_to(tmp_path / "updates")) for path in tmp_path.rglob("*.payload")}
-        assert payloads == {"run/1/a.payload", "run/10/b.payload"}
+        assert payloads == {f"run/1/a.{name}", f"run/10/b.{name}"}
+    spool.sweep([("other", 1)])
+    assert {path.rsplit(".", 1)[0] for path in left(tmp_path)} == {"other.1.a"}
+
+
+def test_another_update_of_a_device_never_takes_a_committed_ones_place(spool: Spool) -> None:
+    upload = spool.open(HEADER)
+    send(upload)
+    spool.commit(upload, "device")
+    upload.close()
+    other = bytes(len(PAYLOAD))
+    later = replace(HEADER, payload=artifact_of(other))
+    second = spool.open(later)
+    send(second, payload=other)
+    spool.commit(second, "device")
+    second.close()
+    assert committed(spool) == PAYLOAD
+    spool.withdraw(later, "device")
+    assert committed(spool) == PAYLOAD
+
+
+def test_a_committed_payload_that_was_changed_on_disk_is_told(spool: Spool, tmp_path: Path) -> None:
+    upload = spool.open(HEADER)
+    send(upload)
+    spool.commit(upload, "device")
+    upload.close()
+    (path,) = tmp_path.rglob("*.payload")
+    path.write_bytes(bytes(len(PAYLOAD)))
+    with raises(Corrupted, f"{path}: a committed update was changed on disk; its digest does not match its record"):
+        committed(spool)
 
 
 def test_what_the_store_refused_is_withdrawn(spool: Spool, tmp_path: Path) -> None:
     upload = spool.open(HEADER)
     send(upload)
-    spool.commit(upload, **WHERE)
+    spool.commit(upload, "device")
     upload.close()
     for _ in range(2):
-        spool.withdraw(**WHERE)
+        spool.withdraw(HEADER, "device")
         assert list(tmp_path.rglob("*.payload")) == []
 
 
 def test_a_committed_payload_that_is_missing_or_cut_is_our_own_fault(spool: Spool, tmp_path: Path) -> None:
-    path = tmp_path / "updates" / "run" / "1" / "device.payload"
+    path = tmp_path / "updates" / "run" / "1" / f"device.{HEADER.payload.sha256[:16]}.payload"
     with raises(Corrupted, f"{path}: a committed update is missing"):
         committed(spool)
     path.parent.mkdir(parents=True)
@@ -279,7 +310,7 @@ def test_on_a_full_disk_an_upload_keeps_what_is_whole_and_goes_on_later(
         upload = spool.open(HEADER)
         assert upload.received_bytes == limit // CHUNK_BYTES * CHUNK_BYTES
         send(upload)
-        spool.commit(upload, **WHERE)
+        spool.commit(upload, "device")
         upload.close()
         assert committed(spool) == PAYLOAD
         assert left(tmp_path) == []

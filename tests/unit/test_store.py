@@ -13,6 +13,7 @@ from support.values import BUNDLE, DELEGATION, RUN, assignment, plan, update, ve
 
 from fanin.protos import runs as r
 from fanin.protos.errors import Corrupted, StorageFull
+from fanin.protos.plans import CohortPlan
 from fanin.server.disk import Durability
 from fanin.server.store.devices import Device, DeviceStore, Role
 from fanin.server.store.engine import open_engine
@@ -99,8 +100,10 @@ def test_a_database_that_cannot_grow_says_so_and_goes_on_later(engine: Engine, r
 
 
 def test_a_device_has_one_update_in_a_round(rounds: RoundStore) -> None:
-    assert rounds.commit(committed("a", examples=10), buffer=2)
-    assert rounds.commit(committed("a", examples=99), buffer=2)
+    first = committed("a", examples=10).header
+    assert rounds.commit(committed("a", examples=10), buffer=2) == first
+    # Told what stands for the device, so that the caller knows that its own did not replace it.
+    assert rounds.commit(committed("a", examples=99), buffer=2) == first
     assert rounds.updates(RUN, 1) == (committed("a", examples=10),)
 
 
@@ -114,7 +117,8 @@ def test_the_database_itself_holds_a_second_update_off(engine: Engine, rounds: R
 
 
 def test_never_more_updates_than_the_buffer(rounds: RoundStore) -> None:
-    assert [rounds.commit(committed(device), buffer=2) for device in "abc"] == [True, True, False]
+    taken = [rounds.commit(committed(device), buffer=2) is not None for device in "abc"]
+    assert taken == [True, True, False]
     assert [found.device_id for found in rounds.updates(RUN, 1)] == ["a", "b"]
     # One that is in stays in, though no place is left.
     assert rounds.commit(committed("b"), buffer=2)
@@ -128,10 +132,10 @@ def test_an_update_for_a_round_that_never_was_is_not_accepted(rounds: RoundStore
 def test_a_closed_round_takes_no_more_and_keeps_its_first_set(engine: Engine, rounds: RoundStore) -> None:
     for device in "ba":
         rounds.commit(committed(device), buffer=9)
-    assert rounds.close(RUN, 1, 20.0) == ("b", "a")
+    assert close(rounds, quorum=2).accepted == ("b", "a")
     assert not rounds.commit(committed("c"), buffer=9)
     assert rounds.commit(committed("a"), buffer=9)
-    assert rounds.close(RUN, 1, 30.0) == ("b", "a")
+    assert close(rounds, quorum=9).accepted == ("b", "a")
     (record,) = rounds.rounds(RUN)
     assert (record.mark, record.accepted) == (RoundMark.CLOSED, ("b", "a"))
     assert [event for _, event in events(engine) if isinstance(event, r.RoundClosed)] == [
@@ -139,10 +143,31 @@ def test_a_closed_round_takes_no_more_and_keeps_its_first_set(engine: Engine, ro
     ]
 
 
-def test_a_failed_round_takes_no_more(rounds: RoundStore) -> None:
-    rounds.fail(RUN, 1, "nobody came", 20.0)
+def test_without_a_quorum_the_round_fails_and_takes_no_more(engine: Engine, rounds: RoundStore) -> None:
+    rounds.commit(committed("b"), buffer=9)
+    for quorum in (2, 1):
+        # What was recorded once stays, whoever asks again.
+        assert close(rounds, quorum=quorum).mark is RoundMark.FAILED
     assert not rounds.commit(committed("a"), buffer=9)
     assert rounds.rounds(RUN)[0].mark is RoundMark.FAILED
+    failed = r.RoundFailed(round=1, reason="1 updates within 60 s, expected at least 2")
+    assert [event for _, event in events(engine) if isinstance(event, r.RoundFailed)] == [failed]
+
+
+def test_counts_and_the_newest_round_need_no_look_at_all_of_them(rounds: RoundStore) -> None:
+    assert (rounds.last(RUN), rounds.last("other")) == (OPEN, None)
+    rounds.commit(committed("a"), buffer=9)
+    assert [rounds.has_update(RUN, 1, device) for device in "ab"] == [True, False]
+    close(rounds, quorum=1)
+    assert rounds.num_published(RUN) == 0
+    rounds.publish(version(parent=FIRST), published(1), next_grid=(), now_s=30.0)
+    assert rounds.num_published(RUN) == 1
+
+
+def close(rounds: RoundStore, *, quorum: int, round_number: int = 1) -> RoundRecord:
+    """Close a Round that needs so many Updates."""
+    cohort = CohortPlan(concurrency=9, buffer=9, quorum=quorum, deadline_s=60.0)
+    return rounds.close(RUN, round_number, cohort=cohort, now_s=20.0)
 
 
 def test_the_first_deadline_stays(rounds: RoundStore) -> None:
@@ -156,7 +181,8 @@ def published(number: int) -> r.VersionPublished:
 
 
 def test_a_round_is_published_with_its_version_or_not_at_all(engine: Engine, rounds: RoundStore) -> None:
-    rounds.close(RUN, 1, 20.0)
+    rounds.commit(committed("a"), buffer=2)
+    close(rounds, quorum=1)
     second = version(parent=FIRST)
     rounds.publish(second, published(1), next_grid=(-20, -21), now_s=30.0)
     before = (rounds.rounds(RUN), events(engine))
@@ -174,17 +200,18 @@ def test_events_are_numbered_from_1_without_gaps_in_each_run(engine: Engine, rou
     other = replace(START, run_id="other", version=replace(FIRST, run_id="other"))
     runs.add_run(other, 6.0)
     rounds.open(replace(OPEN, run_id="other"))
-    rounds.close(RUN, 1, 20.0)
+    rounds.commit(committed("a"), buffer=2)
+    close(rounds, quorum=1)
     rounds.publish(version(parent=FIRST), published(1), next_grid=(), now_s=30.0)
     rounds.open(replace(OPEN, round=2, base_version=1))
-    rounds.fail(RUN, 2, "nobody came", 40.0)
+    close(rounds, quorum=1, round_number=2)
     runs.rest(RUN, r.RunRested(state=r.RunState.FAILED, reason="nobody came"), 50.0)
     assert events(engine) == [
         (1, r.RoundOpened(round=1, base_version=0)),
-        (2, r.RoundClosed(round=1, accepted=())),
+        (2, r.RoundClosed(round=1, accepted=("a",))),
         (3, published(1)),
         (4, r.RoundOpened(round=2, base_version=1)),
-        (5, r.RoundFailed(round=2, reason="nobody came")),
+        (5, r.RoundFailed(round=2, reason="0 updates within 60 s, expected at least 1")),
         (6, r.RunRested(state=r.RunState.FAILED, reason="nobody came")),
     ]
     assert [recorded.sequence for recorded in runs.events(RUN, 5)] == [5, 6]
@@ -239,7 +266,7 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: R
     runs.run_key(RUN, b"first")
     rounds.set_deadline(RUN, 1, 70.0)
     rounds.commit(committed("a"), buffer=2)
-    rounds.close(RUN, 1, 20.0)
+    close(rounds, quorum=1)
     rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), now_s=30.0)
     devices.enroll(Device(device_id="d", public_key="ab" * 32), 1.0)
 

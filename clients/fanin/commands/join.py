@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fanin.clients.cache import DEFAULT_MAX_BYTES, Cache
+from fanin.clients.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.client import Client, Options, Parts
 from fanin.clients.data import open_npz
 from fanin.clients.operator import read_text, read_token
@@ -32,14 +32,21 @@ def main(argv: Sequence[str]) -> int:
     store = open_npz(Path(options.data), options.partition, options.validation)
     publisher = read_text(Path(options.publisher), "--publisher").strip()
     check_key(f"--publisher: {options.publisher}", publisher)
-    cache = Cache(Path(options.state), options.cache_mb << 20)
     token = read_token(Path(options.token_file) if options.token_file else None, "FANIN_DEVICE_TOKEN")
     line = Line(options.server, read_text(Path(options.ca), "--ca").encode())
+    with hold_folder(Path(options.state)):
+        _take_part(options, token, publisher, line, RuntimeTrainer(runtime, store))
+    line.close()
+    return 0
+
+
+def _take_part(options: argparse.Namespace, token: str, publisher: str, line: Line, trainer: RuntimeTrainer) -> None:
+    cache = Cache(Path(options.state), options.cache_mb << 20)
     delay_seed = None if options.delay_seed is None else f"{options.delay_seed}/{options.partition}"
     parts = Parts(
         transport=GrpcTransport(line, cache.key()),
         cache=cache,
-        trainer=RuntimeTrainer(runtime, store),
+        trainer=trainer,
         trusted=(publisher,),
         rng=random.Random(),
     )
@@ -47,8 +54,6 @@ def main(argv: Sequence[str]) -> int:
     # All that matters is on disk at any moment, so a polite end need not wait for the call under way.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     client.run()
-    line.close()
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -27,6 +27,8 @@ from fanin.protos.plans import PlanFile, read_plan
 from fanin.protos.runs import RunState
 
 DEFAULT_KEY = Path("publisher.key")
+MAX_PLAN_CHARS = 48
+"""Of a plan's name that goes into the id of a run, which may have 64 characters."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,7 +57,7 @@ def run(
         bundle = _bundle(wanted, plan.parent, Path(scratch), publisher)
         operator.publish_bundle(bundle)
         info = operator.start_run(
-            run_id or f"{wanted.plan.name}-{secrets.token_hex(4)}", wanted.plan, bundle, publisher
+            run_id or f"{wanted.plan.name[:MAX_PLAN_CHARS]}-{secrets.token_hex(4)}", wanted.plan, bundle, publisher
         )
     if json:
         write_json(json, run_row(info))

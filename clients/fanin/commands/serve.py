@@ -70,6 +70,8 @@ def serve(
 async def run_coordinator(settings: Settings, observer: Observer) -> None:
     """Serve until SIGTERM or SIGINT, then let calls under way end. Raises Conflict if the folder or the port is
     taken; nothing of a Run has been touched then."""
+    # The database holds the keys that sign Versions; a folder that was there before may be open to everybody.
+    os.umask(0o077)
     with hold_folder(settings.state):
         lanes = Lanes(store=ThreadLane(1, "store"), disk=ThreadLane(DISK_THREADS, "disk"))
         try:

@@ -80,11 +80,21 @@ def _create_key(path: Path) -> SigningKey:
         os.fsync(file.fileno())
     try:
         os.link(draft, path)
+        sync_folder(path.parent)
     except FileExistsError:
         return load_or_create_key(path)
     finally:
         draft.unlink()
     return key
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable: syncing a file does not sync its name."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _framed(context: str, data: bytes) -> bytes:

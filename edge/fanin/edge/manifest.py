@@ -17,6 +17,8 @@ from fanin.protos.chunks import Artifact, ChunkRef
 from fanin.protos.errors import InvalidBundle, InvalidInput
 
 FORMAT: Final = 1
+DEVICE_SIGNATURES: Final = ("train", "evaluate", "infer")
+"""What every Bundle has; a device needs all of them."""
 DTYPES: Final = ("float32", "int64", "int32", "int8")
 MIN_INPUT_SCALE: Final = 2.0**-60
 """Activation scales lie between this and its inverse: times any weight's scale they are normal float32 numbers."""
@@ -100,6 +102,8 @@ class Manifest:
             raise InvalidBundle(
                 f"manifest: got batch_size {self.batch_size} and num_classes {self.num_classes}, expected both positive"
             )
+        if lacking := sorted(set(DEVICE_SIGNATURES) - set(self.signatures)):
+            raise InvalidBundle(f"manifest: got signatures {sorted(self.signatures)}, expected also {lacking}")
         for name, signature in self.signatures.items():
             for artifact in signature.graphs.values():
                 if artifact not in self.artifacts:

@@ -17,10 +17,12 @@ from fanin.protos.convert import (
     version_from_proto,
     version_to_proto,
 )
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, NotFound
 from fanin.v1 import control_pb2 as pb
 from fanin.v1 import plan_pb2
 
+MAX_NUMBER: Final = (1 << 63) - 1
+"""The highest Version or sequence number that there can be: what a database's integer holds."""
 _RUN_STATES: Final = {
     r.RunState.RUNNING: pb.RUN_STATE_RUNNING,
     r.RunState.FINISHED: pb.RUN_STATE_FINISHED,
@@ -215,3 +217,17 @@ def _published_from_proto(message: pb.VersionPublished) -> r.VersionPublished:
         if message.HasField("evaluation")
         else None,
     )
+
+
+def version_number_from_proto(message: pb.GetVersionRequest) -> int | None:
+    """The number that is asked for, or None for the newest. Raises NotFound for one that no Version can have."""
+    if message.number > MAX_NUMBER:
+        raise NotFound(f"run {message.run_id[:64]!r}: has no version {message.number}")
+    return message.number if message.HasField("number") else None
+
+
+def from_sequence_from_proto(message: pb.WatchRequest) -> int:
+    """The sequence number to begin with. Raises InvalidInput for one that no event can have."""
+    if message.from_sequence > MAX_NUMBER:
+        raise InvalidInput(f"watch: got from_sequence {message.from_sequence}, expected at most {MAX_NUMBER}")
+    return message.from_sequence

@@ -4,6 +4,7 @@ Variants are unions consumed by ``match``. Values check themselves when they are
 raises InvalidInput there, so a value that exists is well-formed.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,7 +22,17 @@ PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 MAX_NAME_CHARS: Final = 128
 """Longest id, codec or runtime name; longer ones are somebody's mistake or malice."""
+MAX_RUN_ID_CHARS: Final = 64
 MAX_COUNTS: Final = 64
+MAX_CAPABILITIES: Final = 16
+"""Most codecs, runtimes or graph formats of a device: they are kept for as long as it waits."""
+MIN_GRID_EXPONENT: Final = -1000
+MAX_GRID_EXPONENT: Final = 1000
+"""A step of 2^exponent is then a normal float64 number; a Round's own grid is chosen far within."""
+MAX_CODEC_SHIFT: Final = 62
+"""More bits would not leave an int64 sum room for anything."""
+MAX_EPOCHS: Final = 10_000
+"""A device that was asked for more would be at work for weeks: somebody's mistake or malice."""
 
 EXAMPLES: Final = "examples"
 TRAIN_LOSS: Final = "train_loss_q16"
@@ -51,6 +62,13 @@ def check_name(what: str, name: str) -> None:
         )
 
 
+def check_run_id(run_id: str) -> None:
+    """Raise InvalidInput unless a Run may have this id: short enough that its Assignments' ids are names too."""
+    check_name("run", run_id)
+    if len(run_id) > MAX_RUN_ID_CHARS:
+        raise InvalidInput(f"run: got an id of {len(run_id)} characters, expected at most {MAX_RUN_ID_CHARS}")
+
+
 def check_key(what: str, public_key: str) -> None:
     """Raise InvalidInput unless this is an Ed25519 public key in hexadecimal."""
     if len(public_key) != 2 * PUBLIC_KEY_BYTES or not set(public_key) <= set("0123456789abcdef"):
@@ -63,6 +81,18 @@ def check_signature(what: str, signature: bytes) -> None:
         raise InvalidInput(f"{what}: got a signature of {len(signature)} bytes, expected {SIGNATURE_BYTES}")
 
 
+def _check_entries(what: str, entries: tuple[str, ...]) -> None:
+    """Raise InvalidInput unless these are a few short, printable names; a runtime's has a space before its version."""
+    if len(entries) > MAX_CAPABILITIES:
+        raise InvalidInput(f"capabilities: got {len(entries)} {what}, expected at most {MAX_CAPABILITIES}")
+    for entry in entries:
+        if not 0 < len(entry) <= MAX_NAME_CHARS or not entry.isprintable():
+            raise InvalidInput(
+                f"capabilities: got {entry[:MAX_NAME_CHARS]!r} among {what}, "
+                f"expected 1 to {MAX_NAME_CHARS} printable characters"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a device can do. ``max_download_bytes`` 0 means no limit."""
@@ -71,6 +101,11 @@ class Capabilities:
     runtimes: tuple[str, ...]
     graph_formats: tuple[str, ...]
     max_download_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        _check_entries("codecs", self.codecs)
+        _check_entries("runtimes", self.runtimes)
+        _check_entries("graph_formats", self.graph_formats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +225,19 @@ class Assignment:
     def __post_init__(self) -> None:
         check_name("assignment", self.assignment_id)
         check_name("assignment: run", self.run_id)
+        for exponent in self.grid:
+            if not MIN_GRID_EXPONENT <= exponent <= MAX_GRID_EXPONENT:
+                raise InvalidInput(
+                    f"assignment: got grid exponent {exponent}, expected {MIN_GRID_EXPONENT} to {MAX_GRID_EXPONENT}"
+                )
+        if not 0 <= self.codec.max_shift <= MAX_CODEC_SHIFT:
+            raise InvalidInput(f"assignment: got max_shift {self.codec.max_shift}, expected 0 to {MAX_CODEC_SHIFT}")
+        if not 1 <= self.training.epochs <= MAX_EPOCHS:
+            raise InvalidInput(f"assignment: got epochs {self.training.epochs}, expected 1 to {MAX_EPOCHS}")
+        if not 0 < self.training.learning_rate < math.inf:
+            raise InvalidInput(
+                f"assignment: got learning_rate {self.training.learning_rate}, expected a finite number above 0"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from fanin.protos.errors import InvalidInput, InvalidPlan
-from fanin.protos.messages import CodecSpec, Training, check_name
+from fanin.protos.messages import MAX_EPOCHS, CodecSpec, Training, check_name
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ WEIGHT_UNIT: Final = 256
 HEADROOM_BITS: Final = 62
 MAX_COHORT: Final = 1_000_000
 MAX_TIMES: Final = (1 << 32) - 1
-"""Most epochs and Rounds: what the wire's uint32 can say."""
+"""Most Rounds: what the wire's uint32 can say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +101,10 @@ class Plan:
             check_name("plan: name", self.name)
         except InvalidInput as exc:
             raise InvalidPlan(str(exc)) from exc
-        if not 1 <= self.training.epochs <= MAX_TIMES or not 0 < self.training.learning_rate < float("inf"):
+        if not 1 <= self.training.epochs <= MAX_EPOCHS or not 0 < self.training.learning_rate < float("inf"):
             raise InvalidPlan(
                 f"plan: got epochs {self.training.epochs}, learning_rate {self.training.learning_rate}, "
-                f"expected 1 to {MAX_TIMES} epochs and a positive learning rate"
+                f"expected 1 to {MAX_EPOCHS} epochs and a positive learning rate"
             )
         if not 0 <= self.training.seed < 1 << 64:
             raise InvalidPlan(f"plan: got seed {self.training.seed}, expected 0 <= seed < 2^64")

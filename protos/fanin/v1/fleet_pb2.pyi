@@ -7,10 +7,10 @@ A device enrolls once, then lives in one loop: check in, download what it lacks,
 Every call can be repeated: each names what it is about, and saying it twice changes nothing. So after any
 failure, of the network, of the device or of the coordinator, the device goes on with the call it was in.
 
-Calls other than Enroll carry four metadata entries: fanin-device (the device id), fanin-time (seconds since
-the Unix epoch, decimal), fanin-nonce (16 bytes, hex) and fanin-signature-bin, an Ed25519 signature by the
-device's key over the line "fanin device call v1", then method, device, time and nonce, each with a line feed,
-then the SHA-256 (hex) of the serialized request, in a stream of the first request.
+Every call carries four metadata entries: fanin-device (the device id), fanin-time (seconds since the Unix
+epoch, decimal), fanin-nonce (16 bytes, hex) and fanin-signature-bin, an Ed25519 signature by the device's key
+over the line "fanin device call v1", then method, device, time and nonce, each with a line feed, then the
+SHA-256 (hex) of the serialized request, in a stream of the first request. Enroll's are made with the new key.
 
 Errors. INVALID_ARGUMENT: the request is wrong, do not send it again. UNAUTHENTICATED: unknown device, bad
 signature, or a clock more than 5 minutes off; the trailing metadata fanin-server-time lets a device correct its
@@ -45,7 +45,7 @@ class _RejectReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RejectRe
     REJECT_REASON_UPGRADE: _RejectReason.ValueType  # 1
     """The protocol number is too old or too new; install another fanin."""
     REJECT_REASON_UNSUITABLE: _RejectReason.ValueType  # 2
-    """No open Run can use this device's codecs, runtimes or limits."""
+    """No open Run can use this device's codecs, runtimes or limits; ask again in a minute, another may."""
 
 class RejectReason(_RejectReason, metaclass=_RejectReasonEnumTypeWrapper): ...
 
@@ -53,7 +53,7 @@ REJECT_REASON_UNSPECIFIED: RejectReason.ValueType  # 0
 REJECT_REASON_UPGRADE: RejectReason.ValueType  # 1
 """The protocol number is too old or too new; install another fanin."""
 REJECT_REASON_UNSUITABLE: RejectReason.ValueType  # 2
-"""No open Run can use this device's codecs, runtimes or limits."""
+"""No open Run can use this device's codecs, runtimes or limits; ask again in a minute, another may."""
 Global___RejectReason: _TypeAlias = RejectReason  # noqa: Y015
 
 class _RoundState:
@@ -106,7 +106,9 @@ Global___UpdateState: _TypeAlias = UpdateState  # noqa: Y015
 
 @_typing.final
 class Capabilities(_message.Message):
-    """What a device can do; the coordinator offers nothing else."""
+    """What a device can do; the coordinator offers nothing else. At most 16 entries a list, each of at most 128
+    printable characters.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -67,7 +67,7 @@ class FleetServicer:
     def Enroll(self, request, context):
         """Makes a device known by its public key. Call it once, before anything else; repeat it freely, the same key
         gets the same id. The call is signed with the new key, as proof that the caller holds it.
-        UNAUTHENTICATED: the token is unknown or spent.
+        UNAUTHENTICATED: the token is unknown. FAILED_PRECONDITION: the protocol is not spoken here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

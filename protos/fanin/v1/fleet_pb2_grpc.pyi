@@ -7,10 +7,10 @@ A device enrolls once, then lives in one loop: check in, download what it lacks,
 Every call can be repeated: each names what it is about, and saying it twice changes nothing. So after any
 failure, of the network, of the device or of the coordinator, the device goes on with the call it was in.
 
-Calls other than Enroll carry four metadata entries: fanin-device (the device id), fanin-time (seconds since
-the Unix epoch, decimal), fanin-nonce (16 bytes, hex) and fanin-signature-bin, an Ed25519 signature by the
-device's key over the line "fanin device call v1", then method, device, time and nonce, each with a line feed,
-then the SHA-256 (hex) of the serialized request, in a stream of the first request.
+Every call carries four metadata entries: fanin-device (the device id), fanin-time (seconds since the Unix
+epoch, decimal), fanin-nonce (16 bytes, hex) and fanin-signature-bin, an Ed25519 signature by the device's key
+over the line "fanin device call v1", then method, device, time and nonce, each with a line feed, then the
+SHA-256 (hex) of the serialized request, in a stream of the first request. Enroll's are made with the new key.
 
 Errors. INVALID_ARGUMENT: the request is wrong, do not send it again. UNAUTHENTICATED: unknown device, bad
 signature, or a clock more than 5 minutes off; the trailing metadata fanin-server-time lets a device correct its
@@ -50,7 +50,7 @@ class FleetStub:
     Enroll: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.EnrollRequest, _fleet_pb2.EnrollReply]
     """Makes a device known by its public key. Call it once, before anything else; repeat it freely, the same key
     gets the same id. The call is signed with the new key, as proof that the caller holds it.
-    UNAUTHENTICATED: the token is unknown or spent.
+    UNAUTHENTICATED: the token is unknown. FAILED_PRECONDITION: the protocol is not spoken here.
     """
     CheckIn: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.CheckInRequest, _fleet_pb2.CheckInReply]
     """Asks for work. A long poll: answered the moment there is work, or with Wait after at most wait_s seconds.
@@ -75,7 +75,7 @@ class FleetAsyncStub(FleetStub):
     Enroll: _aio.UnaryUnaryMultiCallable[_fleet_pb2.EnrollRequest, _fleet_pb2.EnrollReply]  # type: ignore[assignment]
     """Makes a device known by its public key. Call it once, before anything else; repeat it freely, the same key
     gets the same id. The call is signed with the new key, as proof that the caller holds it.
-    UNAUTHENTICATED: the token is unknown or spent.
+    UNAUTHENTICATED: the token is unknown. FAILED_PRECONDITION: the protocol is not spoken here.
     """
     CheckIn: _aio.UnaryUnaryMultiCallable[_fleet_pb2.CheckInRequest, _fleet_pb2.CheckInReply]  # type: ignore[assignment]
     """Asks for work. A long poll: answered the moment there is work, or with Wait after at most wait_s seconds.
@@ -103,7 +103,7 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_fleet_pb2.EnrollReply, _abc.Awaitable[_fleet_pb2.EnrollReply]]:
         """Makes a device known by its public key. Call it once, before anything else; repeat it freely, the same key
         gets the same id. The call is signed with the new key, as proof that the caller holds it.
-        UNAUTHENTICATED: the token is unknown or spent.
+        UNAUTHENTICATED: the token is unknown. FAILED_PRECONDITION: the protocol is not spoken here.
         """
 
     @_abc_1.abstractmethod

@@ -21,6 +21,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fanin.server.disk import full_disk_as_our_error
+
 CA_DAYS: Final = 3650
 SERVER_DAYS: Final = 397
 """The longest that common TLS clients accept for a server certificate."""
@@ -41,11 +43,11 @@ def local_identity(folder: Path, names: Collection[str], now: datetime) -> Serve
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     ca_key, ca_certificate = _load_or_make_ca(folder, now)
     key_path, certificate_path = folder / "server.key", folder / "server.pem"
-    if not _is_good(certificate_path, names, now):
+    if not _is_good(certificate_path, key_path, names, now):
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _issue_server(ca_key, ca_certificate, key, sorted(names), now)
-        _write_private(key_path, _key_pem(key))
-        certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        _write(key_path, _key_pem(key))
+        _write(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     return ServerIdentity(
         key=key_path.read_bytes(),
         certificate=certificate_path.read_bytes(),
@@ -69,8 +71,8 @@ def _load_or_make_ca(folder: Path, now: datetime) -> tuple[ec.EllipticCurvePriva
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(fresh.public_key()), critical=False)
         .sign(fresh, hashes.SHA256())
     )
-    _write_private(key_path, _key_pem(fresh))
-    certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    _write(key_path, _key_pem(fresh))
+    _write(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     return fresh, certificate
 
 
@@ -130,10 +132,14 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _is_good(path: Path, names: Collection[str], now: datetime) -> bool:
+def _is_good(path: Path, key_path: Path, names: Collection[str], now: datetime) -> bool:
     if not path.exists():
         return False
     certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
+    if key.public_key() != certificate.public_key():
+        # A renewal that ended between its two files.
+        return False
     found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     ends = certificate.not_valid_after_utc
     return {_general_name(name) for name in names} <= set(found) and now.astimezone(UTC) < ends - timedelta(RENEW_DAYS)
@@ -145,7 +151,11 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _write_private(path: Path, data: bytes) -> None:
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    path.write_bytes(data)
+def _write(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file aside and rename it: a full disk leaves no half of it. Raises StorageFull."""
+    draft = path.with_name(f"{path.name}.new")
+    with full_disk_as_our_error(str(path)):
+        draft.unlink(missing_ok=True)
+        draft.touch(mode=mode)
+        draft.write_bytes(data)
+        draft.replace(path)

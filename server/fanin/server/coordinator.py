@@ -7,7 +7,7 @@ calls into these methods, and tests and simulations call them directly.
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, aclosing, closing
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from fanin.server.selection import choose, retry_window
 from fanin.server.spool import Upload
 from fanin.server.store.rounds import CommittedUpdate
 from fanin.server.validation import Expected, check_header
-from fanin.server.work import Tools
+from fanin.server.work import Tools, whole
 
 T = TypeVar("T")
 LOG = logging.getLogger("fanin.server.coordinator")
@@ -74,7 +74,8 @@ class Coordinator:
             return m.Rejected(reason=m.RejectReason.UNSUITABLE, text="; ".join(refusals))
         earlier = self._parked.pop(device, None)
         if earlier is not None and not earlier.answer.done():
-            earlier.answer.set_result(m.Wait(retry_min_s=0.0, retry_max_s=0.0))
+            # Two processes with one key would else chase each other as fast as the line allows.
+            earlier.answer.set_result(m.Wait(retry_min_s=1.0, retry_max_s=5.0))
         if len(self._parked) >= self._limits.max_parked:
             return await self._turn_away()
         poll = _Poll(check_in.capabilities, asyncio.get_running_loop().create_future())
@@ -91,7 +92,10 @@ class Coordinator:
 
     async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
         """A Chunk's bytes from an offset on, in pieces. Raises NotFound, InvalidInput."""
-        self._driver(download.assignment_id).check_assignment(download.assignment_id, device)
+        driver = self._driver(download.assignment_id)
+        driver.check_assignment(download.assignment_id, device)
+        if not driver.may_fetch(download.sha256):
+            raise NotFound(f"chunk {download.sha256[:16]!r}: not one that this assignment needs; check in again")
         tools = self._tools
         data = await tools.disk_lane(lambda: tools.blobs.read(download.sha256, download.offset))
         for start in range(0, len(data), PIECE_BYTES):
@@ -103,9 +107,16 @@ class Coordinator:
         """Take an Update; the first reply says where to go on. Raises InvalidUpdate, NotFound, StorageFull."""
         driver = self._driver(header.assignment_id)
         driver.check_assignment(header.assignment_id, device)
-        # One upload of an Update at a time, from the first look at what became of it to its end.
-        current = await self._supersede(header.assignment_id)
+        current = asyncio.current_task()
+        assert current is not None, "an upload is served by a task"
+        earlier = self._uploading.get(header.assignment_id)
+        self._uploading[header.assignment_id] = current
         try:
+            # One upload of an Update at a time, from the first look at what became of it to its end: its device has
+            # reconnected, and the file has one writer.
+            if earlier is not None and earlier is not current:
+                earlier.cancel()
+                await whole(asyncio.wait({earlier}))
             async with aclosing(self._receive(driver, device, header, pieces)) as replies:
                 async for reply in replies:
                     yield reply
@@ -133,19 +144,19 @@ class Coordinator:
         tools = self._tools
         # Whole, whatever the lane is at when the device hangs up: the file must not outlive its writer.
         with ExitStack() as files:
-            upload = await _whole(tools.disk_lane(lambda: files.enter_context(closing(tools.spool.open(header)))))
+            upload = await whole(tools.disk_lane(lambda: files.enter_context(closing(tools.spool.open(header)))))
             try:
                 yield _receiving(upload)
                 while not upload.is_whole() and driver.open_work(round_number) is not None:
                     piece = await self._next_piece(pieces)
                     if piece is None:
                         return
-                    await _whole(tools.disk_lane(partial(upload.append, piece)))
+                    await whole(tools.disk_lane(partial(upload.append, piece)))
                     if not upload.is_whole() and driver.open_work(round_number) is not None:
                         yield _receiving(upload)
-                yield await _whole(self._finish(driver, device, upload))
+                yield await whole(self._finish(driver, device, upload))
             except InvalidUpdate:
-                await _whole(tools.disk_lane(lambda: tools.spool.discard(header.assignment_id)))
+                await whole(tools.disk_lane(lambda: tools.spool.discard(header.assignment_id)))
                 raise
 
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
@@ -171,36 +182,19 @@ class Coordinator:
                 poll.answer.set_result(m.Wait(retry_min_s=1.0, retry_max_s=5.0))
         self._parked.clear()
 
-    async def _supersede(self, assignment_id: str) -> "asyncio.Task[object]":
-        """End an earlier upload of the same Update: its device has reconnected, and the file has one writer.
-
-        Returns the task that is the one now.
-        """
-        current = asyncio.current_task()
-        assert current is not None, "an upload is served by a task"
-        earlier = self._uploading.get(assignment_id)
-        self._uploading[assignment_id] = current
-        if earlier is not None and earlier is not current:
-            earlier.cancel()
-            # Whole: a third upload that ends this one must not begin before the first has ended.
-            await _whole(asyncio.wait({earlier}))
-        return current
-
     async def _finish(self, driver: RunDriver, device: str, upload: Upload) -> m.UploadReply:
         tools, header = self._tools, upload.header
-        accepted = False
+        found = None
         if upload.is_whole():
-            run_id, number = header.run_id, header.round
-            await tools.disk_lane(lambda: tools.spool.commit(upload, run_id=run_id, round_number=number, device=device))
-            accepted = await driver.commit(CommittedUpdate(device_id=device, header=header))
-            if not accepted:
-                await tools.disk_lane(lambda: tools.spool.withdraw(run_id=run_id, round_number=number, device=device))
-        if not accepted:
-            await tools.disk_lane(lambda: tools.spool.discard(header.assignment_id))
+            await tools.disk_lane(lambda: tools.spool.commit(upload, device))
+            found = await driver.commit(CommittedUpdate(device_id=device, header=header))
+            if found is None or found.payload != header.payload:
+                await tools.disk_lane(lambda: tools.spool.withdraw(header, device))
+        await tools.disk_lane(lambda: tools.spool.discard(header.assignment_id))
         is_open = driver.open_work(header.round) is not None
         return m.UploadReply(
             round_state=m.RoundState.OPEN if is_open else m.RoundState.CLOSED,
-            update_state=m.UpdateState.ACCEPTED if accepted else m.UpdateState.DISCARDED,
+            update_state=m.UpdateState.ACCEPTED if found is not None else m.UpdateState.DISCARDED,
             received_bytes=upload.received_bytes,
         )
 
@@ -228,33 +222,31 @@ class Coordinator:
             raise NotFound(f"assignment {short(rest[1])} of run {run_id}: {exc}; check in again") from exc
 
     def _hand_out(self, asking: str = "") -> None:
-        """Give free places to devices that wait, by chance; a device that holds an Assignment is given it again.
+        """Answer devices that wait: the one that is ``asking``, or, when places have become free, all.
 
-        With no place free only the device that is ``asking`` is looked at: thousands may be parked.
+        A device that holds an Assignment, in whichever Run, is given that one again; only then are free places
+        given out, by chance.
         """
-        for driver in self._runs.running():
-            looked_at = self._parked if driver.num_places or not asking else [asking]
-            waiting = [device for device in looked_at if self._waits_for(device, driver)]
-            holding = [device for device in waiting if driver.holds(device)]
-            others = [device for device in waiting if driver.may_join(device)]
-            for device in (*holding, *choose(others, driver.num_places, self._rng)):
-                assignment = driver.offer(device)
-                if assignment is not None:
-                    self._parked.pop(device).answer.set_result(m.Assigned(assignment=assignment))
+        looked_at = [asking] if asking else list(self._parked)
+        running = self._runs.running()
+        for driver in running:
+            self._offer(driver, [device for device in looked_at if driver.holds(device)])
+        for driver in running:
+            if driver.num_places:
+                waiting = [one for one in looked_at if self._waits_for(one, driver) and driver.may_join(one)]
+                self._offer(driver, choose(waiting, driver.num_places, self._rng))
+
+    def _offer(self, driver: RunDriver, devices: Sequence[str]) -> None:
+        for device in devices:
+            poll = self._parked.get(device)
+            assignment = None if poll is None or poll.answer.done() else driver.offer(device)
+            if poll is not None and assignment is not None:
+                del self._parked[device]
+                poll.answer.set_result(m.Assigned(assignment=assignment))
 
     def _waits_for(self, device: str, driver: RunDriver) -> bool:
         poll = self._parked.get(device)
         return poll is not None and not poll.answer.done() and not driver.refusal(poll.capabilities)
-
-
-async def _whole(work: Awaitable[T]) -> T:
-    """Work that a caller who hangs up cannot cut in two: a commit's row and its event go together."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
 
 
 def _receiving(upload: Upload) -> m.UploadReply:

@@ -8,22 +8,22 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import logging
 from collections.abc import Callable
 from typing import Final, assert_never
 
 from fanin.edge.grid import first_grid
 from fanin.protos import messages as m
-from fanin.protos.errors import Conflict, FaninError, NotFound
-from fanin.protos.runs import RoundFailed, RunEvent, RunInfo, RunRested, RunState, VersionPublished
+from fanin.protos.errors import Conflict, NotFound
+from fanin.protos.runs import RoundFailed, RunEvent, RunInfo, RunState, VersionPublished
 from fanin.server import rounds as r
 from fanin.server.selection import unsuitable
-from fanin.server.stopping import reason_to_rest
-from fanin.server.store.rounds import CommittedUpdate, RoundMark, RoundRecord
+from fanin.server.stopping import rest_of
+from fanin.server.store.rounds import CommittedUpdate, RoundMark, RoundRecord, failure_of
 from fanin.server.store.runs import RunRecord
-from fanin.server.work import Model, RoundWork, Tools, load_parameters
+from fanin.server.work import Model, RoundWork, Tools, load_parameters, whole
 
-MAX_FAILED_ROUNDS: Final = 3
-"""Rounds that may fail in a row before a Run gives up; each has waited for a whole deadline."""
+LOG = logging.getLogger("fanin.server.driver")
 RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Pauses between tries of an effect; the last one repeats."""
 TAG_CHARS: Final = 32
@@ -45,6 +45,7 @@ class RunDriver:
         self._worker: asyncio.Task[None] | None = None
         self._publishing = asyncio.Lock()
         self._since: list[RunEvent] = []
+        self._trouble = ""
         self.changed = asyncio.Event()
 
     @property
@@ -59,9 +60,9 @@ class RunDriver:
         for recorded in history:
             self._remember(recorded.event)
         if self.run.state is RunState.RUNNING:
-            records = await tools.store_lane(lambda: tools.rounds.rounds(self.run_id))
-            if records and records[-1].mark in (RoundMark.OPEN, RoundMark.CLOSED):
-                await self._resume(records[-1])
+            last = await tools.store_lane(lambda: tools.rounds.last(self.run_id))
+            if last is not None and last.mark in (RoundMark.OPEN, RoundMark.CLOSED):
+                await self._resume(last)
             else:
                 self._effects.put_nowait(r.GoOn())
         self._worker = asyncio.create_task(self._carry_out(), name=f"run {self.run_id}")
@@ -78,6 +79,11 @@ class RunDriver:
     # What devices ask for.
 
     @property
+    def open_round(self) -> tuple[str, int] | None:
+        """The Run's id and the number of the Round that is under way."""
+        return None if self._work is None else (self.run_id, self._work.record.round)
+
+    @property
     def num_places(self) -> int:
         """How many devices the open Round can still take."""
         return 0 if self._round is None else self._round.num_places
@@ -92,9 +98,8 @@ class RunDriver:
 
     def refusal(self, capabilities: m.Capabilities) -> str:
         """Why a device with these capabilities can take no part in the Run; empty if it can."""
-        infer = self.model.manifest.signatures["infer"]
         total = sum(artifact.size_bytes for artifact in self.model.manifest.artifacts.values())
-        return unsuitable(capabilities, self.run.start.plan, tuple(infer.graphs), total)
+        return unsuitable(capabilities, self.run.start.plan, self.model.graph_formats, total)
 
     def offer(self, device: str) -> m.Assignment | None:
         """An Assignment for a suitable device, or the one it has; None if there is no place."""
@@ -120,21 +125,26 @@ class RunDriver:
             return None
         return self._work if self._round.is_open else None
 
-    async def commit(self, update: CommittedUpdate) -> bool:
-        """Accept an Update whose payload is durable; whether it is in the Round's set."""
+    async def commit(self, update: CommittedUpdate) -> m.UpdateHeader | None:
+        """Accept an Update whose payload is durable; the header that stands for the device in the Round's set,
+        which may be an earlier one, or None."""
         tools, buffer = self._tools, self.run.start.plan.cohort.buffer
-        accepted = await tools.store_lane(lambda: tools.rounds.commit(update, buffer=buffer))
+        found = await tools.store_lane(lambda: tools.rounds.commit(update, buffer=buffer))
         work = self.open_work(update.header.round)
-        if accepted and work is not None:
-            work.add_committed(update.device_id, update.header)
+        if found is not None and work is not None:
+            work.add_committed(update.device_id, found)
             self._step(r.UpdateCommitted(device=update.device_id))
-        return accepted
+        return found
+
+    def may_fetch(self, sha256: str) -> bool:
+        """Whether a Chunk is one of the Bundle's or of the Version that the open Round starts from."""
+        base = () if self._work is None else self._work.base.parameters.chunks
+        return sha256 in self.model.chunks or any(sha256 == ref.sha256 for ref in base)
 
     async def outcome(self, round_number: int, device: str) -> m.UploadReply:
         """What became of a device's Update of this Round."""
         tools = self._tools
-        updates = await tools.store_lane(lambda: tools.rounds.updates(self.run_id, round_number))
-        accepted = any(update.device_id == device for update in updates)
+        accepted = await tools.store_lane(lambda: tools.rounds.has_update(self.run_id, round_number, device))
         is_open = self.open_work(round_number) is not None
         missing = m.UpdateState.RECEIVING if is_open else m.UpdateState.DISCARDED
         return m.UploadReply(
@@ -155,7 +165,7 @@ class RunDriver:
         tools = self._tools
         newest = await tools.store_lane(lambda: tools.runs.version(self.run_id))
         assert newest is not None, "a run has at least version 0"
-        rounds = await tools.store_lane(lambda: tools.rounds.rounds(self.run_id))
+        num_rounds = await tools.store_lane(lambda: tools.rounds.num_published(self.run_id))
         return RunInfo(
             run_id=self.run_id,
             state=self.run.state,
@@ -163,12 +173,16 @@ class RunDriver:
             bundle_sha256=self.model.bundle.manifest.sha256,
             version=newest.number,
             version_sha256=newest.sha256,
-            num_rounds=sum(record.mark is RoundMark.PUBLISHED for record in rounds),
-            reason=self.run.reason,
+            num_rounds=num_rounds,
+            reason=self.run.reason or self._trouble,
         )
 
     async def publish_outside(self, version: m.Version, num_rounds: int) -> None:
         """Add a Version that was made elsewhere, and run ``num_rounds`` Rounds from it. Raises Conflict."""
+        # Whole: an operator who hangs up must not leave a Version without its Rounds.
+        await whole(self._publish_outside(version, num_rounds))
+
+    async def _publish_outside(self, version: m.Version, num_rounds: int) -> None:
         tools = self._tools
         async with self._publishing:
             newest = await tools.store_lane(lambda: tools.runs.version(self.run_id))
@@ -220,9 +234,11 @@ class RunDriver:
                 try:
                     await self._do(effect)
                     break
-                except (FaninError, OSError) as exc:
-                    self._tools.observer.failed(self.run_id, effect, exc)
+                except Exception as exc:  # Whatever it is: a Run whose worker has died would hang without a word.
+                    self._trouble = f"{type(effect).__name__} is tried again: {exc}"
+                    LOG.exception("run %s: %s failed and will be tried again", self.run_id, type(effect).__name__)
                     await asyncio.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
+            self._trouble = ""
             self._tools.observer.finished(self.run_id, effect)
 
     async def _do(self, effect: r.Effect) -> None:
@@ -239,8 +255,12 @@ class RunDriver:
             case r.Accumulate():
                 await work.accumulate(effect.device)
             case r.Close():
-                accepted = await work.close()
-                self._step(r.Closed(accepted=accepted))
+                record = await work.close()
+                if record.mark is RoundMark.FAILED:
+                    self._remember(failure_of(record.round, len(record.accepted), work.plan.cohort))
+                    self._step(r.Missed())
+                else:
+                    self._step(r.Closed(accepted=record.accepted))
                 self._announce()
             case r.Fold():
                 await work.fold(effect.accepted)
@@ -248,9 +268,7 @@ class RunDriver:
             case r.Publish():
                 self._remember(await work.publish())
                 self._step(r.Published())
-            case r.Fail():
-                await work.fail(effect.reason)
-                self._remember(RoundFailed(round=work.record.round, reason=effect.reason))
+                self._announce()
             case _:
                 assert_never(effect)
 
@@ -269,7 +287,11 @@ class RunDriver:
         self._announce()
 
     async def _go_on(self) -> None:
-        rested = self._rest()
+        await self._reload()
+        if self.run.state is not RunState.RUNNING:
+            # An earlier try recorded the rest and then failed.
+            return
+        rested = rest_of(self._since, self.run.max_rounds, self.run.start.plan.stop)
         if rested is None:
             await self._open_next()
             return
@@ -277,31 +299,23 @@ class RunDriver:
         await tools.store_lane(lambda: tools.runs.rest(self.run_id, rested, tools.wall()))
         await self._reload()
 
-    def _rest(self) -> RunRested | None:
-        last = self._since[-MAX_FAILED_ROUNDS:]
-        failures = [event for event in last if isinstance(event, RoundFailed)]
-        if len(failures) == MAX_FAILED_ROUNDS:
-            return RunRested(
-                state=RunState.FAILED, reason=f"{MAX_FAILED_ROUNDS} rounds in a row: {failures[-1].reason}"
-            )
-        published = [event for event in self._since if isinstance(event, VersionPublished)]
-        losses = [event.evaluation.loss for event in published if event.evaluation is not None]
-        reason = reason_to_rest(losses, len(published), self.run.max_rounds, self.run.start.plan.stop)
-        return RunRested(state=RunState.FINISHED, reason=reason) if reason else None
-
     async def _open_next(self) -> None:
         tools = self._tools
         base = await tools.store_lane(lambda: tools.runs.version(self.run_id))
-        records = await tools.store_lane(lambda: tools.rounds.rounds(self.run_id))
+        last = await tools.store_lane(lambda: tools.rounds.last(self.run_id))
         assert base is not None, "a run has at least version 0"
-        if records:
-            grid = records[-1].next_grid or records[-1].grid
+        if last is not None and last.mark in (RoundMark.OPEN, RoundMark.CLOSED):
+            # An earlier try recorded it and then failed.
+            await self._resume(last)
+            return
+        if last is not None:
+            grid = last.next_grid or last.grid
         else:
             table = self.model.table
             grid = await tools.disk_lane(lambda: first_grid(table, load_parameters(tools.blobs, base, table)))
         record = RoundRecord(
             run_id=self.run_id,
-            round=len(records) + 1,
+            round=1 if last is None else last.round + 1,
             base_version=base.number,
             grid=grid,
             mark=RoundMark.OPEN,
@@ -309,7 +323,6 @@ class RunDriver:
         )
         await tools.store_lane(lambda: tools.rounds.open(record))
         self._begin(record, base, deadline=None)
-        self._announce()
 
     async def _resume(self, record: RoundRecord) -> None:
         """Take up a Round: its committed Updates are the machine's events, told again in their order."""

@@ -4,11 +4,13 @@ In this order, before a servicer sees anything:
 
 1. the request stays raw bytes, for the signature covers bytes, not a re-serialization;
 2. Fleet: the device's signature over method, time, nonce and body; Control: the operator's token;
-3. only now the bytes are parsed: nobody unknown reaches the parser, and what does not parse is InvalidInput;
+3. only now the bytes are parsed: nobody unknown reaches the parser, and what does not parse is InvalidInput; but
+   for Enroll, whose bytes hold the key that signed them: its token and signature are checked after parsing;
 4. whatever the servicer raises becomes a status by the table in ``protos.errors``: the peer sees the public
    text, the log the inner one.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -24,7 +26,7 @@ from grpc import aio
 from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos.calls import Call
-from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, public_text, status_of
+from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, public_text, status_of
 from fanin.server.registry import Registry
 from fanin.server.store.devices import Device
 from fanin.server.work import Tools
@@ -33,6 +35,10 @@ LOG = logging.getLogger("fanin.server.rim")
 FLEET: Final = "/fanin.v1.Fleet/"
 CONTROL: Final = "/fanin.v1.Control/"
 ENROLL: Final = f"{FLEET}Enroll"
+FIRST_REQUEST_S: Final = 30.0
+"""How long a stream may stay open before its first request says who calls; until then nobody knows."""
+MAX_TEXT_CHARS: Final = 500
+"""Most of an error's text that goes to a peer or into the log: a peer's own bytes may be in it."""
 
 Context = aio.ServicerContext[Message, Message]
 Q = TypeVar("Q")
@@ -93,9 +99,10 @@ class _Guarded:
 class Rim(aio.ServerInterceptor):
     """Wraps every handler of Fleet and Control."""
 
-    def __init__(self, registry: Registry, tools: Tools) -> None:
+    def __init__(self, registry: Registry, tools: Tools, first_request_s: float = FIRST_REQUEST_S) -> None:
         self._registry = registry
         self._tools = tools
+        self._first_request_s = first_request_s
 
     async def intercept_service(
         self,
@@ -158,20 +165,24 @@ class Rim(aio.ServerInterceptor):
     async def _many_requests(
         self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[Message]:
-        admitted = False
-        async for request in requests:
-            if not admitted:
-                await self._admit(method, request, context)
-                admitted = True
+        stream = aiter(requests)
+        try:
+            first = await asyncio.wait_for(anext(stream), self._first_request_s)
+        except StopAsyncIteration as exc:
+            raise Unauthenticated(f"call: {method} carried no request to be checked") from exc
+        except TimeoutError as exc:
+            raise Unavailable(f"call: {method} sent no request for {self._first_request_s:g} s") from exc
+        await self._admit(method, first, context)
+        yield _parsed(method, handler, first)
+        async for request in stream:
             yield _parsed(method, handler, request)
-        if not admitted:
-            raise Unauthenticated(f"call: {method} carried no request to be checked")
 
     async def _admit(self, method: str, body: bytes, context: Context) -> None:
         metadata = dict(context.invocation_metadata() or ())
         if method.startswith(CONTROL):
             value = _text(metadata.get(calls.AUTHORIZATION))
-            await self._tools.store_lane(lambda: self._registry.check_operator(value.removeprefix(calls.BEARER)))
+            token = value.removeprefix(calls.BEARER) if value.startswith(calls.BEARER) else ""
+            await self._tools.store_lane(lambda: self._registry.check_operator(token))
             return
         call, signature = _signed_call(method, metadata, body)
         if method == ENROLL:
@@ -189,12 +200,12 @@ class Rim(aio.ServerInterceptor):
             yield
         except FaninError as exc:
             status = status_of(exc)
-            LOG.info("%s: %s: %s", method, type(exc).__name__, exc)
+            LOG.info("%s: %s: %s", method, type(exc).__name__, str(exc)[:MAX_TEXT_CHARS])
             trailing = (
                 (calls.ERROR, type(exc).__name__),
                 (calls.SERVER_TIME, str(int(self._tools.wall()))),
             )
-            await context.abort(grpc.StatusCode[status.code], public_text(exc), trailing)
+            await context.abort(grpc.StatusCode[status.code], public_text(exc)[:MAX_TEXT_CHARS], trailing)
         except (aio.AbortError, aio.UsageError):
             raise
         except Exception:  # The rim: a bug must end one call, never the coordinator, and never leak its text.

@@ -19,10 +19,6 @@ class Observer(Protocol):
         """Carried out; what it changed is durable as far as the settings ask."""
         ...
 
-    def failed(self, run_id: str, effect: Effect, error: Exception) -> None:
-        """Could not be carried out and will be tried again."""
-        ...
-
 
 class LogObserver:
     """Writes to the log of ``fanin.server``."""
@@ -34,7 +30,3 @@ class LogObserver:
     def finished(self, run_id: str, effect: Effect) -> None:
         """At debug level."""
         LOG.debug("run %s: done %s", run_id, type(effect).__name__)
-
-    def failed(self, run_id: str, effect: Effect, error: Exception) -> None:
-        """At error level: the operator has to act, a full disk for instance."""
-        LOG.error("run %s: %s failed and will be tried again: %s", run_id, type(effect).__name__, error)

@@ -10,8 +10,8 @@ from typing import Final
 
 from fanin.edge.keys import CALL_CONTEXT, is_signed
 from fanin.protos.calls import MAX_CLOCK_SKEW_S, Call, device_id_of
-from fanin.protos.errors import Unauthenticated
-from fanin.protos.messages import Enrollment
+from fanin.protos.errors import Conflict, Unauthenticated
+from fanin.protos.messages import OLDEST_PROTOCOL, PROTOCOL, Enrollment
 from fanin.server.store.devices import Device, DeviceStore, Role
 
 MAX_KNOWN: Final = 100_000
@@ -28,7 +28,11 @@ class Registry:
         self._known: dict[str, Device] = {}
 
     def enroll(self, enrollment: Enrollment, call: Call, signature: bytes) -> Device:
-        """Make a device known. Raises Unauthenticated for a wrong token or a key that its caller does not hold."""
+        """Make a device known.
+
+        Raises Unauthenticated for a wrong token or a key that its caller does not hold, Conflict for a protocol
+        that is not spoken here.
+        """
         if not self._store.has_token(token_sha256(enrollment.token), Role.DEVICE):
             raise Unauthenticated("enroll: got a token that was not made here, expected an enrollment token")
         device_id = device_id_of(enrollment.public_key)
@@ -36,6 +40,9 @@ class Registry:
             raise Unauthenticated(f"enroll: got device id {call.device_id!r}, expected {device_id}, of its own key")
         device = Device(device_id=device_id, public_key=enrollment.public_key)
         self._check(device, call, signature)
+        if not OLDEST_PROTOCOL <= enrollment.protocol <= PROTOCOL:
+            known = f"{OLDEST_PROTOCOL} to {PROTOCOL}"
+            raise Conflict(f"protocol: got {enrollment.protocol}, expected {known}; install another fanin")
         self._store.enroll(device, self._wall())
         return device
 

@@ -9,11 +9,11 @@ Walk of a Round::
 
     SELECTING   places are free: each suitable device that checks in gets an Assignment
     TRAINING    all places are taken; a device that gives up frees one
-    CLOSING     enough Updates are committed, or the deadline has passed with a quorum: the set is being named
+    CLOSING     enough Updates are committed, or the deadline has passed: the record names the set, or the failure
     FOLDING     the set is durable and can no longer change; the sum and the outer step are computed
     PUBLISHING  the new parameters are known; the Version is being written
     PUBLISHED   done
-    FAILED      the deadline passed without a quorum
+    FAILED      there was no quorum at the deadline
 
 ``now`` and ``deadline`` are seconds of one monotonic clock that the caller chooses.
 """
@@ -75,6 +75,11 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """The record says that there was no quorum at the deadline; the failure is durable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
     """The new parameters are computed and stored."""
 
@@ -84,7 +89,7 @@ class Published:
     """The Version is durable."""
 
 
-Event = CheckedIn | GaveUp | UpdateCommitted | TimePassed | Closed | Folded | Published
+Event = CheckedIn | GaveUp | UpdateCommitted | TimePassed | Closed | Missed | Folded | Published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +115,7 @@ class Accumulate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    """Durably name the set of Updates, in the order of acceptance."""
-
-    accepted: tuple[str, ...]
+    """Durably name the set of Updates, or, if the record holds no quorum, the failure of the Round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,18 +131,11 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fail:
-    """Record that the Round ended without a Version."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GoOn:
     """Open the next Round, or let the Run rest."""
 
 
-Effect = Assign | KeepDeadline | Accumulate | Close | Fold | Publish | Fail | GoOn
+Effect = Assign | KeepDeadline | Accumulate | Close | Fold | Publish | GoOn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,27 +200,31 @@ def _give_up(state: Round, event: Event, _now: float) -> tuple[Round, tuple[Effe
     return _by_places(replace(state, at_work=state.at_work - {event.device})), ()
 
 
-def _commit(state: Round, event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
+def _commit(state: Round, event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
     assert isinstance(event, UpdateCommitted)
     if event.device in state.accepted:
         return state, ()
     accepted = (*state.accepted, event.device)
     after = replace(state, at_work=state.at_work - {event.device}, accepted=accepted)
-    accumulate = Accumulate(device=event.device)
+    effects: tuple[Effect, ...] = (Accumulate(device=event.device),)
+    if after.deadline is None:
+        # The one of the first Assignment was lost with the process that had not recorded it yet.
+        after = replace(after, deadline=now + state.rules.deadline_s)
+        effects = (KeepDeadline(deadline=now + state.rules.deadline_s), *effects)
     if len(accepted) < state.rules.buffer:
-        return _by_places(after), (accumulate,)
-    return replace(after, phase=Phase.CLOSING), (accumulate, Close(accepted=accepted))
+        return _by_places(after), effects
+    return replace(after, phase=Phase.CLOSING), (*effects, Close())
 
 
 def _look_at_deadline(state: Round, _event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
     if state.deadline is None or now < state.deadline:
         return state, ()
-    if len(state.accepted) >= state.rules.quorum:
-        return replace(state, phase=Phase.CLOSING), (Close(accepted=state.accepted),)
-    reason = (
-        f"{len(state.accepted)} updates within {state.rules.deadline_s:g} s, expected at least {state.rules.quorum}"
-    )
-    return replace(state, phase=Phase.FAILED), (Fail(reason=reason), GoOn())
+    # Whether there is a quorum is the record's to say: a commit may be under way at this moment.
+    return replace(state, phase=Phase.CLOSING), (Close(),)
+
+
+def _missed(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
+    return replace(state, phase=Phase.FAILED), (GoOn(),)
 
 
 def _closed(state: Round, event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
@@ -272,15 +272,16 @@ TRANSITIONS: Final[Mapping[tuple[Phase, type[Event]], Row]] = MappingProxyType(
         (Phase.SELECTING, CheckedIn): _row(_check_in, *_OPEN),
         (Phase.SELECTING, GaveUp): _row(_give_up, Phase.SELECTING),
         (Phase.SELECTING, UpdateCommitted): _row(_commit, *_OPEN, Phase.CLOSING),
-        (Phase.SELECTING, TimePassed): _row(_look_at_deadline, Phase.SELECTING, Phase.CLOSING, Phase.FAILED),
+        (Phase.SELECTING, TimePassed): _row(_look_at_deadline, Phase.SELECTING, Phase.CLOSING),
         (Phase.SELECTING, Closed): _row(_closed, Phase.FOLDING),
         (Phase.TRAINING, CheckedIn): _row(_check_in, Phase.TRAINING),
         (Phase.TRAINING, GaveUp): _row(_give_up, *_OPEN),
         (Phase.TRAINING, UpdateCommitted): _row(_commit, Phase.TRAINING, Phase.CLOSING),
-        (Phase.TRAINING, TimePassed): _row(_look_at_deadline, Phase.TRAINING, Phase.CLOSING, Phase.FAILED),
+        (Phase.TRAINING, TimePassed): _row(_look_at_deadline, Phase.TRAINING, Phase.CLOSING),
         (Phase.TRAINING, Closed): _row(_closed, Phase.FOLDING),
         (Phase.CLOSING, TimePassed): _row(_nothing, Phase.CLOSING),
         (Phase.CLOSING, Closed): _row(_closed, Phase.FOLDING),
+        (Phase.CLOSING, Missed): _row(_missed, Phase.FAILED),
         (Phase.FOLDING, TimePassed): _row(_nothing, Phase.FOLDING),
         (Phase.FOLDING, Folded): _row(_folded, Phase.PUBLISHING),
         (Phase.PUBLISHING, TimePassed): _row(_nothing, Phase.PUBLISHING),

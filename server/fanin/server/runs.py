@@ -3,17 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
+import numpy as np
+
 from fanin.edge.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
 from fanin.edge.keys import SigningKey
 from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.edge.versions import check_delegation, check_version
-from fanin.protos.chunks import Artifact, short
-from fanin.protos.errors import Conflict, InvalidBundle, InvalidInput, InvalidVersion, NotFound
-from fanin.protos.messages import BundleRef, Version, check_name
+from fanin.protos.chunks import Artifact, assemble, short
+from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, InvalidVersion, NotFound
+from fanin.protos.messages import BundleRef, Version, check_run_id
 from fanin.protos.runs import Recorded, RunInfo, RunState, StartRun, VersionWithBundle
 from fanin.server.driver import RunDriver
+from fanin.server.observe import LOG
 from fanin.server.store.runs import RunRecord
-from fanin.server.work import Model, Tools
+from fanin.server.work import Model, Tools, whole
 
 
 class Runs:
@@ -22,6 +25,7 @@ class Runs:
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._drivers: dict[str, RunDriver] = {}
+        self._broken: dict[str, str] = {}
         self._starting = asyncio.Lock()
         self.on_change: Callable[[], None] = _nothing
 
@@ -29,11 +33,18 @@ class Runs:
         """Take up all Runs of the store."""
         tools = self._tools
         for record in await tools.store_lane(tools.runs.runs):
-            await self._drive(record)
+            try:
+                await self._drive(record)
+            except FaninError as exc:
+                # One damaged Run must not keep the others from being served.
+                self._broken[record.start.run_id] = str(exc)
+                LOG.error("run %s: cannot be taken up: %s", record.start.run_id, exc)
+        open_rounds = [driver.open_round for driver in self._drivers.values() if driver.open_round is not None]
+        await tools.disk_lane(lambda: tools.spool.sweep(open_rounds))
 
     async def stop(self) -> None:
         """Stop all drivers."""
-        for driver in self._drivers.values():
+        for driver in tuple(self._drivers.values()):
             await driver.stop()
 
     def running(self) -> tuple[RunDriver, ...]:
@@ -43,6 +54,8 @@ class Runs:
     def driver(self, run_id: str) -> RunDriver:
         """The driver of a Run. Raises NotFound."""
         driver = self._drivers.get(run_id)
+        if run_id in self._broken:
+            raise Conflict(f"run {run_id}: cannot be taken up: {self._broken[run_id]}")
         if driver is None:
             raise NotFound(f"run {run_id[:64]!r}: there is none of this id here")
         return driver
@@ -68,19 +81,23 @@ class Runs:
 
     async def prepare_run(self, run_id: str) -> str:
         """The public key that will sign a Run's Versions."""
-        check_name("run", run_id)
+        check_run_id(run_id)
         return (await self._run_key(run_id)).public
 
     async def start_run(self, start: StartRun) -> RunInfo:
         """Start a Run. Raises InvalidInput, NotFound, Conflict for an id that another Run has."""
-        check_name("run", start.run_id)
+        check_run_id(start.run_id)
+        # Whole: an operator who hangs up must not leave a Run that is recorded but not driven.
+        await whole(self._start_run(start))
+        return await self.driver(start.run_id).info()
+
+    async def _start_run(self, start: StartRun) -> None:
         async with self._starting:
             record = await self._record(start)
             # Recorded but not driven: an earlier try ended on a full disk in between.
             if start.run_id not in self._drivers:
                 await self._drive(record)
                 self.on_change()
-        return await self.driver(start.run_id).info()
 
     async def publish_version(self, version: Version, num_rounds: int) -> RunInfo:
         """Add a Version from outside and run some Rounds from it. Raises InvalidVersion, Conflict, NotFound."""
@@ -92,7 +109,7 @@ class Runs:
 
     async def infos(self) -> tuple[RunInfo, ...]:
         """Where all Runs stand."""
-        return tuple([await driver.info() for driver in self._drivers.values()])
+        return tuple([await driver.info() for driver in tuple(self._drivers.values())])
 
     async def version(self, run_id: str, number: int | None) -> VersionWithBundle:
         """A Version with its Bundle. Raises NotFound."""
@@ -179,13 +196,16 @@ class Runs:
 
     async def _check_parameters(self, artifact: Artifact, table: TensorTable) -> None:
         tools = self._tools
-        data = await tools.disk_lane(lambda: tools.blobs.read_artifact("parameters", artifact))
         try:
-            found, _ = decode_parameters(data)
+            # Not blobs.read_artifact: Chunks that do not make this whole are its caller's mistake, not our damage.
+            data = await tools.disk_lane(lambda: assemble("parameters", artifact, tools.blobs.read))
+            found, flat = decode_parameters(data)
         except InvalidInput as exc:
             raise InvalidVersion(str(exc)) from exc
         if found != table:
             raise InvalidVersion("parameters: names or shapes differ from the bundle's")
+        if not np.isfinite(flat).all():
+            raise InvalidVersion("parameters: got NaN or infinity, expected finite values; the training diverged")
 
     def _open(self, bundle: BundleRef) -> Bundle:
         if bundle.manifest.size_bytes > MAX_MANIFEST_BYTES:

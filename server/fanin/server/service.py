@@ -3,6 +3,7 @@
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Final
 
 import grpc
 from grpc import aio
@@ -18,6 +19,14 @@ from fanin.server.registry import Registry
 from fanin.server.runs import Runs
 from fanin.server.work import Tools
 from fanin.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
+
+SERVER_OPTIONS: Final = (
+    # Two coordinators on one port would each see half of the devices: never share it.
+    ("grpc.so_reuseport", 0),
+    # Clients ping an idle line once a minute. By default gRPC takes a ping each 5 minutes where no data flows, and
+    # cuts whoever sends more: a Watch of a quiet Run, and every other call on its line.
+    ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
+)
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
@@ -123,12 +132,12 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     async def GetVersion(self, request: control_pb2.GetVersionRequest, context: object) -> control_pb2.GetVersionReply:
         """See control.proto."""
-        number = request.number if request.HasField("number") else None
+        number = cr.version_number_from_proto(request)
         return cr.version_with_bundle_to_proto(await self._runs.version(request.run_id, number))
 
     async def Watch(self, request: control_pb2.WatchRequest, context: object) -> AsyncIterator[control_pb2.Event]:
         """See control.proto."""
-        async for recorded in self._runs.watch(request.run_id, request.from_sequence):
+        async for recorded in self._runs.watch(request.run_id, cr.from_sequence_from_proto(request)):
             yield cr.event_to_proto(recorded)
 
 
@@ -148,8 +157,7 @@ def bind_server(services: Services, identity: ServerIdentity, address: str) -> t
     Raises Conflict if the address is taken.
     """
     _check_free(address)
-    # Two coordinators on one port would each see half of the devices: never share it.
-    server = aio.server(interceptors=(Rim(services.registry, services.tools),), options=(("grpc.so_reuseport", 0),))
+    server = aio.server(interceptors=(Rim(services.registry, services.tools),), options=SERVER_OPTIONS)
     fleet = FleetService(services.coordinator, services.registry, services.tools)
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
     control_pb2_grpc.add_ControlServicer_to_server(ControlService(services.runs), server)

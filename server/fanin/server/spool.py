@@ -2,7 +2,7 @@
 
     spool/<assignment>.header   the header that was announced
     spool/<assignment>.part     the payload's bytes so far; only whole, verified Chunks count
-    updates/<run>/<round>/<device>.payload
+    updates/<run>/<round>/<device>.<digest>.payload
 
 An upload goes on after any break: ``open`` verifies what is there and says where to go on. A header that
 differs from the one before starts over. ``commit`` syncs and renames; until then nothing of an Update exists
@@ -11,7 +11,7 @@ for anybody else, so a half-sent or invalid one leaves no trace but its file her
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from io import BufferedRandom
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from fanin.protos.messages import Piece, UpdateHeader
 from fanin.server.disk import Durability, full_disk_as_our_error, sync_file, sync_folder
 
 _READ_BYTES: Final = CHUNK_BYTES
+_NAME_CHARS: Final = 16
 _PAYLOAD: Final = ".payload"
 
 
@@ -47,13 +48,13 @@ class Spool:
                 note.write_bytes(announced)
             return Upload(part, header)
 
-    def commit(self, upload: "Upload", *, run_id: str, round_number: int, device: str) -> None:
+    def commit(self, upload: "Upload", device: str) -> None:
         """Make a whole upload durable under its final name; repeating it is harmless.
 
         Raises InvalidUpdate if the bytes as a whole do not have the announced digest, StorageFull, Unavailable if a
         later upload under another header took this one's place.
         """
-        path = self._payload(run_id, round_number, device)
+        path = self._payload(upload.header, device)
         with full_disk_as_our_error(f"spool {upload.header.assignment_id}"):
             upload.verify_whole(self._durability)
             if upload.is_at(path):
@@ -72,36 +73,55 @@ class Spool:
         for suffix in (".part", ".header"):
             (self._uploads / f"{assignment_id}{suffix}").unlink(missing_ok=True)
 
-    def withdraw(self, *, run_id: str, round_number: int, device: str) -> None:
-        """Remove a payload whose commit the store refused: its Round had closed."""
-        self._payload(run_id, round_number, device).unlink(missing_ok=True)
+    def withdraw(self, header: UpdateHeader, device: str) -> None:
+        """Remove a payload that the store did not record: its Round had closed, or has another of this device."""
+        self._payload(header, device).unlink(missing_ok=True)
 
-    def clear_round(self, *, run_id: str, round_number: int, keep: Collection[str]) -> None:
-        """Forget the uploads of a Round that is over, and payloads of devices other than ``keep``: those whose
-        Update the store could not record, and that never came back."""
+    def clear_round(self, run_id: str, round_number: int, keep: Mapping[str, UpdateHeader]) -> None:
+        """Forget the uploads of a Round that is over, and the payloads other than those of ``keep``, by device:
+        those whose Update the store could not record, and that never came back."""
         for path in self._uploads.iterdir():
-            if path.name.startswith(f"{run_id}.{round_number}."):
+            if _round_of(path) == (run_id, round_number):
                 path.unlink(missing_ok=True)
+        kept = {self._payload(header, device) for device, header in keep.items()}
         folder = self._updates / run_id / str(round_number)
         for path in folder.iterdir() if folder.exists() else ():
-            if path.name.removesuffix(_PAYLOAD) not in keep:
+            if path not in kept:
                 path.unlink(missing_ok=True)
 
-    def read(self, *, run_id: str, round_number: int, device: str, size_bytes: int) -> Iterator[memoryview]:
-        """A committed payload in consecutive pieces. Raises Corrupted if it is missing or has another length."""
-        path = self._payload(run_id, round_number, device)
+    def sweep(self, open_rounds: Collection[tuple[str, int]]) -> None:
+        """Forget the uploads of all Rounds but these: what a process left that ended right after a Round did."""
+        for path in self._uploads.iterdir():
+            if _round_of(path) not in open_rounds:
+                path.unlink(missing_ok=True)
+
+    def read(self, header: UpdateHeader, device: str) -> Iterator[memoryview]:
+        """A committed payload in consecutive pieces, verified. Raises Corrupted, for a wrong digest at the end."""
+        path = self._payload(header, device)
+        digest = hashlib.sha256()
         try:
             with path.open("rb") as file:
                 got = os.fstat(file.fileno()).st_size
-                if got != size_bytes:
-                    raise Corrupted(f"{path}: got {got} bytes, expected {size_bytes}")
+                if got != header.payload.size_bytes:
+                    raise Corrupted(f"{path}: got {got} bytes, expected {header.payload.size_bytes}")
                 while piece := file.read(_READ_BYTES):
+                    digest.update(piece)
                     yield memoryview(piece)
         except FileNotFoundError as exc:
             raise Corrupted(f"{path}: a committed update is missing") from exc
+        if digest.hexdigest() != header.payload.sha256:
+            raise Corrupted(f"{path}: a committed update was changed on disk; its digest does not match its record")
 
-    def _payload(self, run_id: str, round_number: int, device: str) -> Path:
-        return self._updates / run_id / str(round_number) / f"{device}{_PAYLOAD}"
+    def _payload(self, header: UpdateHeader, device: str) -> Path:
+        # Named by content too: another Update of the same device can never take a committed one's place.
+        name = f"{device}.{header.payload.sha256[:_NAME_CHARS]}{_PAYLOAD}"
+        return self._updates / header.run_id / str(header.round) / name
+
+
+def _round_of(path: Path) -> tuple[str, int]:
+    """The Run and Round of a file of an upload, named ``run.round.tag.suffix``."""
+    run_id, number, _, _ = path.name.rsplit(".", 3)
+    return run_id, int(number)
 
 
 class Upload:

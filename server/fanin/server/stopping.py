@@ -1,10 +1,14 @@
 """When a Run rests, and what the statistics of a Round say. Pure functions of the Run's record."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from fanin.protos import messages as m
 from fanin.protos.plans import StopPlan
-from fanin.protos.runs import Evaluation
+from fanin.protos.runs import Evaluation, RoundFailed, RunEvent, RunRested, RunState, VersionPublished
+
+MAX_FAILED_ROUNDS: Final = 3
+"""Rounds that may fail in a row before a Run gives up; each has waited for a whole deadline."""
 
 
 def evaluation_of(counts: Mapping[str, int]) -> Evaluation | None:
@@ -41,3 +45,16 @@ def reason_to_rest(losses: Sequence[float], num_rounds: int, max_rounds: int, st
         if best_since > best_before - stop.min_delta:
             return f"validation loss flat for {stop.patience} rounds (best {best_before:.4f}, since {best_since:.4f})"
     return ""
+
+
+def rest_of(since: Sequence[RunEvent], max_rounds: int, stop: StopPlan) -> RunRested | None:
+    """Whether a Run rests, after what happened since it was last set going, oldest first."""
+    last = since[-MAX_FAILED_ROUNDS:]
+    failures = [event for event in last if isinstance(event, RoundFailed)]
+    if len(failures) == MAX_FAILED_ROUNDS:
+        reason = f"{MAX_FAILED_ROUNDS} rounds in a row: {failures[-1].reason}"
+        return RunRested(state=RunState.FAILED, reason=reason)
+    published = [event for event in since if isinstance(event, VersionPublished)]
+    losses = [event.evaluation.loss for event in published if event.evaluation is not None]
+    reason = reason_to_rest(losses, len(published), max_rounds, stop)
+    return RunRested(state=RunState.FINISHED, reason=reason) if reason else None

@@ -94,11 +94,6 @@ def _outcome(tools: Tools, plan: Plan, record: RoundRecord, table: TensorTable) 
     total = aggregation.begin(table)
     for device in record.accepted:
         header = headers[device]
-        payload = tools.spool.read(
-            run_id=record.run_id,
-            round_number=record.round,
-            device=device,
-            size_bytes=header.payload.size_bytes,
-        )
+        payload = tools.spool.read(header, device)
         total = aggregation.accept(total, table, contribution_of(header, payload, plan))
     return outcome_of(total, table, record.grid, load_parameters(tools.blobs, base, table), plan)

@@ -4,13 +4,15 @@ Each method may be repeated after any failure and after a restart, and then ends
 cache that is rebuilt from the set, blobs are named by content, and the store changes in one transaction.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 from fanin.edge.keys import SigningKey
-from fanin.edge.manifest import Manifest
+from fanin.edge.manifest import DEVICE_SIGNATURES, Manifest
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters, encode_parameters
 from fanin.edge.versions import sign_version
 from fanin.protos import messages as m
@@ -30,6 +32,25 @@ from fanin.server.store.rounds import RoundRecord, RoundStore
 from fanin.server.store.runs import RunStore
 
 T = TypeVar("T")
+
+
+async def whole(work: Awaitable[T]) -> T:
+    """Work that a caller who hangs up cannot cut in two: a commit's row and its event go together.
+
+    However often the caller is cancelled meanwhile, it is let go when the work has ended, and not before.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        # What the work raised, if it did, has nobody to go to: the caller is gone.
+        task.exception()
+        raise asyncio.CancelledError
+    return task.result()
 
 
 class Lane(Protocol):
@@ -55,7 +76,7 @@ class Tools:
     observer: Observer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """The Bundle of a Run, as far as the coordinator needs it."""
 
@@ -67,6 +88,18 @@ class Model:
     def table(self) -> TensorTable:
         """The layout of the parameters."""
         return self.manifest.table
+
+    @cached_property
+    def chunks(self) -> frozenset[str]:
+        """The digests of all Chunks of the Bundle."""
+        artifacts = (self.bundle.manifest, *self.manifest.artifacts.values())
+        return frozenset(ref.sha256 for artifact in artifacts for ref in artifact.chunks)
+
+    @cached_property
+    def graph_formats(self) -> tuple[str, ...]:
+        """The formats in which every graph that a device needs is there."""
+        formats = [set(self.manifest.signatures[name].graphs) for name in DEVICE_SIGNATURES]
+        return tuple(sorted(set.intersection(*formats)))
 
 
 class RoundWork:
@@ -96,13 +129,15 @@ class RoundWork:
         """Add one committed Update to the sum, right after its commit, while its bytes are in memory."""
         await self._tools.disk_lane(lambda: self._accumulate(device))
 
-    async def close(self) -> tuple[str, ...]:
-        """Durably name the set."""
-        tools, record = self._tools, self.record
-        accepted = await tools.store_lane(lambda: tools.rounds.close(record.run_id, record.round, tools.wall()))
+    async def close(self) -> RoundRecord:
+        """Durably name the set, or the failure, if there is no quorum; the record as it is then."""
+        tools, record, cohort = self._tools, self.record, self.plan.cohort
+        closed = await tools.store_lane(
+            lambda: tools.rounds.close(record.run_id, record.round, cohort=cohort, now_s=tools.wall())
+        )
         for update in await tools.store_lane(lambda: tools.rounds.updates(record.run_id, record.round)):
             self.add_committed(update.device_id, update.header)
-        return accepted
+        return closed
 
     async def fold(self, accepted: tuple[str, ...]) -> None:
         """The outer step over exactly this set; the new parameters are stored as blobs."""
@@ -140,28 +175,18 @@ class RoundWork:
         await tools.store_lane(lambda: tools.rounds.publish(version, event, next_grid=outcome.next_grid, now_s=now_s))
         return event
 
-    async def fail(self, reason: str) -> None:
-        """Record that the Round ended without a Version."""
-        tools, record = self._tools, self.record
-        await tools.store_lane(lambda: tools.rounds.fail(record.run_id, record.round, reason, tools.wall()))
-
     async def clear_spool(self) -> None:
         """Forget the uploads that the Round no longer needs, and payloads that no row speaks of."""
         tools, run_id, number = self._tools, self.record.run_id, self.record.round
         updates = await tools.store_lane(lambda: tools.rounds.updates(run_id, number))
-        keep = {update.device_id for update in updates}
-        await tools.disk_lane(lambda: tools.spool.clear_round(run_id=run_id, round_number=number, keep=keep))
+        keep = {update.device_id: update.header for update in updates}
+        await tools.disk_lane(lambda: tools.spool.clear_round(run_id, number, keep))
 
     def _accumulate(self, device: str) -> None:
         if device in self._summed:
             return
         header = self._headers[device]
-        payload = self._tools.spool.read(
-            run_id=self.record.run_id,
-            round_number=self.record.round,
-            device=device,
-            size_bytes=header.payload.size_bytes,
-        )
+        payload = self._tools.spool.read(header, device)
         try:
             update = contribution_of(header, payload, self.plan)
             self._sum = aggregation.accept(self._sum, self._model.table, update)

@@ -14,7 +14,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
-from fanin.protos.errors import Corrupted, StorageFull
+from fanin.protos.errors import Corrupted, StorageFull, Unavailable
 from fanin.server.disk import Durability
 
 
@@ -31,15 +31,24 @@ def open_engine(path: Path, durability: Durability) -> Engine:
 
     @event.listens_for(engine, "connect")
     def configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+        # The driver must not decide where transactions begin: it would leave reads and DDL out of them.
+        connection.isolation_level = None
         cursor = connection.cursor()
         for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
     @event.listens_for(engine, "handle_error")
     def translate(context: ExceptionContext) -> None:
-        if "disk is full" in str(context.original_exception) or "disk I/O error" in str(context.original_exception):
-            raise StorageFull(f"{path}: the database cannot grow ({context.original_exception})")
+        text = str(context.original_exception)
+        if "disk is full" in text or "disk I/O error" in text:
+            raise StorageFull(f"{path}: the database cannot grow ({text})")
+        if "locked" in text or "busy" in text:
+            raise Unavailable(f"{path}: somebody else holds the database ({text})")
 
     try:
         with engine.connect() as connection:

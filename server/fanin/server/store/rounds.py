@@ -6,13 +6,14 @@ The database decides what is accepted: ``commit`` counts the places and inserts 
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, func, insert, select, update
 
 from fanin.protos.convert import header_from_proto, header_to_proto
 from fanin.protos.messages import UpdateHeader, Version
+from fanin.protos.plans import CohortPlan
 from fanin.protos.runs import RoundClosed, RoundFailed, RoundOpened, VersionPublished
 from fanin.server.store import schema
 from fanin.server.store.runs import add_event, add_version
@@ -83,31 +84,21 @@ class RoundStore:
                 .values(deadline_at=deadline_at_s)
             )
 
-    def commit(self, update_: CommittedUpdate, *, buffer: int) -> bool:
-        """Accept an Update, durably, if its Round is open and has a place; whether it is in the Round now.
+    def commit(self, update_: CommittedUpdate, *, buffer: int) -> UpdateHeader | None:
+        """Accept an Update, durably, if its Round is open and has a place.
 
-        An Update of a device that is in already changes nothing and is True.
+        Returns the header that stands for the device in the Round: this one, an earlier one, which it cannot
+        replace, or None if the Round does not take it.
         """
-        header = update_.header
-        table = schema.updates
+        header, table = update_.header, schema.updates
         with self._engine.begin() as connection:
-            found = connection.execute(
-                select(table.c.sequence).where(
-                    table.c.run_id == header.run_id,
-                    table.c.round == header.round,
-                    table.c.device_id == update_.device_id,
-                )
-            ).first()
+            found = _update(connection, header.run_id, header.round, update_.device_id)
             if found is not None:
-                return True
+                return found
             state = connection.execute(select(schema.rounds.c.state).where(_is(header.run_id, header.round))).scalar()
-            taken = connection.execute(
-                select(func.count())
-                .select_from(table)
-                .where(table.c.run_id == header.run_id, table.c.round == header.round)
-            ).scalar_one()
+            taken = _num_updates(connection, header.run_id, header.round)
             if state != RoundMark.OPEN.value or taken >= buffer:
-                return False
+                return None
             connection.execute(
                 insert(table).values(
                     run_id=header.run_id,
@@ -116,22 +107,30 @@ class RoundStore:
                     header_proto=header_to_proto(header).SerializeToString(deterministic=True),
                 )
             )
-            return True
+            return header
 
-    def close(self, run_id: str, round_number: int, now_s: float) -> tuple[str, ...]:
-        """Name the set: the Updates that are committed now, in order. A set that was named stays."""
+    def close(self, run_id: str, round_number: int, *, cohort: CohortPlan, now_s: float) -> RoundRecord:
+        """Name the set: the Updates that are committed now, in order; or, without a quorum, the failure.
+
+        What was recorded once stays. Returns the record as it is then.
+        """
         with self._engine.begin() as connection:
             record = _round(connection, run_id, round_number)
-            if record is not None and record.mark is not RoundMark.OPEN:
-                return record.accepted
+            assert record is not None, "only a recorded round is closed"
+            if record.mark is not RoundMark.OPEN:
+                return record
             accepted = tuple(found.device_id for found in _updates(connection, run_id, round_number))
+            event: RoundClosed | RoundFailed = RoundClosed(round=round_number, accepted=accepted)
+            mark = RoundMark.CLOSED
+            if len(accepted) < cohort.quorum:
+                mark, event = RoundMark.FAILED, failure_of(round_number, len(accepted), cohort)
             connection.execute(
                 update(schema.rounds)
                 .where(_is(run_id, round_number))
-                .values(state=RoundMark.CLOSED.value, accepted=json.dumps(accepted))
+                .values(state=mark.value, accepted=json.dumps(accepted))
             )
-            add_event(connection, run_id, RoundClosed(round=round_number, accepted=accepted), now_s)
-            return accepted
+            add_event(connection, run_id, event, now_s)
+            return replace(record, mark=mark, accepted=accepted)
 
     def publish(self, version: Version, event: VersionPublished, *, next_grid: Sequence[int], now_s: float) -> None:
         """Record the Version that a Round ended in."""
@@ -144,19 +143,31 @@ class RoundStore:
             )
             add_event(connection, version.run_id, event, now_s)
 
-    def fail(self, run_id: str, round_number: int, reason: str, now_s: float) -> None:
-        """Record that a Round ended without a Version."""
-        with self._engine.begin() as connection:
-            connection.execute(
-                update(schema.rounds).where(_is(run_id, round_number)).values(state=RoundMark.FAILED.value)
-            )
-            add_event(connection, run_id, RoundFailed(round=round_number, reason=reason), now_s)
-
     def rounds(self, run_id: str) -> tuple[RoundRecord, ...]:
         """All Rounds of a Run, oldest first."""
         query = select(schema.rounds).where(schema.rounds.c.run_id == run_id).order_by(schema.rounds.c.round)
         with self._engine.connect() as connection:
             return tuple(_record(row) for row in connection.execute(query).mappings())
+
+    def last(self, run_id: str) -> RoundRecord | None:
+        """The newest Round of a Run."""
+        table = schema.rounds
+        query = select(table).where(table.c.run_id == run_id).order_by(table.c.round.desc()).limit(1)
+        with self._engine.connect() as connection:
+            row = connection.execute(query).mappings().first()
+        return None if row is None else _record(row)
+
+    def num_published(self, run_id: str) -> int:
+        """How many Rounds of a Run ended in a Version."""
+        table = schema.rounds
+        published = (table.c.run_id == run_id) & (table.c.state == RoundMark.PUBLISHED.value)
+        with self._engine.connect() as connection:
+            return int(connection.execute(select(func.count()).select_from(table).where(published)).scalar_one())
+
+    def has_update(self, run_id: str, round_number: int, device_id: str) -> bool:
+        """Whether an Update of this device is in a Round."""
+        with self._engine.connect() as connection:
+            return _update(connection, run_id, round_number, device_id) is not None
 
     def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
         """The Updates of a Round in the order of commits."""
@@ -164,8 +175,29 @@ class RoundStore:
             return _updates(connection, run_id, round_number)
 
 
+def failure_of(round_number: int, num_updates: int, cohort: CohortPlan) -> RoundFailed:
+    """Why a Round without a quorum failed."""
+    reason = f"{num_updates} updates within {cohort.deadline_s:g} s, expected at least {cohort.quorum}"
+    return RoundFailed(round=round_number, reason=reason)
+
+
 def _is(run_id: str, round_number: int) -> ColumnElement[bool]:
     return (schema.rounds.c.run_id == run_id) & (schema.rounds.c.round == round_number)
+
+
+def _update(connection: Connection, run_id: str, round_number: int, device_id: str) -> UpdateHeader | None:
+    table = schema.updates
+    query = select(table.c.header_proto).where(
+        table.c.run_id == run_id, table.c.round == round_number, table.c.device_id == device_id
+    )
+    data = connection.execute(query).scalar()
+    return None if data is None else header_from_proto(fleet_pb2.UpdateHeader.FromString(data))
+
+
+def _num_updates(connection: Connection, run_id: str, round_number: int) -> int:
+    table = schema.updates
+    query = select(func.count()).select_from(table).where(table.c.run_id == run_id, table.c.round == round_number)
+    return int(connection.execute(query).scalar_one())
 
 
 def _round(connection: Connection, run_id: str, round_number: int) -> RoundRecord | None:

@@ -1,0 +1,290 @@
+"""The device's client over a line that is made by hand: what each failure is to it, and what it keeps and counts."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.errors import raises
+from support.values import GRID, PUBLISHER, assignment
+
+from fanin.clients.cache import Cache
+from fanin.clients.client import Client, Options, Parts
+from fanin.clients.data import Examples
+from fanin.clients.models import OpenedModel
+from fanin.clients.operator import ref_of
+from fanin.clients.testing import SyntheticTrainer, synthetic_bundle
+from fanin.clients.training import RuntimeTrainer
+from fanin.clients.transport import ReadPayload
+from fanin.clients.updates import Trainer, TrainingOutcome
+from fanin.edge.bundle import Bundle
+from fanin.edge.runtimes.base import Batch, Evaluate, Evaluated, Predict, TrainStep
+from fanin.edge.tensors import Float32s
+from fanin.edge.versions import sign_version
+from fanin.protos import messages as m
+from fanin.protos.chunks import Artifact, ChunkRef, artifact_of, cut
+from fanin.protos.errors import (
+    Conflict,
+    Corrupted,
+    FaninError,
+    InvalidUpdate,
+    NotFound,
+    StorageFull,
+    Unauthenticated,
+    Unavailable,
+)
+
+SHAPES = {"a": (2, 3), "b": (4,), "c": ()}
+THREE = Examples(x=np.zeros((3, 1), np.float32), y=np.zeros(3, np.int64))
+OPEN, CLOSED = m.RoundState.OPEN, m.RoundState.CLOSED
+
+
+@dataclass
+class Script:
+    """A coordinator that has one Assignment. ``faults`` are raised once each, by the name of the call."""
+
+    bundle: Bundle
+    work: m.Assignment
+    faults: dict[str, Exception] = field(default_factory=dict)
+    break_at: int = -1
+    answer: m.CheckInAnswer | None = None
+    calls: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    headers: list[m.UpdateHeader] = field(default_factory=list)
+    served: dict[str, int] = field(default_factory=dict)
+    stop: Callable[[], None] = lambda: None
+
+    def enroll(self, token: str) -> str:
+        self._call("enroll")
+        return "device"
+
+    def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
+        self._call("check_in")
+        if self.answer is not None:
+            self.stop()
+        return self.answer or m.Assigned(assignment=self.work)
+
+    def download(self, download: m.Download) -> Iterator[bytes]:
+        self._call("download")
+        names = self.bundle.manifest.artifacts
+        known = (self.bundle.signed.data, *(self.bundle.artifact(name) for name in names))
+        data = {ref.sha256: piece for artifact in known for ref, piece in cut(artifact)}[download.sha256]
+        for at in range(download.offset, len(data)):
+            if sum(self.served.values()) == self.break_at:
+                self.break_at = -1
+                raise Unavailable("the line broke")
+            self.served[download.sha256] = self.served.get(download.sha256, 0) + 1
+            yield data[at : at + 1]
+
+    def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
+        self._call("upload")
+        self.headers.append(header)
+        return m.UploadReply(round_state=CLOSED, update_state=m.UpdateState.ACCEPTED)
+
+    def report(self, report: m.Report) -> m.UploadReply:
+        self._call("report")
+        self.failures.append(report.failure)
+        self.stop()
+        return m.UploadReply(round_state=OPEN, update_state=m.UpdateState.DISCARDED)
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, name: str) -> None:
+        self.calls[name] += 1
+        if name in self.faults:
+            raise self.faults.pop(name)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
+    version = sign_version(
+        PUBLISHER,
+        parent=None,
+        run_id="run",
+        bundle_sha256=bundle.sha256,
+        parameters=bundle.manifest.artifacts["initial"],
+    )
+    work = replace(assignment(), bundle=ref_of(bundle.signed), version=version, grid=GRID)
+    return Script(bundle=bundle, work=work)
+
+
+@dataclass
+class FailingTrainer:
+    """Fails once, then draws its Update."""
+
+    fault: Exception | None
+    runtime: str = "synthetic 1"
+    graph_format: str = "onnx"
+
+    def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
+        fault, self.fault = self.fault, None
+        if fault is not None:
+            raise fault
+        return SyntheticTrainer(partition=0).train(model, assignment, bytes_downloaded)
+
+
+def run(script: Script, folder: Path, trainer: Trainer | None = None, max_bytes: int = 1 << 20) -> Client:
+    """Run a client until its Update is accepted, or it gave an Assignment up."""
+    parts = Parts(
+        transport=script,
+        cache=Cache(folder / "device", max_bytes),
+        trainer=trainer or SyntheticTrainer(partition=0),
+        trusted=(PUBLISHER.public,),
+        rng=random.Random(1),
+    )
+    client = Client(parts, Options(token="token", max_updates=1))
+    script.stop = client.stop
+    client.run()
+    return client
+
+
+def test_an_update_is_accepted_and_forgotten(script: Script, tmp_path: Path) -> None:
+    assert run(script, tmp_path).num_accepted == 1
+    assert script.failures == []
+    assert list((tmp_path / "device" / "updates").iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["download", "train", "upload"])
+def test_work_at_which_something_unforeseen_happens_is_given_up_and_told(
+    script: Script, tmp_path: Path, call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fault = RuntimeError("boom")
+    script.faults = {call: fault}
+    client = run(script, tmp_path, FailingTrainer(fault if call == "train" else None))
+    assert script.failures == ["unexpected error: RuntimeError: boom"]
+    assert client.num_accepted == 0
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["enroll", "check_in"])
+@pytest.mark.parametrize("kind", [RuntimeError, OSError, Corrupted, Unavailable, StorageFull])
+def test_before_there_is_work_it_is_tried_again(
+    script: Script, tmp_path: Path, call: str, kind: type[Exception]
+) -> None:
+    script.faults = {call: kind("boom")}
+    assert run(script, tmp_path).num_accepted == 1
+    assert script.calls[call] == 2
+
+
+@pytest.mark.parametrize("call", ["download", "train", "upload"])
+def test_a_failure_of_the_operating_system_is_tried_again(script: Script, tmp_path: Path, call: str) -> None:
+    fault = ConnectionResetError("reset")
+    script.faults = {call: fault}
+    client = run(script, tmp_path, FailingTrainer(fault if call == "train" else None))
+    assert client.num_accepted == 1
+    assert (script.failures, script.calls["check_in"]) == ([], 1)
+
+
+@pytest.mark.parametrize("kind", [Unauthenticated, Conflict])
+def test_a_coordinator_that_refuses_for_good_ends_it(script: Script, tmp_path: Path, kind: type[FaninError]) -> None:
+    script.faults = {"enroll": kind("no")}
+    with raises(Conflict, "stopped: no"):
+        run(script, tmp_path)
+
+
+def test_an_update_that_is_refused_is_told(script: Script, tmp_path: Path) -> None:
+    script.faults = {"upload": InvalidUpdate("update: got 3 shifts, expected 2")}
+    assert run(script, tmp_path).num_accepted == 0
+    assert script.failures == ["update: got 3 shifts, expected 2"]
+
+
+@pytest.mark.parametrize("kind", [NotFound, Conflict])
+def test_an_update_that_nobody_waits_for_is_dropped(script: Script, tmp_path: Path, kind: type[FaninError]) -> None:
+    script.faults = {"upload": kind("gone")}
+    assert run(script, tmp_path).num_accepted == 1
+    assert (script.failures, script.calls["check_in"]) == ([], 2)
+
+
+def test_a_device_that_no_run_suits_says_so_and_goes_on(
+    script: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script.answer = m.Rejected(reason=m.RejectReason.UNSUITABLE, text="codec: got none")
+    run(script, tmp_path)
+    assert "rejected (unsuitable): codec: got none" in caplog.text
+
+
+def test_more_parameters_than_the_manifest_names_are_not_fetched(script: Script, tmp_path: Path) -> None:
+    good = script.work.version.parameters
+    junk = tuple(ChunkRef(sha256=f"{index:064x}", size_bytes=1 << 20) for index in range(100))
+    refs = (*good.chunks, *junk)
+    padded = Artifact(sha256=good.sha256, size_bytes=good.size_bytes + (100 << 20), chunks=refs)
+    script.work = replace(script.work, version=replace(script.work.version, parameters=padded))
+    run(script, tmp_path)
+    (reason,) = script.failures
+    assert reason == (
+        f"version 0 of run run: got parameters of {padded.size_bytes} bytes, "
+        f"expected {good.size_bytes} by the bundle's manifest"
+    )
+    assert set(script.served) == {ref.sha256 for ref in script.work.bundle.manifest.chunks}
+
+
+def test_bytes_are_counted_over_all_tries_of_an_assignment(script: Script, tmp_path: Path) -> None:
+    artifacts = script.bundle.manifest.artifacts
+    total = script.work.bundle.manifest.size_bytes + sum(artifact.size_bytes for artifact in artifacts.values())
+    script.break_at = total - 10
+    assert run(script, tmp_path).num_accepted == 1
+    (header,) = script.headers
+    assert header.telemetry.bytes_downloaded == total == sum(script.served.values())
+
+
+@pytest.mark.parametrize("fails", ["for good", "for now"])
+def test_a_fetch_that_fails_makes_room_but_not_of_what_the_next_try_needs(
+    script: Script, tmp_path: Path, fails: str
+) -> None:
+    cache = Cache(tmp_path / "device")
+    (old,) = artifact_of(bytes(1000)).chunks
+    cache.fetch(old, lambda _: [bytes(1000)])
+    manifest = script.work.bundle.manifest
+    if fails == "for good":
+        script.work = replace(script.work, version=replace(script.work.version, signature=bytes(64)))
+        run(script, tmp_path, max_bytes=500)
+        assert script.failures[0].startswith("version 0 of run run: the signature does not match")
+    else:
+        script.break_at = manifest.size_bytes + 5
+        run(script, tmp_path, max_bytes=500)
+        assert set(script.served.values()) == {
+            manifest.size_bytes,
+            *(artifact.size_bytes for artifact in script.bundle.manifest.artifacts.values()),
+        }
+    assert not cache.has(old)
+
+
+@dataclass(frozen=True)
+class LosingRuntime:
+    """Finds a loss that is no number."""
+
+    loss_sum: float
+    name: str = "losing 1"
+
+    def open_train(self, bundle: Bundle) -> TrainStep:
+        raise AssertionError("nothing is trained from such a Version")
+
+    def open_evaluate(self, bundle: Bundle) -> Evaluate:
+        def evaluate(parameters: Float32s, batch: Batch) -> Evaluated:
+            return Evaluated(loss_sum=self.loss_sum, predicted=batch.y)
+
+        return evaluate
+
+    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+        return lambda x: np.zeros((len(x), 1), np.float32)
+
+
+@dataclass(frozen=True)
+class Store:
+    """Three examples."""
+
+    partition: int = 0
+    train: Examples = THREE
+    validation: Examples = THREE
+
+
+@pytest.mark.parametrize("loss_sum", [float("inf"), float("nan")])
+def test_a_version_whose_loss_is_no_number_is_told(script: Script, tmp_path: Path, loss_sum: float) -> None:
+    run(script, tmp_path, RuntimeTrainer(LosingRuntime(loss_sum), Store()))
+    (reason,) = script.failures
+    assert reason.startswith(f"training: the Version's loss is not finite on the validation part (got {loss_sum})")

@@ -1,0 +1,87 @@
+"""The rim: streams that say nothing, and texts that are too long to be told."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+from support.errors import raises
+
+from fanin.clients.transport import KEEPALIVE_MS
+from fanin.protos.errors import InvalidInput, Unauthenticated, Unavailable
+from fanin.server.disk import Durability
+from fanin.server.interceptors import FLEET, MAX_TEXT_CHARS, Rim
+from fanin.server.observe import LogObserver
+from fanin.server.registry import Registry
+from fanin.server.service import SERVER_OPTIONS
+from fanin.server.state import inline, open_state
+
+UPLOAD = f"{FLEET}Upload"
+
+
+class Context:
+    """A call without metadata; notes what it was ended with."""
+
+    def __init__(self) -> None:
+        self.details = ""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing: object = ()) -> None:
+        self.details = details
+        raise aio.AbortError
+
+
+@pytest.fixture
+def rim(tmp_path: Path) -> Rim:
+    tools = open_state(tmp_path, Durability.PROCESS, (inline, inline), time.time, LogObserver())
+    return Rim(Registry(tools.devices, tools.wall), tools, first_request_s=0.05)
+
+
+async def silent() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def requests(*data: bytes) -> AsyncIterator[bytes]:
+    for each in data:
+        yield each
+
+
+async def first(rim: Rim, stream: AsyncIterator[bytes]) -> None:
+    await anext(rim._many_requests(UPLOAD, None, stream, Context()))
+
+
+def test_a_stream_that_says_nothing_is_ended(rim: Rim) -> None:
+    with raises(Unavailable, f"call: {UPLOAD} sent no request for 0.05 s"):
+        asyncio.run(first(rim, silent()))
+
+
+def test_a_stream_without_requests_or_signature_is_nobodys(rim: Rim) -> None:
+    with raises(Unauthenticated, f"call: {UPLOAD} carried no request to be checked"):
+        asyncio.run(first(rim, requests()))
+    with pytest.raises(Unauthenticated, match="carries no valid"):
+        asyncio.run(first(rim, requests(b"first")))
+
+
+def test_long_texts_are_cut_for_the_peer_and_the_log(rim: Rim, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    context = Context()
+
+    async def fail() -> None:
+        async with rim._rim(UPLOAD, context):
+            raise InvalidInput("x" * 5000)
+
+    with pytest.raises(aio.AbortError):
+        asyncio.run(fail())
+    assert context.details == "x" * MAX_TEXT_CHARS
+    (record,) = caplog.records
+    assert record.getMessage() == f"{UPLOAD}: InvalidInput: {'x' * MAX_TEXT_CHARS}"
+
+
+def test_the_server_takes_pings_as_often_as_clients_send_them() -> None:
+    assert dict(SERVER_OPTIONS)["grpc.http2.min_ping_interval_without_data_ms"] < KEEPALIVE_MS

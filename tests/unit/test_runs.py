@@ -1,0 +1,82 @@
+"""Versions from outside whose parameters are none: refused before anything of the Run changes."""
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.errors import raises
+from support.values import PUBLISHER, plan
+
+from fanin.clients.operator import ref_of
+from fanin.clients.testing import synthetic_bundle
+from fanin.edge.bundle import Bundle
+from fanin.edge.tensors import TensorTable, encode_parameters
+from fanin.edge.versions import sign_delegation, sign_version
+from fanin.protos.chunks import artifact_of, cut
+from fanin.protos.errors import InvalidVersion, NotFound
+from fanin.protos.messages import Version
+from fanin.protos.runs import StartRun
+from fanin.server.disk import Durability
+from fanin.server.observe import LogObserver
+from fanin.server.runs import Runs
+from fanin.server.state import inline, open_state
+
+SHAPES = {"a": (2, 3), "b": (4,)}
+TABLE = TensorTable.of(SHAPES)
+
+
+async def put(runs: Runs, data: bytes) -> None:
+    for ref, piece in cut(data):
+        await runs.put_chunk(ref.sha256, piece)
+
+
+async def started(runs: Runs, bundle: Bundle) -> Version:
+    """Start the Run "run"; its Version 0."""
+    for data in (bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts)):
+        await put(runs, data)
+    await runs.publish_bundle(ref_of(bundle.signed))
+    named = {"run_id": "run", "bundle_sha256": bundle.sha256}
+    version = sign_version(PUBLISHER, parent=None, parameters=bundle.manifest.artifacts["initial"], **named)
+    delegation = sign_delegation(PUBLISHER, run_public_key=await runs.prepare_run("run"), **named)
+    await runs.start_run(StartRun(run_id="run", plan=plan(), version=version, delegation=delegation))
+    return version
+
+
+async def publish(folder: Path, data: bytes, sha256: str = "", missing: bool = False) -> None:
+    """Publish these bytes as Version 1 of a Run, under their digest or another."""
+    tools = open_state(folder / "state", Durability.PROCESS, (inline, inline), time.time, LogObserver())
+    runs, bundle = Runs(tools), synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
+    first = await started(runs, bundle)
+    try:
+        if not missing:
+            await put(runs, data)
+        artifact = artifact_of(data)
+        named = replace(artifact, sha256=sha256 or artifact.sha256)
+        version = sign_version(PUBLISHER, parent=first, run_id="run", bundle_sha256=bundle.sha256, parameters=named)
+        await runs.publish_version(version, 0)
+    finally:
+        assert (await runs.version("run", None)).version == first
+        await runs.stop()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_parameters_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+    flat = np.zeros(TABLE.num_values, np.float32)
+    flat[3] = value
+    with raises(InvalidVersion, "parameters: got NaN or infinity, expected finite values; the training diverged"):
+        asyncio.run(publish(tmp_path, encode_parameters(TABLE, flat)))
+
+
+def test_chunks_that_do_not_make_the_artifact_are_their_publishers_mistake(tmp_path: Path) -> None:
+    data = encode_parameters(TABLE, np.ones(TABLE.num_values, np.float32))
+    with pytest.raises(InvalidVersion, match=r"parameters: digest mismatch \(got .*, expected 00000000\.\.\)"):
+        asyncio.run(publish(tmp_path, data, sha256="0" * 64))
+
+
+def test_chunks_that_were_never_sent_are_asked_for(tmp_path: Path) -> None:
+    data = encode_parameters(TABLE, np.ones(TABLE.num_values, np.float32))
+    with pytest.raises(NotFound, match="not stored here"):
+        asyncio.run(publish(tmp_path, data, missing=True))
