@@ -5,55 +5,26 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from fanin.clients.operator import ref_of
+from support.virtual import PUBLISHER, bundle_in, open_place, plan, start
+
 from fanin.clients.testing import (
     LoopbackTransport,
     SyntheticTrainer,
     VirtualDevice,
     run_virtual,
-    synthetic_bundle,
 )
-from fanin.edge.bundle import Bundle
-from fanin.edge.keys import SigningKey
-from fanin.edge.versions import sign_delegation, sign_version
-from fanin.protos.chunks import cut
-from fanin.protos.messages import CodecSpec, Training
-from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
-from fanin.protos.runs import RoundClosed, RoundFailed, RunEvent, RunRested, RunState, StartRun, VersionPublished
-from fanin.server.coordinator import Coordinator, Limits
-from fanin.server.disk import Durability
-from fanin.server.observe import LogObserver
-from fanin.server.runs import Runs
-from fanin.server.state import inline, open_state
+from fanin.protos.plans import Plan
+from fanin.protos.runs import RoundClosed, RoundFailed, RunEvent, RunRested, RunState, VersionPublished
 from fanin.server.verify import verify_run
-
-PUBLISHER = SigningKey(bytes(range(32)))
-
-
-def plan(**changes: object) -> Plan:
-    """Four devices, four Updates a Round."""
-    fields = {"concurrency": 4, "buffer": 4, "quorum": 4, "deadline_s": 600.0, "max_rounds": 3} | changes
-    stop = StopPlan(max_rounds=int(fields.pop("max_rounds")))
-    return Plan(
-        name="virtual",
-        cohort=CohortPlan(**fields),
-        training=Training(epochs=1, learning_rate=0.1, seed=7),
-        codec=CodecSpec(name="fixed32", max_shift=0),
-        aggregation=AggregationPlan(),
-        stop=stop,
-    )
 
 
 async def federate(
     folder: Path, wanted: Plan, num_devices: int, order_seed: int, work_s: Callable[[random.Random], float]
 ) -> tuple[list[RunEvent], object]:
     """Run a Plan to its rest; what happened, and the coordinator's tools for a look into its state."""
-    loop = asyncio.get_running_loop()
-    tools = open_state(folder / "state", Durability.PROCESS, (inline, inline), loop.time, LogObserver())
-    runs = Runs(tools)
-    coordinator = Coordinator(runs, tools, Limits(), random.Random(order_seed))
-    bundle = synthetic_bundle(folder / "bundle", PUBLISHER, {"a": (3, 5), "b": (7,)})
-    await start(runs, bundle, wanted)
+    place = open_place(folder, order_seed)
+    runs, tools, coordinator = place.runs, place.tools, place.coordinator
+    await start(runs, bundle_in(folder), wanted)
     devices = []
     for index in range(num_devices):
         line = LoopbackTransport(fleet=coordinator, device=f"device-{index}", latency_s=0.01)
@@ -67,24 +38,6 @@ async def federate(
     await asyncio.gather(*tasks, return_exceptions=True)
     await runs.stop()
     return events, tools
-
-
-async def start(runs: Runs, bundle: Bundle, wanted: Plan) -> None:
-    """Publish a Bundle and start the Run "run" of it, as an operator does over gRPC."""
-    for data in (bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts)):
-        for ref, piece in cut(data):
-            await runs.put_chunk(ref.sha256, piece)
-    await runs.publish_bundle(ref_of(bundle.signed))
-    run_key = await runs.prepare_run("run")
-    version = sign_version(
-        PUBLISHER,
-        parent=None,
-        run_id="run",
-        bundle_sha256=bundle.sha256,
-        parameters=bundle.manifest.artifacts["initial"],
-    )
-    delegation = sign_delegation(PUBLISHER, run_id="run", bundle_sha256=bundle.sha256, run_public_key=run_key)
-    await runs.start_run(StartRun(run_id="run", plan=wanted, version=version, delegation=delegation))
 
 
 def published(events: list[RunEvent]) -> list[VersionPublished]:

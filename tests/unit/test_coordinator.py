@@ -1,0 +1,151 @@
+"""The coordinator's side towards devices, on a virtual clock: who is given what, and what no accident can break."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from support.virtual import PUBLISHER, bundle_in, open_place, plan, start
+
+from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
+from fanin.protos import messages as m
+from fanin.protos.chunks import Artifact
+from fanin.protos.errors import InvalidInput, NotFound
+from fanin.protos.runs import RoundOpened, RunState
+from fanin.server.blobs import Blobs
+from fanin.server.coordinator import Coordinator
+from fanin.server.disk import Durability
+from fanin.server.work import whole
+
+CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
+
+
+async def ask(coordinator: Coordinator, device: str, wait_s: float = 0.1) -> m.CheckInAnswer:
+    """One check-in."""
+    return await coordinator.check_in(device, m.CheckIn(protocol=1, capabilities=CAN, wait_s=wait_s))
+
+
+async def assigned(coordinator: Coordinator, device: str) -> m.Assignment:
+    """A check-in that must be answered with work."""
+    answer = await ask(coordinator, device)
+    assert isinstance(answer, m.Assigned), answer
+    return answer.assignment
+
+
+def test_work_is_done_whole_however_often_its_caller_is_cancelled() -> None:
+    async def main() -> None:
+        done = asyncio.Event()
+
+        async def work() -> None:
+            await asyncio.sleep(10.0)
+            done.set()
+
+        caller = asyncio.create_task(whole(work()))
+        for _ in range(3):
+            await asyncio.sleep(1.0)
+            caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert done.is_set()
+
+    run_virtual(main())
+
+
+def test_a_device_is_given_the_assignment_it_holds_before_another_runs_place(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        bundle = bundle_in(tmp_path)
+        await start(place.runs, bundle, plan(concurrency=1, buffer=1, quorum=1), "first")
+        await asyncio.sleep(1.0)
+        taken = await assigned(place.coordinator, "x")
+        await start(place.runs, bundle, plan(concurrency=2, buffer=2, quorum=2), "second")
+        await asyncio.sleep(1.0)
+        held = await assigned(place.coordinator, "y")
+        assert (taken.run_id, held.run_id) == ("first", "second")
+        # A place in the older Run becomes free; y still works for the second.
+        await place.coordinator.report("x", m.Report(assignment_id=taken.assignment_id, failure="gave up"))
+        again = await assigned(place.coordinator, "y")
+        assert again.assignment_id == held.assignment_id
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_poll_that_a_second_one_replaces_is_told_to_come_back_later(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        first = asyncio.create_task(ask(place.coordinator, "x", wait_s=30.0))
+        await asyncio.sleep(1.0)
+        second = await ask(place.coordinator, "x")
+        assert await first == m.Wait(retry_min_s=1.0, retry_max_s=5.0)
+        assert second == m.Wait(retry_min_s=0.0, retry_max_s=1.0)
+
+    run_virtual(main())
+
+
+def test_a_device_gets_no_chunk_but_those_of_its_assignment(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan())
+        await asyncio.sleep(1.0)
+        work = await assigned(place.coordinator, "x")
+        secret = place.tools.blobs.put_artifact(b"another run's parameters")
+        for digest, good in ((work.version.parameters.chunks[0].sha256, True), (secret.chunks[0].sha256, False)):
+            wanted = m.Download(assignment_id=work.assignment_id, sha256=digest, offset=0)
+            if good:
+                assert [data async for data in place.coordinator.download("x", wanted)]
+            else:
+                with pytest.raises(NotFound, match="not one that this assignment needs"):
+                    [data async for data in place.coordinator.download("x", wanted)]
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_run_id_is_short_enough_for_its_assignments(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        bundle = bundle_in(tmp_path)
+        with pytest.raises(InvalidInput, match="run: got an id of 65 characters, expected at most 64"):
+            await start(place.runs, bundle, plan(), "r" * 65)
+        await start(place.runs, bundle, plan(), "r" * 64)
+        await asyncio.sleep(1.0)
+        assert (await assigned(place.coordinator, "d" * 32)).run_id == "r" * 64
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+class OddBlobs(Blobs):
+    """Raises what nobody expects, some times."""
+
+    num_left = 2
+
+    def put_artifact(self, data: bytes) -> Artifact:
+        """Fails at first."""
+        if self.num_left:
+            self.num_left -= 1
+            raise ZeroDivisionError("nobody expects this")
+        return super().put_artifact(data)
+
+
+def test_a_run_outlives_an_error_that_nobody_expects(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path, blobs=OddBlobs(tmp_path / "odd", Durability.PROCESS))
+        await start(place.runs, bundle_in(tmp_path), plan(concurrency=1, buffer=1, quorum=1, max_rounds=1))
+        line = LoopbackTransport(fleet=place.coordinator, device="x")
+        device = VirtualDevice(
+            line, SyntheticTrainer(partition=0), (PUBLISHER.public,), random.Random(0), lambda _: 1.0
+        )
+        task = asyncio.create_task(device.run())
+        await asyncio.sleep(1.7)
+        trouble = (await place.runs.driver("run").info()).reason
+        events = [recorded.event async for recorded in place.runs.watch("run", 0)]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert trouble == "Fold is tried again: nobody expects this"
+        assert (await place.runs.driver("run").info()).state is RunState.FINISHED
+        assert sum(isinstance(event, RoundOpened) for event in events) == 1
+        await place.runs.stop()
+
+    run_virtual(main())
