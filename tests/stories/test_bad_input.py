@@ -40,7 +40,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 @pytest.fixture(scope="module")
 def devices(host: Hosted) -> list[Peer]:
     """The four, each with its Assignment."""
-    found = f.peers(host, f.bundle_in(host.folder), f.NUM_DEVICES + 1)
+    found = f.peers(host, f.bundle_in(host.folder), host.folder, f.NUM_DEVICES + 1)
     for device in found:
         device.begin()
     return found
@@ -198,8 +198,8 @@ def test_a_chunk_beyond_its_end_or_unknown_is_refused(host: Hosted, devices: lis
     with devices[0].transport() as transport:
         for sha256, offset, kind, text in (
             (ref.sha256, ref.size_bytes + 1, InvalidInput, f"got offset {ref.size_bytes + 1}, expected 0 to"),
-            ("0" * 64, 0, NotFound, r"chunk 00000000\.\.: not stored here"),
-            ("../../fanin.db", 0, InvalidInput, "expected 64 hexadecimal characters"),
+            ("0" * 64, 0, NotFound, "chunk '0000000000000000': not one that this assignment needs; check in again"),
+            ("../../fanin.db", 0, NotFound, r"chunk '\.\./\.\./fanin\.db': not one that this assignment needs"),
         ):
             with pytest.raises(kind, match=text):
                 list(transport.download(m.Download(assignment_id=work.assignment_id, sha256=sha256, offset=offset)))
@@ -273,7 +273,7 @@ def test_saturated_values_are_counted_reported_and_the_next_grid_is_coarser(tmp_
     try:
         bundle = f.bundle_in(tmp_path)
         host.start_run(f.plan(num_rounds=2), bundle, f.PUBLISHER)
-        devices = f.peers(host, bundle)
+        devices = f.peers(host, bundle, tmp_path)
         devices[1].scale = 100.0
         for device in devices + devices:
             device.take_part()

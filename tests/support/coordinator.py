@@ -1,13 +1,15 @@
 """The production coordinator in a process that kills itself where it is told to.
 
-    coordinator.py STATE LISTEN [KILL_AT]
+    coordinator.py STATE LISTEN KILL_AT MAX_FILE_BYTES
 
-KILL_AT is ``before`` or ``after``, an effect's name and which one of them: ``before:Close:2``.
+KILL_AT is ``before`` or ``after``, an effect's name and which one of them: ``before:Close:2``; empty for
+never. MAX_FILE_BYTES makes its disk as good as full; 0 for no limit.
 """
 
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections import Counter
@@ -45,7 +47,9 @@ class KillObserver(LogObserver):
 def main() -> None:
     """Serve until killed."""
     logging.basicConfig(level=logging.INFO)
-    state, listen, kill_at = sys.argv[1:]
+    state, listen, kill_at, max_file_bytes = sys.argv[1:]
+    if int(max_file_bytes):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(max_file_bytes), resource.RLIM_INFINITY))
     observer = KillObserver(kill_at) if kill_at else LogObserver()
     asyncio.run(run_coordinator(Settings(state=Path(state), listen=listen), observer))
 

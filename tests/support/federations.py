@@ -1,5 +1,6 @@
 """A small federation whose devices train nothing: the Plan, the Bundle and its devices."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from fanin.clients.testing import synthetic_bundle
@@ -8,12 +9,14 @@ from fanin.edge.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 from support.hosted import Hosted
-from support.peers import Peer
+from support.peers import Peer, Place
 
 PUBLISHER = SigningKey(bytes(range(32)))
 NUM_DEVICES = 3
 SHAPES = {"a": (600, 500), "b": (3,)}
 NUM_VALUES = 300_003
+SMALL_SHAPES = {"a": (3, 5), "b": (7,)}
+"""88 bytes: next to them the database is large."""
 """1.2 MB an Update: two Chunks, so that there is a whole one and a rest."""
 
 
@@ -31,26 +34,24 @@ def plan(num_rounds: int = 1, num_spare: int = 0) -> Plan:
     )
 
 
-def bundle_in(folder: Path) -> Bundle:
+def bundle_in(folder: Path, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> Bundle:
     """The Bundle, signed by PUBLISHER."""
-    return synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
+    return synthetic_bundle(folder / "bundle", PUBLISHER, shapes)
 
 
-def peers(host: Hosted, bundle: Bundle, num_devices: int = NUM_DEVICES) -> list[Peer]:
-    """The devices of a Round."""
-    return [Peer(host, bundle, index, host.folder / f"device-{index}") for index in range(num_devices)]
+def peers(host: Place, bundle: Bundle, folder: Path, num_devices: int = NUM_DEVICES) -> list[Peer]:
+    """The devices of a Round, each with a folder in ``folder``."""
+    return [Peer(host, bundle, index, folder / f"device-{index}") for index in range(num_devices)]
 
 
-def undisturbed(folder: Path, num_rounds: int = 1) -> list[str]:
-    """The Versions that the federation ends in when nothing happens to it."""
+def undisturbed(folder: Path, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> list[str]:
+    """The Version that one Round ends in when nothing happens to it."""
     host = Hosted(folder).start()
     try:
-        bundle = bundle_in(folder)
-        host.start_run(plan(num_rounds), bundle, PUBLISHER)
-        devices = peers(host, bundle)
-        for _ in range(num_rounds):
-            for device in devices:
-                device.take_part()
+        bundle = bundle_in(folder, shapes)
+        host.start_run(plan(), bundle, PUBLISHER)
+        for device in peers(host, bundle, folder):
+            device.take_part()
         return [event.version_sha256 for event in host.published()]
     finally:
         host.stop()

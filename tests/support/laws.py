@@ -25,6 +25,7 @@ UINT32: Final = st.integers(0, (1 << 32) - 1)
 UINT64: Final = st.integers(0, (1 << 64) - 1)
 NAMES: Final = st.text("abcXYZ019._:+-", min_size=1, max_size=12).filter(lambda name: not name.startswith("."))
 TEXTS: Final = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+PRINTABLES: Final = TEXTS.filter(lambda text: bool(text) and text.isprintable())
 SECONDS: Final = st.floats(0, 1e12)
 FLOATS: Final = st.floats(allow_nan=False)
 POSITIVE: Final = st.floats(1e-300, 1e300)
@@ -60,8 +61,8 @@ def versions(draw: st.DrawFn) -> m.Version:
     )
 
 
-CODEC_SPECS: Final = st.builds(m.CodecSpec, name=NAMES, max_shift=UINT32)
-TRAININGS: Final = st.builds(m.Training, epochs=UINT32, learning_rate=FLOATS, seed=UINT64)
+CODEC_SPECS: Final = st.builds(m.CodecSpec, name=NAMES, max_shift=st.integers(0, m.MAX_CODEC_SHIFT))
+TRAININGS: Final = st.builds(m.Training, epochs=st.integers(1, m.MAX_EPOCHS), learning_rate=POSITIVE, seed=UINT64)
 ASSIGNMENTS: Final = st.builds(
     m.Assignment,
     assignment_id=NAMES,
@@ -69,7 +70,7 @@ ASSIGNMENTS: Final = st.builds(
     round=UINT32,
     bundle=BUNDLES,
     version=versions(),
-    grid=st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=4).map(tuple),
+    grid=st.lists(st.integers(m.MIN_GRID_EXPONENT, m.MAX_GRID_EXPONENT), max_size=4).map(tuple),
     codec=CODEC_SPECS,
     training=TRAININGS,
     deadline_s=FLOATS,
@@ -82,7 +83,7 @@ CHECK_INS: Final = st.builds(
     capabilities=st.builds(
         m.Capabilities,
         codecs=st.lists(NAMES, max_size=3).map(tuple),
-        runtimes=st.lists(TEXTS, max_size=3).map(tuple),
+        runtimes=st.lists(PRINTABLES, max_size=3).map(tuple),
         graph_formats=st.lists(NAMES, max_size=3).map(tuple),
         max_download_bytes=UINT64,
     ),

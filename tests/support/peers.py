@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
@@ -26,7 +26,6 @@ from fanin.protos import calls
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.v1 import fleet_pb2 as pb
-from support.hosted import Hosted
 
 FLEET = "/fanin.v1.Fleet/"
 CALL_S = 20.0
@@ -77,11 +76,30 @@ class Witness(GrpcTransport):
         return reply
 
 
+class Place(Protocol):
+    """A coordinator, in this process or in another."""
+
+    @property
+    def address(self) -> str:
+        """Where it serves."""
+        ...
+
+    @property
+    def ca(self) -> bytes:
+        """Its authority's certificate."""
+        ...
+
+    @property
+    def device_token(self) -> str:
+        """What devices enroll with."""
+        ...
+
+
 @dataclass
 class Peer:
     """One device at a coordinator; its folder is kept between its clients."""
 
-    host: Hosted
+    host: Place
     bundle: Bundle
     index: int
     folder: Path

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -46,6 +47,16 @@ class Running:
             raise AssertionError(f"{self.process.args} did not end within {timeout_s} s:\n{self.text()}") from None
 
 
+def limit_files(running: Running, max_file_bytes: int) -> None:
+    """Let no file of a running process grow beyond so many bytes; 0 lifts the limit.
+
+    The soft limit only, so it can be lifted again. Writing then fails with EFBIG, as it does with ENOSPC on a
+    disk that is full; Python ignores the signal that comes with it.
+    """
+    soft = max_file_bytes or resource.RLIM_INFINITY
+    resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
+
+
 def start(arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Running:
     """Start ``python ARGUMENTS`` with its output in ``log``."""
     with log.open("ab") as out:
@@ -77,11 +88,25 @@ class Site:
         """Where the coordinator serves."""
         return (self.state / "address").read_text().strip()
 
-    def serve(self, *, kill_at: str = "") -> Running:
-        """Start the coordinator and wait until it serves, or until it killed itself at ``kill_at``."""
+    @property
+    def ca(self) -> bytes:
+        """The certificate of the coordinator's authority."""
+        return (self.state / "tls" / "ca.pem").read_bytes()
+
+    @property
+    def device_token(self) -> str:
+        """What devices enroll with."""
+        return (self.state / "tokens" / "device.token").read_text().strip()
+
+    def serve(self, *, kill_at: str = "", max_file_bytes: int = 0) -> Running:
+        """Start the coordinator and wait until it serves, or until it killed itself at ``kill_at``.
+
+        With ``max_file_bytes`` its disk is as good as full: no file of it can grow beyond.
+        """
         (self.state / "address").unlink(missing_ok=True)
         script = str(SUPPORT / "coordinator.py")
-        running = start([script, str(self.state), self.listen, kill_at], self.folder / "coordinator.log")
+        arguments = [script, str(self.state), self.listen, kill_at, str(max_file_bytes)]
+        running = start(arguments, self.folder / "coordinator.log")
         self.started.append(running)
         until = time.monotonic() + START_S
         while not (self.state / "address").exists() and running.process.poll() is None:
@@ -103,7 +128,7 @@ class Site:
     @contextlib.contextmanager
     def operator(self) -> Iterator[Operator]:
         """An operator on a line of its own."""
-        line = Line(self.address, (self.state / "tls" / "ca.pem").read_bytes())
+        line = Line(self.address, self.ca)
         try:
             yield Operator(line, (self.state / "tokens" / "operator.token").read_text().strip())
         finally:

@@ -14,7 +14,7 @@ from typing import Final, assert_never
 
 from fanin.edge.grid import first_grid
 from fanin.protos import messages as m
-from fanin.protos.errors import Conflict, NotFound
+from fanin.protos.errors import Conflict, FaninError, NotFound
 from fanin.protos.runs import RoundFailed, RunEvent, RunInfo, RunState, VersionPublished
 from fanin.server import rounds as r
 from fanin.server.selection import unsuitable
@@ -236,7 +236,8 @@ class RunDriver:
                     break
                 except Exception as exc:  # Whatever it is: a Run whose worker has died would hang without a word.
                     self._trouble = f"{type(effect).__name__} is tried again: {exc}"
-                    LOG.exception("run %s: %s failed and will be tried again", self.run_id, type(effect).__name__)
+                    # Of our errors the text says what to do; of others only the trace tells anything.
+                    LOG.error("run %s: %s", self.run_id, self._trouble, exc_info=not isinstance(exc, FaninError))
                     await asyncio.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
             self._trouble = ""
             self._tools.observer.finished(self.run_id, effect)

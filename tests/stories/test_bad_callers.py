@@ -1,0 +1,329 @@
+"""Callers whom a coordinator must not serve, and commands that it must not carry out: refused, and no trace left.
+
+A refused caller is not told which check failed; the coordinator's log is.
+"""
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from support import federations as f
+from support.hosted import Hosted
+from support.peers import FLEET, Peer, sign
+from support.snapshot import snapshot
+
+from fanin.clients.operator import CONTROL, Operator, next_version
+from fanin.clients.transport import CallOptions, GrpcTransport, Line
+from fanin.edge.keys import SigningKey
+from fanin.protos import convert as c
+from fanin.protos import messages as m
+from fanin.protos.calls import AUTHORIZATION, BEARER
+from fanin.protos.errors import (
+    Conflict,
+    InvalidBundle,
+    InvalidInput,
+    InvalidVersion,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+)
+from fanin.v1 import control_pb2, fleet_pb2
+
+STRANGER = SigningKey(bytes(range(1, 33)))
+FLEET_RPCS = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].methods_by_name
+CONTROL_RPCS = control_pb2.DESCRIPTOR.services_by_name["Control"].methods_by_name
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    """A coordinator with an open Round of three, all of whose devices are at work."""
+    host = Hosted(tmp_path_factory.mktemp("callers")).start()
+    host.start_run(f.plan(), f.bundle_in(host.folder), f.PUBLISHER)
+    yield host
+    host.stop()
+
+
+@pytest.fixture(scope="module")
+def devices(host: Hosted) -> list[Peer]:
+    """The three."""
+    found = f.peers(host, f.bundle_in(host.folder), host.folder)
+    for device in found:
+        device.begin()
+    return found
+
+
+@pytest.fixture
+def line(host: Hosted) -> Iterator[Line]:
+    """A line of its own."""
+    line = Line(host.address, host.ca)
+    yield line
+    line.close()
+
+
+def call(line: Line, service: str, name: str, options: CallOptions) -> None:
+    """An rpc with an empty request, whatever its kind; the replies are thrown away."""
+    method = {FLEET: FLEET_RPCS, CONTROL: CONTROL_RPCS}[service][name]
+    parse = GetMessageClass(method.output_type).FromString
+    body = GetMessageClass(method.input_type)().SerializeToString()
+    path = f"{service}{name}"
+    match method.client_streaming, method.server_streaming:
+        case False, False:
+            line.unary(path, body, parse, options)
+        case False, True:
+            list(line.unary_stream(path, body, parse, options))
+        case True, False:
+            line.stream_unary(path, iter([body]), parse, options)
+        case _:
+            list(line.stream_stream(path, iter([body]), parse, options))
+
+
+def test_both_protocols_are_looped_over() -> None:
+    assert len(FLEET_RPCS) == 5
+    assert len(CONTROL_RPCS) == 11
+
+
+@pytest.mark.parametrize("name", CONTROL_RPCS)
+def test_every_control_call_needs_an_operators_token(host: Hosted, devices: list[Peer], line: Line, name: str) -> None:
+    before = snapshot(host.state)
+    for metadata in (
+        (),
+        ((AUTHORIZATION, f"{BEARER}wrong"),),
+        ((AUTHORIZATION, host.operator_token),),
+        # An enrollment token is good for enrolling only, and so is a device's key for devices' calls.
+        ((AUTHORIZATION, f"{BEARER}{host.device_token}"),),
+        sign(devices[0].key, name, b"").metadata,
+    ):
+        with pytest.raises(Unauthenticated, match="not authenticated"):
+            call(line, CONTROL, name, CallOptions(metadata=metadata, timeout_s=20.0))
+    assert snapshot(host.state) == before
+
+
+@pytest.mark.parametrize("name", FLEET_RPCS)
+def test_every_fleet_call_needs_a_devices_signature(host: Hosted, devices: list[Peer], line: Line, name: str) -> None:
+    device = devices[0]
+    before = snapshot(host.state)
+    good = sign(device.key, name, b"")
+    unsigned = tuple(pair for pair in good.metadata if pair[0] != "fanin-signature-bin")
+    for options in (
+        replace(good, metadata=()),
+        replace(good, metadata=unsigned),
+        # Good signatures, but over another method, other bytes, another device's name, at another time.
+        sign(device.key, "Other", b""),
+        sign(device.key, name, b"other"),
+        sign(STRANGER, name, b"", device_id=device.device_id),
+        sign(STRANGER, name, b""),
+        sign(device.key, name, b"", late_s=301.0),
+        replace(good, metadata=((AUTHORIZATION, f"{BEARER}{host.operator_token}"),)),
+    ):
+        # An empty Enroll has no public key, which its own check tells; all others are not looked at.
+        with pytest.raises(InvalidInput if name == "Enroll" and options.metadata[1:] else Unauthenticated):
+            call(line, FLEET, name, options)
+    assert snapshot(host.state) == before
+
+
+def refused_to(host: Hosted, key: SigningKey, token: str = "") -> str:
+    """What a device hears that enrolls with a token, or, without one, checks in."""
+    line = Line(host.address, host.ca)
+    try:
+        transport = GrpcTransport(line, key)
+        with pytest.raises(Unauthenticated) as caught:
+            if token:
+                transport.enroll(token)
+            else:
+                can = m.Capabilities(codecs=(), runtimes=(), graph_formats=())
+                transport.check_in(m.CheckIn(protocol=m.PROTOCOL, capabilities=can, wait_s=0.0))
+        return str(caught.value)
+    finally:
+        line.close()
+
+
+def test_an_unknown_device_and_a_wrong_token_are_told_what_is_expected(
+    host: Hosted, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    before = snapshot(host.state)
+    for token in ("wrong", host.operator_token):
+        text = refused_to(host, STRANGER, token)
+        assert text == (
+            f"{host.address}: not authenticated; it expects an enrollment token that was made there (--token-file)"
+        )
+    assert "enroll: got a token that was not made here, expected an enrollment token" in caplog.text
+    assert "not authenticated; it expects a device that enrolled there" in refused_to(host, STRANGER)
+    assert "which is not enrolled here" in caplog.text
+    assert host.operator_token not in caplog.text
+    assert snapshot(host.state) == before
+
+
+def test_a_device_with_a_wrong_token_ends_with_a_clear_text(host: Hosted, tmp_path: Path) -> None:
+    device = Peer(replace(host, device_token="wrong"), f.bundle_in(tmp_path), 0, tmp_path / "device")
+    with pytest.raises(Conflict, match=r"stopped: .*not authenticated; it expects an enrollment token that was made"):
+        device.take_part()
+
+
+def test_a_key_cannot_enroll_for_another(host: Hosted, devices: list[Peer], line: Line) -> None:
+    before = snapshot(host.state)
+    enrollment = m.Enrollment(protocol=m.PROTOCOL, token=host.device_token, public_key=devices[0].key.public)
+    body = c.enrollment_to_proto(enrollment).SerializeToString()
+    for options in (sign(STRANGER, "Enroll", body), sign(STRANGER, "Enroll", body, device_id=devices[0].device_id)):
+        with pytest.raises(Unauthenticated):
+            line.unary(f"{FLEET}Enroll", body, fleet_pb2.EnrollReply.FromString, options)
+    assert snapshot(host.state) == before
+
+
+@pytest.mark.parametrize("off_s", [-3600, 3600])
+def test_a_clock_an_hour_off_corrects_itself(
+    host: Hosted, line: Line, off_s: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    clock = Clock(off_s)
+    transport = GrpcTransport(line, SigningKey(bytes(range(2, 34))), clock)
+    assert transport.enroll(host.device_token)
+    # Seconds are whole on the wire, so one may be lost.
+    (seen_s,) = re.findall(r"the device's clock is (-?\d+) s off, expected at most 300", caplog.text)
+    assert abs(int(seen_s) - off_s) <= 1
+    # The next call is right at once, until the clock is moved again; a stream then asks for another try.
+    with pytest.raises(NotFound):
+        transport.report(m.Report(assignment_id="run.1.00"))
+    assert caplog.text.count("clock is") == 1
+    clock.off_s = 0.0
+    wanted = m.Download(assignment_id="run.1.00", sha256="0" * 64, offset=0)
+    with pytest.raises(Unavailable, match=r"this device's clock was set by -?3\d\d\d s"):
+        list(transport.download(wanted))
+    with pytest.raises(NotFound):
+        list(transport.download(wanted))
+
+
+@dataclass
+class Clock:
+    """A clock that is off."""
+
+    off_s: float
+
+    def __call__(self) -> float:
+        """Seconds since the Unix epoch, as this device believes."""
+        return time.time() + self.off_s
+
+
+def test_an_operator_with_a_wrong_token_is_told_what_is_expected(host: Hosted) -> None:
+    with host.operator(token="wrong") as operator, pytest.raises(Unauthenticated) as caught:
+        operator.runs()
+    assert str(caught.value) == (
+        f"{host.address}: not authenticated; it expects an operator's token that was made there (--token-file)"
+    )
+
+
+def test_the_same_start_twice_is_one_run_and_another_one_is_a_conflict(host: Hosted, devices: list[Peer]) -> None:
+    bundle = devices[0].bundle
+    before = snapshot(host.state)
+    assert host.start_run(f.plan(), bundle, f.PUBLISHER).run_id == "run"
+    with pytest.raises(Conflict, match="run run: the id is taken by another run; choose another"):
+        host.start_run(f.plan(num_rounds=9), bundle, f.PUBLISHER)
+    with host.operator() as operator:
+        assert [info.run_id for info in operator.runs()] == ["run"]
+    assert snapshot(host.state) == before
+
+
+def test_a_run_that_its_publisher_did_not_sign_is_refused(host: Hosted, devices: list[Peer]) -> None:
+    with host.operator() as operator:
+        before = snapshot(host.state)
+        with pytest.raises(InvalidVersion, match=r"signed by .*, expected the publisher .* or a run key that it deleg"):
+            operator.start_run("foreign", f.plan(), devices[0].bundle, STRANGER)
+        with pytest.raises(InvalidInput, match="run: got 'a/b', expected 1 to 128 letters, digits"):
+            operator.start_run("a/b", f.plan(), devices[0].bundle, STRANGER)
+        with pytest.raises(NotFound, match="run 'none': there is none of this id here"):
+            operator.run("none")
+        after = snapshot(host.state)
+    # The key that was prepared for it waits, as it would for a publisher who signs later.
+    assert {**after.rows, "run_keys": []} == {**before.rows, "run_keys": []}
+    assert after.files == before.files
+
+
+def test_a_bundle_whose_manifest_or_artifact_was_changed_is_not_published(host: Hosted, devices: list[Peer]) -> None:
+    ref = c.bundle_to_proto(
+        m.BundleRef(
+            manifest=devices[0].work.bundle.manifest,
+            public_key=STRANGER.public,
+            signature=devices[0].work.bundle.signature,
+        )
+    )
+    before = snapshot(host.state)
+    with pytest.raises(InvalidBundle, match="the signature does not match the manifest; it was changed after"):
+        send(host, "PublishBundle", control_pb2.PublishBundleRequest(bundle=ref))
+    with pytest.raises(InvalidInput, match=r"chunk: digest mismatch \(got .*, expected 00000000"):
+        send(host, "PutChunks", control_pb2.ChunkData(sha256="0" * 64, data=b"bytes"))
+    assert snapshot(host.state) == before
+
+
+def send(host: Hosted, name: str, request: Message) -> None:
+    """One Control call with one request."""
+    line = Line(host.address, host.ca)
+    options = CallOptions(metadata=((AUTHORIZATION, f"{BEARER}{host.operator_token}"),), timeout_s=20.0)
+    body, parse = request.SerializeToString(), GetMessageClass(CONTROL_RPCS[name].output_type).FromString
+    try:
+        if CONTROL_RPCS[name].client_streaming:
+            line.stream_unary(f"{CONTROL}{name}", iter([body]), parse, options)
+        else:
+            line.unary(f"{CONTROL}{name}", body, parse, options)
+    finally:
+        line.close()
+
+
+def outside(operator: Operator, peer: Peer, publisher: SigningKey, value: float) -> tuple[m.Version, bytes]:
+    """A Version made elsewhere, after the newest."""
+    parent = operator.version("run").version
+    flat = np.full(f.NUM_VALUES, value, np.float32)
+    return next_version(parent, flat, peer.bundle, publisher)
+
+
+def test_no_version_is_published_while_a_round_is_open(host: Hosted, devices: list[Peer]) -> None:
+    with host.operator() as operator:
+        version, data = outside(operator, devices[0], f.PUBLISHER, 0.5)
+        before = snapshot(host.state)
+        with pytest.raises(Conflict, match="run run: a round is open; publish when the run rests"):
+            operator.publish_version(version, data, 1)
+    after = snapshot(host.state)
+    # Its Chunks are content, known by their digest: they lie there for the next try.
+    assert after.rows == before.rows
+    assert after.under("updates") == before.under("updates")
+
+
+def test_after_all_that_the_run_ends_in_the_undisturbed_bits_and_takes_the_next_version_only(
+    host: Hosted, devices: list[Peer], tmp_path: Path
+) -> None:
+    for device in devices:
+        device.take_part()
+    assert [event.version_sha256 for event in host.published()] == f.undisturbed(tmp_path)
+    with host.operator() as operator:
+        version, data = outside(operator, devices[0], f.PUBLISHER, 0.5)
+        foreign, _ = outside(operator, devices[0], STRANGER, 0.5)
+        too_far, _ = next_version(version, np.full(f.NUM_VALUES, 0.5, np.float32), devices[0].bundle, f.PUBLISHER)
+        changed = replace(version, number=3, parent=2)
+        short = replace(version, parameters=devices[0].work.bundle.manifest)
+        with pytest.raises(InvalidVersion):
+            operator.publish_version(foreign, data, 0)
+        before = snapshot(host.state)
+        for bad, kind, text in (
+            (foreign, InvalidVersion, "expected the publisher"),
+            (too_far, Conflict, "got version 3 made from 2, expected 2 made from 1"),
+            (changed, InvalidVersion, "the signature does not match; it was changed after it was signed"),
+            (short, InvalidVersion, "the signature does not match"),
+        ):
+            with pytest.raises(kind, match=text):
+                operator.publish_version(bad, data, 0)
+        assert snapshot(host.state) == before
+        assert operator.publish_version(version, data, 0).version == 2
+        published = snapshot(host.state)
+        assert operator.publish_version(version, data, 0).version == 2
+        assert snapshot(host.state) == published
+        other, other_data = next_version(
+            devices[0].work.version, np.ones(f.NUM_VALUES, np.float32), devices[0].bundle, f.PUBLISHER
+        )
+        with pytest.raises(Conflict, match="got version 1 made from 0, expected 3 made from 2"):
+            operator.publish_version(other, other_data, 0)
+        assert snapshot(host.state).rows == published.rows

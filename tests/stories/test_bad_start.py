@@ -1,0 +1,345 @@
+"""Places where a coordinator or a device cannot work: no port, no trust, no space, no runtime.
+
+Each is told in one clear line; what is durable stays as it was, and the Round ends in the undisturbed bits.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from support import federations as f
+from support.hosted import Hosted
+from support.peers import Peer
+from support.processes import Running, Site, limit_files, start
+from support.snapshot import snapshot
+
+from fanin.clients.operator import Operator
+from fanin.clients.transport import Line
+from fanin.protos.errors import StorageFull, Unavailable, Untrusted
+from fanin.protos.runs import VersionPublished
+from fanin.server.authority import local_identity
+
+NO_SPACE = "the coordinator has no space left; try again later"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A place for a coordinator's process; killed in the end."""
+    site = Site(tmp_path)
+    yield site
+    site.close()
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    """A coordinator in this process, with an open Round of three."""
+    host = Hosted(tmp_path_factory.mktemp("start")).start()
+    host.start_run(f.plan(), f.bundle_in(host.folder, f.SMALL_SHAPES), f.PUBLISHER)
+    yield host
+    host.stop()
+
+
+@contextmanager
+def at_work(peer: Peer, log: pytest.LogCaptureFixture, text: str) -> Iterator[None]:
+    """Run a device's production client on a thread. It has to say ``text`` before the block, and to have its Update
+    accepted after it."""
+    log.set_level("INFO")
+    thread = threading.Thread(target=peer.take_part)
+    thread.start()
+    try:
+        wait_for(lambda: text in log.text, f"{text!r} in the device's log")
+        yield
+    finally:
+        thread.join(60.0)
+    assert not thread.is_alive()
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Wait until something holds."""
+    until = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < until, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+def fanin(*words: str, before: str = "") -> list[str]:
+    """The code of a process that runs a subcommand, after a line of Python."""
+    return ["-c", f"{before}\nimport sys\nfrom fanin.commands.main import main\nsys.exit(main({list(words)!r}))"]
+
+
+def digests(site: Site) -> list[str]:
+    """The Versions that the Run ended in."""
+    found = [recorded.event for recorded in site.events()]
+    return [event.version_sha256 for event in found if isinstance(event, VersionPublished)]
+
+
+# The port and the folder.
+
+
+def test_two_coordinators_on_one_port_or_folder(site: Site) -> None:
+    first = site.serve()
+    site.start_run(f.plan(), f.bundle_in(site.folder), f.PUBLISHER)
+    wait_for(lambda: len(snapshot(site.state).rows["rounds"]) == 1, "an open round")
+    before = snapshot(site.state)
+    other = start(
+        fanin("serve", "--state", str(site.folder / "other"), "--listen", site.address), site.folder / "a.log"
+    )
+    same = start(fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0"), site.folder / "b.log")
+    site.started += [other, same]
+    assert other.wait(30.0) == same.wait(30.0) == 1
+    assert other.text() == (
+        f"fanin serve: {site.address}: cannot be listened on (Address already in use); is another coordinator "
+        "running? choose another --listen\n"
+    )
+    assert same.text() == (
+        f"fanin serve: {site.state}: another coordinator serves from this folder; stop it, or give another --state\n"
+    )
+    assert first.process.poll() is None
+    assert snapshot(site.state) == before
+    for peer in f.peers(site, f.bundle_in(site.folder), site.folder):
+        peer.take_part()
+    assert digests(site) == f.undisturbed(site.folder / "undisturbed")
+
+
+# The line.
+
+
+def refused_port() -> str:
+    """An address of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_an_operator_is_told_that_no_coordinator_is_there(host: Hosted) -> None:
+    address = refused_port()
+    line = Line(address, host.ca)
+    with pytest.raises(Unavailable, match=rf"{address}: cannot be reached \(UNAVAILABLE: .*refused.*is the coord"):
+        Operator(line, "token").runs()
+    line.close()
+
+
+def test_a_device_keeps_trying_until_there_is_a_coordinator(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    host = Hosted(tmp_path).start()
+    bundle = f.bundle_in(tmp_path, f.SMALL_SHAPES)
+    host.start_run(f.plan(), bundle, f.PUBLISHER)
+    host.stop()
+    before = snapshot(host.state)
+    first, *others = f.peers(host, bundle, tmp_path)
+    try:
+        with at_work(first, caplog, f"enroll: {host.address}: cannot be reached (UNAVAILABLE: "):
+            assert snapshot(host.state) == before
+            host.start()
+        for peer in others:
+            peer.take_part()
+        (published,) = host.published()
+    finally:
+        host.stop()
+    assert [published.version_sha256] == f.undisturbed(tmp_path / "undisturbed", f.SMALL_SHAPES)
+
+
+def test_a_certificate_by_another_authority_is_not_trusted(
+    host: Hosted, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    foreign = replace(host, ca=local_identity(tmp_path / "tls", ("127.0.0.1",), datetime.now(UTC)).ca_certificate)
+    text = f"{host.address}: its certificate is not trusted; expected one by the authority given with --ca"
+    before = snapshot(host.state)
+    with foreign.operator() as operator, pytest.raises(Untrusted, match=rf"{text} \(.*CERTIFICATE_VERIFY_FAILED"):
+        operator.runs()
+    caplog.set_level("INFO")
+    bundle = f.bundle_in(tmp_path, f.SMALL_SHAPES)
+    peer = Peer(foreign, bundle, 0, tmp_path / "device")
+    with peer.transport() as transport:
+        client = peer.client(transport, 1)
+        thread = threading.Thread(target=client.run)
+        thread.start()
+        wait_for(lambda: caplog.text.count(f"enroll: {text}") >= 2, "a second try")
+        client.stop()
+        thread.join(30.0)
+    assert client.num_accepted == 0
+    assert snapshot(host.state) == before
+
+
+def test_a_certificate_for_another_name_is_not_trusted(tmp_path: Path) -> None:
+    host = Hosted(tmp_path, names=("elsewhere.example",)).start()
+    try:
+        before = snapshot(host.state)
+        with host.operator() as operator, pytest.raises(Untrusted, match=r"its certificate is not trusted; .*Hostname"):
+            operator.runs()
+        peer = Peer(host, f.bundle_in(tmp_path), 0, tmp_path / "device")
+        with peer.transport() as transport, pytest.raises(Untrusted, match="its certificate is not trusted"):
+            transport.enroll(host.device_token)
+        assert snapshot(host.state) == before
+    finally:
+        host.stop()
+
+
+def test_a_peer_without_tls_is_unavailable_and_not_untrusted(host: Hosted) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer_in_clear, args=(server,))
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        line = Line(address, host.ca)
+        with pytest.raises(Unavailable, match=f"{address}: cannot be reached") as caught:
+            Operator(line, "token").runs()
+        line.close()
+        thread.join(30.0)
+    assert type(caught.value) is Unavailable
+
+
+def answer_in_clear(server: socket.socket) -> None:
+    """What a web server without TLS would say to a first caller."""
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(100)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+# The disk.
+
+
+def beginning(site: Site, shapes: dict[str, tuple[int, ...]]) -> tuple[Running, list[Peer]]:
+    """A coordinator's process with an open Round, and its three devices at work."""
+    running = site.serve()
+    bundle = f.bundle_in(site.folder, shapes)
+    site.start_run(f.plan(), bundle, f.PUBLISHER)
+    peers = f.peers(site, bundle, site.folder)
+    for peer in peers:
+        peer.begin()
+    return running, peers
+
+
+def test_a_full_disk_in_the_spool(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    running, (first, *others) = beginning(site, f.SHAPES)
+    before = snapshot(site.state)
+    header, payload = first.update()
+    # Room for the first Chunk, not for the second.
+    limit_files(running, (1 << 20) + 10_000)
+    with pytest.raises(StorageFull, match=NO_SPACE):
+        first.upload(header, payload)
+    after = snapshot(site.state)
+    assert after.rows == before.rows
+    assert after.under("updates") == []
+    part = (site.state / "spool" / f"{header.assignment_id}.part").read_bytes()
+    assert part[: 1 << 20] == payload[: 1 << 20]
+    assert f"spool {header.assignment_id}: no space left on the coordinator's disk" in running.text()
+    with at_work(first, caplog, f"send: {NO_SPACE}"):
+        limit_files(running, 0)
+    for peer in others:
+        peer.take_part()
+    assert digests(site) == f.undisturbed(site.folder / "undisturbed")
+
+
+def test_a_full_disk_in_the_blobs(site: Site) -> None:
+    dying = site.serve(kill_at="after:Close:1")
+    bundle = f.bundle_in(site.folder)
+    site.start_run(f.plan(), bundle, f.PUBLISHER)
+    *others, last = f.peers(site, bundle, site.folder)
+    for peer in others:
+        peer.take_part()
+    last.begin()
+    # The one that closes the Round may be told so, or hear no more.
+    with suppress(Unavailable):
+        last.upload(*last.update())
+    assert dying.wait(30.0) == -9
+    before = snapshot(site.state)
+    # The Round is closed; its Version has Chunks for which there is no room.
+    running = site.serve(max_file_bytes=1 << 19)
+    wait_for(lambda: "Fold is tried again: chunk " in running.text(), "a fold that fails")
+    assert "no space left on the coordinator's disk" in running.text()
+    with site.operator() as operator:
+        with pytest.raises(StorageFull, match=NO_SPACE):
+            operator.publish_bundle(f.bundle_in(site.folder / "larger", {"a": (600, 501)}))
+        stuck = operator.run("run")
+    assert stuck.version == 0
+    assert stuck.reason.startswith("Fold is tried again: chunk ")
+    after = snapshot(site.state)
+    assert after.rows == before.rows
+    # What fitted of the larger Bundle stays, under its digest and whole; nothing is half-written.
+    assert before.files.items() <= after.files.items()
+    assert [Path(name).name for name in after.under("blobs")] == [after.files[name] for name in after.under("blobs")]
+    limit_files(running, 0)
+    assert digests(site) == f.undisturbed(site.folder / "undisturbed")
+
+
+def test_a_full_disk_in_the_database(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    running, (first, *others) = beginning(site, f.SMALL_SHAPES)
+    stranger = Peer(site, first.bundle, 9, site.folder / "stranger")
+    with site.operator() as operator:
+        before = snapshot(site.state)
+        limit_files(running, (site.state / "fanin.db-wal").stat().st_size)
+        with pytest.raises(StorageFull, match=NO_SPACE):
+            operator.start_run("other", f.plan(), first.bundle, f.PUBLISHER)
+        with pytest.raises(StorageFull, match=NO_SPACE):
+            stranger.begin()
+        with pytest.raises(StorageFull, match=NO_SPACE):
+            first.upload(*first.update())
+        # What it has, it still tells.
+        assert [info.run_id for info in operator.runs()] == ["run"]
+        after = snapshot(site.state)
+        assert after.rows == before.rows
+        assert after.under("blobs") == before.under("blobs")
+        assert "fanin.db: the database cannot grow (" in running.text()
+        with at_work(first, caplog, f"send: {NO_SPACE}"):
+            limit_files(running, 0)
+        # Nothing stands in the way of what was refused.
+        for peer in others:
+            peer.take_part()
+        assert digests(site) == f.undisturbed(site.folder / "undisturbed", f.SMALL_SHAPES)
+        assert operator.start_run("other", f.plan(), first.bundle, f.PUBLISHER).run_id == "other"
+        stranger.begin()
+        assert stranger.work.run_id == "other"
+
+
+def test_a_coordinator_does_not_start_without_space_and_starts_with_it(site: Site) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))"
+    words = fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0", before=limit)
+    failing = start(words, site.folder / "failing.log")
+    site.started.append(failing)
+    assert failing.wait(30.0) == 1
+    assert failing.text() == f"fanin serve: {site.state}/fanin.db: the database cannot grow (disk I/O error)\n"
+    site.serve()
+    with site.operator() as operator:
+        assert operator.runs() == ()
+
+
+def test_a_folder_with_a_broken_database_is_said_to_be_one(site: Site) -> None:
+    site.state.mkdir()
+    (site.state / "fanin.db").write_bytes(b"garbage" * 1000)
+    failing = start(fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0"), site.folder / "failing.log")
+    site.started.append(failing)
+    assert failing.wait(30.0) == 1
+    assert failing.text() == (
+        f"fanin serve: {site.state}/fanin.db: cannot be opened or migrated (file is not a database); was it written "
+        "by a newer fanin?\n"
+    )
+    assert (site.state / "fanin.db").read_bytes() == b"garbage" * 1000
+
+
+# The runtime.
+
+
+def test_a_device_without_a_runtime_asks_nothing_of_the_coordinator(site: Site) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        files = [word for option in ("ca", "publisher", "data") for word in (f"--{option}", str(site.folder / option))]
+        words = fanin(
+            "join", "--server", address, *files, "--state", str(site.folder / "device"),
+            before="import sys; sys.modules['onnxruntime'] = None",
+        )  # fmt: skip
+        device = start(words, site.folder / "device.log")
+        site.started.append(device)
+        assert device.wait(30.0) == 1
+        server.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert device.text() == (
+        "fanin join: runtime 'onnx': onnxruntime is not installed here; pip install 'fanin[onnx]'\n"
+    )
+    assert not (site.folder / "device").exists()

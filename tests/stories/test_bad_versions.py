@@ -1,0 +1,229 @@
+"""Bundles and Versions that were tampered with: the device gives up with a clear reason and keeps no bad bytes.
+
+The coordinator's record does not change by it, and the Round ends in the undisturbed bits.
+"""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from support import federations as f
+from support.hosted import Hosted
+from support.peers import Peer
+from support.snapshot import snapshot
+
+from fanin.clients.models import OpenedModel
+from fanin.clients.testing import SyntheticTrainer
+from fanin.clients.updates import TrainingOutcome
+from fanin.edge.keys import SigningKey
+from fanin.protos import messages as m
+from fanin.protos.chunks import CHUNK_BYTES, MAX_CHUNK_BYTES, Artifact, ChunkRef
+
+NO_GRID = "training: grid: got 0 blocks, expected 2"
+STRANGER = SigningKey(bytes(range(1, 33)))
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    """A coordinator with an open Round of three."""
+    host = Hosted(tmp_path_factory.mktemp("versions")).start()
+    host.start_run(f.plan(), f.bundle_in(host.folder), f.PUBLISHER)
+    yield host
+    host.stop()
+
+
+@pytest.fixture(scope="module")
+def devices(host: Hosted) -> list[Peer]:
+    """The three, at work."""
+    found = f.peers(host, f.bundle_in(host.folder), host.folder)
+    for device in found:
+        device.begin()
+    return found
+
+
+def chunk_of(device: Peer, what: str) -> str:
+    """The first Chunk of the manifest, of an artifact, or of the Version."""
+    match what:
+        case "manifest":
+            return device.work.bundle.manifest.chunks[0].sha256
+        case "parameters":
+            return device.work.version.parameters.chunks[0].sha256
+        case _:
+            return device.bundle.manifest.artifacts["graph"].chunks[0].sha256
+
+
+def check_cache(device: Peer) -> None:
+    """Nothing in the device's cache is other than its name says, and nothing is under way."""
+    for path in (device.folder / "chunks").iterdir():
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+
+
+def empty_cache(device: Peer) -> None:
+    """Let the device fetch everything anew."""
+    for path in (device.folder / "chunks").iterdir():
+        path.unlink()
+
+
+@pytest.mark.parametrize("what", ["manifest", "graphs", "parameters"])
+def test_a_blob_that_was_changed_on_the_coordinators_disk(
+    host: Hosted, devices: list[Peer], what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = devices[0]
+    empty_cache(device)
+    name = chunk_of(device, what)
+    blob = host.state / "blobs" / name[:2] / name
+    good = blob.read_bytes()
+    blob.write_bytes(b"!" + good[1:])
+    before = snapshot(host.state)
+    try:
+        reason = device.give_up()
+        assert snapshot(host.state) == before
+    finally:
+        blob.write_bytes(good)
+    assert reason.startswith(f"{what}: chunk {name[:8]}..: digest mismatch (got ")
+    assert reason.endswith(f"expected {name[:8]}..); what the coordinator serves was changed")
+    # The operator can read it too, as a quoted text.
+    assert f"run run: round 1: device {device.device_id} gave up: '{what}: chunk " in caplog.text
+    check_cache(device)
+    assert device.cache.seen("run") == -1
+
+
+def test_a_blob_that_was_cut_is_completed_when_it_is_whole_again(
+    host: Hosted, devices: list[Peer], caplog: pytest.LogCaptureFixture
+) -> None:
+    device = devices[0]
+    empty_cache(device)
+    name = chunk_of(device, "parameters")
+    blob = host.state / "blobs" / name[:2] / name
+    good = blob.read_bytes()
+    blob.write_bytes(good[:1000])
+    before = snapshot(host.state)
+    reasons: list[str] = []
+    thread = threading.Thread(target=lambda: reasons.append(device.give_up(without_grid)))
+    thread.start()
+    try:
+        until = time.monotonic() + 30.0
+        while f"chunk {name[:8]}..: the stream ended at byte 1000 of {CHUNK_BYTES}" not in caplog.text:
+            assert time.monotonic() < until, caplog.text
+            time.sleep(0.02)
+        assert snapshot(host.state) == before
+    finally:
+        blob.write_bytes(good)
+        thread.join(60.0)
+    assert reasons == [NO_GRID]
+    check_cache(device)
+
+
+def with_version(**changes: object) -> Callable[[m.Assignment], m.Assignment]:
+    """An Assignment whose Version was changed on its way."""
+    return lambda work: replace(work, version=replace(work.version, **changes))
+
+
+def without_grid(work: m.Assignment) -> m.Assignment:
+    """An Assignment that can be fetched but not encoded for: the device gives up after all was verified."""
+    return replace(work, grid=())
+
+
+def large_manifest(work: m.Assignment) -> m.Assignment:
+    """A manifest that would fill a device's memory."""
+    refs = tuple(ChunkRef(sha256=f"{index:064x}", size_bytes=MAX_CHUNK_BYTES) for index in range(9))
+    manifest = Artifact(sha256="0" * 64, size_bytes=9 * MAX_CHUNK_BYTES, chunks=refs)
+    return replace(work, bundle=replace(work.bundle, manifest=manifest))
+
+
+def other_digest(work: m.Assignment) -> m.Assignment:
+    """A manifest whose Chunks are good, but whose whole is called something else."""
+    manifest = replace(work.bundle.manifest, sha256="0" * 64)
+    return replace(work, bundle=replace(work.bundle, manifest=manifest))
+
+
+ALTERED: dict[str, tuple[Callable[[m.Assignment], m.Assignment], str]] = {
+    "signature": (with_version(signature=bytes(64)), "version 0 of run run: the signature does not match; it was ch"),
+    "number": (with_version(number=4), "version 4 of run run: the signature does not match; it was changed after it"),
+    "signer": (
+        with_version(public_key=STRANGER.public),
+        f"version 0 of run run: signed by {STRANGER.public[:8]}.., expected the publisher {f.PUBLISHER.public[:8]}..",
+    ),
+    "bundle of the version": (with_version(bundle_sha256="0" * 64), "version 0 of run run: made for bundle 00000000.."),
+    "run": (lambda work: replace(work, run_id="other"), "made for bundle"),
+    "publisher": (
+        lambda work: replace(work, bundle=replace(work.bundle, public_key=STRANGER.public)),
+        f"bundle: signed by key {STRANGER.public[:8]}.., expected one of ['{f.PUBLISHER.public[:8]}..']; pass the pub",
+    ),
+    "signature of the bundle": (
+        lambda work: replace(work, bundle=replace(work.bundle, signature=bytes(64))),
+        "the signature does not match the manifest; it was changed after it was signed, get it again",
+    ),
+    "digest of the manifest": (other_digest, "bundle: manifest: digest mismatch (got "),
+    "size of the manifest": (large_manifest, "bundle: got a manifest of 28311552 bytes, expected at most 3145728"),
+    "codec": (lambda work: replace(work, codec=m.CodecSpec(name="int3", max_shift=0)), "codec: got 'int3', expected"),
+}
+
+
+@pytest.mark.parametrize("what", ALTERED)
+def test_an_assignment_that_was_changed_on_its_way(host: Hosted, devices: list[Peer], what: str) -> None:
+    alter, text = ALTERED[what]
+    before = snapshot(host.state)
+    assert text in devices[0].give_up(alter)
+    assert snapshot(host.state) == before
+    check_cache(devices[0])
+
+
+def test_a_version_older_than_one_that_the_device_has_seen(host: Hosted, devices: list[Peer]) -> None:
+    device = devices[1]
+    device.cache.remember_seen("run", 5)
+    before = snapshot(host.state)
+    assert device.give_up() == ("version 0 of run run: older than version 5, which this device has seen; refused")
+    assert snapshot(host.state) == before
+    assert device.cache.seen("run") == 5
+    (device.folder / "seen.json").unlink()
+
+
+@dataclass(frozen=True)
+class LoadingTrainer:
+    """Loads its graph as a runtime does, then draws its Update."""
+
+    inner: SyntheticTrainer
+    runtime: str = "synthetic 1"
+    graph_format: str = "onnx"
+
+    def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
+        """Reads the graph, verified, before anything else."""
+        assert model.bundle.graph("train", "onnx") == b"not a graph"
+        return self.inner.train(model, assignment, bytes_downloaded)
+
+
+class LoadingPeer(Peer):
+    """A device that loads its graphs."""
+
+    def trainer(self) -> LoadingTrainer:
+        """See LoadingTrainer."""
+        return LoadingTrainer(super().trainer())
+
+
+@pytest.mark.parametrize("what", ["manifest", "graphs", "parameters"])
+def test_a_chunk_that_was_damaged_on_the_devices_own_disk_is_fetched_anew(
+    host: Hosted, devices: list[Peer], what: str
+) -> None:
+    device = LoadingPeer(host, devices[2].bundle, 2, devices[2].folder)
+    assert device.give_up(without_grid) == NO_GRID
+    damaged = device.folder / "chunks" / chunk_of(devices[2], what)
+    damaged.write_bytes(b"!" + damaged.read_bytes()[1:])
+    before = snapshot(host.state)
+    assert "digest mismatch (got " in device.give_up(without_grid)
+    assert not damaged.exists()
+    assert device.give_up(without_grid) == NO_GRID
+    check_cache(device)
+    assert snapshot(host.state) == before
+
+
+def test_after_all_that_the_round_ends_in_the_undisturbed_bits(
+    host: Hosted, devices: list[Peer], tmp_path: Path
+) -> None:
+    for device in devices:
+        device.take_part()
+    assert [event.version_sha256 for event in host.published()] == f.undisturbed(tmp_path)

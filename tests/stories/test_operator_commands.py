@@ -1,0 +1,238 @@
+"""The operator's commands with wrong input: one clear line, exit status 1, and nothing changed.
+
+The commands run in this process; the coordinator is behind real gRPC and TLS.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support import federations as f
+from support.commands import Fanin, fanin_in_process, one_line
+from support.hosted import Hosted
+from support.snapshot import snapshot
+
+from fanin.clients.testing import synthetic_bundle
+from fanin.edge.keys import SigningKey
+
+PLAN = """
+name = "story"
+bundle = "bundle"
+[cohort]
+concurrency = 3
+[training]
+learning_rate = 0.1
+"""
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    """A coordinator in whose folder a Run has ended after one Round."""
+    host = Hosted(tmp_path_factory.mktemp("commands")).start()
+    bundle = f.bundle_in(host.folder, f.SMALL_SHAPES)
+    host.start_run(f.plan(), bundle, f.PUBLISHER)
+    for peer in f.peers(host, bundle, host.folder):
+        peer.take_part()
+    assert len(host.published()) == 1
+    (host.state / "tokens").mkdir()
+    (host.state / "tokens" / "operator.token").write_text(host.operator_token)
+    (host.state / "address").write_text(host.address)
+    (host.folder / "publisher.key").write_text(f.PUBLISHER.private_bytes().hex())
+    (host.folder / "plan.toml").write_text(PLAN)
+    yield host
+    host.stop()
+
+
+# run, runs, watch
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name = ", "{plan}: not TOML ("),
+        (PLAN + "epochs = 0", "plan: got epochs 0, learning_rate 0.1, expected "),
+        (PLAN + "[extra]", "{plan}: got ['extra'], expected only ["),
+        (PLAN.replace('bundle = "bundle"', ""), "{plan}: expected either app or bundle, got neither"),
+        (PLAN.replace("3", "'three'"), "{plan}: [cohort]: "),
+        (PLAN.replace("concurrency = 3", ""), "{plan}: [cohort]: "),
+        (PLAN.replace("3", "3\nquorum = 4"), "plan: got quorum 4, buffer 3, concurrency 3, expected 1 <= quorum <="),
+        (PLAN.replace('"bundle"', '"nowhere"'), "nowhere: not a Bundle, "),
+        (PLAN.replace('"story"', '"a/b"'), "plan: name: got 'a/b', expected 1 to 128 letters, digits"),
+    ],
+)
+def test_run_with_a_plan_that_cannot_be_carried_out(fanin: Fanin, host: Hosted, text: str, said: str) -> None:
+    plan = host.folder / "bad.toml"
+    plan.write_text(text)
+    before = snapshot(host.state)
+    outcome = fanin("run", plan, "--state", host.state, "--key", host.folder / "publisher.key")
+    assert said.format(plan=plan) in one_line(outcome, "run")
+    assert snapshot(host.state) == before
+
+
+def test_run_without_a_plan_a_key_or_the_publishers_bundle(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
+    before = snapshot(host.state)
+    good = ("run", host.folder / "plan.toml", "--state", host.state, "--key")
+    missing = fanin("run", tmp_path / "none.toml", "--state", host.state)
+    assert f"{tmp_path / 'none.toml'}: cannot be read (" in one_line(missing, "run")
+    (tmp_path / "broken.key").write_bytes(b"\xff\xfe")
+    said = one_line(fanin(*good, tmp_path / "broken.key"), "run")
+    assert said == f"{tmp_path / 'broken.key'}: got 2 characters, expected a key of 64 hexadecimal ones"
+    assert "bundle: signed by key " in one_line(fanin(*good, tmp_path / "another.key"), "run")
+    assert snapshot(host.state) == before
+
+
+def test_a_run_is_started_once_and_another_plan_under_its_id_is_a_conflict(fanin: Fanin, host: Hosted) -> None:
+    words = ("run", host.folder / "plan.toml", "--state", host.state, "--key", host.folder / "publisher.key")
+    first = fanin(*words, "--run-id", "mine", "--json")
+    assert json.loads(first.out)["run_id"] == "mine"
+    assert fanin(*words, "--run-id", "mine").out.startswith("run mine started; devices trust ")
+    (host.folder / "other.toml").write_text(PLAN.replace("0.1", "0.2"))
+    other = fanin("run", host.folder / "other.toml", *words[2:], "--run-id", "mine")
+    assert one_line(other, "run") == "run mine: the id is taken by another run; choose another"
+    listed = json.loads(fanin("runs", "--state", host.state, "--json").out)["runs"]
+    assert [row["run_id"] for row in listed] == ["run", "mine"]
+
+
+@pytest.mark.parametrize("command", [("runs",), ("watch", "run")])
+def test_an_operator_without_a_coordinator_or_a_token(
+    fanin: Fanin, host: Hosted, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    def said(*words: object) -> str:
+        return one_line(fanin(*command, *words), command[0])
+
+    nowhere, state = tmp_path / "nowhere", host.state
+    assert said("--state", nowhere) == (
+        f"--server: {nowhere / 'address'} cannot be read (No such file or directory); give --server, or --state of "
+        "a coordinator"
+    )
+    assert said("--state", nowhere, "--server", host.address).startswith(f"--ca: {nowhere / 'tls' / 'ca.pem'} cannot")
+    (tmp_path / "ca.pem").write_bytes(host.ca)
+    known = ("--state", nowhere, "--server", host.address, "--ca", tmp_path / "ca.pem")
+    assert said(*known) == (
+        "token: got none, expected a file that holds it (--token-file) or the variable FANIN_OPERATOR_TOKEN"
+    )
+    assert said("--state", state, "--token-file", nowhere) == (
+        f"token: {nowhere} cannot be read (No such file or directory)"
+    )
+    (tmp_path / "token").write_text("wrong")
+    assert said("--state", state, "--token-file", tmp_path / "token") == (
+        f"{host.address}: not authenticated; it expects an operator's token that was made there (--token-file)"
+    )
+    assert said("--state", state, "--server", "127.0.0.1:1").startswith("127.0.0.1:1: cannot be reached (UNAVAILABLE")
+
+
+def test_watch_of_an_unknown_run(fanin: Fanin, host: Hosted) -> None:
+    said = one_line(fanin("watch", "none", "--state", host.state), "watch")
+    assert said == "run 'none': there is none of this id here"
+
+
+def test_json_to_a_file_that_cannot_be_written(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
+    target = tmp_path / "no" / "such.json"
+    said = one_line(fanin("runs", "--state", host.state, "--json", target), "runs")
+    assert said == f"{target}: No such file or directory"
+
+
+# verify
+
+
+@pytest.fixture
+def copy(host: Hosted, tmp_path: Path) -> Path:
+    """A copy of the coordinator's folder, to be tampered with."""
+    shutil.copytree(host.state, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_verify_of_an_unknown_run_or_no_folder(fanin: Fanin, copy: Path, tmp_path: Path) -> None:
+    assert one_line(fanin("verify", "none", "--state", copy), "verify") == (
+        "run none: not in this coordinator's folder"
+    )
+    assert one_line(fanin("verify", "run", "--state", tmp_path / "nowhere"), "verify") == (
+        f"{tmp_path / 'nowhere'}: not a coordinator's folder, fanin.db is missing; give --state"
+    )
+    assert not (tmp_path / "nowhere").exists()
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "version", "said"),
+    [
+        (lambda state: flip(min(state.glob("updates/run/1/*"))), 1, "a committed update was changed on disk"),
+        (lambda state: min(state.glob("updates/run/1/*")).write_bytes(b""), 1, "got 0 bytes, expected 88"),
+        (lambda state: min(state.glob("updates/run/1/*")).unlink(), 1, "a committed update is missing"),
+    ],
+)
+def test_verify_says_which_version_differs(
+    fanin: Fanin, copy: Path, tamper: Callable[[Path], None], version: int, said: str
+) -> None:
+    good = fanin("verify", "run", "--state", copy)
+    assert good.status == 0
+    assert good.out.count(": verified\n") == 2
+    tamper(copy)
+    outcome = fanin("verify", "run", "--state", copy)
+    assert outcome.status == 1
+    first, second = outcome.out.splitlines()
+    assert first.startswith("version 0 ")
+    assert first.endswith("(made outside): verified")
+    assert second.startswith(f"version {version} ")
+    assert said in second
+    row = json.loads(fanin("verify", "run", "--state", copy, "--json").out)
+    assert (row["verified"], [bool(found["problem"]) for found in row["versions"]]) == (False, [False, True])
+
+
+# inspect
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A good Bundle's folder."""
+    synthetic_bundle(tmp_path / "bundle", f.PUBLISHER, f.SMALL_SHAPES)
+    return tmp_path / "bundle"
+
+
+def test_inspect_of_a_good_bundle(fanin: Fanin, bundle: Path) -> None:
+    outcome = fanin("inspect", bundle, "--json")
+    assert outcome.status == 0
+    assert json.loads(outcome.out)["publisher"] == f.PUBLISHER.public
+    assert "(signature verified)" in fanin("inspect", bundle).out
+
+
+@pytest.mark.parametrize(
+    ("tamper", "said"),
+    [
+        (
+            lambda folder: flip(folder / "bundle.json"),
+            "the signature does not match the manifest; it was changed after",
+        ),
+        (lambda folder: flip(max(folder.glob("chunks/*"))), ": digest mismatch (got "),
+        (lambda folder: max(folder.glob("chunks/*")).unlink(), " is missing"),
+        (lambda folder: (folder / "bundle.sig").write_text("{}"), "bundle.sig: not a signature file ("),
+        (lambda folder: (folder / "bundle.sig").unlink(), "bundle.sig is missing"),
+    ],
+)
+def test_inspect_of_a_bundle_that_was_tampered_with(
+    fanin: Fanin, bundle: Path, tamper: Callable[[Path], None], said: str
+) -> None:
+    tamper(bundle)
+    assert said in one_line(fanin("inspect", bundle), "inspect")
+
+
+def test_inspect_of_a_bundle_by_another_publisher(fanin: Fanin, bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.pub").write_text(SigningKey(bytes(range(1, 33))).public)
+    said = one_line(fanin("inspect", bundle, "--publisher", tmp_path / "other.pub"), "inspect")
+    assert said.startswith(f"bundle: signed by key {f.PUBLISHER.public[:8]}.., expected one of [")
+    said = one_line(fanin("inspect", bundle, "--publisher", bundle / "bundle.json"), "inspect")
+    assert said.startswith(f"--publisher: {bundle / 'bundle.json'}: got a public key of ")

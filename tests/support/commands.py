@@ -1,0 +1,47 @@
+"""``fanin`` in the test's own process: what it says, and its exit status."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from fanin.commands.main import main
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+Fanin = Callable[..., Outcome]
+
+
+def fanin_in_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """Runs a subcommand; no variable of this shell gives it a token."""
+    for variable in ("FANIN_DEVICE_TOKEN", "FANIN_OPERATOR_TOKEN"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def run(*words: object) -> Outcome:
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as exc:
+            # argparse ends the process itself, with a number.
+            assert isinstance(exc.code, int)
+            status = exc.code
+        found = capsys.readouterr()
+        return Outcome(status, found.out, found.err)
+
+    return run
+
+
+def one_line(outcome: Outcome, command: str) -> str:
+    """What a command said that failed: one line of its own, nothing on standard output."""
+    assert outcome.status == 1, outcome
+    assert outcome.out == ""
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert outcome.err.startswith(f"fanin {command}: ")
+    return outcome.err.removeprefix(f"fanin {command}: ").rstrip("\n")
