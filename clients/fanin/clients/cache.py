@@ -1,5 +1,6 @@
 """What a device keeps on disk: its key, Chunks, the Updates not yet accepted, and the Versions it has seen.
 
+    lock                     held by the process that is this device
     device.key               the Ed25519 key that is this device
     seen.json                {run id: highest Version number}
     chunks/<sha256>          verified Chunks, least recently used first to go
@@ -9,26 +10,43 @@
 Chunks are named by content, so a Bundle that many Rounds use is fetched once, and a cut download goes on.
 """
 
+import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from fanin.edge.keys import SigningKey, load_or_create_key
+from fanin.edge.keys import SigningKey, load_or_create_key, sync_folder
 from fanin.protos.chunks import ChunkRef, check_chunk, short
 from fanin.protos.convert import header_from_proto, header_to_proto
-from fanin.protos.errors import Corrupted, InvalidInput, NotFound, StorageFull, Unavailable
+from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound, StorageFull, Unavailable
 from fanin.protos.messages import UpdateHeader
 from fanin.v1 import fleet_pb2 as pb
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
 
 
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Keep a device's folder to this process; two on one folder would drop each other's Updates.
+
+    The lock is the kernel's, so it goes with the process, however that ends. Raises Conflict if it is taken.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise Conflict(f"{folder}: in use by another process; stop it, or give another --state") from exc
+        yield
+
+
 class Cache:
-    """A device's folder; one process at a time."""
+    """A device's folder; one process at a time (``hold_folder``)."""
 
     def __init__(self, folder: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._folder = folder
@@ -142,11 +160,10 @@ class Cache:
             file.seek(offset)
             return file.read(size_bytes)
 
-    def forget_updates(self, but: str = "") -> None:
-        """Drop all Updates but that of one Assignment: a device works for one Round at a time."""
+    def forget_updates(self) -> None:
+        """Drop all Updates: a device works for one Round at a time."""
         for path in tuple(self._updates.iterdir()):
-            if not but or not path.name.startswith(f"{but}."):
-                path.unlink()
+            path.unlink()
 
     def _update_paths(self, assignment_id: str) -> tuple[Path, Path]:
         return self._updates / f"{assignment_id}.payload", self._updates / f"{assignment_id}.header"
@@ -161,7 +178,10 @@ class Cache:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a file aside, sync it and put it in place of the old one, so that a half-written one never counts."""
+    """Write a file aside, sync it and put it in place of the old one, so that a half-written one never counts.
+
+    The name is synced too: after a power cut the old file must not be back.
+    """
     draft = path.with_name(f"{path.name}.new")
     try:
         with draft.open("wb") as file:
@@ -169,6 +189,7 @@ def _replace(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
+        sync_folder(path.parent)
     except OSError as exc:
         draft.unlink(missing_ok=True)
         raise StorageFull(f"{path}: cannot be written ({exc})") from exc

@@ -4,7 +4,7 @@
     client.run()                  # until stop() is called from a signal handler or another thread
 
 What can break while it runs (the line, the coordinator, this process) is repeated or taken up again; what
-cannot be mended (a wrong token, a rejected protocol) ends ``run`` with an error.
+cannot be mended (a wrong token, a protocol that is too old) ends ``run`` with an error.
 """
 
 import logging
@@ -32,6 +32,7 @@ from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
 from fanin.protos.errors import (
     Conflict,
+    Corrupted,
     FaninError,
     InvalidBundle,
     InvalidInput,
@@ -80,7 +81,8 @@ class Client:
         self._options = options
         self._session = s.Session()
         self._model: OpenedModel | None = None
-        self._bytes_downloaded = 0
+        # Of one Assignment: a fetch that is tried again adds to what its first try cost.
+        self._counted_for, self._bytes_downloaded = "", 0
         self._stopping = threading.Event()
         self._delays = None if options.delay_seed is None else random.Random(options.delay_seed)
 
@@ -94,7 +96,7 @@ class Client:
         self._stopping.set()
 
     def run(self) -> None:
-        """Take part until ``stop``. Raises Unauthenticated or Conflict when the coordinator refuses for good."""
+        """Take part until ``stop``. Raises Conflict, and nothing else, when the coordinator refuses for good."""
         todo = self._session.begin()
         while not self._stopping.wait(todo.pause_s):
             if isinstance(todo.action, s.Stop):
@@ -102,6 +104,8 @@ class Client:
             event = self._attempt(todo.action)
             if not isinstance(event, s.Enrolled | s.Answered | s.Fetched | s.Trained | s.Replied):
                 LOG.warning("%s: %s", type(todo.action).__name__.lower(), event.reason)
+            if isinstance(event, s.Answered) and isinstance(event.answer, m.Rejected):
+                LOG.warning("checkin: rejected (%s): %s", event.answer.reason.value, event.answer.text)
             self._session, todo = self._session.step(event, self._parts.rng)
             if todo.forget:
                 self._parts.cache.forget_updates()
@@ -112,20 +116,30 @@ class Client:
         """Do one thing; every outcome is an event."""
         try:
             return self._do(action)
-        except (Unavailable, StorageFull) as exc:
+        except (Unavailable, StorageFull, OSError) as exc:
             return s.Lost(reason=str(exc))
         except (Unauthenticated, PermissionDenied) as exc:
             return s.Denied(reason=str(exc))
         except FaninError as exc:
             return self._failed(action, exc)
+        except Exception as exc:
+            # The one place for what nobody foresaw: a device that dies of it would be started again and die again,
+            # for nobody looks at it. The coordinator is told, and gives the work to another.
+            LOG.exception("%s: unexpected error", type(action).__name__.lower())
+            reason = f"unexpected error: {type(exc).__name__}: {exc}"
+            is_work = isinstance(action, s.Fetch | s.Train | s.Send)
+            return s.Unable(reason=reason) if is_work else s.Lost(reason=reason)
 
     def _failed(self, action: s.Action, exc: FaninError) -> s.Event:
         match action:
-            case s.Fetch() | s.Train():
-                moot = isinstance(exc, NotFound | Conflict) and isinstance(action, s.Fetch)
+            case s.Fetch() | s.Train() | s.Send():
+                moot = isinstance(exc, NotFound | Conflict) and not isinstance(action, s.Train)
                 return s.Moot(reason=str(exc)) if moot else s.Unable(reason=str(exc))
-            case s.Send() | s.GiveUp():
+            case s.GiveUp():
                 return s.Moot(reason=str(exc))
+            case _ if isinstance(exc, Corrupted):
+                # The coordinator's own state is damaged, which its operator can mend.
+                return s.Lost(reason=str(exc))
             case _:
                 # An enrollment or a check-in whose request or reply makes no sense: nothing here can mend it.
                 return s.Denied(reason=str(exc))
@@ -160,12 +174,27 @@ class Client:
         return m.Capabilities(codecs=tuple(CODECS), runtimes=(trainer.runtime,), graph_formats=(trainer.graph_format,))
 
     def _fetch(self, assignment: m.Assignment) -> None:
-        cache, self._bytes_downloaded = self._parts.cache, 0
-        self._fetch_chunks(assignment, "manifest", manifest_chunks(assignment))
+        if self._counted_for != assignment.assignment_id:
+            self._counted_for, self._bytes_downloaded = assignment.assignment_id, 0
+        needed: list[ChunkRef] = []
+        try:
+            self._model = self._fetch_model(assignment, needed)
+        finally:
+            # After a failure too, or Assignments that come to nothing would fill this disk. What the next try goes
+            # on with stays.
+            kept = [ref.sha256 for ref in needed]
+            self._parts.cache.trim((*kept, *(f"{sha256}.part" for sha256 in kept)))
+
+    def _fetch_model(self, assignment: m.Assignment, needed: list[ChunkRef]) -> OpenedModel:
+        """The Assignment's model, verified. ``needed`` gets the Chunks that it takes, before they are fetched."""
+        cache = self._parts.cache
+        needed += manifest_chunks(assignment)
+        self._fetch_chunks(assignment, "manifest", needed)
         try:
             bundle = open_bundle(assignment, self._parts.trusted, cache.read)
             verify_version(assignment, bundle, cache.seen(assignment.run_id))
             graphs = graph_chunks(bundle, self._parts.trainer.graph_format)
+            needed += (*graphs, *assignment.version.parameters.chunks)
             self._fetch_chunks(assignment, "graphs", graphs)
             self._fetch_chunks(assignment, "parameters", assignment.version.parameters.chunks)
             parameters = open_parameters(assignment, bundle, cache.read)
@@ -175,21 +204,23 @@ class Client:
             raise
         # Only now: a Version that did not verify must not raise the bar for those that do.
         cache.remember_seen(assignment.run_id, assignment.version.number)
-        self._model = OpenedModel(bundle=bundle, parameters=parameters)
-        cache.trim(ref.sha256 for ref in (*assignment.bundle.manifest.chunks, *graphs))
+        return OpenedModel(bundle=bundle, parameters=parameters)
 
     def _fetch_chunks(self, assignment: m.Assignment, what: str, refs: Iterable[ChunkRef]) -> None:
         for ref in refs:
             if not self._parts.cache.has(ref):
                 download = partial(self._download, assignment, ref)
                 try:
-                    self._bytes_downloaded += self._parts.cache.fetch(ref, download)
+                    self._parts.cache.fetch(ref, download)
                 except InvalidInput as exc:
                     raise InvalidInput(f"{what}: {exc}; what the coordinator serves was changed") from exc
 
     def _download(self, assignment: m.Assignment, ref: ChunkRef, offset: int) -> Iterable[bytes]:
         wanted = m.Download(assignment_id=assignment.assignment_id, sha256=ref.sha256, offset=offset)
-        return self._parts.transport.download(wanted)
+        for data in self._parts.transport.download(wanted):
+            # Counted as it comes: what a broken line brought was paid for too.
+            self._bytes_downloaded += len(data)
+            yield data
 
     def _train(self, assignment: m.Assignment) -> None:
         cache = self._parts.cache

@@ -52,13 +52,21 @@ def graph_chunks(bundle: Bundle, graph_format: str) -> tuple[ChunkRef, ...]:
 
 def verify_version(assignment: Assignment, bundle: Bundle, seen: int) -> None:
     """Check the Assignment's Version before its parameters are fetched. Raises InvalidVersion."""
+    version, table = assignment.version, bundle.manifest.table
     check_version(
-        assignment.version,
+        version,
         run_id=assignment.run_id,
         bundle_sha256=bundle.sha256,
         publisher=bundle.signed.public_key,
         seen=seen,
     )
+    # The signature covers the digest only: whoever altered the list of Chunks could fill this disk with them.
+    got, expected = version.parameters.size_bytes, len(table.header()) + 4 * table.num_values
+    if got != expected:
+        raise InvalidVersion(
+            f"version {version.number} of run {version.run_id}: got parameters of {got} bytes, "
+            f"expected {expected} by the bundle's manifest"
+        )
 
 
 def open_parameters(assignment: Assignment, bundle: Bundle, read: Callable[[str], bytes]) -> Float32s:

@@ -1,8 +1,10 @@
 """The operator's side of a coordinator: publish, start, look on. ``control.proto`` says what each call promises."""
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from fanin.clients.transport import CallOptions, Line
 from fanin.edge.bundle import Bundle, SignedManifest
@@ -13,7 +15,7 @@ from fanin.protos import convert as c
 from fanin.protos import convert_runs as cr
 from fanin.protos.calls import AUTHORIZATION, BEARER
 from fanin.protos.chunks import artifact_of, assemble, cut
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, Unavailable, Untrusted
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.plans import Plan
 from fanin.protos.runs import Recorded, RunInfo, StartRun, VersionWithBundle
@@ -23,6 +25,9 @@ from fanin.v1 import fleet_pb2
 CONTROL = "/fanin.v1.Control/"
 CALL_S = 120.0
 """Publishing a Bundle verifies all of it; everything else takes milliseconds."""
+MAX_WATCH_TRIES: Final = 20
+WATCH_PAUSE_S: Final = 0.5
+"""20 pauses of half a second: a coordinator that was killed serves again within a few."""
 
 
 class Operator:
@@ -106,10 +111,21 @@ class Operator:
         return decode_parameters(assemble(what, version.parameters, self._get_chunk))[1]
 
     def watch(self, run_id: str, from_sequence: int = 0) -> Iterator[Recorded]:
-        """What happened and happens in a Run, until it rests."""
-        request = pb.WatchRequest(run_id=run_id, from_sequence=from_sequence).SerializeToString()
-        for event in self._line.unary_stream(f"{CONTROL}Watch", request, pb.Event.FromString, self._endless):
-            yield cr.event_from_proto(event)
+        """What happened and happens in a Run, until it rests; a line that breaks is taken up after the last event."""
+        has_begun, num_tries = False, 0
+        while True:
+            request = pb.WatchRequest(run_id=run_id, from_sequence=from_sequence).SerializeToString()
+            try:
+                for event in self._line.unary_stream(f"{CONTROL}Watch", request, pb.Event.FromString, self._endless):
+                    has_begun, num_tries, from_sequence = True, 0, event.sequence + 1
+                    yield cr.event_from_proto(event)
+                return
+            except Unavailable as exc:
+                num_tries += 1
+                # Where nothing has come yet, the address may be wrong: that is told at once.
+                if not has_begun or isinstance(exc, Untrusted) or num_tries >= MAX_WATCH_TRIES:
+                    raise
+            time.sleep(WATCH_PAUSE_S)
 
     def _get_chunk(self, sha256: str) -> bytes:
         request = fleet_pb2.DownloadRequest(sha256=sha256).SerializeToString()

@@ -19,7 +19,16 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from fanin.protos.messages import Assigned, Assignment, CheckInAnswer, Rejected, UpdateState, UploadReply, Wait
+from fanin.protos.messages import (
+    Assigned,
+    Assignment,
+    CheckInAnswer,
+    Rejected,
+    RejectReason,
+    UpdateState,
+    UploadReply,
+    Wait,
+)
 
 FIRST_PAUSE_S: Final = 0.25
 LONGEST_PAUSE_S: Final = 60.0
@@ -231,8 +240,11 @@ def _answered(state: Session, event: Event, rng: random.Random) -> tuple[Session
             return _to(replace(state, assignment=event.answer.assignment), Phase.FETCHING)
         case Wait() as wait:
             return _to(state, Phase.IDLE, rng.uniform(wait.retry_min_s, wait.retry_max_s))
+        case Rejected(reason=RejectReason.UPGRADE, text=text):
+            return _stop(state, text)
         case Rejected():
-            return _stop(state, event.answer.text)
+            # No Run of today fits this device; one of tomorrow may.
+            return _to(state, Phase.IDLE, rng.uniform(LONGEST_PAUSE_S / 2, LONGEST_PAUSE_S))
 
 
 def _fetched(state: Session, _event: Event, _rng: random.Random) -> tuple[Session, Todo]:

@@ -8,6 +8,7 @@ Before it trains, a device evaluates the Version that it was given on its valida
 int8 model that it would serve; what it tells are sums over examples, never examples.
 """
 
+import math
 import time
 from importlib.metadata import version
 
@@ -75,6 +76,11 @@ class RuntimeTrainer:
             found = evaluate(model.parameters, batch)
             loss_sum += found.loss_sum
             chosen.append(found.predicted[batch.mask > 0])
+        if not math.isfinite(loss_sum):
+            raise ValueError(
+                f"the Version's loss is not finite on the validation part (got {loss_sum}), expected a number; "
+                "its parameters diverged, or this device's data does not fit"
+            )
         in_float = np.concatenate(chosen)
         in_int8 = self._runtime.open_predict(model.bundle, model.parameters)(examples.x).argmax(axis=1)
         return {

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 import grpc
+from cryptography.x509 import load_pem_x509_certificates
 from google.protobuf.message import DecodeError, Message
 
 from fanin.edge.keys import CALL_CONTEXT, SigningKey
@@ -26,7 +27,10 @@ from fanin.v1 import fleet_pb2 as pb
 FLEET: Final = "/fanin.v1.Fleet/"
 CALL_S: Final = 30.0
 """How long a short call may take; a long poll takes its own wait on top."""
+KEEPALIVE_MS: Final = 60_000
+"""How often an idle line is looked after: routers forget one after minutes. The coordinator's server allows it."""
 PIECE_BYTES: Final = 256 << 10
+MAX_PORT: Final = 65535
 _TOKEN_CREDENTIAL: Final = "an enrollment token that was made there (--token-file)"
 _KEY_CREDENTIAL: Final = (
     "a device that enrolled there; was this device's folder (--state) made for another coordinator?"
@@ -82,7 +86,7 @@ class Line:
     """A TLS connection to one coordinator; requests are bytes that the caller has serialized."""
 
     def __init__(self, address: str, ca_certificate: bytes) -> None:
-        """Raises InvalidInput for a CA file that holds no certificate."""
+        """Raises InvalidInput for an address that is none, or a CA file that holds no certificate."""
         self.address = address
         self._channel = _open_channel(address, ca_certificate)
 
@@ -128,9 +132,11 @@ class Line:
 class GrpcTransport:
     """The Transport over a Line, each call signed with the device's key."""
 
-    def __init__(self, line: Line, key: SigningKey) -> None:
+    def __init__(self, line: Line, key: SigningKey, wall: Callable[[], float] = time.time) -> None:
+        """``wall`` is the device's clock, which may be off."""
         self._line = line
         self._key = key
+        self._wall = wall
         self._device_id = calls.device_id_of(key.public)
         self._clock_offset_s = 0.0
 
@@ -204,7 +210,7 @@ class GrpcTransport:
             raise Unavailable(f"{self._line.address}: this device's clock was set by {exc.offset_s:.0f} s") from exc
 
     def _now(self) -> float:
-        return time.time() + self._clock_offset_s
+        return self._wall() + self._clock_offset_s
 
     def _signed(self, method: str, body: bytes, timeout_s: float | None = None) -> CallOptions:
         call = calls.Call(
@@ -233,14 +239,21 @@ class _ClockOff(Unauthenticated):
 
 
 def _open_channel(address: str, ca_certificate: bytes) -> grpc.Channel:
-    if b"BEGIN CERTIFICATE" not in ca_certificate:
-        raise InvalidInput("certificate authority: got no PEM certificate, expected the coordinator's tls/ca.pem")
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > MAX_PORT:
+        raise InvalidInput(f"server: got {address!r}, expected HOST:PORT, for example 127.0.0.1:7443")
+    try:
+        load_pem_x509_certificates(ca_certificate)
+    except ValueError as exc:
+        raise InvalidInput(
+            "certificate authority (--ca): got no PEM certificate, expected the coordinator's tls/ca.pem"
+        ) from exc
     credentials = grpc.ssl_channel_credentials(root_certificates=ca_certificate)
     options = (
         # A coordinator that restarts should be found again soon, not after gRPC's default two minutes.
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.initial_reconnect_backoff_ms", 200),
-        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     )
     return grpc.secure_channel(address, credentials, options=options)
 
