@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 
 from fanin.clients.cache import Cache
@@ -23,12 +24,17 @@ class DyingTransport(GrpcTransport):
     """Dies when the upload asks for bytes past ``die_at``."""
 
     die_at: int = 0
+    spool: Path = Path()
 
     def upload(self, header: UpdateHeader, read: ReadPayload) -> UploadReply:
         """Never returns if the Update is long enough."""
 
         def reading(offset: int, size_bytes: int) -> bytes:
             if offset >= self.die_at:
+                # What was handed to gRPC is on its way, not there: the middle is where the coordinator has some.
+                part = self.spool / f"{header.assignment_id}.part"
+                while not part.exists() or not part.stat().st_size:
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
             return read(offset, size_bytes)
 
@@ -46,6 +52,7 @@ def main() -> None:
     if die_at:
         transport = DyingTransport(line, cache.key())
         transport.die_at = int(die_at)
+        transport.spool = state / "spool"
     parts = Parts(
         transport=transport,
         cache=cache,
