@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fanin.edge.manifest import MIN_INPUT_SCALE, Manifest, Slot, SlotKind, dump_manifest, parse_manifest
+from fanin.edge.manifest import (
+    DEVICE_SIGNATURES,
+    MIN_INPUT_SCALE,
+    Manifest,
+    Signature,
+    Slot,
+    SlotKind,
+    dump_manifest,
+    parse_manifest,
+)
 from fanin.edge.quantize import bias_codes, bias_scales, fill_slots, weight_codes, weight_scales
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import artifact_of
@@ -132,7 +141,7 @@ def manifest_with(*slots: Slot) -> Manifest:
         batch_size=1,
         num_classes=2,
         table=TABLE,
-        signatures={},
+        signatures={name: Signature(inputs=(), outputs=(), graphs={}) for name in DEVICE_SIGNATURES},
         slots=slots,
         artifacts={"parameters": artifact_of(b"any")},
         initial="parameters",

@@ -157,9 +157,7 @@ class _Layout:
 
 def _signature(manifest: Manifest, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> Signature:
     """The named Signature, which must have just these ports. Raises InvalidBundle."""
-    found = manifest.signatures.get(name)
-    if found is None:
-        raise InvalidBundle(f"bundle: got signatures {sorted(manifest.signatures)}, expected {name!r} among them")
+    found = manifest.signatures[name]
     for what, ports, names in (("inputs", found.inputs, inputs), ("outputs", found.outputs, outputs)):
         if sorted(port.name for port in ports) != sorted(names):
             raise InvalidBundle(
