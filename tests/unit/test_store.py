@@ -238,14 +238,12 @@ def test_bundles_and_versions_are_found_by_their_names(engine: Engine) -> None:
 def test_a_version_from_outside_sets_a_run_going_again(engine: Engine, rounds: RoundStore) -> None:
     runs = RunStore(engine)
     runs.rest(RUN, r.RunRested(state=r.RunState.FINISHED, reason="done"), 20.0)
-    assert runs.run(RUN) == RunRecord(
-        start=START, state=r.RunState.FINISHED, reason="done", max_rounds=3, since_version=0
-    )
+    assert runs.run(RUN) == RunRecord(start=START, state=r.RunState.FINISHED, reason="done", max_rounds=3)
     second = version(parent=FIRST)
     runs.publish_outside(second, replace(published(1), round=0), max_rounds=0, now_s=30.0)
     assert runs.runs()[0].state is r.RunState.FINISHED
     runs.publish_outside(version(parent=second), replace(published(2), round=0), max_rounds=5, now_s=40.0)
-    assert runs.runs() == (RunRecord(start=START, state=r.RunState.RUNNING, reason="", max_rounds=5, since_version=2),)
+    assert runs.runs() == (RunRecord(start=START, state=r.RunState.RUNNING, reason="", max_rounds=5),)
 
 
 def test_devices_and_tokens(engine: Engine) -> None:

@@ -15,13 +15,12 @@ from fanin.v1 import control_pb2, fleet_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A Run as it is kept. ``max_rounds`` Rounds are to be done since ``since_version``."""
+    """A Run as it is kept. ``max_rounds`` Rounds are to be done since it was last set going."""
 
     start: StartRun
     state: RunState
     reason: str
     max_rounds: int
-    since_version: int
 
 
 class RunStore:
@@ -64,7 +63,6 @@ class RunStore:
                     state=RunState.RUNNING.value,
                     reason="",
                     max_rounds=start.plan.stop.max_rounds,
-                    since_version=start.version.number,
                     started_at=now_s,
                 )
             )
@@ -95,14 +93,14 @@ class RunStore:
 
     def publish_outside(self, version: Version, event: RunEvent, *, max_rounds: int, now_s: float) -> None:
         """Add a Version that was made outside, and set the Run going for ``max_rounds`` (0: let it rest)."""
-        going = {"state": RunState.RUNNING.value, "reason": "", "max_rounds": max_rounds} if max_rounds else {}
         with self._engine.begin() as connection:
             add_version(connection, version, round_number=0)
-            connection.execute(
-                update(schema.runs)
-                .where(schema.runs.c.run_id == version.run_id)
-                .values(since_version=version.number, **going)
-            )
+            if max_rounds:
+                connection.execute(
+                    update(schema.runs)
+                    .where(schema.runs.c.run_id == version.run_id)
+                    .values(state=RunState.RUNNING.value, reason="", max_rounds=max_rounds)
+                )
             add_event(connection, version.run_id, event, now_s)
 
     def version(self, run_id: str, number: int | None = None) -> Version | None:
@@ -157,5 +155,4 @@ def _record(row: RowMapping) -> RunRecord:
         state=RunState(row["state"]),
         reason=row["reason"],
         max_rounds=row["max_rounds"],
-        since_version=row["since_version"],
     )

@@ -60,9 +60,8 @@ runs = Table(
     Column("start_proto", LargeBinary, nullable=False),
     Column("state", String, nullable=False),
     Column("reason", Text, nullable=False),
-    # Rounds to do since the Run was last set going, and the Version that it was set going from.
+    # Rounds to do since the Run was last set going.
     Column("max_rounds", Integer, nullable=False),
-    Column("since_version", Integer, nullable=False),
     Column("started_at", Float, nullable=False),
 )
 

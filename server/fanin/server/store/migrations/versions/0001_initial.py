@@ -45,7 +45,6 @@ def _create_run_tables() -> None:
         sa.Column("state", sa.String, nullable=False),
         sa.Column("reason", sa.Text, nullable=False),
         sa.Column("max_rounds", sa.Integer, nullable=False),
-        sa.Column("since_version", sa.Integer, nullable=False),
         sa.Column("started_at", sa.Float, nullable=False),
     )
     op.create_table(

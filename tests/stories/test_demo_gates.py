@@ -1,0 +1,27 @@
+"""The demo as it is run by default, held to what it promises, on several seeds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEVICE_PYTHON = Path(__file__).parents[2] / ".venv-device" / "bin" / "python"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [0, 1, 2, 5])
+def test_the_demo_keeps_its_promises(tmp_path: Path, seed: int) -> None:
+    out = tmp_path / "demo.json"
+    command = [sys.executable, "-m", "fanin.commands.main", "demo", "--seed", str(seed)]
+    command += ["--device-python", str(DEVICE_PYTHON), "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    accuracy = found["accuracy"]
+    assert accuracy["final"]["int8"] >= 0.95
+    assert accuracy["final"]["int8"] - accuracy["pretrained"]["int8"] >= 0.05
+    assert accuracy["final"]["float"] - accuracy["final"]["int8"] <= 0.01
+    assert found["int8_agreement"] >= 0.99
+    assert found["devices"] == 8
