@@ -20,7 +20,7 @@ from fanin.server.disk import Durability
 from fanin.server.observe import LogObserver
 from fanin.server.runs import Runs
 from fanin.server.state import inline, open_state
-from fanin.server.work import Tools
+from fanin.server.work import Lane, Tools
 
 PUBLISHER = SigningKey(bytes(range(32)))
 
@@ -48,10 +48,10 @@ class Place:
     coordinator: Coordinator
 
 
-def open_place(folder: Path, order_seed: int = 0, blobs: Blobs | None = None) -> Place:
-    """A coordinator on the running loop's clock; ``blobs`` may be ones that misbehave."""
+def open_place(folder: Path, order_seed: int = 0, blobs: Blobs | None = None, store_lane: Lane = inline) -> Place:
+    """A coordinator on the running loop's clock; ``blobs`` may be ones that misbehave, the store's lane a slow one."""
     loop = asyncio.get_running_loop()
-    tools = open_state(folder / "state", Durability.PROCESS, (inline, inline), loop.time, LogObserver())
+    tools = open_state(folder / "state", Durability.PROCESS, (store_lane, inline), loop.time, LogObserver())
     if blobs is not None:
         tools = replace(tools, blobs=blobs)
     runs = Runs(tools)

@@ -2,21 +2,26 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 import pytest
 from support.virtual import PUBLISHER, bundle_in, open_place, plan, start
 
-from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
+from fanin.clients.operator import next_version
+from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual, synthetic_bundle
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
-from fanin.protos.errors import InvalidInput, NotFound
+from fanin.protos.errors import Conflict, InvalidInput, NotFound
 from fanin.protos.runs import RoundOpened, RunState
 from fanin.server.blobs import Blobs
 from fanin.server.coordinator import Coordinator
 from fanin.server.disk import Durability
 from fanin.server.work import whole
 
+T = TypeVar("T")
 CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
 
 
@@ -146,6 +151,72 @@ def test_a_run_outlives_an_error_that_nobody_expects(tmp_path: Path) -> None:
         assert trouble == "Fold is tried again: nobody expects this"
         assert (await place.runs.driver("run").info()).state is RunState.FINISHED
         assert sum(isinstance(event, RoundOpened) for event in events) == 1
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_one_damaged_run_does_not_keep_the_others_from_being_served(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        bundle = bundle_in(tmp_path)
+        await start(place.runs, bundle, plan(), "good")
+        await asyncio.sleep(1.0)
+        await place.runs.stop()
+        # A second Run whose Bundle's manifest is then lost.
+        other = synthetic_bundle(tmp_path / "other", PUBLISHER, {"c": (2,)})
+        again = open_place(tmp_path)
+        await again.runs.start()
+        await start(again.runs, other, plan(), "damaged")
+        await again.runs.stop()
+        (tmp_path / "state" / "blobs" / other.sha256[:2] / other.sha256).unlink()
+
+        last = open_place(tmp_path)
+        await last.runs.start()
+        assert [info.run_id for info in await last.runs.infos()] == ["good"]
+        with pytest.raises(Conflict, match=r"run damaged: cannot be taken up: .*not stored here"):
+            last.runs.driver("damaged")
+        await last.runs.stop()
+
+    run_virtual(main())
+
+
+async def slow(work: Callable[[], T]) -> T:
+    """A lane on which everything takes a moment before and after."""
+    await asyncio.sleep(0.01)
+    found = work()
+    await asyncio.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize("hang_up_s", [0.005, 0.015, 0.025, 0.035, 0.045, 0.055, 0.065])
+def test_an_operator_who_hangs_up_leaves_no_version_without_its_rounds(tmp_path: Path, hang_up_s: float) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path, store_lane=slow)
+        bundle = bundle_in(tmp_path)
+        await start(place.runs, bundle, plan(quorum=1, deadline_s=1.0, max_rounds=1))
+        await asyncio.sleep(1.0)
+        driver = place.runs.driver("run")
+        await ask(place.coordinator, "x")
+        # Nobody uploads: three Rounds fail, and the Run rests.
+        for _ in range(3):
+            await ask(place.coordinator, "x")
+            await asyncio.sleep(2.0)
+        assert driver.run.state is RunState.FAILED
+        found = await place.runs.version("run", None)
+        version, data = next_version(found.version, np.ones(22, np.float32), bundle, PUBLISHER)
+        place.tools.blobs.put_artifact(data)
+        call = asyncio.create_task(place.runs.publish_version(version, 1))
+        await asyncio.sleep(hang_up_s)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await asyncio.sleep(1.0)
+        newest = (await driver.info()).version
+        # Either nothing of it happened, or all of it: the Version and the Round from it.
+        assert (newest, driver.num_places > 0) in ((0, False), (1, True))
+        assert (await place.runs.publish_version(version, 1)).version == 1
+        await asyncio.sleep(1.0)
+        assert driver.num_places == 4
         await place.runs.stop()
 
     run_virtual(main())

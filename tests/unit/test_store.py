@@ -1,5 +1,6 @@
 """The store: what the database decides, and that it still knows it after it was closed."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import IntegrityError
 from support.values import BUNDLE, DELEGATION, RUN, assignment, plan, update, version
 
@@ -75,6 +76,27 @@ def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     opened.dispose()
     with pytest.raises(Corrupted, match=r"fanin\.db: cannot be opened or migrated \(.*9999.*newer fanin\?$"):
         open_engine(path, Durability.PROCESS)
+
+
+def test_a_process_that_ends_in_the_first_migration_leaves_a_folder_that_opens(tmp_path: Path) -> None:
+    path = tmp_path / "fanin.db"
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        @event.listens_for(Engine, "after_cursor_execute")
+        def end(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+            nonlocal seen
+            seen += "CREATE TABLE" in statement
+            if seen == 4:
+                os._exit(9)
+
+        open_engine(path, Durability.HOST)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    opened = open_engine(path, Durability.HOST)
+    assert DeviceStore(opened).count() == 0
+    opened.dispose()
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:

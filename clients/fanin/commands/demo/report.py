@@ -34,9 +34,6 @@ def json_row(found: Findings) -> dict[str, object]:
     """The findings for programs; keys are part of the command's contract."""
     rounds = found.rounds
     closed = [event for event in found.events if isinstance(event, RoundClosed)]
-    runtimes: Counter[str] = Counter()
-    for event in rounds:
-        runtimes.update(event.runtimes)
     return {
         "accuracy": {name: {"float": part.top1_float, "int8": part.top1_int8} for name, part in found.measured.items()},
         "int8_agreement": found.measured["final"].agreement,
@@ -49,7 +46,7 @@ def json_row(found: Findings) -> dict[str, object]:
         "bytes_up_per_round": statistics.median(event.bytes_up for event in rounds),
         "bytes_down_first_round": rounds[0].bytes_down,
         "seconds_total": found.seconds_total,
-        "runtimes": dict(runtimes),
+        "runtimes": dict(_runtimes(found)),
         "device_packages": list(found.environment.packages),
         "device_import_torch": found.environment.import_torch,
         "device_import_onnx": found.environment.import_onnx,
@@ -81,7 +78,7 @@ def print_table(found: Findings) -> None:
         f"{row['bytes_down_per_round']:.0f} down, {row['bytes_up_per_round']:.0f} up",
     )
     facts.add_row("bytes down in the first round", f"{row['bytes_down_first_round']} (the graphs travel once)")
-    facts.add_row("updates by runtime", ", ".join(f"{name}: {count}" for name, count in found_runtimes(found).items()))
+    facts.add_row("updates by runtime", ", ".join(f"{name}: {count}" for name, count in _runtimes(found).items()))
     facts.add_row(
         "import torch, import onnx on a device",
         f"{_fails(found.environment.import_torch)}, {_fails(found.environment.import_onnx)}",
@@ -91,7 +88,7 @@ def print_table(found: Findings) -> None:
     console.print(facts)
 
 
-def found_runtimes(found: Findings) -> Counter[str]:
+def _runtimes(found: Findings) -> Counter[str]:
     """Updates by the runtime that they were made with."""
     total: Counter[str] = Counter()
     for event in found.rounds:
