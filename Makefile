@@ -1,7 +1,8 @@
 # Everything that is done to this repository, by name. `make` lists it.
 #
-# Two environments: .venv has all extras and the package editable; .venv-device has the wheel with [onnx] and
-# nothing else, as a device would. Each has a stamp file, so that nothing is installed twice.
+# Four environments: .venv has all extras but [tflite] and the package editable; .venv-device, .venv-device-litert and
+# .venv-device-tflite have the wheel with the extra of one runtime and nothing else, as a device would. Each has a stamp
+# file, so that nothing is installed twice.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -19,13 +20,16 @@ export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 VENV := .venv
-DEVICE := .venv-device
+DEVICES := .venv-device .venv-device-litert .venv-device-tflite
 CONSTRAINTS := .ci/constraints.txt
-EXTRAS := onnx,server,export,datacenter,dev
+# tflite-runtime was built for numpy 1, the last of which knows no newer Python than 3.12.
+TFLITE_CONSTRAINTS := .ci/constraints-tflite.txt
+EXTRAS := onnx,litert,server,export,datacenter,dev
 ROOTS := server clients edge datacenter protos
 SOURCES := $(shell find $(ROOTS) -type f -not -path '*/__pycache__/*')
 BIN := $(VENV)/bin
-PIP_INSTALL := pip install --quiet -c $(CONSTRAINTS) $(PIP_FLAGS)
+PIP_INSTALL := pip install --quiet $(PIP_FLAGS)
+STAMPS := $(DEVICES:%=%/.installed)
 
 .PHONY: help
 help: ## this list
@@ -33,15 +37,15 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(VENV)/.installed $(DEVICE)/.installed ## the whole loop on this machine; ARGS="--rounds 3" for its flags
+demo: $(VENV)/.installed $(STAMPS) ## the whole loop on this machine; ARGS="--rounds 3" for its flags
 	$(BIN)/fanin demo $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.installed $(DEVICE)/.installed lint types imports ## every gate and every test but the nightly ones
+test: $(VENV)/.installed $(STAMPS) lint types imports ## every gate and every test but the nightly ones
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not nightly" $(ARGS)
 
 .PHONY: nightly
-nightly: $(VENV)/.installed $(DEVICE)/.installed ## the tests that are too long for every change
+nightly: $(VENV)/.installed $(STAMPS) ## the tests that are too long for every change
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m nightly $(ARGS)
 
 .PHONY: lint
@@ -78,22 +82,22 @@ constraints: $(VENV)/.installed ## the tested versions anew from .venv
 .PHONY: venv
 venv: $(VENV)/.installed ## .venv: all extras, the package editable
 
-.PHONY: device
-device: $(DEVICE)/.installed ## .venv-device: the wheel with [onnx] and nothing else
+.PHONY: devices
+devices: $(STAMPS) ## .venv-device, -litert and -tflite: the wheel with one runtime and nothing else
 
 .PHONY: wheel
 wheel: dist/.built ## the wheel, in dist/
 
 .PHONY: clean
 clean: ## remove the environments, what was built and the caches
-	rm -rf $(VENV) $(DEVICE) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(DEVICES) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"fanin: got Python {sys.version.split()[0]}, expected 3.11 or newer; name one: make PYTHON=/path/to/python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "$(VENV): installing (the first time takes minutes: torch is large)"
-	$(BIN)/$(PIP_INSTALL) -e ".[$(EXTRAS)]"
+	$(BIN)/$(PIP_INSTALL) -c $(CONSTRAINTS) -e ".[$(EXTRAS)]"
 	@touch $@
 
 dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.installed
@@ -101,10 +105,15 @@ dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.installed
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
 	@touch $@
 
+.venv-device/.installed: EXTRA := onnx
+.venv-device-litert/.installed: EXTRA := litert
+.venv-device-tflite/.installed: EXTRA := tflite
+.venv-device-tflite/.installed: CONSTRAINTS := $(TFLITE_CONSTRAINTS)
+
 # The first command brings what the wheel needs, the second the wheel itself even if its version is the same.
-$(DEVICE)/.installed: dist/.built $(CONSTRAINTS)
-	@test -x $(DEVICE)/bin/python || $(PYTHON) -m venv $(DEVICE)
-	@echo "$(DEVICE): installing the wheel with [onnx]"
-	$(DEVICE)/bin/$(PIP_INSTALL) "$$(ls dist/fanin-*.whl)[onnx]"
-	$(DEVICE)/bin/$(PIP_INSTALL) --force-reinstall --no-deps dist/fanin-*.whl
+$(STAMPS): %/.installed: dist/.built $(CONSTRAINTS) $(TFLITE_CONSTRAINTS)
+	@test -x $*/bin/python || $(PYTHON) -m venv $*
+	@echo "$*: installing the wheel with [$(EXTRA)]"
+	$*/bin/$(PIP_INSTALL) -c $(CONSTRAINTS) "$$(ls dist/fanin-*.whl)[$(EXTRA)]"
+	$*/bin/$(PIP_INSTALL) --force-reinstall --no-deps dist/fanin-*.whl
 	@touch $@

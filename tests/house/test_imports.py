@@ -30,6 +30,9 @@ WRONG = {
     "device": ("clients/fanin/commands/join.py", "import typer"),
     "grpc": ("server/fanin/server/wrong.py", "from grpc import aio"),
     "onnxruntime": ("edge/fanin/edge/runtimes/wrong.py", "import onnxruntime"),
+    "tflite-runtime": ("edge/fanin/edge/export/wrong.py", "import tflite_runtime.interpreter"),
+    "litert": ("edge/fanin/edge/runtimes/wrong.py", "from ai_edge_litert import interpreter"),
+    "tflite-export": ("edge/fanin/edge/runtimes/wrong.py", "import flatbuffers"),
     "onnx": ("edge/fanin/edge/runtimes/wrong.py", "import onnx.helper"),
     "database": ("server/fanin/server/wrong.py", "import sqlalchemy.orm"),
     "terminal": ("clients/fanin/clients/wrong.py", "import rich.table"),
@@ -38,8 +41,9 @@ WRONG = {
 }
 """For each contract a file and a line in it that breaks it."""
 
-ABSENT_FROM_JOIN = ("alembic", "fanin.server", "onnx", "onnxruntime", "rich", "sqlalchemy", "torch", "typer")
-ABSENT_FROM_SERVE = ("fanin.datacenter", "fanin.edge.export", "onnx", "onnxruntime", "torch")
+RUNTIME_LIBRARIES = ("ai_edge_litert", "onnx", "onnxruntime", "tflite_runtime")
+ABSENT_FROM_JOIN = ("alembic", "fanin.server", "rich", "sqlalchemy", "torch", "typer", *RUNTIME_LIBRARIES)
+ABSENT_FROM_SERVE = ("fanin.datacenter", "fanin.edge.export", "torch", *RUNTIME_LIBRARIES)
 
 
 def test_contracts_let_nothing_through() -> None:

@@ -32,7 +32,7 @@ VALUES = st.one_of(
     st.integers(-(1 << 70), 1 << 70).map(str),
     st.floats().map(repr),
     st.booleans().map(lambda value: str(value).lower()),
-    st.sampled_from(('""', '"fixed32"', "[]", "{}", "{ x = 1 }", "1e400", "2026-01-01", "1" + "0" * 400)),
+    st.sampled_from(('""', '"fixed32"', '"int8"', "[]", "{}", "{ x = 1 }", "1e400", "2026-01-01", "1" + "0" * 400)),
 )
 TOP_KEYS = ("name", "app", "bundle", "cohort", "training", "codec", "aggregation", "stop", "other")
 TABLE_KEYS = (

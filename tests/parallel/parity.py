@@ -41,7 +41,7 @@ class AveragingTrainer(Trainer):
 def data() -> Examples:
     """Noise and labels."""
     rng = np.random.default_rng(3)
-    return Examples(x=rng.random((NUM_EXAMPLES, 1, 8, 8), np.float32), y=rng.integers(0, 10, NUM_EXAMPLES))
+    return Examples(x=rng.random((NUM_EXAMPLES, 1, 8, 8), np.float32), y=rng.integers(0, 10, NUM_EXAMPLES, np.int32))
 
 
 def run(kind: type[Trainer], dtype: str, mesh: DeviceMesh | None, rank: int) -> dict[str, np.ndarray]:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import raw
+from support.raw import raw_app, raw_of
 
 from fanin.clients.digits import split_digits
 from fanin.datacenter.job import main, train
@@ -29,6 +31,7 @@ from fanin.datacenter.jobfiles import (
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
+RAW_APPS = raw.__file__
 positive = st.floats(1e-6, 1e3)
 settings_of = st.builds(
     TrainSettings,
@@ -207,3 +210,20 @@ def edited(folder: Path, edit: object) -> Path:
     edit(row)
     path.write_text(json.dumps(row))
     return path
+
+
+def test_raw_data_trains_as_what_the_model_is_given(tmp_path: Path) -> None:
+    app = raw_app("pixels")
+    labels = np.arange(len(app.calibration)) % app.num_classes
+    vectors = []
+    for name, x in (("raw", raw_of("pixels")), ("x", app.calibration)):
+        np.savez(tmp_path / f"{name}.npz", x=x.numpy(), y=labels)
+        config = TrainConfig(
+            app=f"{RAW_APPS}:pixels",
+            data=tmp_path / f"{name}.npz",
+            num_validation=4,
+            training=TrainSettings(learning_rate=0.1, batch_size=4, max_epochs=1),
+            folder=tmp_path,
+        )
+        vectors.append(train(config, 0, 1).parameters)
+    np.testing.assert_array_equal(*vectors)

@@ -5,12 +5,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from fanin.clients.digits import split_digits
 from fanin.datacenter.models.cnn import INPUT_SHAPE, NUM_CLASSES, DigitsCnn
 from fanin.datacenter.models.digits_app import SMOOTHING, app, smoothed_cross_entropy
-from fanin.datacenter.parameters import load_parameters, parameter_table, parameter_vector
+from fanin.datacenter.parameters import load_parameters, parameter_table, parameter_vector, trained_module
+from fanin.edge.export import Adapters, App, Recipe
 from fanin.edge.export.app import load_app
+from fanin.edge.export.prepare import prepare
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidInput
 
@@ -81,3 +84,28 @@ def test_another_models_parameters_change_nothing(
     with pytest.raises(InvalidInput, match=expected):
         load_parameters(module, table, np.full(table.num_values, value, np.float32))
     assert (parameter_vector(module) == before).all()
+
+
+def test_running_statistics_and_adapters_travel_as_the_bundle_has_them() -> None:
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.head = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(self.conv(x)).mean((2, 3)))
+
+    for trains in ("full", "head", Adapters(rank=2)):
+        found = App(
+            name="small",
+            module=Small(),
+            calibration=torch.rand(4, 1, 8, 8),
+            batch_size=4,
+            num_classes=3,
+            recipe=Recipe(trains=trains),
+        )
+        module = trained_module(found)
+        assert parameter_table(module) == prepare(found).table
+        flat = np.arange(parameter_table(module).num_values, dtype=np.float32)
+        load_parameters(module, parameter_table(module), flat)
+        np.testing.assert_array_equal(parameter_vector(module), flat)

@@ -8,7 +8,7 @@ from fanin.clients.data import Examples
 from fanin.datacenter.jobfiles import TrainSettings
 from fanin.datacenter.parameters import parameter_vector
 from fanin.datacenter.trainer import EVALUATE_BATCH, Trainer, fit
-from fanin.edge.export.app import cross_entropy
+from fanin.edge.export import cross_entropy, next_token, squared_error
 from fanin.protos.errors import InvalidInput
 
 
@@ -22,7 +22,7 @@ def data(num: int, seed: int) -> Examples:
     """Labels that a linear model can learn, but not all of them."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(num, 4)).astype(np.float32)
-    return Examples(x=x, y=(x[:, :3] + 0.5 * rng.normal(size=(num, 3))).argmax(axis=1))
+    return Examples(x=x, y=(x[:, :3] + 0.5 * rng.normal(size=(num, 3))).argmax(axis=1).astype(np.int32))
 
 
 def test_a_step_is_torchs_own_sgd_on_the_mean_loss() -> None:
@@ -33,7 +33,7 @@ def test_a_step_is_torchs_own_sgd_on_the_mean_loss() -> None:
     for step in range(5):
         batch = data(7, step)
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(theirs(torch.from_numpy(batch.x)), torch.from_numpy(batch.y))
+        loss = torch.nn.functional.cross_entropy(theirs(torch.from_numpy(batch.x)), torch.from_numpy(batch.y).long())
         loss.backward()
         optimizer.step()
         assert float(trainer.step(batch)) == pytest.approx(loss.item(), abs=1e-6)
@@ -74,9 +74,29 @@ def test_evaluation_is_over_all_examples() -> None:
     examples = data(2 * EVALUATE_BATCH + 3, 1)
     logits = trainer.module(torch.from_numpy(examples.x)).detach()
     loss, accuracy = trainer.evaluate(examples)
-    expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(examples.y)).item()
+    expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(examples.y).long()).item()
     assert loss == pytest.approx(expected, abs=1e-6)
     assert accuracy == (logits.argmax(dim=1).numpy() == examples.y).mean()
+
+
+def test_tokens_are_counted_where_there_is_one_and_values_not_at_all() -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5))
+    settings = TrainSettings(learning_rate=0.1)
+    x = np.arange(12, dtype=np.int32).reshape(4, 3) % 5
+    tokens = Trainer(module, next_token, settings, None)
+    said = module(torch.from_numpy(x)).argmax(dim=-1).numpy().astype(np.int32)
+    # One wrong, one not asked for.
+    y = said.copy()
+    y[0, 0], y[1, 1] = (said[0, 0] + 1) % 5, -1
+    _, accuracy = tokens.evaluate(Examples(x=x, y=y))
+    assert accuracy == 10 / 11
+    inputs = np.ones((4, 2), np.float32)
+    loss, accuracy = Trainer(torch.nn.Linear(2, 1), squared_error, settings, None).evaluate(
+        Examples(x=inputs, y=np.zeros((4, 1), np.float32))
+    )
+    assert loss > 0.0
+    assert accuracy == 0.0
 
 
 def test_a_loss_that_is_not_finite_is_told() -> None:

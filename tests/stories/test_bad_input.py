@@ -66,7 +66,7 @@ HEADERS: dict[str, tuple[Change, str]] = {
         lambda h: replace(h, version_sha256="0" * 64),
         "update: trained from version 00000000.., expected ",
     ),
-    "codec": (lambda h: replace(h, codec="int8"), "update: got codec 'int8', expected 'fixed32'"),
+    "codec": (lambda h: replace(h, codec="int4"), "update: got codec 'int4', expected 'fixed32'"),
     "number of shifts": (
         lambda h: replace(h, shifts=(0,)),
         "update: got 1 shifts up to 0, expected 2 up to 0",

@@ -331,7 +331,7 @@ def test_a_device_without_a_runtime_asks_nothing_of_the_coordinator(site: Site) 
         files = [word for option in ("ca", "publisher", "data") for word in (f"--{option}", str(site.folder / option))]
         words = fanin(
             "join", "--server", address, *files, "--state", str(site.folder / "device"),
-            before="import sys; sys.modules['onnxruntime'] = None",
+            before="import sys; sys.modules |= dict.fromkeys(('onnxruntime', 'ai_edge_litert', 'tflite_runtime'))",
         )  # fmt: skip
         device = start(words, site.folder / "device.log")
         site.started.append(device)
@@ -340,6 +340,6 @@ def test_a_device_without_a_runtime_asks_nothing_of_the_coordinator(site: Site) 
         with pytest.raises(TimeoutError):
             server.accept()
     assert device.text() == (
-        "fanin join: runtime 'onnx': onnxruntime is not installed here; pip install 'fanin[onnx]'\n"
+        "fanin join: runtime: none of ['onnx', 'litert', 'tflite'] is installed here; pip install 'fanin[onnx]'\n"
     )
     assert not (site.folder / "device").exists()

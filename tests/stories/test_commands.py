@@ -38,7 +38,8 @@ def test_an_unknown_subcommand_is_wrong_usage(fanin: Fanin) -> None:
     outcome = fanin("bogus")
     assert outcome.status == 2
     assert outcome.err == (
-        "fanin: got subcommand 'bogus', expected one of demo, serve, join, run, runs, watch, verify, inspect\n"
+        "fanin: got subcommand 'bogus', expected one of demo, serve, join, export, run, runs, watch, verify, "
+        "infer, inspect\n"
     )
 
 
@@ -163,7 +164,7 @@ def test_join_with_a_file_that_is_none(
         ("cache-mb", "0", "--cache-mb: got 0, expected at least 1"),
         ("max-updates", "-3", "--max-updates: got -3, expected at least 0"),
         ("server", "localhost", "server: got 'localhost', expected HOST:PORT, for example 127.0.0.1:7443"),
-        ("runtime", "abacus", "runtime: got 'abacus', expected one of ['onnx', 'reference']"),
+        ("runtime", "abacus", "runtime: got 'abacus', expected one of ['litert', 'onnx', 'reference', 'tflite']"),
     ],
 )
 def test_join_with_a_value_that_makes_no_sense(

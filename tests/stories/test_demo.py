@@ -1,4 +1,5 @@
-"""The main job, small: the demo's whole loop in a device environment without torch, twice in another order."""
+"""The main job, small: the demo's whole loop, two devices on each of the three runtimes, in environments without torch;
+twice in another order."""
 
 import json
 import subprocess
@@ -7,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-DEVICE_PYTHON = Path(__file__).parents[2] / ".venv-device" / "bin" / "python"
-NUM_DEVICES = 4
+ROOT = Path(__file__).parents[2]
+RUNTIMES = {"onnx": ".venv-device", "litert": ".venv-device-litert", "tflite": ".venv-device-tflite"}
+NUM_DEVICES = 6
 NUM_ROUNDS = 3
 
 
@@ -17,7 +19,9 @@ def run_demo(folder: Path, delay_seed: int) -> dict[str, object]:
     out = folder / f"demo-{delay_seed}.json"
     command = [sys.executable, "-m", "fanin.commands.main", "demo", "--seed", "3"]
     command += ["--devices", str(NUM_DEVICES), "--rounds", str(NUM_ROUNDS), "--delay-seed", str(delay_seed)]
-    command += ["--device-python", str(DEVICE_PYTHON), "--json", str(out)]
+    command += ["--runtimes", ",".join(RUNTIMES), "--codec", "int8", "--json", str(out)]
+    for name in RUNTIMES.values():
+        command += ["--device-python", str(ROOT / name / "bin" / "python")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "Top-1 accuracy" in done.stdout
@@ -27,7 +31,7 @@ def run_demo(folder: Path, delay_seed: int) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
     """Two demos of one seed whose devices wait other moments before they upload."""
-    assert DEVICE_PYTHON.exists(), "make device makes the devices' environment"
+    assert all((ROOT / name).exists() for name in RUNTIMES.values()), "make devices makes the devices' environments"
     folder = tmp_path_factory.mktemp("demo")
     return [run_demo(folder, delay_seed) for delay_seed in (1, 2)]
 
@@ -40,10 +44,18 @@ def test_another_order_of_acceptance_ends_in_the_same_version(demos: list[dict[s
 
 def test_devices_have_neither_torch_nor_onnx(demos: list[dict[str, object]]) -> None:
     (found, _) = demos
-    assert "No module named 'torch'" in str(found["device_import_torch"])
-    assert "No module named 'onnx'" in str(found["device_import_onnx"])
-    assert not any(str(line).startswith(("torch", "onnx==")) for line in found["device_packages"])
-    assert list(found["runtimes"]) == ["onnxruntime 1.31.1"]
+    assert set(found["environments"]) == set(RUNTIMES)
+    for environment in found["environments"].values():
+        assert "No module named 'torch'" in environment["import_torch"]
+        assert "No module named 'onnx'" in environment["import_onnx"]
+        assert not any(line.startswith(("torch", "onnx==")) for line in environment["packages"])
+
+
+def test_every_runtime_takes_part_in_every_round(demos: list[dict[str, object]]) -> None:
+    (found, _) = demos
+    expected = [environment["runtime"] for environment in found["environments"].values()]
+    assert {name.split()[0] for name in expected} == {"onnxruntime", "ai-edge-litert", "tflite-runtime"}
+    assert found["runtimes"] == dict.fromkeys(expected, NUM_DEVICES // len(RUNTIMES) * (NUM_ROUNDS + 1))
 
 
 def test_the_federation_learns_and_the_circle_is_closed(demos: list[dict[str, object]]) -> None:
@@ -58,4 +70,4 @@ def test_the_federation_learns_and_the_circle_is_closed(demos: list[dict[str, ob
     assert all(
         sorted(order) == [f"device-{index}" for index in range(NUM_DEVICES)] for order in found["acceptance_order"]
     )
-    assert found["bytes_up_per_round"] > 4 * NUM_DEVICES * 10_000
+    assert NUM_DEVICES * 10_000 < found["bytes_up_per_round"] < 2 * NUM_DEVICES * 10_000

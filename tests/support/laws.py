@@ -62,7 +62,13 @@ def versions(draw: st.DrawFn) -> m.Version:
 
 
 CODEC_SPECS: Final = st.builds(m.CodecSpec, name=NAMES, max_shift=st.integers(0, m.MAX_CODEC_SHIFT))
-TRAININGS: Final = st.builds(m.Training, epochs=st.integers(1, m.MAX_EPOCHS), learning_rate=POSITIVE, seed=UINT64)
+TRAININGS: Final = st.builds(
+    m.Training,
+    epochs=st.integers(1, m.MAX_EPOCHS),
+    learning_rate=POSITIVE,
+    seed=UINT64,
+    proximal_weight=st.just(0.0) | POSITIVE,
+)
 ASSIGNMENTS: Final = st.builds(
     m.Assignment,
     assignment_id=NAMES,
@@ -143,15 +149,16 @@ def cohorts(draw: st.DrawFn) -> p.CohortPlan:
 def plans(draw: st.DrawFn) -> p.Plan:
     """Any Plan, up to the very edge of the headroom."""
     cohort = draw(cohorts())
-    room = p.HEADROOM_BITS - (p.CODEC_BITS["fixed32"] - 1)
+    name = draw(st.sampled_from(sorted(p.CODEC_BITS)))
+    room = p.HEADROOM_BITS - (p.CODEC_BITS[name] - 1)
     shift = draw(st.integers(0, room - (cohort.buffer * p.WEIGHT_UNIT - 1).bit_length()))
-    most = (1 << (room - shift)) // (cohort.buffer * p.WEIGHT_UNIT)
+    most = min((1 << (room - shift)) // (cohort.buffer * p.WEIGHT_UNIT), p.MAX_TIMES)
     examples = draw(st.just(most) | st.integers(1, most))
     return p.Plan(
         name=draw(NAMES),
         cohort=cohort,
-        training=m.Training(epochs=draw(st.integers(1, 1000)), learning_rate=draw(POSITIVE), seed=draw(UINT64)),
-        codec=m.CodecSpec(name="fixed32", max_shift=shift),
+        training=draw(TRAININGS),
+        codec=m.CodecSpec(name=name, max_shift=shift),
         aggregation=p.AggregationPlan(max_examples=examples, outer_learning_rate=draw(POSITIVE)),
         stop=p.StopPlan(
             max_rounds=draw(st.integers(1, 1 << 20)), patience=draw(st.integers(0, 100)), min_delta=draw(SECONDS)

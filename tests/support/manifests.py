@@ -21,7 +21,7 @@ def slots() -> tuple[Slot, ...]:
     """One of each kind: a dense layer whose weight the graph holds transposed, and a float."""
     weight, bias = "dense.weight", "dense.bias"
     return (
-        Slot(initializer="w", kind=SlotKind.WEIGHT, parameter=weight, shape=(3, 4), axis=1, transposed=True),
+        Slot(initializer="w", kind=SlotKind.WEIGHT, parameter=weight, shape=(3, 4), axis=1, permutation=(1, 0)),
         Slot(initializer="ws", kind=SlotKind.WEIGHT_SCALE, parameter=weight, shape=(3,), axis=1),
         Slot(
             initializer="b",
@@ -60,7 +60,7 @@ def manifest() -> Manifest:
                 for name in ("evaluate", "infer", "train")
             }
         ),
-        slots=slots(),
+        slots=MappingProxyType({"onnx": slots()}),
         artifacts=MappingProxyType({name: artifact_of(data) for name, data in ARTIFACTS.items()}),
         initial="initial",
     )

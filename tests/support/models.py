@@ -1,7 +1,7 @@
 """Two small Apps on 8x8 images, their Bundles, and data that they can learn."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fanin.edge.bundle import CHUNKS_FOLDER, Bundle, SignedManifest, folder_reader, write_bundle
+from fanin.edge.bundle import CHUNKS_FOLDER, Bundle, SignedManifest, folder_reader, read_signed_manifest, write_bundle
 from fanin.edge.export import App, export_app
 from fanin.edge.keys import BUNDLE_CONTEXT, SigningKey
 from fanin.edge.manifest import Manifest, dump_manifest
@@ -73,13 +73,18 @@ def bundle_of(name: str) -> Bundle:
     return exported(app_of(name))
 
 
-def exported(app: App) -> Bundle:
+def exported(app: App, formats: Sequence[str] = ("onnx",)) -> Bundle:
     """An App's Bundle, in memory."""
     with tempfile.TemporaryDirectory() as folder:
-        bundle = export_app(app, Path(folder), PUBLISHER)
-        read = folder_reader(Path(folder))
-        chunks = {path.name: read(path.name) for path in (Path(folder) / CHUNKS_FOLDER).iterdir()}
-    return Bundle.open(bundle.signed, trusted=[PUBLISHER.public], read=chunks.__getitem__)
+        export_app(app, Path(folder), PUBLISHER, formats)
+        return in_memory(Path(folder))
+
+
+def in_memory(folder: Path) -> Bundle:
+    """A Bundle's folder, read at once."""
+    read = folder_reader(folder)
+    chunks = {path.name: read(path.name) for path in (folder / CHUNKS_FOLDER).iterdir()}
+    return Bundle.open(read_signed_manifest(folder), trusted=[PUBLISHER.public], read=chunks.__getitem__)
 
 
 def with_artifact(bundle: Bundle, name: str, data: bytes) -> Bundle:
@@ -110,7 +115,7 @@ def samples(num: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
     images = 0.3 * rng.standard_normal((num, 1, 8, 8))
     for index, label in enumerate(labels):
         images[index, 0, 2 * label : 2 * label + 2] += 1.0
-    return images.astype(np.float32), labels
+    return images.astype(np.float32), labels.astype(np.int32)
 
 
 def batches(num: int, *, seed: int) -> Iterator[Batch]:
@@ -120,7 +125,7 @@ def batches(num: int, *, seed: int) -> Iterator[Batch]:
         kept = len(x[start : start + BATCH_SIZE])
         batch = Batch(
             x=np.zeros((BATCH_SIZE, 1, 8, 8), np.float32),
-            y=np.zeros(BATCH_SIZE, np.int64),
+            y=np.zeros(BATCH_SIZE, np.int32),
             mask=np.zeros(BATCH_SIZE, np.float32),
         )
         batch.x[:kept], batch.y[:kept], batch.mask[:kept] = x[start : start + kept], y[start : start + kept], 1.0

@@ -69,7 +69,9 @@ def assignment(round_number: int = 1, device: str = "device") -> m.Assignment:
 
 def update(work: m.Assignment, scale: float = 0.01, examples: int = 10, **counts: int) -> tuple[m.UpdateHeader, bytes]:
     """An Update for an Assignment: header and payload."""
-    encoded = CODECS["fixed32"].encode(TABLE, parameters(scale), work.grid, work.codec.max_shift)
+    encoded = CODECS["fixed32"].encode(
+        TABLE, parameters(scale), work.grid, work.codec.max_shift, np.random.default_rng(0)
+    )
     header = m.UpdateHeader(
         format=m.UPDATE_FORMAT,
         assignment_id=work.assignment_id,

@@ -29,11 +29,12 @@ def plan(**changes: object) -> Plan:
     """Four devices, four Updates a Round."""
     fields = {"concurrency": 4, "buffer": 4, "quorum": 4, "deadline_s": 600.0, "max_rounds": 3} | changes
     stop = StopPlan(max_rounds=int(fields.pop("max_rounds")))
+    codec = fields.pop("codec", CodecSpec(name="fixed32", max_shift=0))
     return Plan(
         name="virtual",
         cohort=CohortPlan(**fields),
         training=Training(epochs=1, learning_rate=0.1, seed=7),
-        codec=CodecSpec(name="fixed32", max_shift=0),
+        codec=codec,
         aggregation=AggregationPlan(),
         stop=stop,
     )

@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.laws import LAW
 
-from fanin.edge.codecs import LIMIT
+from fanin.edge.codecs import largest_value
 from fanin.edge.tensors import TensorTable
 from fanin.server.aggregation import Contribution, accept, begin, finish
 from fanin.server.outer import apply_fedavg
 
 TABLE = TensorTable.of({"a": (2, 2), "b": (), "c": (0,), "d": (3,)})
+LIMIT = largest_value(32)
 BLOCKS = (0, 0, 0, 0, 1, 3, 3, 3)
 VALUES = st.lists(st.integers(-LIMIT, LIMIT), min_size=len(BLOCKS), max_size=len(BLOCKS))
 SHIFTS = st.lists(st.integers(0, 4), min_size=4, max_size=4)

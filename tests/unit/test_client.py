@@ -38,7 +38,7 @@ from fanin.protos.errors import (
 )
 
 SHAPES = {"a": (2, 3), "b": (4,), "c": ()}
-THREE = Examples(x=np.zeros((3, 1), np.float32), y=np.zeros(3, np.int64))
+THREE = Examples(x=np.zeros((3, 1), np.float32), y=np.zeros(3, np.int32))
 OPEN, CLOSED = m.RoundState.OPEN, m.RoundState.CLOSED
 
 
@@ -260,6 +260,7 @@ class LosingRuntime:
 
     loss_sum: float
     name: str = "losing 1"
+    graph_format: str = "onnx"
 
     def open_train(self, bundle: Bundle) -> TrainStep:
         raise AssertionError("nothing is trained from such a Version")
@@ -287,4 +288,4 @@ class Store:
 def test_a_version_whose_loss_is_no_number_is_told(script: Script, tmp_path: Path, loss_sum: float) -> None:
     run(script, tmp_path, RuntimeTrainer(LosingRuntime(loss_sum), Store()))
     (reason,) = script.failures
-    assert reason.startswith(f"training: the Version's loss is not finite on the validation part (got {loss_sum})")
+    assert reason.startswith(f"training: the Version's loss is not finite on these examples (got {loss_sum})")

@@ -1,4 +1,4 @@
-"""fixed32 by example, and what it refuses."""
+"""The codecs by example, and what they refuse."""
 
 import struct
 
@@ -6,56 +6,92 @@ import numpy as np
 import pytest
 from support.errors import raises
 
-from fanin.edge.codecs import CODECS, LIMIT, codec_named
+from fanin.edge.codecs import CODECS, Encoded, codec_named, largest_value
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidUpdate
+from fanin.protos.messages import MAX_CODEC_SHIFT, MAX_GRID_EXPONENT, MIN_GRID_EXPONENT
 
-FIXED32 = CODECS["fixed32"]
 TABLE = TensorTable.of({"a": (2,), "b": (2,)})
 
 
-def test_values_round_to_the_nearest_step_ties_to_even() -> None:
-    encoded = FIXED32.encode(TABLE, np.array([0.5, 1.5, -2.5, 3.0], np.float32), (0, 0), 0)
+def encode(name: str, values: list[float], max_shift: int = 0, seed: int = 0) -> Encoded:
+    return CODECS[name].encode(TABLE, np.array(values, np.float32), (0, 0), max_shift, np.random.default_rng(seed))
+
+
+def test_fixed32_rounds_to_the_nearest_step_ties_to_even() -> None:
+    encoded = encode("fixed32", [0.5, 1.5, -2.5, 3.0])
     assert encoded.payload == struct.pack("<4i", 0, 2, -2, 3)
     assert (encoded.shifts, encoded.num_rounded, encoded.num_saturated) == ((0, 0), 3, 0)
 
 
+def test_int8_rounds_to_either_side_by_chance_and_alike_for_the_same_seed() -> None:
+    found = {struct.unpack("<4b", encode("int8", [0.5, -1.5, 100.25, 3.0], seed=seed).payload) for seed in range(64)}
+    assert {values[0] for values in found} == {0, 1}
+    assert {values[1] for values in found} == {-2, -1}
+    assert {values[2] for values in found} == {100, 101}
+    assert {values[3] for values in found} == {3}
+    assert encode("int8", [0.5, -1.5, 100.25, 3.0], seed=5) == encode("int8", [0.5, -1.5, 100.25, 3.0], seed=5)
+
+
 def test_a_block_shifts_by_as_little_as_it_needs() -> None:
-    update = np.array([2.0**33, 4.0, 1.0, 1.0], np.float32)
-    encoded = FIXED32.encode(TABLE, update, (0, 0), 8)
+    encoded = encode("fixed32", [2.0**33, 4.0, 1.0, 1.0], 8)
     assert encoded.shifts == (3, 0)
     assert encoded.payload == struct.pack("<4i", 2**30, 0, 1, 1)
     assert (encoded.num_rounded, encoded.num_saturated) == (1, 0)
-
-
-def test_beyond_the_last_shift_values_are_cut_and_counted() -> None:
-    update = np.array([2.0**33, -(2.0**40), 1.0, 1.0], np.float32)
-    encoded = FIXED32.encode(TABLE, update, (0, 0), 2)
+    encoded = encode("int8", [508.0, -4.0, 127.0, -127.0], 8)
     assert encoded.shifts == (2, 0)
-    assert encoded.payload == struct.pack("<4i", LIMIT, -LIMIT, 1, 1)
+    assert encoded.payload == struct.pack("<4b", 127, -1, 127, -127)
+    assert (encoded.num_rounded, encoded.num_saturated) == (0, 0)
+
+
+@pytest.mark.parametrize(("name", "form"), [("fixed32", "<4i"), ("int8", "<4b")])
+def test_beyond_the_last_shift_values_are_cut_and_counted(name: str, form: str) -> None:
+    end = largest_value(CODECS[name].bits)
+    encoded = encode(name, [4.0 * (end + 1), -(2.0**40), 1.0, 1.0], 2)
+    assert encoded.shifts == (2, 0)
+    assert encoded.payload == struct.pack(form, end, -end, 1, 1)
     assert (encoded.num_rounded, encoded.num_saturated) == (0, 2)
 
 
-def test_an_update_is_never_changed_by_encoding_it() -> None:
+@pytest.mark.parametrize("name", sorted(CODECS))
+@pytest.mark.parametrize("exponent", [MIN_GRID_EXPONENT, MAX_GRID_EXPONENT])
+def test_any_grid_of_an_assignment_can_be_used(name: str, exponent: int) -> None:
+    update = np.array([3e38, -1e-45, 0.0, -3e38], np.float32)
+    encoded = CODECS[name].encode(TABLE, update, (exponent, exponent), MAX_CODEC_SHIFT, np.random.default_rng(0))
+    values = CODECS[name].decode(memoryview(encoded.payload)).tolist()
+    end = largest_value(CODECS[name].bits)
+    if exponent < 0:
+        # Even the least float32 is 2^851 steps.
+        assert values == [end, -end, 0, -end]
+        assert (encoded.num_rounded, encoded.num_saturated) == (0, 3)
+    else:
+        assert values == [0, 0, 0, 0]
+        # Of the least float32 not even a float64 is left there.
+        assert (encoded.num_rounded, encoded.num_saturated) == (2, 0)
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_an_update_is_never_changed_by_encoding_it(name: str) -> None:
     update = np.array([0.3, 1e20, -1.0, 0.0], np.float32)
     before = update.tobytes()
-    FIXED32.encode(TABLE, update, (0, 0), 3)
+    CODECS[name].encode(TABLE, update, (0, 0), 3, np.random.default_rng(0))
     assert update.tobytes() == before
 
 
 def test_a_callers_mistakes_are_value_errors() -> None:
+    rng = np.random.default_rng(0)
     with raises(ValueError, "grid: got 1 blocks, expected 2"):
-        FIXED32.encode(TABLE, np.zeros(4, np.float32), (0,), 0)
+        CODECS["fixed32"].encode(TABLE, np.zeros(4, np.float32), (0,), 0, rng)
     with raises(ValueError, "flat vector: got shape (3,), expected (4,)"):
-        FIXED32.encode(TABLE, np.zeros(3, np.float32), (0, 0), 0)
+        CODECS["fixed32"].encode(TABLE, np.zeros(3, np.float32), (0, 0), 0, rng)
 
 
 def test_a_piece_that_ends_within_a_value_is_refused() -> None:
     with raises(InvalidUpdate, "fixed32: got a payload of 7 bytes, expected a multiple of 4"):
-        FIXED32.decode(memoryview(bytes(7)))
+        CODECS["fixed32"].decode(memoryview(bytes(7)))
 
 
-@pytest.mark.parametrize("name", ["", "int8", "Fixed32"])
+@pytest.mark.parametrize("name", ["", "int4", "Fixed32"])
 def test_an_unknown_codec_is_refused(name: str) -> None:
-    with raises(InvalidUpdate, f"codec: got {name!r}, expected one of ['fixed32']"):
+    with raises(InvalidUpdate, f"codec: got {name!r}, expected one of ['fixed32', 'int8']"):
         codec_named(name)

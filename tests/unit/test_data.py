@@ -26,13 +26,13 @@ from fanin.clients.data import (
 from fanin.protos.errors import InvalidInput
 
 seeds = st.integers(0, 2**32 - 1)
-label_lists = st.lists(st.integers(0, 6), min_size=1, max_size=80).map(lambda y: np.array(y, np.int64))
+label_lists = st.lists(st.integers(0, 6), min_size=1, max_size=80).map(lambda y: np.array(y, np.int32))
 
 
 def numbered(num: int, labels: np.ndarray | None = None) -> Examples:
     """Examples whose input is their own number."""
     x = np.arange(num, dtype=np.float32)[:, None]
-    return Examples(x=x, y=np.zeros(num, np.int64) if labels is None else labels)
+    return Examples(x=x, y=np.zeros(num, np.int32) if labels is None else labels)
 
 
 def numbers(examples: Examples) -> list[int]:
@@ -47,7 +47,7 @@ def test_an_epoch_has_every_example_once_in_an_order_of_the_generator(num: int, 
     assert seen.tolist() == np.random.default_rng(seed).permutation(num).tolist()
     for batch in found:
         assert batch.x.shape == (batch_size, 1)
-        assert (batch.x.dtype, batch.y.dtype, batch.mask.dtype) == (np.float32, np.int64, np.float32)
+        assert (batch.x.dtype, batch.y.dtype, batch.mask.dtype) == (np.float32, np.int32, np.float32)
         assert set(batch.x[:, 0]) == set(batch.x[batch.mask == 1.0, 0]), "padding repeats real examples"
     assert all(batch.mask.all() for batch in found[:-1])
 
@@ -118,7 +118,7 @@ def test_a_small_alpha_gives_parts_of_few_labels_and_a_large_one_parts_alike(see
 @pytest.mark.parametrize(("num_parts", "alpha"), [(0, 1.0), (4, 1.0), (2, 0.0), (2, -1.0), (2, np.inf), (2, np.nan)])
 def test_an_impossible_partition_is_refused(num_parts: int, alpha: float) -> None:
     with pytest.raises(ValueError, match=r"dirichlet partition: got (\d parts of 3 examples|alpha)"):
-        dirichlet_partition(np.zeros(3, np.int64), num_parts, alpha, np.random.default_rng(0))
+        dirichlet_partition(np.zeros(3, np.int32), num_parts, alpha, np.random.default_rng(0))
 
 
 @given(labels=label_lists.filter(lambda y: len(y) > 1), partition=st.integers(0, 9), fraction=st.floats(0.01, 0.99))
@@ -150,11 +150,31 @@ def test_a_file_comes_back_as_examples_and_as_a_store(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).random((9, 2, 2)), np.arange(9, dtype=np.uint8)
     np.savez(path, x=x, y=y, more=x)
     found = read_npz(path)
-    assert (found.x.dtype, found.y.dtype) == (np.float32, np.int64)
+    assert (found.x.dtype, found.y.dtype) == (np.float32, np.int32)
     assert (found.x == x.astype(np.float32)).all()
     assert found.y.tolist() == list(range(9))
     store = open_npz(path, 3, 0.3)
     assert (store.partition, len(store.train), len(store.validation)) == (3, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "kinds"),
+    [
+        (np.arange(12, dtype=np.int32).reshape(4, 3), np.arange(12).reshape(4, 3) - 1, (np.int32, np.int32)),
+        (np.ones((4, 3)), np.linspace(-1.0, 1.0, 8).reshape(4, 2), (np.float32, np.float32)),
+    ],
+    ids=["tokens", "values"],
+)
+def test_a_file_may_hold_tokens_or_values(
+    tmp_path: Path, x: np.ndarray, y: np.ndarray, kinds: tuple[type, type]
+) -> None:
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    found = read_npz(tmp_path / "data.npz")
+    assert (found.x.dtype, found.y.dtype) == kinds
+    np.testing.assert_array_equal(found.x, x.astype(kinds[0]))
+    np.testing.assert_array_equal(found.y, y.astype(kinds[1]))
+    rest, held = hold_out(found, 1, np.random.default_rng(0))
+    assert (len(rest), len(held)) == (3, 1)
 
 
 X, Y = np.ones((4, 2), np.float32), np.arange(4)
@@ -167,17 +187,21 @@ X, Y = np.ones((4, 2), np.float32), np.arange(4)
         ({}, "missing ['x', 'y']"),
         ({"x": X, "y": Y[:3]}, "got 4 inputs and 3 labels"),
         ({"x": X[0], "y": Y}, "got x (2,) and y (4,), expected (n, ...) and (n,)"),
-        ({"x": X, "y": X}, "got y of float32, expected integers"),
-        ({"x": X, "y": Y[:, None]}, "got x (4, 2) and y (4, 1), expected (n, ...) and (n,)"),
-        ({"x": X.astype(np.uint8), "y": Y}, "got x of uint8, expected floats, scaled"),
+        ({"x": X, "y": Y.astype(complex)}, "got y of complex128, expected integers (y.astype('int32')), or floats"),
+        ({"x": X, "y": np.array(4)}, "got x (4, 2) and y (), expected (n, ...) and (n,)"),
+        ({"x": X, "y": np.where(X > 0, np.inf, X)}, "got 8 values of y that are not finite float32 numbers"),
+        ({"x": X, "y": Y[:, None] - 2}, "got labels from -2 to 1, expected -1 to 2147483647"),
+        ({"x": Y[:, None].astype(np.int32) - 1, "y": Y}, "got tokens from -1 to 2, expected 0 to 2147483647"),
+        ({"x": Y[:, None], "y": Y}, "got x of int64, expected floats"),
+        ({"x": X.astype(np.uint16), "y": Y}, "got x of uint16, expected floats, scaled"),
         ({"x": X.astype(complex), "y": Y}, "got x of complex128, expected floats"),
         ({"x": np.array(["a", "b"]), "y": Y[:2]}, "got x of <U1, expected floats"),
         ({"x": np.where(X > 0, np.nan, X), "y": Y}, "got 8 values of x that are not finite float32 numbers"),
         ({"x": X.astype(float) * 1e300, "y": Y}, "got 8 values of x that are not finite float32 numbers"),
-        ({"x": X, "y": Y - 1}, "got labels from -1 to 2, expected 0 or more"),
+        ({"x": X, "y": Y - 1}, "got labels from -1 to 2, expected 0 to 2147483647"),
         ({"x": X, "y": np.array([0, 1, 2, 2**64 - 1], np.uint64)}, "got labels from 0 to 18446744073709551615"),
-        ({"x": X[:0], "y": Y[:0]}, "got no examples (x (0, 2)), expected at least one"),
-        ({"x": X[:, :0], "y": Y}, "got no examples (x (4, 0)), expected at least one"),
+        ({"x": X[:0], "y": Y[:0]}, "got no examples (x (0, 2), y (0,)), expected at least one"),
+        ({"x": X[:, :0], "y": Y}, "got no examples (x (4, 0), y (4,)), expected at least one"),
         ({"x": X.astype(object), "y": Y}, "not a readable .npz file of plain arrays"),
     ],
 )
@@ -241,14 +265,32 @@ def test_a_damaged_file_raises_nothing_but_our_error(
 def test_examples_are_checked_in_code_too() -> None:
     with pytest.raises(ValueError, match="examples: got 4 inputs and 2 labels"):
         Examples(x=X, y=Y[:2])
-    with pytest.raises(ValueError, match="examples: got x float64 and y int64, expected float32 and int64"):
+    with pytest.raises(ValueError, match="examples: got x float64 and y int64, expected float32 or int32"):
         Examples(x=X.astype(np.float64), y=Y)
+    with pytest.raises(ValueError, match="examples: got x float32 and y int64, expected float32 or int32"):
+        Examples(x=X, y=Y)
+
+
+def test_bytes_stay_bytes_and_are_only_for_preprocess(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=X.astype(np.uint8), y=Y.astype(np.uint8))
+    examples = read_npz(tmp_path / "data.npz")
+    assert (examples.x.dtype, examples.y.dtype) == (np.uint8, np.int32)
+    (batch,) = batches_in_order(examples, 4)
+    assert batch.x.dtype == np.uint8
+    with pytest.raises(InvalidInput, match="got x of uint8, expected floats, scaled as the model wants them"):
+        check_examples(examples, (2,), 4)
 
 
 def test_examples_must_fit_the_model() -> None:
-    examples = Examples(x=X, y=Y)
+    examples = Examples(x=X, y=Y.astype(np.int32))
     check_examples(examples, (2,), 4)
     with pytest.raises(InvalidInput, match=r"got inputs of shape \(2,\), expected \(1, 8, 8\)"):
         check_examples(examples, (1, 8, 8), 4)
     with pytest.raises(InvalidInput, match="got label 3, expected 0 to 2"):
         check_examples(examples, (2,), 3)
+    with pytest.raises(InvalidInput, match="got y of int32, expected float32 values"):
+        check_examples(examples, (2,), 0)
+    values = Examples(x=X, y=X)
+    check_examples(values, (2,), 0)
+    with pytest.raises(InvalidInput, match="got y of float32, expected int32 labels below 4"):
+        check_examples(values, (2,), 4)

@@ -12,7 +12,7 @@ from fanin.clients.digits import MAX_DEVICES, load_digits, split_digits
 from fanin.protos.errors import InvalidInput
 
 X_SHA256 = "9f578524b6cec1fc800cc52dfc87ebe56264983d490aa72a4bd928ba2570ec77"
-Y_SHA256 = "a3c91c262eddcf7ba8f0e37507c30284493c9b20412ffe4af30d536401f7ba21"
+Y_SHA256 = "3a0e68456f9a3c609b399717dd9ca55bb9153be1bccf72e38e3319cb740c75cd"
 
 
 def rows(*parts: Examples) -> list[bytes]:
@@ -23,7 +23,7 @@ def rows(*parts: Examples) -> list[bytes]:
 def test_the_digits_are_the_known_ones() -> None:
     digits = load_digits()
     assert (digits.x.shape, digits.x.dtype) == ((1797, 1, 8, 8), np.float32)
-    assert (digits.y.shape, digits.y.dtype) == ((1797,), np.int64)
+    assert (digits.y.shape, digits.y.dtype) == ((1797,), np.int32)
     assert (digits.x.min(), digits.x.max()) == (0.0, 1.0)
     assert np.bincount(digits.y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert hashlib.sha256(digits.x.tobytes()).hexdigest() == X_SHA256

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fanin.edge.bundle import open_folder
 from fanin.edge.export import App, cross_entropy, export_app, load_app
 from fanin.edge.export.onnx import quiet_exporter
+from fanin.edge.export.prepare import prepare
 from fanin.edge.export.trace import trace_train
 from fanin.edge.manifest import Port, SlotKind
 from fanin.edge.runtimes.available import open_runtime
@@ -61,15 +62,16 @@ def test_a_model_of_many_layers_becomes_a_verified_bundle(mixed: App) -> None:
     names = [spec.name for spec in bundle.manifest.table.specs]
     assert "unused" in names
     assert "stem.weight" not in names
-    covered = {slot.parameter for slot in bundle.manifest.slots}
+    slots = bundle.manifest.slots["onnx"]
+    covered = {slot.parameter for slot in slots}
     assert covered == set(names) - {"unused"}
-    kinds = {slot.parameter: slot.kind for slot in bundle.manifest.slots}
+    kinds = {slot.parameter: slot.kind for slot in slots}
     # Of one of these the weight is frozen, of the other the bias: what is left moves alone, and stays float.
     assert kinds["stem.bias"] == kinds["norm.bias"] == SlotKind.FLOAT
     assert kinds["head.weight"] == SlotKind.WEIGHT_SCALE
-    transposed = [slot for slot in bundle.manifest.slots if slot.transposed]
+    transposed = [slot for slot in slots if slot.permutation]
     assert {slot.parameter for slot in transposed} == {"mix.in_proj_weight"}
-    assert all(slot.kind is SlotKind.WEIGHT for slot in transposed)
+    assert all(slot.kind is SlotKind.WEIGHT and slot.permutation == (1, 0) for slot in transposed)
     x, _ = samples(5, seed=2)
     got = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())(x)
     with torch.no_grad():
@@ -80,7 +82,7 @@ def test_a_model_of_many_layers_becomes_a_verified_bundle(mixed: App) -> None:
 def test_an_export_is_repeatable_and_changes_nothing(tmp_path: Path) -> None:
     app = app_of("mlp")
     before = {name: value.clone() for name, value in app.module.state_dict().items()}
-    made = export_app(app, tmp_path / "deep" / "bundle", PUBLISHER)
+    made = export_app(app, tmp_path / "deep" / "bundle", PUBLISHER, ["onnx"]).bundle
     opened = open_folder(tmp_path / "deep" / "bundle", trusted=[PUBLISHER.public])
     # The same App and key give the same bytes: a Bundle can be built again and compared.
     assert made.sha256 == opened.sha256 == bundle_of("mlp").sha256
@@ -106,7 +108,7 @@ def test_the_manifest_names_every_port() -> None:
     ]
     assert train.inputs[-4:] == (
         Port(name="x", dtype="float32", shape=(BATCH_SIZE, 1, 8, 8)),
-        Port(name="y", dtype="int64", shape=(BATCH_SIZE,)),
+        Port(name="y", dtype="int32", shape=(BATCH_SIZE,)),
         Port(name="mask", dtype="float32", shape=(BATCH_SIZE,)),
         Port(name="learning_rate", dtype="float32", shape=()),
     )
@@ -125,7 +127,7 @@ def test_a_graph_tells_nothing_of_where_it_was_made(signature: str) -> None:
 def test_a_graph_holds_no_value_of_a_slot() -> None:
     bundle = bundle_of("cnn")
     model = onnx.load_from_string(bundle.graph("infer", "onnx"))
-    slots = {slot.initializer for slot in bundle.manifest.slots}
+    slots = {slot.initializer for slot in bundle.manifest.slots["onnx"]}
     found = {value.name: value for value in model.graph.initializer}
     assert slots <= set(found)
     assert all(found[name].data_location == onnx.TensorProto.EXTERNAL and not found[name].raw_data for name in slots)
@@ -187,6 +189,19 @@ class Reserved(Refused):
         return self.head(x.flatten(1) * self.mask)
 
 
+class Renewer(Refused):
+    """Keeps a mean in a buffer, by another tensor each time."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__(layer)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        self.mean = 0.9 * self.mean + 0.1 * x.mean()
+        return self.head(x.flatten(1) - self.mean)
+
+
 def plain(*layers: nn.Module) -> nn.Module:
     """Layers, then a head."""
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, NUM_CLASSES))
@@ -196,35 +211,65 @@ def plain(*layers: nn.Module) -> nn.Module:
     ("module", "message"),
     [
         (plain().double(), r"parameter 1.weight is torch.float64, expected torch.float32; call module.float\(\)"),
-        (plain(nn.BatchNorm2d(1)), r"module 0 \(BatchNorm2d\) changes its running statistics .* use GroupNorm"),
-        (plain(nn.Dropout(0.25)), r"module 0 \(Dropout\) draws random numbers in training, got p=0.25; set p to 0.0"),
-        (FunctionalDropout(nn.Identity()), r"the train step draws random numbers \(aten.*\), expected none"),
-        (Branch(nn.Identity()), r"\(Branch\): the train step cannot be traced .* avoid Python branches"),
+        (
+            plain(nn.BatchNorm2d(1, track_running_stats=False)),
+            r"module 0 \(BatchNorm2d\) has track_running_stats=False and momentum=0.1, expected running statistics",
+        ),
+        (
+            plain(nn.BatchNorm2d(1, momentum=None)),
+            r"module 0 \(BatchNorm2d\) has track_running_stats=True and momentum=None, expected running statistics",
+        ),
+        (plain(nn.RReLU()), r"the train step for onnx draws random numbers \(aten.*\), expected none"),
+        (FunctionalDropout(nn.Identity()), r"the train step for onnx draws random numbers \(aten.*\), expected none"),
+        (Branch(nn.Identity()), r"\(Branch\): the train step for onnx cannot be traced .* avoid Python branches"),
         (Counter(nn.Identity()), r"module itself \(Counter\) changes its buffers \['calls'\] in training"),
+        (Renewer(nn.Identity()), r"module itself \(Renewer\) changes its buffers \['mean'\] in training"),
+        (
+            plain(nn.InstanceNorm2d(1, track_running_stats=True)),
+            r"module itself .* changes its buffers \['0.running_mean', '0.running_var'\] in training",
+        ),
         (Reserved(nn.Identity()), r"parameters \['mask'\] are named like a graph's own ports; rename them"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), r"the module gave \(8, 9\), expected logits of shape"),
-        (plain().requires_grad_(False), "no parameter requires a gradient, expected at least one"),
+        (plain().requires_grad_(False), r"no parameter requires a gradient \(trains: 'full'\), expected at least one"),
     ],
-    ids=["float64", "batchnorm", "dropout", "functional-dropout", "branch", "buffer", "reserved", "logits", "frozen"],
+    ids=[
+        *(
+            "float64",
+            "no-statistics",
+            "no-momentum",
+            "rrelu",
+            "functional-dropout",
+            "branch",
+            "buffer",
+            "renewed-buffer",
+            "instance-norm",
+            "reserved",
+        ),
+        *("logits", "frozen"),
+    ],
 )
 def test_a_module_that_no_graph_can_train_is_refused(module: nn.Module, message: str) -> None:
     with pytest.raises(UnsupportedModel, match=rf"App mlp.*{message}"):
-        trace_train(replace(app_of("mlp"), module=module))
+        trace_train(prepare(replace(app_of("mlp"), module=module)), "onnx")
 
 
 def test_frozen_dropout_and_batchnorm_are_fine() -> None:
     module = plain(nn.BatchNorm2d(1).eval(), nn.Dropout(0.25).eval(), nn.Dropout(0.0))
-    assert trace_train(replace(app_of("mlp"), module=module)).inputs[-1] == "learning_rate"
+    prepared = prepare(replace(app_of("mlp"), module=module))
+    assert trace_train(prepared, "onnx").inputs[-1] == "learning_rate"
+    assert not prepared.notes
+    assert not prepared.tracked
 
 
 def test_a_loss_must_be_one_number_a_sample() -> None:
     with pytest.raises(UnsupportedModel, match=r"the loss gave shape \(\), expected one loss a sample, \(8,\)"):
-        trace_train(replace(app_of("mlp"), loss=lambda logits, labels: cross_entropy(logits, labels).mean()))
+        app = replace(app_of("mlp"), loss=lambda logits, labels: cross_entropy(logits, labels).mean())
+        trace_train(prepare(app), "onnx")
 
 
 def test_a_refused_export_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel):
-        export_app(replace(app_of("mlp"), module=plain(nn.Dropout())), tmp_path / "bundle", PUBLISHER)
+        export_app(replace(app_of("mlp"), module=FunctionalDropout(nn.Identity())), tmp_path / "bundle", PUBLISHER)
     assert not (tmp_path / "bundle").exists()
 
 
@@ -232,15 +277,31 @@ def test_a_refused_export_leaves_nothing_behind(tmp_path: Path) -> None:
     ("facts", "message"),
     [
         ({"name": ""}, "App: got an empty name"),
-        ({"batch_size": 0}, "got batch_size 0 and num_classes 4, expected at least 1 and 2"),
-        ({"num_classes": 1}, "got batch_size 8 and num_classes 1, expected at least 1 and 2"),
-        ({"momentum": 1.0}, "got momentum 1.0, expected 0.0 to below 1.0"),
+        ({"batch_size": 0}, "got batch_size 0 and num_classes 4, expected at least 1, and at least 2"),
+        (
+            {"num_classes": 1},
+            r"got batch_size 8 and num_classes 1, expected at least 1, and at least 2 \(or 0 for values\)",
+        ),
+        ({"num_classes": -1}, "got batch_size 8 and num_classes -1, expected"),
         (
             {"calibration": torch.zeros(1, 4)},
-            r"got calibration data torch.float32 \(1, 4\), expected float32 \(n, ...\)",
+            r"App mlp: calibration data: got torch.float32 \(1, 4\), expected float32 values or int32 tokens",
         ),
-        ({"calibration": torch.zeros(4, 4).double()}, "got calibration data torch.float64"),
+        ({"calibration": torch.zeros(4, 4).double()}, "calibration data: got torch.float64"),
+        ({"calibration": torch.zeros(4, 4).long()}, "calibration data: got torch.int64"),
         ({"calibration": torch.full((4, 4), torch.nan)}, "finite values only"),
+        (
+            {"validation": (torch.full((4, 1, 8, 8), torch.nan), torch.zeros(4))},
+            "validation data: .* finite values only",
+        ),
+        (
+            {"validation": (torch.zeros(4, 1, 8, 8), torch.zeros(3))},
+            r"got validation data x torch.float32 \(4, 1, 8, 8\) and y \(3,\), expected as many of both",
+        ),
+        (
+            {"validation": (torch.zeros(4, 64), torch.zeros(4))},
+            r"got validation data x torch.float32 \(4, 64\) .* x as the calibration data is, \(64, 1, 8, 8\)",
+        ),
     ],
 )
 def test_an_app_that_makes_no_sense_is_refused(facts: dict[str, object], message: str) -> None:

@@ -42,11 +42,11 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
     (lambda row: row.update(batch_size=True), "manifest.batch_size: got bool, expected int"),
     (
         lambda row: row.update(batch_size=0),
-        "manifest: got batch_size 0 and num_classes 3, expected both positive",
+        "manifest: got batch_size 0 and num_classes 3, expected at least 1 and at least 0",
     ),
     (
         lambda row: row.update(num_classes=-1),
-        "manifest: got batch_size 16 and num_classes -1, expected both positive",
+        "manifest: got batch_size 16 and num_classes -1, expected at least 1 and at least 0",
     ),
     (lambda row: row.update(parameters=[]), "manifest.parameters: got list, expected an object"),
     (
@@ -69,7 +69,7 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
         lambda row: row["signatures"]["infer"]["inputs"][0].update(dtype="float64"),
         (
             "manifest.signatures.infer.inputs[0].dtype: got 'float64', "
-            "expected one of ['float32', 'int64', 'int32', 'int8']"
+            "expected one of ['float32', 'int32', 'int8', 'uint8']"
         ),
     ),
     (
@@ -80,13 +80,22 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
         lambda row: row["signatures"]["infer"].update(inputs={}),
         "manifest.signatures.infer.inputs: got dict, expected list",
     ),
-    (lambda row: row.update(slots=[3]), "manifest.slots[0]: got int, expected an object"),
+    (lambda row: row["slots"].update(onnx=[3]), "manifest.slots.onnx[0]: got int, expected an object"),
     (
-        lambda row: row["slots"][4].update(kind="int4"),
-        "manifest.slots[4].kind: got 'int4', expected one of ['weight', 'weight_scale', 'bias', 'bias_scale', 'float']",
+        lambda row: row["slots"]["onnx"][4].update(kind="int4"),
+        (
+            "manifest.slots.onnx[4].kind: got 'int4', "
+            "expected one of ['weight', 'weight_scale', 'bias', 'bias_scale', 'float']"
+        ),
     ),
-    (lambda row: row["slots"][0].update(transposed=1), "manifest.slots[0].transposed: got int, expected bool"),
-    (lambda row: row["slots"][0].update(input_scale=0), "manifest.slots[0].input_scale: got int, expected float"),
+    (
+        lambda row: row["slots"]["onnx"][0].update(permutation=1),
+        "manifest.slots.onnx[0].permutation: got int, expected list",
+    ),
+    (
+        lambda row: row["slots"]["onnx"][0].update(input_scale=0),
+        "manifest.slots.onnx[0].input_scale: got int, expected float",
+    ),
     (lambda row: row.update(initial="other"), "manifest: initial parameters 'other' are not among the artifacts"),
     (
         lambda row: row["artifacts"]["initial"].update(size_bytes=1),
@@ -164,17 +173,17 @@ WRONG_SLOTS: list[tuple[tuple[Slot, ...], str]] = [
         f"manifest: slot 'ws': got weight 'dense.weight' and input_scale 0.0, {NO_BIAS}",
     ),
     ((replace(FLOAT, shape=(1,)),), "manifest: slot 'g': got shape (1,), expected ()"),
-    ((SCALE, replace(WEIGHT, transposed=False)), "manifest: slot 'w': got shape (3, 4), expected (4, 3)"),
+    ((SCALE, replace(WEIGHT, permutation=())), "manifest: slot 'w': got shape (3, 4), expected (4, 3)"),
     ((replace(SCALE, shape=(4,)),), "manifest: slot 'ws': got shape (4,), expected (3,)"),
     ((replace(SCALE, axis=2),), "manifest: slot 'ws': got axis 2, expected one of 2 dimensions"),
     ((replace(SCALE, axis=-1),), "manifest: slot 'ws': got axis -1, expected one of 2 dimensions"),
     (
-        (replace(FLOAT, transposed=True),),
-        "manifest: slot 'g' is transposed, expected that of a matrix only",
+        (replace(FLOAT, permutation=(1, 0)),),
+        "manifest: slot 'g': got permutation (1, 0), expected one of 0 dimensions, and of a weight or a float only",
     ),
     (
-        (replace(SCALE, transposed=True),),
-        "manifest: slot 'ws' is transposed, expected that of a matrix only",
+        (replace(SCALE, permutation=(1, 0)),),
+        "manifest: slot 'ws': got permutation (1, 0), expected one of 2 dimensions, and of a weight or a float only",
     ),
     (
         (replace(SCALE, axis=0, shape=(4,)), replace(BIAS, axis=0, shape=(4,))),
@@ -203,7 +212,7 @@ WRONG_SLOTS: list[tuple[tuple[Slot, ...], str]] = [
 @pytest.mark.parametrize(("wrong", "text"), WRONG_SLOTS, ids=[text for _, text in WRONG_SLOTS])
 def test_slots_that_could_not_be_filled_are_refused(wrong: tuple[Slot, ...], text: str) -> None:
     with raises(InvalidBundle, text):
-        replace(manifest(), slots=wrong)
+        replace(manifest(), slots={"onnx": wrong})
 
 
 def test_the_slots_here_are_of_every_kind() -> None:

@@ -7,7 +7,7 @@ from support.errors import raises
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import MAX_EPOCHS, CodecSpec, Training
-from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, PlanFile, StopPlan, parse_plan, read_plan
+from fanin.protos.plans import MAX_COHORT, AggregationPlan, CohortPlan, Plan, PlanFile, StopPlan, parse_plan, read_plan
 
 SHORTEST = 'app = "digits"\n[cohort]\nconcurrency = 8\n[training]\nlearning_rate = 1\n'
 TIMES = (1 << 32) - 1
@@ -132,7 +132,12 @@ WRONG = [
     (
         "learning_rate = 1",
         "learning_rate = 1\n[aggregation]\nmax_examples = 0",
-        "plan: got max_examples 0, expected at least 1",
+        f"plan: got max_examples 0, expected 1 to {TIMES}",
+    ),
+    (
+        "learning_rate = 1",
+        f"learning_rate = 1\n[aggregation]\nmax_examples = {TIMES + 1}",
+        f"plan: got max_examples {TIMES + 1}, expected 1 to {TIMES}",
     ),
     (
         "learning_rate = 1",
@@ -141,8 +146,13 @@ WRONG = [
     ),
     (
         "learning_rate = 1",
-        'learning_rate = 1\n[codec]\nname = "int8"',
-        "plan: got codec 'int8', expected one of ['fixed32']",
+        'learning_rate = 1\n[codec]\nname = "int4"',
+        "plan: got codec 'int4', expected one of ['fixed32', 'int8']",
+    ),
+    (
+        "learning_rate = 1",
+        "learning_rate = 1\n[codec]\nname = []",
+        "plan.toml: [codec]: name = [], expected str",
     ),
     (
         "learning_rate = 1",
@@ -167,6 +177,17 @@ def test_each_mistake_has_its_sentence(good: str, bad: str, text: str) -> None:
 def test_a_shift_up_to_the_headroom_is_admitted() -> None:
     found = parse_plan(SHORTEST + "[codec]\nmax_shift = 8\n", "plan.toml").plan
     assert found.max_total_weight == 8 * 4096 * 256
+
+
+def test_int8_has_shifts_unless_the_plan_says_otherwise() -> None:
+    codec = SHORTEST + '[codec]\nname = "int8"\n'
+    assert parse_plan(codec, "plan.toml").plan.codec == CodecSpec(name="int8", max_shift=12)
+    assert parse_plan(codec + "max_shift = 0\n", "plan.toml").plan.codec == CodecSpec(name="int8", max_shift=0)
+
+
+def test_a_million_int8_devices_have_headroom() -> None:
+    found = parse_plan(SHORTEST.replace("= 8", f"= {MAX_COHORT}") + '[codec]\nname = "int8"\n', "plan.toml").plan
+    assert found.cohort.buffer == MAX_COHORT
 
 
 def test_what_is_not_toml_is_said_with_its_place() -> None:

@@ -37,7 +37,7 @@ def slot(kind: SlotKind, parameter: str, shape: tuple[int, ...], **facts: object
 
 
 SLOTS = (
-    slot(SlotKind.WEIGHT, "weight", (2, 3), axis=0, transposed=True),
+    slot(SlotKind.WEIGHT, "weight", (2, 3), axis=0, permutation=(1, 0)),
     slot(SlotKind.WEIGHT_SCALE, "weight", (3,), axis=0),
     slot(SlotKind.BIAS, "bias", (3,), weight="weight", axis=0, input_scale=INPUT_SCALE),
     slot(SlotKind.BIAS_SCALE, "bias", (3,), weight="weight", axis=0, input_scale=INPUT_SCALE),
@@ -141,34 +141,34 @@ def manifest_with(*slots: Slot) -> Manifest:
         batch_size=1,
         num_classes=2,
         table=TABLE,
-        signatures={name: Signature(inputs=(), outputs=(), graphs={}) for name in DEVICE_SIGNATURES},
-        slots=slots,
-        artifacts={"parameters": artifact_of(b"any")},
+        signatures={name: Signature(inputs=(), outputs=(), graphs={"onnx": "graph"}) for name in DEVICE_SIGNATURES},
+        slots={"onnx": slots},
+        artifacts={"parameters": artifact_of(b"any"), "graph": artifact_of(b"one for all")},
         initial="parameters",
     )
 
 
 def test_slots_survive_the_manifest() -> None:
-    assert parse_manifest(dump_manifest(manifest_with(*SLOTS))).slots == SLOTS
+    assert parse_manifest(dump_manifest(manifest_with(*SLOTS))).slots == {"onnx": SLOTS}
 
 
 @pytest.mark.parametrize(
     ("index", "facts", "message"),
     [
         (0, {"parameter": "gone"}, "names unknown parameters \\['gone'\\]"),
-        (0, {"transposed": False}, r"got shape \(2, 3\), expected \(3, 2\)"),
+        (0, {"permutation": ()}, r"got shape \(2, 3\), expected \(3, 2\)"),
         (0, {"axis": 1}, "got axis 1, expected that of the weight_scale slot of 'weight', 0"),
         (0, {"axis": 2}, "got axis 2, expected one of 2 dimensions"),
         (0, {"input_scale": 1.0}, "expected both in a bias only"),
         (1, {"shape": (2,)}, r"got shape \(2,\), expected \(3,\)"),
-        (1, {"transposed": True}, "is transposed, expected that of a matrix only"),
+        (1, {"permutation": (1, 0)}, "expected one of . dimensions, and of a weight or a float only"),
         (2, {"weight": ""}, "expected both in a bias only"),
         (2, {"input_scale": 0.0}, "expected both in a bias only"),
         (2, {"input_scale": MIN_INPUT_SCALE / 2}, "expected both in a bias only"),
         (2, {"input_scale": float("nan")}, "expected both in a bias only"),
         (2, {"parameter": "norm", "shape": (2,)}, r"got a bias of shape \(2,\), expected \(3,\)"),
         (2, {"weight": "norm"}, "got a bias of shape"),
-        (4, {"transposed": True}, "is transposed, expected that of a matrix only"),
+        (4, {"permutation": (1, 0)}, "expected one of . dimensions, and of a weight or a float only"),
         (4, {"initializer": "bias.bias"}, "two slots name the same initializer"),
     ],
 )

@@ -38,6 +38,7 @@ def test_when_a_run_rests(losses: list[float], num_rounds: int, stop: StopPlan, 
 def test_sums_become_means_and_shares() -> None:
     counts = {
         m.EVAL_EXAMPLES: 8,
+        m.EVAL_PREDICTIONS: 8,
         m.EVAL_LOSS: 4 * m.LOSS_UNIT,
         m.EVAL_CORRECT_FLOAT: 6,
         m.EVAL_CORRECT_INT8: 5,
@@ -49,6 +50,25 @@ def test_sums_become_means_and_shares() -> None:
         num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875
     )
     assert train_loss_of(counts) == 2.5
+
+
+def test_shares_are_of_what_was_asked_for() -> None:
+    # Two sequences of 8 places each, 3 of them without a token.
+    counts = {
+        m.EVAL_EXAMPLES: 2,
+        m.EVAL_PREDICTIONS: 13,
+        m.EVAL_LOSS: m.LOSS_UNIT,
+        m.EVAL_CORRECT_FLOAT: 13,
+        m.EVAL_CORRECT_INT8: 0,
+        m.EVAL_AGREE: 0,
+    }
+    found = evaluation_of(counts)
+    assert found == Evaluation(num_examples=2, loss=0.5, accuracy_float=1.0, accuracy_int8=0.0, int8_agreement=0.0)
+
+
+def test_values_have_a_loss_and_nothing_to_be_right_about() -> None:
+    found = evaluation_of({m.EVAL_EXAMPLES: 4, m.EVAL_LOSS: m.LOSS_UNIT})
+    assert found == Evaluation(num_examples=4, loss=0.25, accuracy_float=0.0, accuracy_int8=0.0, int8_agreement=0.0)
 
 
 @pytest.mark.parametrize("counts", [{}, {m.EVAL_EXAMPLES: 0, m.EVAL_LOSS: 5}, {m.EVAL_EXAMPLES: -3}])

@@ -41,7 +41,7 @@ WRONG = [
         replace(HEADER, version_sha256="0" * 64),
         f"update: trained from version 00000000.., expected {SHA[:8]}..; check in again",
     ),
-    (replace(HEADER, codec="int8"), "update: got codec 'int8', expected 'fixed32'"),
+    (replace(HEADER, codec="int4"), "update: got codec 'int4', expected 'fixed32'"),
     (replace(HEADER, shifts=(0, 0)), "update: got 2 shifts up to 0, expected 3 up to 2"),
     (replace(HEADER, shifts=()), "update: got 0 shifts up to 0, expected 3 up to 2"),
     (replace(HEADER, shifts=(0, 3, 0)), "update: got 3 shifts up to 3, expected 3 up to 2"),

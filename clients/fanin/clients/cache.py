@@ -3,6 +3,7 @@
     lock                     held by the process that is this device
     device.key               the Ed25519 key that is this device
     seen.json                {run id: highest Version number}
+    served                   the Assignment whose model the app is served
     chunks/<sha256>          verified Chunks, least recently used first to go
     chunks/<sha256>.part     a Chunk under way
     updates/<assignment>.header, .payload
@@ -22,9 +23,9 @@ from google.protobuf.message import DecodeError
 
 from fanin.edge.keys import SigningKey, load_or_create_key, sync_folder
 from fanin.protos.chunks import ChunkRef, check_chunk, short
-from fanin.protos.convert import header_from_proto, header_to_proto
+from fanin.protos.convert import assignment_from_proto, assignment_to_proto, header_from_proto, header_to_proto
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound, StorageFull, Unavailable
-from fanin.protos.messages import UpdateHeader
+from fanin.protos.messages import Assignment, UpdateHeader
 from fanin.v1 import fleet_pb2 as pb
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
@@ -56,6 +57,11 @@ class Cache:
         for made in (self._chunks, self._updates):
             made.mkdir(parents=True, exist_ok=True)
 
+    @staticmethod
+    def is_device(folder: Path) -> bool:
+        """Whether a folder is a device's."""
+        return (folder / "device.key").is_file()
+
     def key(self) -> SigningKey:
         """The device's key, made on first use."""
         return load_or_create_key(self._folder / "device.key")
@@ -73,6 +79,17 @@ class Cache:
         if all_seen.get(run_id, -1) >= number:
             return
         _replace(self._folder / "seen.json", json.dumps(all_seen | {run_id: number}).encode())
+
+    def put_served(self, assignment: Assignment) -> None:
+        """Remember whose model is served; durable before it returns. Raises StorageFull."""
+        _replace(self._folder / "served", assignment_to_proto(assignment).SerializeToString())
+
+    def served(self) -> Assignment | None:
+        """The Assignment whose model was served last; None if there is none, or if its record does not parse."""
+        try:
+            return assignment_from_proto(pb.Assignment.FromString((self._folder / "served").read_bytes()))
+        except (FileNotFoundError, DecodeError, InvalidInput):
+            return None
 
     def has(self, ref: ChunkRef) -> bool:
         """Whether a Chunk is here."""

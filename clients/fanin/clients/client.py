@@ -2,6 +2,7 @@
 
     client = Client(parts, options)
     client.run()                  # until stop() is called from a signal handler or another thread
+    client.predict(x)             # from any thread: what the newest verified Version says, as an int8 model
 
 What can break while it runs (the line, the coordinator, this process) is repeated or taken up again; what
 cannot be mended (a wrong token, a protocol that is too old) ends ``run`` with an error.
@@ -25,9 +26,12 @@ from fanin.clients.models import (
     open_parameters,
     verify_version,
 )
+from fanin.clients.serving import Serving
 from fanin.clients.transport import Transport
 from fanin.clients.updates import Trainer, make_update
 from fanin.edge.codecs import CODECS
+from fanin.edge.runtimes.base import Inputs
+from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
 from fanin.protos.errors import (
@@ -51,13 +55,14 @@ WAIT_S: Final = 40.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a client works with. ``trusted`` are the publishers' public keys (hex)."""
+    """What a client works with. ``trusted`` are the publishers' public keys (hex); with ``serving`` it predicts."""
 
     transport: Transport
     cache: Cache
     trainer: Trainer
     trusted: Collection[str]
     rng: random.Random
+    serving: Serving | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +95,16 @@ class Client:
     def num_accepted(self) -> int:
         """Updates that were accepted since this client was made."""
         return self._session.num_accepted
+
+    def predict(self, x: Inputs) -> Float32s:
+        """What the newest verified Version says to ``x`` (n, ...): logits, or values, float32; from any thread.
+
+        Raises NotFound before there is a Version, ValueError for inputs of another form.
+        """
+        serving = self._parts.serving
+        if serving is None:
+            raise ValueError("predict: this client was made without serving; give Parts a Serving")
+        return serving.predict(x)
 
     def stop(self) -> None:
         """Let ``run`` return after the step it is in."""
@@ -179,11 +194,14 @@ class Client:
         needed: list[ChunkRef] = []
         try:
             self._model = self._fetch_model(assignment, needed)
+            if self._parts.serving is not None:
+                self._parts.serving.offer(assignment, self._model)
         finally:
             # After a failure too, or Assignments that come to nothing would fill this disk. What the next try goes
             # on with stays.
             kept = [ref.sha256 for ref in needed]
-            self._parts.cache.trim((*kept, *(f"{sha256}.part" for sha256 in kept)))
+            served = () if self._parts.serving is None else self._parts.serving.chunks
+            self._parts.cache.trim((*kept, *(f"{sha256}.part" for sha256 in kept), *served))
 
     def _fetch_model(self, assignment: m.Assignment, needed: list[ChunkRef]) -> OpenedModel:
         """The Assignment's model, verified. ``needed`` gets the Chunks that it takes, before they are fetched."""

@@ -15,13 +15,15 @@ from typing import BinaryIO, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.runtimes.base import Batch
-from fanin.edge.tensors import Float32s
+from fanin.edge.runtimes.base import Batch, Inputs
+from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput
 
 Int64s = npt.NDArray[np.int64]
-"""Labels or indices (n,)."""
+"""Indices (n,)."""
 
+KINDS: Final = (np.dtype(np.float32), np.dtype(np.int32))
+RAW_KINDS: Final = (*KINDS, np.dtype(np.uint8))
 HOLD_OUT_STREAM: Final = 0x686F6C64
 """Keeps the generator that picks a validation part apart from all others of the same partition."""
 _UNREADABLE: Final = (
@@ -39,15 +41,17 @@ MIN_EXAMPLES: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Examples:
-    """Inputs ``x`` (n, ...) float32 and labels ``y`` (n,) int64; n is at least 1, every value is finite."""
+    """Inputs ``x`` (n, ...), float32, int32 tokens, or uint8 for a Bundle's ``preprocess``, and ``y``, what a model is
+    to say to them: labels (n,) int32, next tokens (n, T) int32 (-1: none), or values (n, ...) float32. n is at least
+    1, every value is finite."""
 
-    x: Float32s
-    y: Int64s
+    x: Inputs
+    y: Inputs
 
     def __post_init__(self) -> None:
         found = _fault(self.x, self.y)
-        if found is None and (self.x.dtype != np.float32 or self.y.dtype != np.int64):
-            found = f"got x {self.x.dtype} and y {self.y.dtype}, expected float32 and int64"
+        if found is None and (self.x.dtype not in RAW_KINDS or self.y.dtype not in KINDS):
+            found = f"got x {self.x.dtype} and y {self.y.dtype}, expected float32 or int32 (or x uint8)"
         if found is not None:
             raise ValueError(f"examples: {found}")
 
@@ -57,6 +61,15 @@ class Examples:
     def take(self, indices: Int64s) -> "Examples":
         """The examples at these places, in this order."""
         return Examples(x=self.x[indices], y=self.y[indices])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Split:
+    """A data set in disjoint parts: ``public`` for the datacenter, ``test``, and one part a device."""
+
+    public: Examples
+    test: Examples
+    devices: tuple[Examples, ...]
 
 
 class ExampleStore(Protocol):
@@ -90,10 +103,13 @@ class MemoryStore:
 
 
 def hold_out(examples: Examples, num_held: int, rng: np.random.Generator) -> tuple[Examples, Examples]:
-    """(the rest, ``num_held`` examples with the same mix of labels)."""
+    """(the rest, ``num_held`` examples with the same mix of labels; of sequences or values, any of them)."""
     if not 0 < num_held < len(examples):
         raise ValueError(f"hold out: got {num_held} of {len(examples)} examples, expected 1 to {len(examples) - 1}")
-    held = stratified_choice(examples.y, num_held, rng)
+    is_labels = examples.y.ndim == 1 and examples.y.dtype == np.int32
+    # What has no labels is all of one kind.
+    kinds = examples.y if is_labels else np.zeros(len(examples), np.int32)
+    held = stratified_choice(kinds, num_held, rng)
     rest = np.setdiff1d(np.arange(len(examples)), held)
     return examples.take(rest), examples.take(held)
 
@@ -125,7 +141,10 @@ def open_npz(path: Path, partition: int, validation_fraction: float) -> MemorySt
 
 
 def read_npz(path: Path) -> Examples:
-    """The examples in an .npz file: ``x`` (n, ...) of floats, ``y`` (n,) of integers. Raises InvalidInput."""
+    """The examples in an .npz file: ``x`` of floats (n, ...), tokens or bytes, ``y`` of labels, tokens or floats.
+
+    Raises InvalidInput.
+    """
     try:
         with path.open("rb") as file:
             x, y = _arrays(path, file)
@@ -136,14 +155,19 @@ def read_npz(path: Path) -> Examples:
     found = _dtype_fault(x, y) or _fault(x, y)
     if found is not None:
         raise InvalidInput(f"{path}: {found}")
-    return Examples(x=x.astype(np.float32), y=y.astype(np.int64))
+    return Examples(x=x.astype(np.uint8, copy=False) if x.dtype == np.uint8 else _narrow(x), y=_narrow(y))
 
 
 def check_examples(examples: Examples, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """Raise InvalidInput unless a model with these inputs and classes can use the examples."""
+    """Raise InvalidInput unless a model with these inputs and classes (0: values) can use the examples."""
     if examples.x.shape[1:] != input_shape:
         raise InvalidInput(f"examples: got inputs of shape {examples.x.shape[1:]}, expected {input_shape}")
-    if examples.y.max() >= num_classes:
+    if examples.x.dtype == np.uint8:
+        raise InvalidInput("examples: got x of uint8, expected floats, scaled as the model wants them, or int32 tokens")
+    if bool(num_classes) == (examples.y.dtype == np.float32):
+        wanted = f"int32 labels below {num_classes}" if num_classes else "float32 values"
+        raise InvalidInput(f"examples: got y of {examples.y.dtype}, expected {wanted}")
+    if num_classes and examples.y.max() >= num_classes:
         raise InvalidInput(f"examples: got label {examples.y.max()}, expected 0 to {num_classes - 1}")
 
 
@@ -157,7 +181,7 @@ def batches_in_order(examples: Examples, batch_size: int) -> Iterator[Batch]:
     yield from _batches(examples, np.arange(len(examples)), batch_size)
 
 
-def stratified_choice(labels: Int64s, num_chosen: int, rng: np.random.Generator) -> Int64s:
+def stratified_choice(labels: Inputs, num_chosen: int, rng: np.random.Generator) -> Int64s:
     """Rising indices (num_chosen,) with as nearly as possible the mix of all labels (largest remainders)."""
     if not 0 <= num_chosen <= len(labels):
         raise ValueError(f"stratified choice: got {num_chosen} of {len(labels)} examples")
@@ -173,7 +197,7 @@ def stratified_choice(labels: Int64s, num_chosen: int, rng: np.random.Generator)
     return np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
 
 
-def dirichlet_partition(labels: Int64s, num_parts: int, alpha: float, rng: np.random.Generator) -> tuple[Int64s, ...]:
+def dirichlet_partition(labels: Inputs, num_parts: int, alpha: float, rng: np.random.Generator) -> tuple[Int64s, ...]:
     """Rising indices of each part: non-IID parts of equal size (Hsu, Qi and Brown 2019, arXiv 1909.06335, section 2).
 
     Each part draws its mix of labels q ~ Dir(alpha * K * p), where p is the mix of all labels and K their number,
@@ -237,25 +261,38 @@ def _array(path: Path, archive: Mapping[str, object], key: str) -> npt.NDArray[n
 
 
 def _dtype_fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:
-    if x.dtype.kind != "f":
-        return f"got x of {x.dtype}, expected floats, scaled as the model wants them (x.astype('float32') / 255)"
-    if y.dtype.kind not in "iu":
-        return f"got y of {y.dtype}, expected integers (y.astype('int64'))"
+    if x.dtype.kind != "f" and x.dtype not in (np.int32, np.uint8):
+        return (
+            f"got x of {x.dtype}, expected floats, scaled as the model wants them (x.astype('float32') / 255), "
+            "tokens (x.astype('int32')), or bytes for a bundle with preprocess (x.astype('uint8'))"
+        )
+    if y.dtype.kind not in "iuf":
+        return f"got y of {y.dtype}, expected integers (y.astype('int32')), or floats for a model of values"
     return None
+
+
+def _narrow(array: npt.NDArray[np.generic]) -> Inputs:
+    """Floats as float32, integers as int32."""
+    return array.astype(np.float32) if array.dtype.kind == "f" else array.astype(np.int32)
 
 
 def _fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:
     """What is wrong with these arrays, or None."""
-    if y.ndim != 1 or x.ndim < 2:
+    if y.ndim < 1 or x.ndim < 2:
         return f"got x {x.shape} and y {y.shape}, expected (n, ...) and (n,)"
     if len(x) != len(y):
         return f"got {len(x)} inputs and {len(y)} labels, expected as many of one as of the other"
-    if len(x) == 0 or x.size == 0:
-        return f"got no examples (x {x.shape}), expected at least one"
-    with np.errstate(over="ignore"):
-        bad = int(np.count_nonzero(~np.isfinite(x.astype(np.float32))))
-    if bad:
-        return f"got {bad} values of x that are not finite float32 numbers, expected none"
-    if y.min() < 0 or y.max() > np.iinfo(np.int64).max:
-        return f"got labels from {y.min()} to {y.max()}, expected 0 or more"
+    if len(x) == 0 or x.size == 0 or y.size == 0:
+        return f"got no examples (x {x.shape}, y {y.shape}), expected at least one"
+    for name, array in (("x", x), ("y", y)):
+        with np.errstate(over="ignore"):
+            bad = int(np.count_nonzero(~np.isfinite(array.astype(np.float32))))
+        if bad:
+            return f"got {bad} values of {name} that are not finite float32 numbers, expected none"
+        if array.dtype.kind == "f":
+            continue
+        least = NO_TOKEN if name == "y" and y.ndim > 1 else 0
+        if array.min() < least or array.max() > np.iinfo(np.int32).max:
+            what = "labels" if name == "y" else "tokens"
+            return f"got {what} from {array.min()} to {array.max()}, expected {least} to {np.iinfo(np.int32).max}"
     return None

@@ -6,13 +6,12 @@ file ``digits.npz`` beside this one holds the pixels (0 to 16) and labels as byt
 ``tests/golden/make_digits.py`` made it from scikit-learn's copy.
 """
 
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final
 
 import numpy as np
 
-from fanin.clients.data import MIN_EXAMPLES, Examples, dirichlet_partition, hold_out
+from fanin.clients.data import MIN_EXAMPLES, Examples, Split, dirichlet_partition, hold_out
 from fanin.protos.errors import InvalidInput
 
 NUM_DIGITS: Final = 1797
@@ -23,15 +22,6 @@ MAX_DEVICES: Final = (NUM_DIGITS - NUM_PUBLIC - NUM_TEST) // MIN_EXAMPLES
 _MAX_PIXEL: Final = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DigitsSplit:
-    """The digits in disjoint parts: ``public`` for the datacenter, ``test``, and one part a device."""
-
-    public: Examples
-    test: Examples
-    devices: tuple[Examples, ...]
-
-
 def load_digits() -> Examples:
     """All digits: ``x`` (1797, 1, 8, 8) float32 from 0 to 1, ``y`` (1797,)."""
     with (
@@ -39,10 +29,10 @@ def load_digits() -> Examples:
         np.load(file, allow_pickle=False) as archive,
     ):
         pixels, labels = archive["x"], archive["y"]
-    return Examples(x=pixels[:, None].astype(np.float32) / np.float32(_MAX_PIXEL), y=labels.astype(np.int64))
+    return Examples(x=pixels[:, None].astype(np.float32) / np.float32(_MAX_PIXEL), y=labels.astype(np.int32))
 
 
-def split_digits(num_devices: int, alpha: float, seed: int) -> DigitsSplit:
+def split_digits(num_devices: int, alpha: float, seed: int) -> Split:
     """100 public digits, 540 for the test, both with the mix of all; the rest over the devices by Dirichlet.
 
     Public and test digits depend on the seed alone. Raises InvalidInput for numbers that cannot be.
@@ -57,4 +47,4 @@ def split_digits(num_devices: int, alpha: float, seed: int) -> DigitsSplit:
     rest, public = hold_out(load_digits(), NUM_PUBLIC, rng)
     rest, test = hold_out(rest, NUM_TEST, rng)
     parts = dirichlet_partition(rest.y, num_devices, alpha, rng)
-    return DigitsSplit(public=public, test=test, devices=tuple(rest.take(part) for part in parts))
+    return Split(public=public, test=test, devices=tuple(rest.take(part) for part in parts))

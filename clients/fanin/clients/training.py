@@ -4,20 +4,25 @@ FedAvg's client (McMahan et al. 2017, arXiv 1602.05629, algorithm 1, ClientUpdat
 examples in batches, in an order that is drawn anew each epoch. The batch size is the Bundle's. The seed comes
 from (seed, partition, round), so a device that begins again after a crash ends in the same bits.
 
+Examples that are raw become the model's inputs by the Bundle's ``preprocess``, once for each Bundle.
+
 Before it trains, a device evaluates the Version that it was given on its validation part: in float, and as the
 int8 model that it would serve; what it tells are sums over examples, never examples.
 """
 
-import math
 import time
+from dataclasses import dataclass
 from importlib.metadata import version
 
 import numpy as np
 
-from fanin.clients.data import ExampleStore, batches, batches_in_order
+from fanin.clients.data import Examples, ExampleStore, batches, batches_in_order
 from fanin.clients.models import OpenedModel
 from fanin.clients.updates import TrainingOutcome
-from fanin.edge.runtimes.base import Runtime, TrainState
+from fanin.edge.bundle import Bundle
+from fanin.edge.measure import measure
+from fanin.edge.runtimes.base import Preprocess, Runtime, StepSettings
+from fanin.edge.runtimes.models import model_inputs, open_preprocess
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 
@@ -25,29 +30,37 @@ from fanin.protos import messages as m
 class RuntimeTrainer:
     """The Trainer over a runtime and a device's examples."""
 
-    graph_format = "onnx"
-
     def __init__(self, runtime: Runtime, store: ExampleStore) -> None:
         self._runtime = runtime
         self._store = store
+        self._mapped = _Mapped(bundle_sha256="", train=store.train, validation=store.validation)
 
     @property
     def runtime(self) -> str:
         """The library and its version."""
         return self._runtime.name
 
+    @property
+    def graph_format(self) -> str:
+        """The format of the runtime's graphs."""
+        return self._runtime.graph_format
+
     def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
         """Validate the Version, then run local SGD from it."""
         started_s = time.monotonic()
-        counts = self._evaluate(model)
+        examples = self._examples(model.bundle)
+        counts = self._evaluate(model, examples.validation)
         step = self._runtime.open_train(model.bundle)
         plan, batch_size = assignment.training, model.bundle.manifest.batch_size
         rng = np.random.default_rng(np.random.SeedSequence((plan.seed, self._store.partition, assignment.round)))
-        state = TrainState(parameters=model.parameters, momentum=np.zeros_like(model.parameters))
+        state = step.begin(model.parameters)
+        settings = StepSettings(
+            learning_rate=plan.learning_rate, proximal_weight=plan.proximal_weight, anchor=model.parameters
+        )
         loss_sum, num_steps = 0.0, 0
         for _ in range(plan.epochs):
-            for batch in batches(self._store.train, batch_size, rng):
-                state, loss = step(state, batch, plan.learning_rate)
+            for batch in batches(examples.train, batch_size, rng):
+                state, loss = step(state, batch, settings)
                 if not np.isfinite(loss):
                     raise ValueError(
                         f"loss became {loss} after {num_steps + 1} steps, expected a finite one; "
@@ -56,7 +69,7 @@ class RuntimeTrainer:
                 loss_sum += loss * float(batch.mask.sum())
                 num_steps += 1
         counts |= {
-            m.EXAMPLES: len(self._store.train.y),
+            m.EXAMPLES: len(examples.train),
             m.TRAIN_LOSS: round(loss_sum / plan.epochs * m.LOSS_UNIT),
         }
         telemetry = m.Telemetry(
@@ -68,28 +81,47 @@ class RuntimeTrainer:
         )
         return TrainingOutcome(change=_change(state.parameters, model.parameters), counts=counts, telemetry=telemetry)
 
-    def _evaluate(self, model: OpenedModel) -> dict[str, int]:
-        examples = self._store.validation
-        evaluate = self._runtime.open_evaluate(model.bundle)
-        loss_sum, chosen = 0.0, []
-        for batch in batches_in_order(examples, model.bundle.manifest.batch_size):
-            found = evaluate(model.parameters, batch)
-            loss_sum += found.loss_sum
-            chosen.append(found.predicted[batch.mask > 0])
-        if not math.isfinite(loss_sum):
-            raise ValueError(
-                f"the Version's loss is not finite on the validation part (got {loss_sum}), expected a number; "
-                "its parameters diverged, or this device's data does not fit"
+    def _examples(self, bundle: Bundle) -> "_Mapped":
+        """The store's examples as the Bundle's model takes them; those of the last Bundle are kept."""
+        if self._mapped.bundle_sha256 != bundle.sha256:
+            preprocess = open_preprocess(self._runtime, bundle)
+            self._mapped = _Mapped(
+                bundle_sha256=bundle.sha256,
+                train=_mapped(bundle, self._store.train, preprocess),
+                validation=_mapped(bundle, self._store.validation, preprocess),
             )
-        in_float = np.concatenate(chosen)
-        in_int8 = self._runtime.open_predict(model.bundle, model.parameters)(examples.x).argmax(axis=1)
-        return {
-            m.EVAL_EXAMPLES: len(examples.y),
-            m.EVAL_LOSS: round(loss_sum * m.LOSS_UNIT),
-            m.EVAL_CORRECT_FLOAT: int((in_float == examples.y).sum()),
-            m.EVAL_CORRECT_INT8: int((in_int8 == examples.y).sum()),
-            m.EVAL_AGREE: int((in_float == in_int8).sum()),
+        return self._mapped
+
+    def _evaluate(self, model: OpenedModel, validation: Examples) -> dict[str, int]:
+        found = measure(
+            self._runtime,
+            model.bundle,
+            model.parameters,
+            batches_in_order(validation, model.bundle.manifest.batch_size),
+        )
+        counts = {m.EVAL_EXAMPLES: found.num_examples, m.EVAL_LOSS: round(found.loss_sum * m.LOSS_UNIT)}
+        if not found.num_predictions:
+            return counts
+        return counts | {
+            m.EVAL_PREDICTIONS: found.num_predictions,
+            m.EVAL_CORRECT_FLOAT: found.num_correct_float,
+            m.EVAL_CORRECT_INT8: found.num_correct_int8,
+            m.EVAL_AGREE: found.num_agreeing,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mapped:
+    """A store's examples as the model of one Bundle takes them."""
+
+    bundle_sha256: str
+    train: Examples
+    validation: Examples
+
+
+def _mapped(bundle: Bundle, examples: Examples, preprocess: Preprocess | None) -> Examples:
+    x = model_inputs(bundle, examples.x, preprocess)
+    return examples if x is examples.x else Examples(x=x, y=examples.y)
 
 
 def _change(after: Float32s, before: Float32s) -> Float32s:

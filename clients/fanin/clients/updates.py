@@ -3,13 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol
+
+import numpy as np
 
 from fanin.clients.models import OpenedModel
 from fanin.edge.codecs import codec_named
-from fanin.edge.tensors import Float32s, TensorTable
+from fanin.edge.tensors import Float32s, TensorTable, sha256_hex
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
+
+ROUNDING_STREAM: Final = 0x726E6464
+"""Keeps the generator that rounds an update apart from those that training draws from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +50,8 @@ def make_update(assignment: m.Assignment, table: TensorTable, outcome: TrainingO
     Raises InvalidUpdate for an unknown codec, ValueError for a change that is not finite.
     """
     codec = codec_named(assignment.codec.name)
-    encoded = codec.encode(table, outcome.change, assignment.grid, assignment.codec.max_shift)
+    rng = _rounding(assignment, outcome.change)
+    encoded = codec.encode(table, outcome.change, assignment.grid, assignment.codec.max_shift, rng)
     counts = dict(outcome.counts) | {m.ROUNDED: encoded.num_rounded, m.SATURATED: encoded.num_saturated}
     header = m.UpdateHeader(
         format=m.UPDATE_FORMAT,
@@ -60,3 +66,14 @@ def make_update(assignment: m.Assignment, table: TensorTable, outcome: TrainingO
         telemetry=outcome.telemetry,
     )
     return header, encoded.payload
+
+
+def _rounding(assignment: m.Assignment, change: Float32s) -> np.random.Generator:
+    """What rounds this change: the same if it is made again.
+
+    The change itself is part of the seed, where other choices take the partition: devices that round alike would
+    add up their errors, and many a device has no partition but the default.
+    """
+    digest = int(sha256_hex(change.astype("<f4", copy=False).tobytes()), 16)
+    seeds = np.random.SeedSequence((ROUNDING_STREAM, assignment.training.seed, assignment.round, digest))
+    return np.random.default_rng(seeds)

@@ -1,4 +1,4 @@
-"""``fanin inspect``: verify a Bundle and show what is in it."""
+"""``fanin inspect``: verify a Bundle, or open a model file, and show what is in it."""
 
 import sys
 from collections import Counter
@@ -12,6 +12,10 @@ from fanin.clients.operator import read_text
 from fanin.commands.terminal import JsonOption, run_command, write_json
 from fanin.edge.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.manifest import Port
+from fanin.edge.runtimes.available import open_format
+from fanin.edge.runtimes.base import ModelPort
+from fanin.edge.runtimes.models import format_of
+from fanin.edge.tensors import sha256_hex
 from fanin.protos.messages import check_key
 
 
@@ -21,28 +25,77 @@ def main(argv: Sequence[str]) -> int:
 
 
 def inspect(
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    what: Annotated[Path, typer.Argument(metavar="WHAT", help="A bundle's folder, or a .onnx or .tflite file.")],
     publisher: Annotated[
         Path | None,
         typer.Option("--publisher", help="File with the public key that must have signed it; default: whoever did."),
     ] = None,
+    signature: Annotated[
+        str, typer.Option("--signature", help="Which one to show, of a .tflite file with several.")
+    ] = "",
+    runtime: Annotated[str, typer.Option("--runtime", help="What opens a file; default: the first that can.")] = "",
     json: JsonOption = "",
 ) -> None:
-    """Verify a bundle's signature and every artifact's digest, then show its facts."""
-    if publisher is None:
-        trusted = read_signed_manifest(bundle).public_key
+    """Verify a bundle's signature and every artifact's digest, then show its facts; or those of a model file."""
+    if what.is_file():
+        row = file_row(what, runtime or None, signature)
+        text = _file_text(row)
     else:
-        trusted = read_text(publisher, "--publisher").strip()
-        check_key(f"--publisher: {publisher}", trusted)
-    opened = open_folder(bundle, trusted=(trusted,))
-    for name in opened.manifest.artifacts:
-        opened.artifact(name)
-    opened.initial_parameters()
-    row = bundle_row(opened)
+        opened = _open(what, publisher)
+        row = bundle_row(opened)
+        text = _text(opened, row)
     if json:
         write_json(json, row)
     else:
-        sys.stdout.write(_text(opened, row))
+        sys.stdout.write(text)
+
+
+def _open(folder: Path, publisher: Path | None) -> Bundle:
+    """The Bundle, all of it verified. Raises InvalidBundle."""
+    if publisher is None:
+        trusted = read_signed_manifest(folder).public_key
+    else:
+        trusted = read_text(publisher, "--publisher").strip()
+        check_key(f"--publisher: {publisher}", trusted)
+    opened = open_folder(folder, trusted=(trusted,))
+    for name in opened.manifest.artifacts:
+        opened.artifact(name)
+    opened.initial_parameters()
+    return opened
+
+
+def file_row(path: Path, runtime: str | None, signature: str) -> dict[str, object]:
+    """A model file's facts for programs, as a runtime that opened it tells them. Raises InvalidBundle."""
+    graph_format, data = format_of(path.name), path.read_bytes()
+    opener = open_format([graph_format], runtime)
+    model = opener.open_model(data, str(path), signature)
+    return {
+        "file": str(path),
+        "format": graph_format,
+        "sha256": sha256_hex(data),
+        "size_bytes": len(data),
+        "opened_by": opener.name,
+        "inputs": [_model_port_row(port) for port in model.inputs],
+        "outputs": [_model_port_row(port) for port in model.outputs],
+    }
+
+
+def _model_port_row(port: ModelPort) -> dict[str, object]:
+    row: dict[str, object] = {"name": port.name, "dtype": port.dtype, "shape": list(port.shape)}
+    return row | {"scale": port.scale, "zero_point": port.zero_point} if port.scale else row
+
+
+def _file_text(row: dict[str, object]) -> str:
+    lines = [f"{row['format']} file {row['sha256']}", f"  size        {row['size_bytes']} bytes"]
+    lines.append(f"  opened by   {row['opened_by']}")
+    for kind in ("inputs", "outputs"):
+        lines.append(f"  {kind}")
+        ports = row[kind]
+        assert isinstance(ports, list)
+        for port in ports:
+            stored = f"  value = {port['scale']:.6g} * (stored {-port['zero_point']:+d})" if "scale" in port else ""
+            lines.append(f"    {port['name']:24} {port['dtype']:8} {port['shape']}{stored}")
+    return "\n".join(lines) + "\n"
 
 
 def bundle_row(bundle: Bundle) -> dict[str, object]:
@@ -65,7 +118,7 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
             }
             for name, found in manifest.signatures.items()
         },
-        "slots": dict(Counter(str(slot.kind) for slot in manifest.slots)),
+        "slots": {name: dict(Counter(str(slot.kind) for slot in slots)) for name, slots in manifest.slots.items()},
         "artifacts": {
             name: {"sha256": artifact.sha256, "size_bytes": artifact.size_bytes}
             for name, artifact in manifest.artifacts.items()
@@ -85,7 +138,10 @@ def _text(bundle: Bundle, row: dict[str, object]) -> str:
         f"  publisher   {bundle.signed.public_key} (signature verified)",
         f"  parameters  {manifest.table.num_values} values in {len(manifest.table.specs)} tensors",
         f"  batch size  {manifest.batch_size}, {manifest.num_classes} classes",
-        f"  int8 slots  {len(manifest.slots)} {row['slots']}",
+        *(
+            f"  int8 slots  {name}: {len(slots)} {dict(Counter(str(slot.kind) for slot in slots))}"
+            for name, slots in manifest.slots.items()
+        ),
         "  signatures",
         *(
             f"    {name:10} {len(found.inputs)} inputs, {len(found.outputs)} outputs, "

@@ -15,6 +15,7 @@ from fanin.clients.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.client import Client, Options, Parts
 from fanin.clients.data import open_npz
 from fanin.clients.operator import read_text, read_token
+from fanin.clients.serving import Serving
 from fanin.clients.training import RuntimeTrainer
 from fanin.clients.transport import GrpcTransport, Line
 from fanin.edge.runtimes.available import open_runtime
@@ -35,21 +36,22 @@ def main(argv: Sequence[str]) -> int:
     token = read_token(Path(options.token_file) if options.token_file else None, "FANIN_DEVICE_TOKEN")
     line = Line(options.server, read_text(Path(options.ca), "--ca").encode())
     with hold_folder(Path(options.state)):
-        _take_part(options, token, publisher, line, RuntimeTrainer(runtime, store))
+        cache = Cache(Path(options.state), options.cache_mb << 20)
+        parts = Parts(
+            transport=GrpcTransport(line, cache.key()),
+            cache=cache,
+            trainer=RuntimeTrainer(runtime, store),
+            trusted=(publisher,),
+            rng=random.Random(),
+            serving=Serving(runtime, cache, (publisher,)) if options.serve else None,
+        )
+        _take_part(options, token, parts)
     line.close()
     return 0
 
 
-def _take_part(options: argparse.Namespace, token: str, publisher: str, line: Line, trainer: RuntimeTrainer) -> None:
-    cache = Cache(Path(options.state), options.cache_mb << 20)
+def _take_part(options: argparse.Namespace, token: str, parts: Parts) -> None:
     delay_seed = None if options.delay_seed is None else f"{options.delay_seed}/{options.partition}"
-    parts = Parts(
-        transport=GrpcTransport(line, cache.key()),
-        cache=cache,
-        trainer=trainer,
-        trusted=(publisher,),
-        rng=random.Random(),
-    )
     client = Client(parts, Options(token=token, max_updates=options.max_updates, delay_seed=delay_seed))
     # All that matters is on disk at any moment, so a polite end need not wait for the call under way.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -72,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--partition", type=int, default=0, metavar="N", help="which partition the data is (0)")
     parser.add_argument("--state", default="fanin-device", metavar="DIR", help="this device's folder (fanin-device)")
     parser.add_argument("--runtime", metavar="NAME", help="runtime to train with (onnx)")
+    parser.add_argument(
+        "--serve", action="store_true", help="keep the newest version ready as an int8 model, for fanin infer"
+    )
     parser.add_argument(
         "--cache-mb", type=int, default=DEFAULT_MAX_BYTES >> 20, metavar="MB", help="room for downloads (256)"
     )

@@ -21,11 +21,13 @@ SUBCOMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "demo": "train one model across a datacenter and devices, all on this machine",
         "serve": "run a coordinator",
         "join": "take part as a device",
+        "export": "turn a torch module into a signed bundle, or check that it can be",
         "run": "start a run from a plan",
         "runs": "list the runs of a coordinator",
         "watch": "follow a run",
         "verify": "compute the versions of a run again from the record",
-        "inspect": "verify a bundle and show what is in it",
+        "infer": "ask a model: a bundle, or any .onnx or .tflite file",
+        "inspect": "verify a bundle, or open a model file, and show what is in it",
     }
 )
 GROUP: Final = "fanin.commands"

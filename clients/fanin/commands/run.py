@@ -11,6 +11,7 @@ import typer
 
 from fanin.commands.show import follow, run_row
 from fanin.commands.terminal import (
+    DEFAULT_KEY,
     DEFAULT_STATE,
     CaOption,
     JsonOption,
@@ -18,15 +19,15 @@ from fanin.commands.terminal import (
     StateOption,
     TokenOption,
     connect,
+    publisher_key,
     run_command,
     write_json,
 )
 from fanin.edge.bundle import Bundle, open_folder
-from fanin.edge.keys import SigningKey, load_or_create_key
+from fanin.edge.keys import SigningKey
 from fanin.protos.plans import PlanFile, read_plan
 from fanin.protos.runs import RunState
 
-DEFAULT_KEY = Path("publisher.key")
 MAX_PLAN_CHARS = 48
 """Of a plan's name that goes into the id of a run, which may have 64 characters."""
 
@@ -68,17 +69,10 @@ def run(
     return int(outcome is RunState.FAILED)
 
 
-def publisher_key(path: Path) -> SigningKey:
-    """The publisher's key, with its public half written beside it for devices."""
-    key = load_or_create_key(path)
-    path.with_suffix(".pub").write_text(key.public + "\n")
-    return key
-
-
 def _bundle(wanted: PlanFile, here: Path, scratch: Path, publisher: SigningKey) -> Bundle:
     """The Plan's Bundle, opened from its folder, or exported from its App; paths are relative to the Plan."""
     if wanted.bundle:
         return open_folder(here / wanted.bundle, trusted=(publisher.public,))
     from fanin.edge.export import export_app, load_app
 
-    return export_app(load_app(wanted.app), scratch, publisher)
+    return export_app(load_app(wanted.app), scratch, publisher).bundle

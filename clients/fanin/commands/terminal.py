@@ -13,11 +13,13 @@ from typer.core import TyperCommand
 
 from fanin.clients.operator import Operator, read_text, read_token
 from fanin.clients.transport import Line
+from fanin.edge.keys import SigningKey, load_or_create_key
 from fanin.protos.errors import InvalidInput
 
 DEFAULT_STATE: Final = Path("fanin-state")
 ADDRESS_FILE: Final = "address"
 OPERATOR_TOKEN: Final = Path("tokens") / "operator.token"
+DEFAULT_KEY: Final = Path("publisher.key")
 DEVICE_TOKEN: Final = Path("tokens") / "device.token"
 CA_FILE: Final = Path("tls") / "ca.pem"
 
@@ -72,6 +74,13 @@ def connect(state: Path, server: str, ca: Path | None, token_file: Path | None) 
     # A file that was asked for must be there; that of --state may stand back for the variable.
     found = token_path if token_file or token_path.exists() else None
     return line, Operator(line, read_token(found, "FANIN_OPERATOR_TOKEN"))
+
+
+def publisher_key(path: Path) -> SigningKey:
+    """The publisher's key, with its public half written beside it for devices."""
+    key = load_or_create_key(path)
+    path.with_suffix(".pub").write_text(key.public + "\n")
+    return key
 
 
 def write_json(target: str, value: object) -> None:

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from fanin.clients.data import Examples, check_examples, hold_out, read_npz
 from fanin.datacenter.jobfiles import TrainConfig, TrainResult, read_config, read_parameters, write_error, write_result
 from fanin.datacenter.mesh import MeshShape, build_mesh
-from fanin.datacenter.parameters import load_parameters, parameter_table, parameter_vector
+from fanin.datacenter.parameters import load_parameters, parameter_table, parameter_vector, trained_module
 from fanin.datacenter.trainer import Trainer, fit
-from fanin.edge.export.app import App, load_app
+from fanin.edge.export.app import App, inputs_of, load_app
 from fanin.protos.errors import FaninError, InvalidInput
 
 COLLECTIVE_TIMEOUT: Final = timedelta(seconds=120)
@@ -61,15 +61,16 @@ def train(config: TrainConfig, rank: int, world_size: int) -> TrainResult:
     shape.check(world_size)
     app = load_app(config.app)
     train_part, validation = _data(config, app)
+    module = trained_module(app)
     if config.initial is not None:
-        load_parameters(app.module, *read_parameters(config.initial))
+        load_parameters(module, *read_parameters(config.initial))
     mesh = None if world_size == 1 else build_mesh(shape, world_size)
-    trainer = Trainer(app.module, app.loss, config.training, mesh)
+    trainer = Trainer(module, app.loss, config.training, mesh)
     started_s = time.monotonic()
     trained = fit(trainer, train_part, validation, config.training)
     return TrainResult(
-        table=parameter_table(app.module),
-        parameters=parameter_vector(app.module),
+        table=parameter_table(module),
+        parameters=parameter_vector(module),
         trained=trained,
         num_ranks=world_size,
         train_s=time.monotonic() - started_s,
@@ -77,7 +78,8 @@ def train(config: TrainConfig, rank: int, world_size: int) -> TrainResult:
 
 
 def _data(config: TrainConfig, app: App) -> tuple[Examples, Examples]:
-    examples = read_npz(config.data)
+    found = read_npz(config.data)
+    examples = Examples(x=inputs_of(app, torch.from_numpy(found.x)).numpy(), y=found.y)
     check_examples(examples, app.input_shape, app.num_classes)
     if config.num_validation >= len(examples):
         raise InvalidInput(

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fanin.clients.data import Examples, Int64s
 from fanin.datacenter.jobfiles import Epoch, Trained, TrainSettings
 from fanin.datacenter.mesh import REPLICATE
+from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -67,15 +68,30 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, examples: Examples) -> tuple[float, float]:
-        """(mean loss, accuracy) over all examples, each rank taking its part."""
-        loss_sum, num_correct = 0.0, 0
+        """(mean loss, accuracy) over all examples, each rank taking its part; a model of values has accuracy 0."""
+        modes = {layer: layer.training for layer in self.module.modules()}
+        # Norms that train and dropout are for the steps.
+        self.module.eval()
+        try:
+            sums = self.add_up(self._evaluated(examples))
+        finally:
+            for layer, training in modes.items():
+                layer.training = training
+        return float(sums[0]) / len(examples), float(sums[1] / sums[2].clamp(min=1.0))
+
+    def _evaluated(self, examples: Examples) -> Tensor:
+        """(loss sum, labels found, labels asked for) of this rank's part."""
+        loss_sum, num_correct, num_asked = 0.0, 0, 0
         for start in range(self._rank * EVALUATE_BATCH, len(examples), self._num_ranks * EVALUATE_BATCH):
             x, y = self._tensors(examples, np.arange(start, min(start + EVALUATE_BATCH, len(examples))))
             logits = self.module(x)
             loss_sum += float(self._loss(logits, y).sum())
-            num_correct += int((logits.argmax(dim=1) == y).sum())
-        sums = self.add_up(torch.tensor([loss_sum, num_correct], dtype=torch.float64)) / len(examples)
-        return float(sums[0]), float(sums[1])
+            if y.is_floating_point():
+                continue
+            asked = y != NO_TOKEN
+            num_correct += int((logits.argmax(dim=-1) == y)[asked].sum())
+            num_asked += int(asked.sum())
+        return torch.tensor([loss_sum, num_correct, num_asked], dtype=torch.float64)
 
     def _losses(self, batch: Examples) -> Tensor:
         """The losses of this rank's samples, 0 for padding."""
@@ -87,7 +103,9 @@ class Trainer:
         return losses if len(mine) else losses * 0.0
 
     def _tensors(self, examples: Examples, indices: Int64s) -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(examples.x[indices]).to(self._dtype), torch.from_numpy(examples.y[indices])
+        x, y = torch.from_numpy(examples.x[indices]), torch.from_numpy(examples.y[indices])
+        # Tokens stay integers; a loss is given int64 labels, which torch's own insist on.
+        return x.to(self._dtype) if x.is_floating_point() else x, y if y.is_floating_point() else y.long()
 
 
 def fit(trainer: Trainer, train: Examples, validation: Examples, settings: TrainSettings) -> Trained:

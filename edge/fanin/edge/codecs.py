@@ -1,12 +1,19 @@
 """Codecs: an update as integers on the grid, and as bytes.
 
-``fixed32`` keeps 32 bits a value: its error is at most half a (shifted) grid step, absolute. Others are the
-same with fewer bits; ``CODECS`` is the seam. The payload is the table's layout in int32, little-endian.
+``fixed32`` keeps 32 bits a value and rounds to the nearest step: its error is at most half a (shifted) grid step,
+absolute. ``int8`` is the same with 8 bits, and rounds by chance, up as often as the value is far above the step
+below: its error is under one step, and zero on average. Rounding to nearest would lose, Round after Round, what
+is always smaller than half a step; errors that are drawn anew cancel out over devices and Rounds, and need no
+memory on the device (stochastic quantization: Alistarh et al. 2017, arXiv 1610.02132, section 3.1; what was
+measured: docs/decisions/0006).
+
+``CODECS`` is the seam for more. The payload is the table's layout in little-endian integers of that size.
 
 A device encodes its *unweighted* update; weights are the server's (DESIGN decision 4).
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -17,18 +24,21 @@ import numpy.typing as npt
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidUpdate
 
-Int32s = npt.NDArray[np.int32]
+Float64s = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.signedinteger]
 """Encoded values (num_values,)."""
 
-LIMIT: Final = (1 << 31) - 1
-"""The ends are symmetric, so that a negated update encodes to negated values."""
+
+def largest_value(bits: int) -> int:
+    """The ends are symmetric, so that a negated update encodes to negated values."""
+    return (1 << (bits - 1)) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
     """An update on the grid.
 
-    ``num_rounded`` values were not on the grid and moved to the nearest step; ``num_saturated`` lay beyond its
+    ``num_rounded`` values were not on the grid and moved to a step beside them; ``num_saturated`` lay beyond its
     ends and were cut.
     """
 
@@ -41,56 +51,100 @@ class Encoded:
 class Codec(Protocol):
     """Between flat float32 updates and payloads."""
 
-    def encode(self, table: TensorTable, update: Float32s, grid: Sequence[int], max_shift: int) -> Encoded:
-        """Raises ValueError for NaN, infinity, or a vector or grid of another length."""
+    @property
+    def bits(self) -> int:
+        """The bits of one value, with its sign."""
+        ...
+
+    def encode(
+        self, table: TensorTable, update: Float32s, grid: Sequence[int], max_shift: int, rng: np.random.Generator
+    ) -> Encoded:
+        """``rng`` draws what is left to chance. Raises ValueError for NaN, infinity, or a vector or grid of
+        another length."""
         ...
 
     def payload_bytes(self, table: TensorTable) -> int:
         """The exact size of every payload for this table."""
         ...
 
-    def decode(self, payload: memoryview) -> Int32s:
+    def decode(self, payload: memoryview) -> Integers:
         """The integers of a piece of payload that starts and ends between values; a view where possible."""
         ...
 
 
-class Fixed32:
-    """32-bit two's complement values."""
+def round_to_nearest(scaled: Float64s, _rng: np.random.Generator) -> Float64s:
+    """Ties to even; nothing is left to chance."""
+    nearest: Float64s = np.rint(scaled)
+    return nearest
 
-    def encode(self, table: TensorTable, update: Float32s, grid: Sequence[int], max_shift: int) -> Encoded:
-        """Choose the smallest shift with which each block fits, then round to nearest, ties to even."""
+
+def round_by_chance(scaled: Float64s, rng: np.random.Generator) -> Float64s:
+    """Away from zero with the probability that the fraction is, so that the mean of the outcomes is the value."""
+    magnitude = np.abs(scaled)
+    below = np.floor(magnitude)
+    outcome: Float64s = np.copysign(below + (rng.random(magnitude.size) < magnitude - below), scaled)
+    return outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwosComplement:
+    """Values as two's complement integers of a dtype, rounded by a rule."""
+
+    name: str
+    dtype: np.dtype[np.signedinteger]
+    rounded: Callable[[Float64s, np.random.Generator], Float64s]
+
+    @property
+    def bits(self) -> int:
+        """All bits of the dtype."""
+        return 8 * self.dtype.itemsize
+
+    def encode(
+        self, table: TensorTable, update: Float32s, grid: Sequence[int], max_shift: int, rng: np.random.Generator
+    ) -> Encoded:
+        """Choose the smallest shift with which each block fits, then round."""
         if not np.isfinite(update).all():
             raise ValueError("update: got NaN or infinity, expected finite values; the training diverged")
         if len(grid) != len(table.specs):
             raise ValueError(f"grid: got {len(grid)} blocks, expected {len(table.specs)}")
-        values = np.empty(table.num_values, "<i4")
+        limit = largest_value(self.bits)
+        values = np.empty(table.num_values, self.dtype)
         shifts, num_rounded, num_saturated = [], 0, 0
         for view, start, exponent in zip(table.views(update).values(), table.offsets, grid, strict=True):
-            # float64 holds every float32 times a power of two exactly, so only rint rounds.
-            scaled = np.ldexp(view.ravel().astype(np.float64), -exponent)
-            shift = _shift(float(np.abs(scaled).max(initial=0.0)), max_shift)
-            scaled = np.ldexp(scaled, -shift)
-            rounded = np.rint(scaled)
+            # On the finest grids that an Assignment may have, large values are infinitely many steps: they are cut.
+            with np.errstate(over="ignore", invalid="ignore"):
+                largest = np.ldexp(float(np.abs(view).max(initial=0.0)), -exponent)
+                shift = _shift(float(largest), limit, max_shift)
+                # float64 holds every float32 times a power of two exactly, so nothing rounds but the rule.
+                scaled = view.ravel().astype(np.float64)
+                scaled *= math.ldexp(1.0, -exponent - shift)
+                rounded = self.rounded(scaled, rng)
             num_rounded += int(np.count_nonzero(rounded != scaled))
-            num_saturated += int(np.count_nonzero(np.abs(rounded) > LIMIT))
-            values[start : start + view.size] = np.clip(rounded, -LIMIT, LIMIT).astype(np.int32)
+            num_saturated += int(np.count_nonzero(np.abs(rounded) > limit))
+            values[start : start + view.size] = np.clip(rounded, -limit, limit)
             shifts.append(shift)
         return Encoded(
             payload=values.tobytes(), shifts=tuple(shifts), num_rounded=num_rounded, num_saturated=num_saturated
         )
 
     def payload_bytes(self, table: TensorTable) -> int:
-        """Four bytes a value."""
-        return 4 * table.num_values
+        """The dtype's bytes for each value."""
+        return self.dtype.itemsize * table.num_values
 
-    def decode(self, payload: memoryview) -> Int32s:
+    def decode(self, payload: memoryview) -> Integers:
         """A view of the bytes."""
-        if len(payload) % 4:
-            raise InvalidUpdate(f"fixed32: got a payload of {len(payload)} bytes, expected a multiple of 4")
-        return np.frombuffer(payload, "<i4")
+        size = self.dtype.itemsize
+        if len(payload) % size:
+            raise InvalidUpdate(f"{self.name}: got a payload of {len(payload)} bytes, expected a multiple of {size}")
+        return np.frombuffer(payload, self.dtype)
 
 
-CODECS: Final[Mapping[str, Codec]] = MappingProxyType({"fixed32": Fixed32()})
+CODECS: Final[Mapping[str, Codec]] = MappingProxyType(
+    {
+        "fixed32": TwosComplement(name="fixed32", dtype=np.dtype("<i4"), rounded=round_to_nearest),
+        "int8": TwosComplement(name="int8", dtype=np.dtype("<i1"), rounded=round_by_chance),
+    }
+)
 
 
 def codec_named(name: str) -> Codec:
@@ -101,8 +155,8 @@ def codec_named(name: str) -> Codec:
     return codec
 
 
-def _shift(largest: float, max_shift: int) -> int:
+def _shift(largest: float, limit: int, max_shift: int) -> int:
     shift = 0
-    while shift < max_shift and np.rint(np.ldexp(largest, -shift)) > LIMIT:
+    while shift < max_shift and math.ldexp(largest, -shift) > limit:
         shift += 1
     return shift

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import prod
 from types import MappingProxyType
 from typing import Final
 
@@ -19,7 +20,7 @@ from fanin.protos.errors import InvalidBundle, InvalidInput
 FORMAT: Final = 1
 DEVICE_SIGNATURES: Final = ("train", "evaluate", "infer")
 """What every Bundle has; a device needs all of them."""
-DTYPES: Final = ("float32", "int64", "int32", "int8")
+DTYPES: Final = ("float32", "int32", "int8", "uint8")
 MIN_INPUT_SCALE: Final = 2.0**-60
 """Activation scales lie between this and its inverse: times any weight's scale they are normal float32 numbers."""
 
@@ -63,11 +64,13 @@ class Slot:
 
     ``initializer`` is its name in the graph, ``shape`` its shape there. ``parameter`` is the parameter it
     comes from; ``weight`` is the weight whose scales a bias uses ("" elsewhere), quantized along ``axis`` of
-    the *parameter* (-1 where it does not apply). ``transposed`` says that the graph holds the 2-D weight
-    transposed. ``input_scale`` is the activation scale that was calibrated (0.0 where it does not apply).
+    the *parameter* (-1 where it does not apply). The graph holds ``parameter.transpose(permutation)``, or the
+    parameter as it is where that is empty, in the shape of the slot. ``input_scale`` is the activation scale that was
+    calibrated (0.0 where it does not apply).
 
-    The graph holds no value for a slot: an ONNX initializer that is one has its data outside the file, so that
-    a runtime cannot fold an older Version's numbers into its optimized graph.
+    How a slot is filled is its format's way. An ONNX initializer that is one has its data outside the file, so
+    that a runtime cannot fold an older Version's numbers into its optimized graph. A TFLite file holds zeros at
+    ``offset`` (-1 in ONNX), and a runtime opens a copy of the file with the values there.
     """
 
     initializer: str
@@ -76,16 +79,19 @@ class Slot:
     shape: tuple[int, ...]
     weight: str = ""
     axis: int = -1
-    transposed: bool = False
+    permutation: tuple[int, ...] = ()
     input_scale: float = 0.0
+    offset: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What a Bundle says of itself.
 
-    ``table`` is the layout of the parameters that travel; ``batch_size`` the batch that the ``train`` and
-    ``evaluate`` graphs were traced for; ``initial`` names the artifact with the parameters of Version 0.
+    ``num_classes`` is the number of labels (or of tokens), 0 for a model that gives values; ``slots`` are those of
+    the ``infer`` graph in each graph format. ``table`` is the layout of the parameters that travel; ``batch_size``
+    the batch that the ``train`` and ``evaluate`` graphs were traced for; ``initial`` names the artifact with the
+    parameters of Version 0.
     """
 
     name: str
@@ -93,14 +99,15 @@ class Manifest:
     num_classes: int
     table: TensorTable
     signatures: Mapping[str, Signature]
-    slots: tuple[Slot, ...]
+    slots: Mapping[str, tuple[Slot, ...]]
     artifacts: Mapping[str, Artifact]
     initial: str
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.num_classes < 1:
+        if self.batch_size < 1 or self.num_classes < 0:
             raise InvalidBundle(
-                f"manifest: got batch_size {self.batch_size} and num_classes {self.num_classes}, expected both positive"
+                f"manifest: got batch_size {self.batch_size} and num_classes {self.num_classes}, "
+                "expected at least 1 and at least 0"
             )
         if lacking := sorted(set(DEVICE_SIGNATURES) - set(self.signatures)):
             raise InvalidBundle(f"manifest: got signatures {sorted(self.signatures)}, expected also {lacking}")
@@ -112,7 +119,11 @@ class Manifest:
                     )
         if self.initial not in self.artifacts:
             raise InvalidBundle(f"manifest: initial parameters {self.initial!r} are not among the artifacts")
-        _check_slots(self.slots, {spec.name: spec.shape for spec in self.table.specs})
+        shapes = {spec.name: spec.shape for spec in self.table.specs}
+        for graph_format, slots in self.slots.items():
+            if graph_format not in self.signatures["infer"].graphs:
+                raise InvalidBundle(f"manifest: slots in {graph_format!r}, expected only in formats of the infer graph")
+            _check_slots(slots, shapes)
 
 
 def _check_slots(slots: tuple[Slot, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -134,7 +145,9 @@ def _check_slots(slots: tuple[Slot, ...], shapes: Mapping[str, tuple[int, ...]])
         if slot.kind is SlotKind.WEIGHT_SCALE:
             axes[slot.parameter] = slot.axis
         expected = _slot_shape(slot, shapes)
-        if slot.shape != expected:
+        # A graph may give a parameter dimensions of 1, or split one for a broadcast: the order of values stays.
+        is_whole = slot.kind in (SlotKind.WEIGHT, SlotKind.FLOAT) and slot.offset >= 0
+        if slot.shape != expected and not (is_whole and prod(slot.shape) == prod(expected)):
             raise InvalidBundle(f"{what}: got shape {slot.shape}, expected {expected}")
     for slot in slots:
         is_of_weight = slot.kind in (SlotKind.WEIGHT, SlotKind.WEIGHT_SCALE)
@@ -152,17 +165,22 @@ def _check_slots(slots: tuple[Slot, ...], shapes: Mapping[str, tuple[int, ...]])
 def _slot_shape(slot: Slot, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """The shape in the graph that a slot's other facts imply."""
     own = shapes[slot.parameter]
-    if slot.transposed and (len(own) != 2 or slot.kind not in (SlotKind.WEIGHT, SlotKind.FLOAT)):
-        raise InvalidBundle(f"manifest: slot {slot.initializer!r} is transposed, expected that of a matrix only")
+    if slot.permutation:
+        if slot.kind not in (SlotKind.WEIGHT, SlotKind.FLOAT) or sorted(slot.permutation) != list(range(len(own))):
+            raise InvalidBundle(
+                f"manifest: slot {slot.initializer!r}: got permutation {slot.permutation}, "
+                f"expected one of {len(own)} dimensions, and of a weight or a float only"
+            )
+        own = tuple(own[dim] for dim in slot.permutation)
     if slot.kind is SlotKind.FLOAT:
-        return own[::-1] if slot.transposed else own
-    channelled = shapes[slot.weight] if slot.weight else own
+        return own
+    channelled = shapes[slot.weight or slot.parameter]
     if not 0 <= slot.axis < len(channelled):
         raise InvalidBundle(
             f"manifest: slot {slot.initializer!r}: got axis {slot.axis}, expected one of {len(channelled)} dimensions"
         )
     if slot.kind is SlotKind.WEIGHT:
-        return own[::-1] if slot.transposed else own
+        return own
     channels = (channelled[slot.axis],)
     if slot.kind is SlotKind.BIAS and own != channels:
         raise InvalidBundle(
@@ -187,19 +205,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
             }
             for name, found in manifest.signatures.items()
         },
-        "slots": [
-            {
-                "initializer": slot.initializer,
-                "kind": slot.kind.value,
-                "parameter": slot.parameter,
-                "shape": list(slot.shape),
-                "weight": slot.weight,
-                "axis": slot.axis,
-                "transposed": slot.transposed,
-                "input_scale": slot.input_scale,
-            }
-            for slot in manifest.slots
-        ],
+        "slots": {name: [_slot_row(slot) for slot in slots] for name, slots in manifest.slots.items()},
         "artifacts": {
             name: {
                 "sha256": artifact.sha256,
@@ -245,7 +251,13 @@ def _manifest(reader: "_Reader") -> Manifest:
         num_classes=reader.integer("num_classes"),
         table=TensorTable.of({name: parameters.shape(name) for name in parameters.row}),
         signatures=MappingProxyType({name: _signature(row) for name, row in reader.children("signatures")}),
-        slots=tuple(_slot(row) for row in reader.rows("slots")),
+        slots=MappingProxyType(
+            {
+                name: tuple(_slot(row) for row in slots.rows(name))
+                for slots in [reader.child("slots")]
+                for name in slots.row
+            }
+        ),
         artifacts=MappingProxyType({name: _artifact(row) for name, row in reader.children("artifacts")}),
         initial=reader.text("initial"),
     )
@@ -273,8 +285,22 @@ def _port_row(port: Port) -> dict[str, object]:
     return {"name": port.name, "dtype": port.dtype, "shape": list(port.shape)}
 
 
+def _slot_row(slot: Slot) -> dict[str, object]:
+    return {
+        "initializer": slot.initializer,
+        "kind": slot.kind.value,
+        "parameter": slot.parameter,
+        "shape": list(slot.shape),
+        "weight": slot.weight,
+        "axis": slot.axis,
+        "permutation": list(slot.permutation),
+        "input_scale": slot.input_scale,
+        "offset": slot.offset,
+    }
+
+
 def _slot(reader: "_Reader") -> Slot:
-    reader.only("initializer kind parameter shape weight axis transposed input_scale")
+    reader.only("initializer kind parameter shape weight axis permutation input_scale offset")
     kind = reader.text("kind")
     if kind not in set(SlotKind):
         raise InvalidBundle(f"{reader.path}.kind: got {kind!r}, expected one of {[str(known) for known in SlotKind]}")
@@ -285,8 +311,9 @@ def _slot(reader: "_Reader") -> Slot:
         shape=reader.shape("shape"),
         weight=reader.text("weight"),
         axis=reader.integer("axis"),
-        transposed=reader.flag("transposed"),
+        permutation=reader.shape("permutation"),
         input_scale=reader.number("input_scale"),
+        offset=reader.integer("offset"),
     )
 
 
@@ -331,9 +358,6 @@ class _Reader:
         value = self._value(key, float)
         assert isinstance(value, float)
         return value
-
-    def flag(self, key: str) -> bool:
-        return bool(self._value(key, bool))
 
     def shape(self, key: str, *, least: int = 0) -> tuple[int, ...]:
         value = self._value(key, list)

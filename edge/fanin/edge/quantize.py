@@ -16,7 +16,7 @@ bias fits.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, assert_never
+from typing import Final, TypeVar, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from fanin.protos.errors import InvalidVersion
 
 Float64s = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int8]
+Number = TypeVar("Number", np.int8, np.float32)
 SlotValue = npt.NDArray[np.int8] | npt.NDArray[np.int32] | npt.NDArray[np.float32]
 
 MAX_CODE: Final = 127
@@ -99,7 +100,7 @@ def _value(slot: Slot, parameters: Mapping[str, Float32s], scales: Mapping[str, 
     match slot.kind:
         case SlotKind.WEIGHT:
             codes = weight_codes(parameter, slot.axis, scales[slot.parameter])
-            return np.ascontiguousarray(codes.T) if slot.transposed else codes
+            return np.ascontiguousarray(_laid(codes, slot)).reshape(slot.shape)
         case SlotKind.WEIGHT_SCALE:
             return scales[slot.parameter]
         case SlotKind.BIAS:
@@ -107,6 +108,11 @@ def _value(slot: Slot, parameters: Mapping[str, Float32s], scales: Mapping[str, 
         case SlotKind.BIAS_SCALE:
             return bias_scales(scales[slot.weight], slot.input_scale)
         case SlotKind.FLOAT:
-            return np.array(parameter.T if slot.transposed else parameter, np.float32, order="C")
+            return np.array(_laid(parameter, slot), np.float32, order="C").reshape(slot.shape)
         case _:
             assert_never(slot.kind)
+
+
+def _laid(value: npt.NDArray[Number], slot: Slot) -> npt.NDArray[Number]:
+    """A parameter, or its codes, with the dimensions in the order of the slot."""
+    return value.transpose(slot.permutation) if slot.permutation else value

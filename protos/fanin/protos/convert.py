@@ -104,11 +104,21 @@ def codec_from_proto(message: pb.Codec) -> m.CodecSpec:
 
 
 def training_to_proto(training: m.Training) -> pb.Training:
-    return pb.Training(epochs=training.epochs, learning_rate=training.learning_rate, seed=training.seed)
+    return pb.Training(
+        epochs=training.epochs,
+        learning_rate=training.learning_rate,
+        seed=training.seed,
+        proximal_weight=training.proximal_weight,
+    )
 
 
 def training_from_proto(message: pb.Training) -> m.Training:
-    return m.Training(epochs=message.epochs, learning_rate=message.learning_rate, seed=message.seed)
+    return m.Training(
+        epochs=message.epochs,
+        learning_rate=message.learning_rate,
+        seed=message.seed,
+        proximal_weight=message.proximal_weight,
+    )
 
 
 def assignment_to_proto(work: m.Assignment) -> pb.Assignment:

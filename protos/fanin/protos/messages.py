@@ -40,6 +40,8 @@ ROUNDED: Final = "rounded"
 SATURATED: Final = "saturated"
 EVAL_EXAMPLES: Final = "eval_examples"
 EVAL_LOSS: Final = "eval_loss_q16"
+EVAL_PREDICTIONS: Final = "eval_predictions"
+"""How many labels were asked for: one an example, or one a place in a sequence."""
 EVAL_CORRECT_FLOAT: Final = "eval_correct_float"
 EVAL_CORRECT_INT8: Final = "eval_correct_int8"
 EVAL_AGREE: Final = "eval_agree"
@@ -197,11 +199,15 @@ class CodecSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What a device does with its data. Seeds come from (seed, partition, round)."""
+    """What a device does with its data. Seeds come from (seed, partition, round).
+
+    ``proximal_weight`` is FedProx's mu; above 0.0 it needs a Bundle whose train graph has that input.
+    """
 
     epochs: int
     learning_rate: float
     seed: int
+    proximal_weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +243,10 @@ class Assignment:
         if not 0 < self.training.learning_rate < math.inf:
             raise InvalidInput(
                 f"assignment: got learning_rate {self.training.learning_rate}, expected a finite number above 0"
+            )
+        if not 0 <= self.training.proximal_weight < math.inf:
+            raise InvalidInput(
+                f"assignment: got proximal_weight {self.training.proximal_weight}, expected 0.0 or a finite number above"
             )
 
 

@@ -20,14 +20,17 @@ from fanin.protos.messages import MAX_EPOCHS, CodecSpec, Training, check_name
 
 T = TypeVar("T")
 
-CODEC_BITS: Final = {"fixed32": 32}
+CODEC_BITS: Final = {"fixed32": 32, "int8": 8}
 """The codecs that a Plan may name, and the bits of one value with its sign."""
+DEFAULT_MAX_SHIFTS: Final = {"fixed32": 0, "int8": 12}
+"""W where a Plan leaves it out. With 12, the updates of ``int8`` use all their bits if their largest value is from
+a 16th of the last mean's to 256 times it, and the headroom still admits a million full Updates."""
 WEIGHT_UNIT: Final = 256
 """The integer weight of one example in a fresh Update."""
 HEADROOM_BITS: Final = 62
 MAX_COHORT: Final = 1_000_000
 MAX_TIMES: Final = (1 << 32) - 1
-"""Most Rounds: what the wire's uint32 can say."""
+"""Most Rounds, and most examples that one Update weighs: what the wire's uint32 can say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +64,8 @@ class AggregationPlan:
     outer_learning_rate: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.max_examples < 1:
-            raise InvalidPlan(f"plan: got max_examples {self.max_examples}, expected at least 1")
+        if not 1 <= self.max_examples <= MAX_TIMES:
+            raise InvalidPlan(f"plan: got max_examples {self.max_examples}, expected 1 to {MAX_TIMES}")
         if not 0 < self.outer_learning_rate < float("inf"):
             raise InvalidPlan(f"plan: got outer_learning_rate {self.outer_learning_rate}, expected a positive number")
 
@@ -105,6 +108,10 @@ class Plan:
             raise InvalidPlan(
                 f"plan: got epochs {self.training.epochs}, learning_rate {self.training.learning_rate}, "
                 f"expected 1 to {MAX_EPOCHS} epochs and a positive learning rate"
+            )
+        if not 0 <= self.training.proximal_weight < float("inf"):
+            raise InvalidPlan(
+                f"plan: got proximal_weight {self.training.proximal_weight}, expected 0.0 (none) or a positive number"
             )
         if not 0 <= self.training.seed < 1 << 64:
             raise InvalidPlan(f"plan: got seed {self.training.seed}, expected 0 <= seed < 2^64")
@@ -157,7 +164,8 @@ def parse_plan(text: str, where: str) -> PlanFile:
     app, bundle = _text(root, "app", "", where), _text(root, "bundle", "", where)
     if bool(app) == bool(bundle):
         raise InvalidPlan(f"{where}: expected either app or bundle, got {'both' if app else 'neither'}")
-    codec = {"name": "fixed32", "max_shift": 0} | _table(root, "codec", where)
+    codec = {"name": "fixed32"} | _table(root, "codec", where)
+    codec = {"max_shift": DEFAULT_MAX_SHIFTS.get(str(codec["name"]), 0)} | codec
     training = {"epochs": 1, "seed": 0} | _table(root, "training", where)
     cohort = _table(root, "cohort", where)
     if "concurrency" in cohort:

@@ -480,7 +480,7 @@ class Codec(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     MAX_SHIFT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"fixed32"."""
+    """"fixed32" or "int8"."""
     max_shift: _builtins.int
     """How many bits coarser than the grid a device may encode a block."""
     def __init__(
@@ -504,20 +504,24 @@ class Training(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    PROXIMAL_WEIGHT_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     learning_rate: _builtins.float
     seed: _builtins.int
     """Seeds of a client come from (seed, partition, round)."""
+    proximal_weight: _builtins.float
+    """FedProx's mu: how strongly a device is pulled back to the Version that it started from."""
     def __init__(
         self,
         *,
         epochs: _builtins.int = ...,
         learning_rate: _builtins.float = ...,
         seed: _builtins.int = ...,
+        proximal_weight: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "learning_rate", b"learning_rate", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "learning_rate", b"learning_rate", "proximal_weight", b"proximal_weight", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.codecs import Int32s
+from fanin.edge.codecs import Integers
 from fanin.edge.tensors import TensorTable
 
 Int64s = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ class Contribution:
     weight: int
     shifts: tuple[int, ...]
     counts: Mapping[str, int]
-    pieces: Iterable[Int32s]
+    pieces: Iterable[Integers]
 
 
 def begin(table: TensorTable) -> PartialSum:

@@ -98,7 +98,7 @@ class RunDriver:
 
     def refusal(self, capabilities: m.Capabilities) -> str:
         """Why a device with these capabilities can take no part in the Run; empty if it can."""
-        total = sum(artifact.size_bytes for artifact in self.model.manifest.artifacts.values())
+        total = self.model.download_bytes(capabilities.graph_formats)
         return unsuitable(capabilities, self.run.start.plan, self.model.graph_formats, total)
 
     def offer(self, device: str) -> m.Assignment | None:
@@ -313,7 +313,8 @@ class RunDriver:
             grid = last.next_grid or last.grid
         else:
             table = self.model.table
-            grid = await tools.disk_lane(lambda: first_grid(table, load_parameters(tools.blobs, base, table)))
+            codec = self.run.start.plan.codec
+            grid = await tools.disk_lane(lambda: first_grid(table, load_parameters(tools.blobs, base, table), codec))
         record = RoundRecord(
             run_id=self.run_id,
             round=1 if last is None else last.round + 1,

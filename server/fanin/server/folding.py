@@ -46,6 +46,6 @@ def outcome_of(total: PartialSum, table: TensorTable, grid: Sequence[int], paren
     maxima = block_maxima(table, mean.astype(np.float32))
     return Outcome(
         parameters=parameters,
-        next_grid=next_grid(grid, maxima, total.counts[SATURATED]),
+        next_grid=next_grid(grid, maxima, total.counts[SATURATED], plan.codec),
         counts=dict(total.counts),
     )

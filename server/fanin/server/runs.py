@@ -7,10 +7,11 @@ import numpy as np
 
 from fanin.edge.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
 from fanin.edge.keys import SigningKey
+from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT
 from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.edge.versions import check_delegation, check_version
 from fanin.protos.chunks import Artifact, assemble, short
-from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, InvalidVersion, NotFound
+from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion, NotFound
 from fanin.protos.messages import BundleRef, Version, check_run_id
 from fanin.protos.runs import Recorded, RunInfo, RunState, StartRun, VersionWithBundle
 from fanin.server.driver import RunDriver
@@ -182,6 +183,12 @@ class Runs:
                 f"bundle {short(model.bundle.manifest.sha256)} and key {short(model.run_key.public)}"
             )
         check_delegation(delegation, model.bundle.public_key)
+        given = {port.name for port in model.manifest.signatures["train"].inputs}
+        if start.plan.training.proximal_weight > 0.0 and PROXIMAL_WEIGHT not in given:
+            raise InvalidPlan(
+                f"run {start.run_id}: got proximal_weight {start.plan.training.proximal_weight:g}, but the bundle's train "
+                "graph has no such input; export the App with Recipe(proximal=True)"
+            )
         await self._check_parameters(start.version.parameters, model.table)
 
     def _verify_version(self, version: Version, model: Model) -> None:

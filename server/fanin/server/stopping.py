@@ -16,12 +16,14 @@ def evaluation_of(counts: Mapping[str, int]) -> Evaluation | None:
     examples = counts.get(m.EVAL_EXAMPLES, 0)
     if examples <= 0:
         return None
+    # A model of values has no labels to be right about: all three stay 0.
+    predictions = max(1, counts.get(m.EVAL_PREDICTIONS, 0))
     return Evaluation(
         num_examples=examples,
         loss=counts.get(m.EVAL_LOSS, 0) / m.LOSS_UNIT / examples,
-        accuracy_float=counts.get(m.EVAL_CORRECT_FLOAT, 0) / examples,
-        accuracy_int8=counts.get(m.EVAL_CORRECT_INT8, 0) / examples,
-        int8_agreement=counts.get(m.EVAL_AGREE, 0) / examples,
+        accuracy_float=counts.get(m.EVAL_CORRECT_FLOAT, 0) / predictions,
+        accuracy_int8=counts.get(m.EVAL_CORRECT_INT8, 0) / predictions,
+        int8_agreement=counts.get(m.EVAL_AGREE, 0) / predictions,
     )
 
 

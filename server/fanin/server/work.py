@@ -6,7 +6,7 @@ cache that is rebuilt from the set, blobs are named by content, and the store ch
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, TypeVar
@@ -100,6 +100,12 @@ class Model:
         """The formats in which every graph that a device needs is there."""
         formats = [set(self.manifest.signatures[name].graphs) for name in DEVICE_SIGNATURES]
         return tuple(sorted(set.intersection(*formats)))
+
+    def download_bytes(self, graph_formats: Collection[str]) -> int:
+        """What a device fetches at first: the graphs in its formats, and a Version's parameters."""
+        signatures = self.manifest.signatures.values()
+        names = {found.graphs[one] for found in signatures for one in graph_formats if one in found.graphs}
+        return sum(self.manifest.artifacts[name].size_bytes for name in {*names, self.manifest.initial})
 
 
 class RoundWork:

@@ -11,7 +11,7 @@ from fanin.clients.models import OpenedModel
 from fanin.clients.updates import TrainingOutcome
 from fanin.edge.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.keys import SigningKey
-from fanin.edge.manifest import Manifest, Signature, dump_manifest
+from fanin.edge.manifest import Manifest, Port, Signature, dump_manifest
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
@@ -48,14 +48,15 @@ def synthetic_bundle(folder: Path, key: SigningKey, shapes: Mapping[str, tuple[i
         "graph": b"not a graph",
         "initial": encode_parameters(table, np.zeros(table.num_values, np.float32)),
     }
-    signature = Signature(inputs=(), outputs=(), graphs=MappingProxyType({"onnx": "graph"}))
+    x = Port(name="x", dtype="float32", shape=(-1, 1))
+    signature = Signature(inputs=(x,), outputs=(), graphs=MappingProxyType({"onnx": "graph"}))
     manifest = Manifest(
         name="synthetic",
         batch_size=1,
         num_classes=1,
         table=table,
         signatures=MappingProxyType({"train": signature, "evaluate": signature, "infer": signature}),
-        slots=(),
+        slots={},
         artifacts=MappingProxyType({name: artifact_of(data) for name, data in artifacts.items()}),
         initial="initial",
     )

@@ -26,36 +26,39 @@ from fanin.edge.runtimes.available import open_runtime
 def failure(name):
     return subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, text=True).stderr
 freeze = subprocess.run([sys.executable, "-m", "pip", "freeze"], capture_output=True, text=True)
-print(json.dumps({"runtime": open_runtime().name, "packages": freeze.stdout.split("\\n")[:-1],
+print(json.dumps({"runtime": open_runtime(sys.argv[1]).name, "packages": freeze.stdout.split("\\n")[:-1],
                   "import_torch": failure("torch"), "import_onnx": failure("onnx")}))
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceEnvironment:
-    """What a device's Python has; ``import_torch`` and ``import_onnx`` are the stderr of trying."""
+    """What a device's Python has: the runtime by its short name, and the library behind it; ``import_torch`` and
+    ``import_onnx`` are the stderr of trying."""
 
     python: Path
+    name: str
     runtime: str
     packages: tuple[str, ...]
     import_torch: str
     import_onnx: str
 
 
-def look_at(python: Path) -> DeviceEnvironment:
-    """Ask a device's Python what it has. Raises InvalidInput if it cannot run a device."""
+def look_at(python: Path, name: str) -> DeviceEnvironment:
+    """Ask a device's Python what it has. Raises InvalidInput if it cannot run a device on this runtime."""
     try:
-        told = subprocess.run([python, "-c", _TELL], capture_output=True, text=True, check=False)
+        told = subprocess.run([python, "-c", _TELL, name], capture_output=True, text=True, check=False)
     except OSError as exc:
         raise InvalidInput(
-            f"--device-python: {python} cannot be run ({exc.strerror}); make device builds .venv-device"
+            f"--device-python: {python} cannot be run ({exc.strerror}); make devices builds the devices' environments"
         ) from exc
     if told.returncode:
         last = told.stderr.strip().rpartition("\n")[2]
-        raise InvalidInput(f"--device-python: {python} cannot run a device ({last}); pip install 'fanin[onnx]' there")
+        raise InvalidInput(f"--device-python: {python} cannot run a device ({last}); pip install 'fanin[{name}]' there")
     row = json.loads(told.stdout)
     return DeviceEnvironment(
         python=python,
+        name=name,
         runtime=row["runtime"],
         packages=tuple(row["packages"]),
         import_torch=row["import_torch"],
@@ -96,13 +99,14 @@ class Processes:
                 raise Unavailable(f"the coordinator did not start: {self.tail('coordinator')}")
             time.sleep(0.02)
 
-    def join(self, index: int, python: Path, data: Path, options: Sequence[str]) -> None:
+    def join(self, index: int, environment: DeviceEnvironment, data: Path, options: Sequence[str]) -> None:
         """Start a device."""
         address = (self.state / ADDRESS_FILE).read_text().strip()
         arguments = ["join", "--server", address, "--ca", str(self.state / CA_FILE)]
         arguments += ["--token-file", str(self.state / DEVICE_TOKEN), "--publisher", str(self.publisher_pub)]
         arguments += ["--data", str(data), "--partition", str(index), "--state", str(self._device(index))]
-        self._start(f"device-{index}", str(python), [*arguments, *options])
+        arguments += ["--runtime", environment.name]
+        self._start(f"device-{index}", str(environment.python), [*arguments, *options])
 
     @property
     def publisher_pub(self) -> Path:

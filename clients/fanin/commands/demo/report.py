@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from fanin.commands.demo.measure import Measured
 from fanin.commands.demo.processes import DeviceEnvironment
+from fanin.edge.measure import Measured
 from fanin.protos.runs import RoundClosed, RunEvent, VersionPublished
 
 
@@ -20,7 +20,9 @@ class Findings:
     measured: Mapping[str, Measured]
     events: Sequence[RunEvent]
     device_names: Mapping[str, str]
-    environment: DeviceEnvironment
+    environments: Sequence[DeviceEnvironment]
+    noun: str
+    num_public: int
     num_devices: int
     seconds_total: float
 
@@ -35,7 +37,9 @@ def json_row(found: Findings) -> dict[str, object]:
     rounds = found.rounds
     closed = [event for event in found.events if isinstance(event, RoundClosed)]
     return {
-        "accuracy": {name: {"float": part.top1_float, "int8": part.top1_int8} for name, part in found.measured.items()},
+        "accuracy": {
+            name: {"float": part.accuracy_float, "int8": part.accuracy_int8} for name, part in found.measured.items()
+        },
         "int8_agreement": found.measured["final"].agreement,
         "version_sha256": rounds[-1].version_sha256,
         "acceptance_order": [[found.device_names.get(one, one) for one in event.accepted] for event in closed],
@@ -47,9 +51,15 @@ def json_row(found: Findings) -> dict[str, object]:
         "bytes_down_first_round": rounds[0].bytes_down,
         "seconds_total": found.seconds_total,
         "runtimes": dict(_runtimes(found)),
-        "device_packages": list(found.environment.packages),
-        "device_import_torch": found.environment.import_torch,
-        "device_import_onnx": found.environment.import_onnx,
+        "environments": {
+            part.name: {
+                "runtime": part.runtime,
+                "packages": list(part.packages),
+                "import_torch": part.import_torch,
+                "import_onnx": part.import_onnx,
+            }
+            for part in found.environments
+        },
     }
 
 
@@ -57,16 +67,17 @@ def print_table(found: Findings) -> None:
     """The findings for people."""
     row = json_row(found)
     console = Console()
-    accuracy = Table("model", "float", "int8", "int8 agrees", title="Top-1 accuracy on 540 test digits")
+    num_test = found.measured["final"].num_examples
+    accuracy = Table("model", "float", "int8", "int8 agrees", title=f"Top-1 accuracy on {num_test} test {found.noun}")
     names = {
-        "pretrained": "pre-trained in the datacenter (100 digits)",
+        "pretrained": f"pre-trained in the datacenter ({found.num_public} {found.noun})",
         "federated": "after the federation",
         "final": "after datacenter and one more round",
         "centralised": "centralised bound (all data in one place)",
     }
     for key, name in names.items():
         part = found.measured[key]
-        accuracy.add_row(name, f"{part.top1_float:.4f}", f"{part.top1_int8:.4f}", f"{part.agreement:.4f}")
+        accuracy.add_row(name, f"{part.accuracy_float:.4f}", f"{part.accuracy_int8:.4f}", f"{part.agreement:.4f}")
     console.print(accuracy)
     facts = Table(show_header=False, title="The run")
     facts.add_column()
@@ -79,10 +90,11 @@ def print_table(found: Findings) -> None:
     )
     facts.add_row("bytes down in the first round", f"{row['bytes_down_first_round']} (the graphs travel once)")
     facts.add_row("updates by runtime", ", ".join(f"{name}: {count}" for name, count in _runtimes(found).items()))
-    facts.add_row(
-        "import torch, import onnx on a device",
-        f"{_fails(found.environment.import_torch)}, {_fails(found.environment.import_onnx)}",
-    )
+    for device in found.environments:
+        facts.add_row(
+            f"import torch, import onnx with {device.runtime}",
+            f"{_fails(device.import_torch)}, {_fails(device.import_onnx)}",
+        )
     facts.add_row("final version", str(row["version_sha256"]))
     facts.add_row("seconds in all", f"{found.seconds_total:.1f}")
     console.print(facts)

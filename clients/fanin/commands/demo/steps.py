@@ -5,73 +5,93 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final
+from types import MappingProxyType
+from typing import Annotated, Final, TypeVar
 
 import numpy as np
 import typer
 
-from fanin.clients.data import Examples
-from fanin.clients.digits import DigitsSplit, split_digits
+from fanin.clients.data import Examples, Split
 from fanin.clients.operator import Operator
-from fanin.commands.demo.measure import measure
+from fanin.commands.demo.measure import measure_test
 from fanin.commands.demo.processes import DeviceEnvironment, Processes, look_at
 from fanin.commands.demo.report import Findings, json_row, print_table
+from fanin.commands.demo.tasks import TASKS, Task
 from fanin.commands.show import describe
 from fanin.commands.terminal import JsonOption, write_json
 from fanin.datacenter.launch import TrainConfig, TrainSettings, launch
-from fanin.datacenter.models.digits_app import app as digits_app
 from fanin.datacenter.parameters import load_parameters, parameter_table, parameter_vector
-from fanin.datacenter.publish import train_and_publish
-from fanin.edge.bundle import Bundle
+from fanin.datacenter.publish import gated, train_and_publish
+from fanin.edge.codecs import CODECS
 from fanin.edge.export import export_app
-from fanin.edge.keys import SigningKey, load_or_create_key
+from fanin.edge.keys import load_or_create_key
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.tensors import Float32s, encode_parameters
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.messages import CodecSpec, Training
-from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
+from fanin.protos.plans import DEFAULT_MAX_SHIFTS, AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.protos.runs import Recorded, RunEvent, RunRested, RunState
 
+Chosen = TypeVar("Chosen")
+MIN_MAX_SHIFT: Final = 4
 RUN_ID: Final = "demo"
-APP: Final = "fanin.datacenter.models.digits_app:app"
-FROM_SCRATCH: Final = TrainSettings(learning_rate=0.05)
-SECOND_TURN: Final = TrainSettings(learning_rate=0.01, max_epochs=10, patience=3)
-"""A few gentle epochs: on 100 digits more would undo what the devices' 1,157 taught."""
 NUM_RANKS: Final = 2
 VALIDATION: Final = 0.2
-LOCAL_EPOCHS: Final = 5
-LOCAL_LEARNING_RATE: Final = 0.1
 PATIENCE: Final = 5
 MIN_DELTA: Final = 0.001
 DEADLINE_S: Final = 120.0
-DEFAULT_DEVICE_PYTHON: Final = Path(".venv-device/bin/python")
+DEVICE_PYTHONS: Final = MappingProxyType(
+    {
+        "onnx": Path(".venv-device/bin/python"),
+        "litert": Path(".venv-device-litert/bin/python"),
+        "tflite": Path(".venv-device-tflite/bin/python"),
+    }
+)
+"""Where ``make devices`` puts the environment of each runtime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What the user chose, and what follows from it."""
 
+    task: Task
     num_devices: int
     max_rounds: int
     seed: int
     delay_seed: int
-    split: DigitsSplit
-    environment: DeviceEnvironment
+    codec: CodecSpec
+    split: Split
+    environments: tuple[DeviceEnvironment, ...]
+
+    @property
+    def graph_formats(self) -> tuple[str, ...]:
+        """What the devices' runtimes read, and ONNX, with which the demo itself measures."""
+        others = any(part.name != "onnx" for part in self.environments)
+        return ("onnx", "tflite") if others else ("onnx",)
 
 
 def demo(
     devices: Annotated[int, typer.Option("--devices", help="How many devices take part.")] = 8,
-    rounds: Annotated[int, typer.Option("--rounds", help="The most rounds before the datacenter's second turn.")] = 20,
+    rounds: Annotated[
+        int,
+        typer.Option("--rounds", help="The most rounds before the second turn; 0: the data set's own."),
+    ] = 0,
+    dataset: Annotated[str, typer.Option("--dataset", help=f"What to train on: {', '.join(TASKS)}.")] = "digits",
+    runtimes: Annotated[
+        str, typer.Option("--runtimes", help="The devices' runtimes in turn, of onnx, litert and tflite.")
+    ] = "onnx",
+    codec: Annotated[str, typer.Option("--codec", help=f"How updates travel: {', '.join(CODECS)}.")] = "fixed32",
     alpha: Annotated[
         float, typer.Option("--alpha", help="Dirichlet alpha of the split: 0.1 very uneven, 100 even.")
     ] = 0.5,
     seed: Annotated[int, typer.Option("--seed", help="The same seed ends in the same version, bit for bit.")] = 0,
     device_python: Annotated[
-        Path, typer.Option("--device-python", help="Python of the devices' environment.")
-    ] = DEFAULT_DEVICE_PYTHON,
+        list[Path] | None,
+        typer.Option("--device-python", help="Python of the devices' environment; once for each of --runtimes."),
+    ] = None,
     delay_seed: Annotated[
         int, typer.Option("--delay-seed", help="Devices wait seeded moments before they upload; -1: they do not.")
     ] = -1,
@@ -82,17 +102,21 @@ def demo(
 ) -> None:
     """Train one model across a datacenter and devices, all on this machine: 1,797 handwritten digits, no network.
 
-    The datacenter pre-trains on 100 of them with torchrun; a coordinator and the devices, processes of their own,
+    The datacenter pre-trains on a few of them with torchrun; a coordinator and the devices, processes of their own,
     federate over the others by TLS; the datacenter trains on from the last version, and one more round runs.
     """
     started_s = time.monotonic()
+    task = _chosen("--dataset", dataset, TASKS)
+    _chosen("--codec", codec, CODECS)
     setting = Setting(
+        task=task,
         num_devices=devices,
-        max_rounds=rounds,
+        max_rounds=rounds or task.max_rounds,
         seed=seed,
         delay_seed=delay_seed,
-        split=split_digits(devices, alpha, seed),
-        environment=look_at(device_python),
+        codec=CodecSpec(name=codec, max_shift=max(MIN_MAX_SHIFT, DEFAULT_MAX_SHIFTS[codec])),
+        environments=_environments(runtimes, device_python or []),
+        split=task.split(devices, alpha, seed),
     )
     with tempfile.TemporaryDirectory(prefix="fanin-demo-") as scratch:
         folder = Path(scratch) if state is None else state
@@ -106,14 +130,36 @@ def demo(
         write_json(json, json_row(findings))
 
 
+def _chosen(option: str, name: str, known: Mapping[str, Chosen]) -> Chosen:
+    if name not in known:
+        raise InvalidInput(f"{option}: got {name!r}, expected one of {sorted(known)}")
+    return known[name]
+
+
+def _environments(runtimes: str, pythons: Sequence[Path]) -> tuple[DeviceEnvironment, ...]:
+    """What the devices' Pythons have, one for each runtime that was asked for."""
+    names = [name.strip() for name in runtimes.split(",")]
+    defaults = [_chosen("--runtimes", name, DEVICE_PYTHONS) for name in names]
+    if pythons and len(pythons) != len(names):
+        raise InvalidInput(f"--device-python: got {len(pythons)}, expected one for each of the runtimes {names}")
+    return tuple(look_at(python, name) for python, name in zip(pythons or defaults, names, strict=True))
+
+
 def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
     split = setting.split
-    _say(f"split: 100 public digits, {len(split.test)} for the test, {setting.num_devices} devices with the rest")
-    untrained = parameter_vector(digits_app(setting.seed).module)
-    pretrained = _train(folder, "pretrain", split.public, setting, untrained)
-    _say("datacenter: pre-trained on the public digits")
+    noun, task = setting.task.noun, setting.task
+    _say(
+        f"split: {len(split.public)} public {noun}, {len(split.test)} for the test, "
+        f"{setting.num_devices} devices with the rest"
+    )
+    app = task.app(setting.seed)
+    untrained = parameter_vector(app.module)
+    pretrained = _Job(folder / "pretrain", setting, task.pretrain).train(split.public, untrained)
+    _say(f"datacenter: pre-trained on the public {noun}")
     publisher = load_or_create_key(folder / "publisher.key")
-    bundle = _export(folder, setting, pretrained, publisher)
+    load_parameters(app.module, parameter_table(app.module), pretrained)
+    bundle = export_app(app, folder / "bundle", publisher, setting.graph_formats).bundle
+    runtime = open_runtime("onnx")
     _say(f"edge: bundle {bundle.sha256[:16]} exported, signed and verified")
     with Processes(folder) as processes:
         processes.publisher_pub.write_text(publisher.public + "\n")
@@ -129,7 +175,10 @@ def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
                 RUN_ID,
                 bundle,
                 publisher,
-                lambda flat: _train(folder, "continue", split.public, setting, flat),
+                gated(
+                    lambda flat: _Job(folder / "continue", setting, task.second_turn).train(split.public, flat),
+                    lambda flat: measure_test(runtime, bundle, flat, split.public),
+                ),
             )
             _say("datacenter: trained on from the last version")
             publish(1)
@@ -137,14 +186,15 @@ def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
             final = operator.parameters(operator.version(RUN_ID).version)
         names = processes.device_names(setting.num_devices)
     _say("datacenter: training the centralised bound on all data in one place")
-    centralised = _train(folder, "centralised", _together(split), setting, untrained)
-    runtime = open_runtime()
+    centralised = _Job(folder / "centralised", setting, task.centralised).train(_together(split), untrained)
     models = {"pretrained": pretrained, "federated": federated, "final": final, "centralised": centralised}
     return Findings(
-        measured={name: measure(runtime, bundle, flat, split.test) for name, flat in models.items()},
+        measured={name: measure_test(runtime, bundle, flat, split.test) for name, flat in models.items()},
         events=events,
         device_names=names,
-        environment=setting.environment,
+        environments=setting.environments,
+        noun=noun,
+        num_public=len(split.public),
         num_devices=setting.num_devices,
         seconds_total=time.monotonic() - started_s,
     )
@@ -155,17 +205,13 @@ def _plan(setting: Setting) -> Plan:
     return Plan(
         name="demo",
         cohort=CohortPlan(concurrency=everybody, buffer=everybody, quorum=everybody, deadline_s=DEADLINE_S),
-        training=Training(epochs=LOCAL_EPOCHS, learning_rate=LOCAL_LEARNING_RATE, seed=setting.seed),
-        codec=CodecSpec(name="fixed32", max_shift=4),
+        training=Training(
+            epochs=setting.task.local_epochs, learning_rate=setting.task.local_learning_rate, seed=setting.seed
+        ),
+        codec=setting.codec,
         aggregation=AggregationPlan(),
         stop=StopPlan(max_rounds=setting.max_rounds, patience=PATIENCE, min_delta=MIN_DELTA),
     )
-
-
-def _export(folder: Path, setting: Setting, pretrained: Float32s, publisher: SigningKey) -> Bundle:
-    app = digits_app(setting.seed)
-    load_parameters(app.module, parameter_table(app.module), pretrained)
-    return export_app(app, folder / "bundle", publisher)
 
 
 def _join_all(processes: Processes, setting: Setting) -> None:
@@ -175,8 +221,9 @@ def _join_all(processes: Processes, setting: Setting) -> None:
         options = ["--validation", str(VALIDATION)]
         if setting.delay_seed >= 0:
             options += ["--delay-seed", str(setting.delay_seed)]
-        processes.join(index, setting.environment.python, path, options)
-    _say(f"clients: {setting.num_devices} devices join with {setting.environment.runtime}")
+        processes.join(index, setting.environments[index % len(setting.environments)], path, options)
+    runtimes = ", ".join(part.runtime for part in setting.environments)
+    _say(f"clients: {setting.num_devices} devices join with {runtimes}")
 
 
 def _follow(processes: Processes, operator: Operator, from_sequence: int) -> list[RunEvent]:
@@ -216,25 +263,32 @@ def _received(inbox: "queue.SimpleQueue[Recorded | FaninError | None]", processe
         yield found
 
 
-def _train(folder: Path, name: str, examples: Examples, setting: Setting, start: Float32s) -> Float32s:
-    """A torchrun job on these examples from these parameters, to a flat validation loss."""
-    job = folder / name
-    job.mkdir()
-    np.savez(job / "data.npz", x=examples.x, y=examples.y)
-    table = parameter_table(digits_app(setting.seed).module)
-    (job / "initial.bin").write_bytes(encode_parameters(table, start))
-    config = TrainConfig(
-        app=APP,
-        data=job / "data.npz",
-        num_validation=round(len(examples) * VALIDATION),
-        training=replace(FROM_SCRATCH if name != "continue" else SECOND_TURN, seed=setting.seed),
-        folder=job,
-        initial=job / "initial.bin",
-    )
-    return launch(config, NUM_RANKS).parameters
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A torchrun job in a folder of its own."""
+
+    folder: Path
+    setting: Setting
+    settings: TrainSettings
+
+    def train(self, examples: Examples, start: Float32s) -> Float32s:
+        """Train on these examples from these parameters, to a flat validation loss."""
+        self.folder.mkdir()
+        np.savez(self.folder / "data.npz", x=examples.x, y=examples.y)
+        table = parameter_table(self.setting.task.app(self.setting.seed).module)
+        (self.folder / "initial.bin").write_bytes(encode_parameters(table, start))
+        config = TrainConfig(
+            app=self.setting.task.where,
+            data=self.folder / "data.npz",
+            num_validation=round(len(examples) * VALIDATION),
+            training=replace(self.settings, seed=self.setting.seed),
+            folder=self.folder,
+            initial=self.folder / "initial.bin",
+        )
+        return launch(config, NUM_RANKS).parameters
 
 
-def _together(split: DigitsSplit) -> Examples:
+def _together(split: Split) -> Examples:
     parts = (split.public, *split.devices)
     return Examples(x=np.concatenate([part.x for part in parts]), y=np.concatenate([part.y for part in parts]))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fanin.clients.digits import split_digits
 from fanin.datacenter.models.cnn import NUM_CLASSES, DigitsCnn
-from fanin.edge.export.app import App, cross_entropy
+from fanin.edge.export import App, cross_entropy
 
 BATCH_SIZE: Final = 16
 SMOOTHING: Final = 0.05

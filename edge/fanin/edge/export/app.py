@@ -1,71 +1,123 @@
 """The App: what an ML engineer writes to get a Bundle, and how it is found.
 
-An App names a torch module, a loss, calibration data and a batch size; nothing in the module is rewritten for
-the device. ``load_app`` finds one by ``package.module:name`` or ``path/to/file.py:name``; this and subcommands
-are the only things in fanin that are found by a string.
+An App names a torch module, a loss, calibration data, a batch size and the recipe by which it learns; nothing in
+the module is rewritten for the device. ``load_app`` finds one by ``package.module:name`` or
+``path/to/file.py:name``; this and subcommands are the only things in fanin that are found by a string.
 """
 
+import copy
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
+from fanin.edge.export.losses import Loss, cross_entropy
+from fanin.edge.export.optimizers import Optimizer, Sgd
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(logits (B, num_classes), labels (B,) int64) -> the loss of each sample (B,)."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """Low-rank adapters beside frozen linear layers and convolutions (LoRA: Hu et al. 2021, arXiv 2106.09685,
+    section 4.1): what is trained is ``scale * B A``, with A random, B zero and ``scale = alpha / rank``."""
+
+    rank: int
+    alpha: float = 0.0
+    """0.0: the rank itself, so that the scale is 1."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or not 0.0 <= self.alpha < float("inf"):
+            raise UnsupportedModel(
+                f"adapters: got rank {self.rank} and alpha {self.alpha}, expected a rank of at least 1 and alpha >= 0.0"
+            )
+
+    @property
+    def scale(self) -> float:
+        """What the product is multiplied by."""
+        return self.alpha / self.rank if self.alpha else 1.0
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy in nats of each sample (B,).
+PREPROCESSED_AT_ONCE: Final = 1024
+"""Spectrograms of more samples would take more memory than the samples."""
+Trains = Literal["full", "head", "bias"] | Adapters
+"""What learns: all that requires a gradient, the last layer, the biases, or adapters beside frozen layers."""
 
-    The right class is found by comparison: ``one_hot`` and ``gather`` either look at the labels while they are
-    traced, or need a scatter in the backward pass that not every runtime has.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How an App learns on a device: all of it is fixed in the train graph.
+
+    ``clip_norm`` bounds the norm of all gradients together (0.0: no bound). ``proximal`` gives the graph FedProx's
+    anchor as inputs, ``scaffold`` SCAFFOLD's control variates. ``quantization_aware`` rounds weights and activations
+    to 8 bits on the way forward, and lets gradients pass as if it had not.
     """
-    classes = torch.arange(logits.shape[1], device=logits.device)
-    right = (labels[:, None] == classes).to(logits.dtype)
-    return -(right * torch.log_softmax(logits, dim=1)).sum(dim=1)
+
+    optimizer: Optimizer = field(default_factory=Sgd)
+    trains: Trains = "full"
+    clip_norm: float = 0.0
+    proximal: bool = False
+    scaffold: bool = False
+    quantization_aware: bool = False
+
+    def __post_init__(self) -> None:
+        if self.trains not in ("full", "head", "bias") and not isinstance(self.trains, Adapters):
+            raise UnsupportedModel(
+                f"recipe: got trains {self.trains!r}, expected 'full', 'head', 'bias' or Adapters(rank=...)"
+            )
+        if not 0.0 <= self.clip_norm < float("inf"):
+            raise UnsupportedModel(f"recipe: got clip_norm {self.clip_norm}, expected 0.0 (none) or a positive number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class App:
     """A model and how it learns.
 
-    ``module`` maps ``x`` (B, ...) float32 to logits (B, num_classes). Its parameters that require a gradient are
-    trained and travel; all others and its buffers are constants of the Bundle. ``calibration`` (n, ...) float32
-    are real inputs: the int8 graph's activation scales come from them, and they never leave this machine.
+    ``module`` maps ``x`` (B, ...), float32 or int32 tokens, to logits (B, num_classes), to logits of next tokens
+    (B, T, num_classes), or, with ``num_classes`` 0, to values. What of it learns travels; all else are constants of
+    the Bundle. ``calibration`` (n, ...) are real inputs: the int8 graph's activation scales come from them, and they
+    never leave this machine. ``validation`` are real inputs and what the module should say to them: with it, an
+    export whose int8 form is worse than its float form is refused.
+
+    ``preprocess`` makes ``x`` of what devices have: it maps ``raw`` (n, ...), of which some real inputs are given,
+    uint8, int32 or float32, to x (n, ...), each sample by itself and all of it constant. Calibration and validation
+    data are x.
     """
 
     name: str
     module: torch.nn.Module
     calibration: Tensor
     batch_size: int
-    num_classes: int
+    num_classes: int = 0
     loss: Loss = cross_entropy
-    momentum: float = 0.9
+    recipe: Recipe = field(default_factory=Recipe)
+    validation: tuple[Tensor, Tensor] | None = None
+    preprocess: torch.nn.Module | None = None
+    raw: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
             raise UnsupportedModel("App: got an empty name")
-        if self.batch_size < 1 or self.num_classes < 2:
+        if self.batch_size < 1 or self.num_classes < 0 or self.num_classes == 1:
             raise UnsupportedModel(
                 f"App {self.name}: got batch_size {self.batch_size} and num_classes {self.num_classes}, "
-                "expected at least 1 and 2"
+                "expected at least 1, and at least 2 (or 0 for values)"
             )
-        if not 0.0 <= self.momentum < 1.0:
-            raise UnsupportedModel(f"App {self.name}: got momentum {self.momentum}, expected 0.0 to below 1.0")
-        found = self.calibration
-        if found.dtype != torch.float32 or found.dim() < 2 or len(found) < 2 or not bool(found.isfinite().all()):
-            raise UnsupportedModel(
-                f"App {self.name}: got calibration data {found.dtype} {tuple(found.shape)}, "
-                "expected float32 (n, ...) with n of at least 2 and finite values only; take some real inputs"
-            )
+        _check_inputs(f"App {self.name}: calibration data", self.calibration)
+        if self.validation is not None:
+            x, y = self.validation
+            _check_inputs(f"App {self.name}: validation data", x)
+            if x.shape[1:] != self.calibration.shape[1:] or x.dtype != self.calibration.dtype or len(x) != len(y):
+                raise UnsupportedModel(
+                    f"App {self.name}: got validation data x {x.dtype} {tuple(x.shape)} and y {tuple(y.shape)}, "
+                    f"expected as many of both, x as the calibration data is, {tuple(self.calibration.shape)}"
+                )
+        _check_preprocess(self)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -75,6 +127,57 @@ class App:
     def examples(self, num: int) -> Tensor:
         """``num`` inputs (num, ...), the calibration data over and over."""
         return self.calibration[torch.arange(num) % len(self.calibration)].detach().clone()
+
+
+def _preprocessed(app: App, raw: Tensor) -> object:
+    """What ``preprocess`` makes of raw inputs (n, ...), a copy of it: evaluation is not to change the module's mode."""
+    assert app.preprocess is not None, "asked only for an App that has it"
+    with torch.no_grad():
+        return copy.deepcopy(app.preprocess).eval()(raw)
+
+
+def _check_inputs(what: str, found: Tensor, *others: torch.dtype) -> None:
+    known = found.dtype in (torch.float32, torch.int32, *others)
+    if not known or found.dim() < 2 or len(found) < 2 or not bool(found.isfinite().all()):
+        raise UnsupportedModel(
+            f"{what}: got {found.dtype} {tuple(found.shape)}, expected float32 values or int32 tokens "
+            f"{'or uint8 bytes ' if others else ''}(n, ...) with n of at least 2 and finite values only; "
+            "take some real inputs"
+        )
+
+
+def _check_preprocess(app: App) -> None:
+    """Raise UnsupportedModel unless ``preprocess`` makes the model's inputs of ``raw``, or there are neither."""
+    if app.preprocess is None and app.raw is None:
+        return
+    what = f"App {app.name}: preprocess"
+    if app.preprocess is None or app.raw is None:
+        raise UnsupportedModel(f"{what}: got only one of preprocess and raw, expected both or none")
+    _check_inputs(f"{what}: raw inputs", app.raw, torch.uint8)
+    if (app.raw.dtype, app.raw.shape[1:]) == (app.calibration.dtype, app.calibration.shape[1:]):
+        raise UnsupportedModel(
+            f"{what}: raw is {app.raw.dtype} {tuple(app.raw.shape)} like the calibration data, expected another form: "
+            "devices could not tell what is still raw; give raw another shape, or dtype"
+        )
+    try:
+        x = _preprocessed(app, app.raw[:2])
+    except Exception as exc:  # it is the App's own code, which may raise anything
+        raise UnsupportedModel(f"{what} ({type(app.preprocess).__name__}) fails on raw inputs ({exc})") from exc
+    got = (x.dtype, tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
+    expected = (app.calibration.dtype, (2, *app.input_shape))
+    if got != expected:
+        raise UnsupportedModel(
+            f"{what} ({type(app.preprocess).__name__}): got {got} of two samples, expected {expected} as the "
+            "calibration data is"
+        )
+
+
+def inputs_of(app: App, x: Tensor) -> Tensor:
+    """``x`` (n, ...) as the module takes it: what is still raw goes through ``preprocess``, all else is as it is."""
+    if app.raw is None or (x.dtype, x.shape[1:]) != (app.raw.dtype, app.raw.shape[1:]):
+        return x
+    parts = [_preprocessed(app, part) for part in torch.split(x, PREPROCESSED_AT_ONCE)]
+    return torch.cat([part for part in parts if isinstance(part, Tensor)])
 
 
 def load_app(where: str) -> App:

@@ -1,65 +1,117 @@
 """An App becomes a signed Bundle.
 
-The walk: trace (``trace``, with ``decompositions``) -> ONNX (``onnx``) -> int8 and slots (``int8``) -> manifest
--> verify against eager torch (``verify``) -> write. The folder is written last: what does not verify leaves
-nothing behind.
+The walk: prepare (``prepare``) -> in each graph format trace, convert, quantize and find the slots (``formats``) ->
+manifest -> verify against eager torch (``verify``) -> measure int8 against float -> write. The folder is written last:
+what does not verify leaves nothing behind.
 """
 
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
-import onnx
+import torch
 
 from fanin.edge.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.export.app import App
-from fanin.edge.export.int8 import to_int8
-from fanin.edge.export.onnx import inputs_to_initializers, ports, to_onnx
-from fanin.edge.export.trace import Traced, table_of, trace_evaluate, trace_infer, trace_train, trainable
+from fanin.edge.export.formats import FORMATS, Graphs
+from fanin.edge.export.prepare import Prepared, prepare
+from fanin.edge.export.preprocess import with_preprocess
 from fanin.edge.export.verify import verify
 from fanin.edge.keys import SigningKey
-from fanin.edge.manifest import Manifest, Signature, Slot, dump_manifest
-from fanin.edge.runtimes.onnx import FORMAT, OnnxRuntime
+from fanin.edge.manifest import Manifest, Signature, dump_manifest
+from fanin.edge.measure import MAX_DROP_POINTS, Measured, check_drop, measure
+from fanin.edge.runtimes.base import Batch
 from fanin.edge.tensors import encode_parameters
 from fanin.protos.chunks import artifact_of
-from fanin.protos.errors import InvalidBundle, UnsupportedModel
+from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion, UnsupportedModel
 
-PARAMETERS = "parameters"
+PARAMETERS: Final = "parameters"
 
 
-def export_app(app: App, folder: Path, key: SigningKey) -> Bundle:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A Bundle, and what its maker should know of it.
+
+    ``notes`` say what was changed in the module; ``measured`` has float against int8 in each graph format, where the
+    App has validation data.
+    """
+
+    bundle: Bundle
+    notes: tuple[str, ...]
+    measured: Mapping[str, Measured]
+
+
+def export_app(
+    app: App,
+    folder: Path,
+    key: SigningKey,
+    formats: Sequence[str] = tuple(FORMATS),
+    max_drop_points: float = MAX_DROP_POINTS,
+) -> Exported:
     """Trace, quantize, verify and sign; the Bundle in ``folder``.
 
-    Raises UnsupportedModel if the module cannot be trained by a graph, saying which part and what to do.
+    ``formats`` are the graph formats to write, ``max_drop_points`` what int8 may cost in accuracy on the App's
+    validation data. Raises UnsupportedModel if the module cannot be trained by a graph, saying which part and what to
+    do, or if int8 costs more; InvalidInput for a format that is not known.
     """
-    manifest, artifacts = _assemble(app)
+    if not formats or set(formats) - set(FORMATS):
+        raise InvalidInput(f"export: got formats {list(formats)}, expected some of {sorted(FORMATS)}")
+    prepared = prepare(app)
+    made = {name: with_preprocess(prepared, name, FORMATS[name].make(prepared)) for name in formats}
+    manifest, artifacts = _assemble(prepared, made)
     data = dump_manifest(manifest)
+    measured = {}
     with tempfile.TemporaryDirectory(prefix="fanin-export-") as draft:
         write_bundle(Path(draft), data, artifacts, key)
-        try:
-            verify(app, open_folder(Path(draft), trusted=[key.public]), OnnxRuntime(), OnnxRuntime(plain=True))
-        except InvalidBundle as exc:
-            raise UnsupportedModel(f"App {app.name} ({type(app.module).__name__}): {exc}") from exc
+        bundle = open_folder(Path(draft), trusted=[key.public])
+        for name in formats:
+            try:
+                runtime = FORMATS[name].runtime()
+                verify(prepared, bundle, runtime, FORMATS[name].plain())
+                if app.validation is not None:
+                    found = measure(runtime, bundle, bundle.initial_parameters(), validation_batches(app))
+                    check_drop(f"{prepared.what}: {name}", found, max_drop_points)
+                    measured[name] = found
+            except (InvalidBundle, InvalidVersion) as exc:
+                raise UnsupportedModel(f"{prepared.what}: {exc}") from exc
     write_bundle(folder, data, artifacts, key)
-    return open_folder(folder, trusted=[key.public])
+    return Exported(
+        bundle=open_folder(folder, trusted=[key.public]), notes=prepared.notes, measured=MappingProxyType(measured)
+    )
 
 
-def _assemble(app: App) -> tuple[Manifest, dict[str, bytes]]:
-    parameters = trainable(app)
-    table = table_of(parameters)
-    arrays = {name: value.numpy() for name, value in parameters.items()}
-    models = {"train": _model(app, "train", trace_train(app)), "evaluate": _model(app, "evaluate", trace_evaluate(app))}
-    infer, slots = _infer(app)
-    models["infer"] = infer
-    artifacts = {f"{name}.onnx": model.SerializeToString(deterministic=True) for name, model in models.items()}
+def validation_batches(app: App) -> Iterator[Batch]:
+    """The App's validation data in batches of its size, the last one padded and masked."""
+    assert app.validation is not None, "only an App with validation data has batches of it"
+    x, y = app.validation
+    wanted = torch.int32 if app.num_classes else torch.float32
+    for start in range(0, len(x), app.batch_size):
+        at = torch.arange(start, start + app.batch_size)
+        kept = torch.where(at < len(x), at, start)
+        yield Batch(x=x[kept].numpy(), y=y[kept].to(wanted).numpy(), mask=(at < len(x)).float().numpy())
+
+
+def _assemble(prepared: Prepared, made: Mapping[str, Graphs]) -> tuple[Manifest, dict[str, bytes]]:
+    app, table = prepared.app, prepared.table
+    arrays = {name: value.numpy() for name, value in prepared.travelling.items()}
+    artifacts = {name: data for graphs in made.values() for name, data in graphs.files.items()}
     artifacts[PARAMETERS] = encode_parameters(table, table.flatten(arrays))
+    first = next(iter(made.values()))
+    for name, graphs in made.items():
+        if graphs.ports != first.ports:
+            raise UnsupportedModel(
+                f"{prepared.what}: the graphs in {name} have other ports than those in {next(iter(made))}"
+            )
     signatures = {
         name: Signature(
-            inputs=ports(list(model.graph.input), f"App {app.name}: {name}"),
-            outputs=ports(list(model.graph.output), f"App {app.name}: {name}"),
-            graphs=MappingProxyType({FORMAT: f"{name}.onnx"}),
+            inputs=inputs,
+            outputs=outputs,
+            graphs=MappingProxyType({key: graphs.signatures[name] for key, graphs in made.items()}),
         )
-        for name, model in models.items()
+        for name, (inputs, outputs) in first.ports.items()
     }
     manifest = Manifest(
         name=app.name,
@@ -67,20 +119,8 @@ def _assemble(app: App) -> tuple[Manifest, dict[str, bytes]]:
         num_classes=app.num_classes,
         table=table,
         signatures=MappingProxyType(signatures),
-        slots=slots,
+        slots=MappingProxyType({name: graphs.slots for name, graphs in made.items()}),
         artifacts=MappingProxyType({name: artifact_of(found) for name, found in artifacts.items()}),
         initial=PARAMETERS,
     )
     return manifest, artifacts
-
-
-def _model(app: App, name: str, traced: Traced) -> onnx.ModelProto:
-    return to_onnx(traced, f"App {app.name} ({type(app.module).__name__}): the {name} graph")
-
-
-def _infer(app: App) -> tuple[onnx.ModelProto, tuple[Slot, ...]]:
-    parameters = trainable(app)
-    model = _model(app, "infer", trace_infer(app))
-    inputs_to_initializers(model, {name: value.numpy() for name, value in parameters.items()})
-    found = to_int8(model, table_of(parameters), app.calibration.numpy(), app.batch_size)
-    return found.model, found.slots

@@ -15,8 +15,10 @@ walking the quantized graph from the parameters' initializers::
 """
 
 import logging
+import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +29,14 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
 from fanin.edge.manifest import Slot, SlotKind
-from fanin.edge.tensors import Float32s, TensorTable
+from fanin.edge.runtimes.base import Inputs
+from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import UnsupportedModel
 
 QUANTIZED: Final = ("Conv", "Gemm", "MatMul")
 TRANSPOSED: Final = ".transposed"
+COPY: Final = ":copy"
+"""Follows the name of a bias in its second place and later ones, before their number."""
 CODES: Final = "_quantized"
 """The quantizer's suffix for the codes of an initializer."""
 OUTSIDE: Final = "slot"
@@ -46,15 +51,18 @@ class Int8Model:
     slots: tuple[Slot, ...]
 
 
-def to_int8(model: onnx.ModelProto, table: TensorTable, calibration: Float32s, batch_size: int) -> Int8Model:
-    """Quantize a float model (parameters as initializers, input ``x``); ``calibration`` is (n, ...).
+def to_int8(
+    model: onnx.ModelProto, table: TensorTable, reader: "Calibration", kept_float: Collection[str]
+) -> Int8Model:
+    """Quantize a float model (parameters as initializers, input ``x``), but not the products with ``kept_float``.
 
     Raises UnsupportedModel if a parameter in the graph becomes neither a float constant nor a known slot.
     """
     parameters = {spec.name for spec in table.specs}
     _fold_transposes(model, parameters)
+    _part_biases(model)
     used = {name for node in model.graph.node for name in node.input}
-    quantized = _quantize(model, calibration, batch_size)
+    quantized = _quantize(model, reader, {*kept_float, *(name + TRANSPOSED for name in kept_float)})
     _Walk(quantized, table).keep_lone_biases_float(model)
     slots = _Walk(quantized, table).slots()
     covered = {slot.parameter for slot in slots}
@@ -87,28 +95,43 @@ def _fold_transposes(model: onnx.ModelProto, parameters: set[str]) -> None:
         graph.initializer.remove(found)
 
 
-class _Reader:
-    """The calibration data in batches."""
+def _part_biases(model: onnx.ModelProto) -> None:
+    """A bias that is added in several places becomes an initializer for each: its codes follow the input's scale."""
+    graph = model.graph
+    values = {found.name: found for found in graph.initializer}
+    num_uses: Counter[str] = Counter()
+    for node in graph.node:
+        name = node.input[2] if node.op_type in QUANTIZED and len(node.input) > 2 else ""
+        if name not in values:
+            continue
+        num_uses[name] += 1
+        if num_uses[name] > 1:
+            node.input[2] = f"{name}{COPY}{num_uses[name]}"
+            graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(values[name]), node.input[2]))
 
-    def __init__(self, calibration: Float32s, batch_size: int) -> None:
+
+class Calibration:
+    """The calibration data (n, ...) in batches, as the quantizer reads it."""
+
+    def __init__(self, calibration: Inputs, batch_size: int) -> None:
         starts = range(0, len(calibration), batch_size)
         self._batches = iter([{"x": calibration[start : start + batch_size]} for start in starts])
 
-    def get_next(self) -> dict[str, Float32s] | None:
+    def get_next(self) -> dict[str, Inputs] | None:
         return next(self._batches, None)
 
 
-def _quantize(model: onnx.ModelProto, calibration: Float32s, batch_size: int) -> onnx.ModelProto:
+def _quantize(model: onnx.ModelProto, reader: Calibration, kept_float: Collection[str]) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory(prefix="fanin-int8-") as folder, _quiet_quantizer():
         path = Path(folder) / "infer.onnx"
         quantize_static(
             model,
             path,
-            _Reader(calibration, batch_size),
+            reader,
             quant_format=QuantFormat.QDQ,
             per_channel=True,
             op_types_to_quantize=list(QUANTIZED),
-            nodes_to_exclude=_without_weight(model),
+            nodes_to_exclude=_kept_float(model, kept_float),
             activation_type=QuantType.QInt8,
             weight_type=QuantType.QInt8,
             extra_options={"WeightSymmetric": True},
@@ -119,9 +142,9 @@ def _quantize(model: onnx.ModelProto, calibration: Float32s, batch_size: int) ->
     return quantized
 
 
-def _without_weight(model: onnx.ModelProto) -> list[str]:
-    """Names of the products that have no constant matrix as their second factor."""
-    matrices = {value.name for value in model.graph.initializer if len(value.dims) > 1}
+def _kept_float(model: onnx.ModelProto, names: Collection[str]) -> list[str]:
+    """Names of the products whose second factor is no constant matrix, or one of those named."""
+    matrices = {value.name for value in model.graph.initializer if len(value.dims) > 1 and value.name not in names}
     products = [node for node in model.graph.node if node.op_type in QUANTIZED]
     return [node.name for node in products if node.input[1] not in matrices]
 
@@ -204,7 +227,7 @@ class _Walk:
 
     def _parameter(self, name: str) -> str:
         """The parameter behind a float initializer's name, or ""."""
-        plain = name.removesuffix(TRANSPOSED)
+        plain = re.sub(f"{COPY}[0-9]+$", "", name).removesuffix(TRANSPOSED)
         return plain if plain in self._shapes else ""
 
     def _float(self, name: str) -> Slot:
@@ -213,7 +236,7 @@ class _Walk:
             kind=SlotKind.FLOAT,
             parameter=self._parameter(name),
             shape=tuple(self._values[name].dims),
-            transposed=name.endswith(TRANSPOSED),
+            permutation=(1, 0) if name.endswith(TRANSPOSED) else (),
         )
 
     def _weight(self, name: str, node: onnx.NodeProto) -> Sequence[Slot]:
@@ -226,7 +249,7 @@ class _Walk:
             parameter=parameter,
             shape=tuple(self._values[name].dims),
             axis=1 - axis if transposed else axis,
-            transposed=transposed,
+            permutation=(1, 0) if transposed else (),
         )
         scale = Slot(
             initializer=node.input[1],

@@ -6,34 +6,35 @@ the user.
 """
 
 import logging
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import onnx
 import torch
-from onnx import TensorProto, numpy_helper
+from onnx import numpy_helper
+from torch.export import ExportedProgram
 
+from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.trace import Traced
-from fanin.edge.manifest import Port
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 
-DTYPES: Final[Mapping[int, str]] = {TensorProto.FLOAT: "float32", TensorProto.INT64: "int64"}
-"""The element types of ports that Signatures have."""
+PORT: Final = "port:"
+"""Begins the names of inputs and outputs while the exporter names what lies between them."""
 REGISTRY_LOGGER: Final = "torch.onnx._internal.exporter._registration"
 
 
 def to_onnx(traced: Traced, what: str) -> onnx.ModelProto:
     """The model of a Signature. Raises UnsupportedModel if an operator has no ONNX form."""
+    _widen_indices(traced.program)
     try:
         with quiet_exporter():
             found = torch.onnx.export(
                 traced.program,
                 dynamo=True,
-                input_names=list(traced.inputs),
-                output_names=list(traced.outputs),
+                input_names=[PORT + name for name in traced.inputs],
+                output_names=[PORT + name for name in traced.outputs],
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as exc:
@@ -44,7 +45,43 @@ def to_onnx(traced: Traced, what: str) -> onnx.ModelProto:
     assert found is not None, "dynamo=True always gives a program"
     model = found.model_proto
     _strip(model)
+    _name_ports(model.graph)
     return model
+
+
+def _name_ports(graph: onnx.GraphProto) -> None:
+    """Give inputs and outputs their own names, and another to what lies between them and is called the same.
+
+    The exporter calls a value after its operator: "view", "mul". So may a parameter be.
+    """
+    ports = {port.name.removeprefix(PORT) for port in (*graph.input, *graph.output)}
+
+    def named(name: str) -> str:
+        return name.removeprefix(PORT) if name.startswith(PORT) else f"{name}:inner" if name in ports else name
+
+    for port in (*graph.input, *graph.output):
+        port.name = named(port.name)
+    for value in graph.initializer:
+        value.name = named(value.name)
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [named(name) for name in names]
+
+
+def _widen_indices(program: ExportedProgram) -> None:
+    """Indices as int64: torch takes int32 as well, the exporter passes it on, and ONNX's GatherND has no such form."""
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.aten.index.Tensor:
+            continue
+        for index in node.args[1]:
+            if index is None or index.meta["val"].dtype != torch.int32:
+                continue
+            with graph.inserting_before(node):
+                wide = graph.call_function(torch.ops.aten._to_copy.default, (index,), {"dtype": torch.int64})
+            wide.meta = dict(index.meta) | {"val": index.meta["val"].to(torch.int64)}
+            node.replace_input_with(index, wide)
+    program.graph_module.recompile()
 
 
 def inputs_to_initializers(model: onnx.ModelProto, values: dict[str, Float32s]) -> None:
@@ -53,20 +90,6 @@ def inputs_to_initializers(model: onnx.ModelProto, values: dict[str, Float32s]) 
     del model.graph.input[:]
     model.graph.input.extend(kept)
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
-
-
-def ports(found: "list[onnx.ValueInfoProto]", what: str) -> tuple[Port, ...]:
-    """Inputs or outputs as a manifest lists them. Raises UnsupportedModel for a dtype that no Signature has."""
-    rows = []
-    for value in found:
-        tensor = value.type.tensor_type
-        if tensor.elem_type not in DTYPES:
-            raise UnsupportedModel(
-                f"{what}: {value.name!r} has element type {tensor.elem_type}, expected {list(DTYPES.values())}"
-            )
-        shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
-        rows.append(Port(name=value.name, dtype=DTYPES[tensor.elem_type], shape=shape))
-    return tuple(rows)
 
 
 def _cause(exc: BaseException) -> str:
@@ -86,8 +109,7 @@ def quiet_exporter() -> Iterator[None]:
     logger = logging.getLogger(REGISTRY_LOGGER)
     logger.addFilter(about_the_app)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
+        with quiet_torch():
             yield
     finally:
         logger.removeFilter(about_the_app)

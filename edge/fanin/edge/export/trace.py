@@ -1,39 +1,43 @@
-"""An App's three Signatures as functional graphs: every input and output named, no state inside.
+"""An App's Signatures as functional graphs: every input and output named, no state inside.
 
 The train step is traced after autograd has run (``make_fx`` over ``torch.func``), so what is left is forward,
-loss, backward and optimizer as one list of plain operators: any inference runtime can run it. The optimizer is
-SGD with momentum exactly as ``torch.optim.SGD`` has it: ``m = momentum * m + g; p = p - learning_rate * m``.
+loss, backward and optimizer as one list of plain operators: any inference runtime can run it. It is traced once for
+each graph format, because the runtimes of one have operators that those of the other lack.
 
-A graph has no random numbers and no state of its own; what needs either is refused with the module's name.
-Each submodule keeps the mode in which the App gives it for training, so a frozen BatchNorm is one in ``eval()``.
+Frozen weights are traced as inputs and bound as int8 constants afterwards: what has no input is computed while it
+is traced, and would stand in the graph in float32.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
+from torch.ao.quantization.fx._decomposed import quantized_decomposed_lib
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
-from fanin.edge.export.app import App
+from fanin.edge.export.attention import with_plain_attention
 from fanin.edge.export.decompositions import backward_decompositions
-from fanin.edge.runtimes.graphs import momentum_port, next_port
-from fanin.edge.tensors import TensorTable
+from fanin.edge.export.kernels import plain_kernels
+from fanin.edge.export.norms import tracked_norms
+from fanin.edge.export.optimizers import Tensors, clipped
+from fanin.edge.export.places import call_with
+from fanin.edge.export.prepare import FrozenWeight, Prepared
+from fanin.edge.runtimes.graphs import NO_TOKEN, PROXIMAL_WEIGHT, STEP, next_port, state_port
 from fanin.protos.errors import UnsupportedModel
 
-Tensors = dict[str, Tensor]
 Result = TypeVar("Result")
-PORTS: Final = frozenset({"x", "y", "mask", "learning_rate", "loss", "loss_sum", "predicted", "logits"})
-"""What Signatures call their inputs and outputs besides the parameters."""
+Module = TypeVar("Module", bound=torch.nn.Module)
 MIN_TRACE_BATCH: Final = 2
 """A batch of one would be traced as the constant 1."""
+QUANTIZED_OPERATORS: Final = quantized_decomposed_lib
+"""Importing it is what registers the operator that follows."""
+dequantize = torch.ops.quantized_decomposed.dequantize_per_channel.default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,201 +50,331 @@ class Traced:
     outputs: Sequence[str]
 
 
-def trainable(app: App) -> Tensors:
-    """The parameters that travel, by name in rising order. Raises UnsupportedModel."""
-    for name, parameter in app.module.named_parameters():
-        if parameter.dtype != torch.float32:
-            raise UnsupportedModel(
-                f"App {app.name}: parameter {name} is {parameter.dtype}, expected torch.float32; call module.float()"
-            )
-    found = {name: value for name, value in app.module.named_parameters() if value.requires_grad}
-    if not found:
-        raise UnsupportedModel(f"App {app.name}: no parameter requires a gradient, expected at least one to train")
-    taken = sorted(name for name in found if name in PORTS or name.startswith((momentum_port(""), next_port(""))))
-    if taken:
-        raise UnsupportedModel(f"App {app.name}: parameters {taken} are named like a graph's own ports; rename them")
-    return {name: found[name].detach().clone() for name in sorted(found)}
+class _Ports:
+    """A function's flat inputs, by name."""
+
+    def __init__(self, values: Tensors, frozen: dict[str, FrozenWeight]) -> None:
+        self.names = list(values)
+        self.examples = list(values.values())
+        self._frozen = frozen
+
+    @property
+    def constants(self) -> list[Tensor]:
+        """The frozen weights' codes and scales, which follow the inputs while they are traced."""
+        return [tensor for found in self._frozen.values() for tensor in (found.codes, found.scales)]
+
+    def named(self, flat: Sequence[Tensor]) -> tuple[Tensors, Tensors]:
+        """(inputs by name, frozen weights by name, as their codes say)."""
+        rest = flat[len(self.names) :]
+        frozen = {
+            name: _weight(found, codes, scales)
+            for (name, found), codes, scales in zip(self._frozen.items(), rest[::2], rest[1::2], strict=True)
+        }
+        return dict(zip(self.names, flat, strict=False)), frozen
 
 
-def table_of(parameters: Tensors) -> TensorTable:
-    """The layout of these parameters as one flat vector."""
-    return TensorTable.of({name: tuple(value.shape) for name, value in parameters.items()})
+def _weight(found: FrozenWeight, codes: Tensor, scales: Tensor) -> Tensor:
+    zeros = torch.zeros(scales.shape, dtype=torch.int64)
+    weight: Tensor = dequantize(codes, scales, zeros, found.axis, -128, 127, torch.int8)
+    return weight
 
 
-def check_modules(app: App) -> None:
-    """Raise UnsupportedModel for modules that need state or chance in training."""
-    for name, module in app.module.named_modules():
-        kind = f"App {app.name}: module {name or 'itself'} ({type(module).__name__})"
-        if isinstance(module, _NormBase) and module.training and module.track_running_stats:
-            raise UnsupportedModel(
-                f"{kind} changes its running statistics in training, which a functional graph cannot; "
-                "use GroupNorm or LayerNorm, or freeze it with .eval()"
-            )
-        if isinstance(module, _DropoutNd) and module.training and module.p > 0.0:
-            raise UnsupportedModel(
-                f"{kind} draws random numbers in training, got p={module.p}; set p to 0.0 or call .eval() on it"
-            )
-
-
-def check_buffers(app: App) -> None:
-    """Raise UnsupportedModel if a pass in training changes a buffer in place."""
-    module = copy.deepcopy(app.module)
-    before = {name: buffer._version for name, buffer in module.named_buffers()}
-    with torch.no_grad():
-        _guarded(app, "train", lambda: module(app.examples(app.batch_size)))
-    changed = sorted(name for name, buffer in module.named_buffers() if buffer._version != before.get(name))
-    if changed:
-        raise UnsupportedModel(
-            f"App {app.name}: module itself ({type(module).__name__}) changes its buffers {changed} in training, "
-            "which a functional graph cannot; compute them in forward, or freeze that part with .eval()"
-        )
-
-
-def trace_train(app: App) -> Traced:
-    """The train step: one optimizer step on one masked batch."""
-    parameters = trainable(app)
-    check_modules(app)
-    check_buffers(app)
-    names = list(parameters)
-    module = copy.deepcopy(app.module)
+def trace_train(prepared: Prepared, graph_format: str) -> Traced:
+    """The train step: one optimizer step on one masked batch. Raises UnsupportedModel."""
+    check_buffers(prepared)
+    recipe, learned = prepared.app.recipe, prepared.learned
+    names = list(prepared.travelling)
+    states = [(state, name) for state in recipe.optimizer.states for name in learned]
+    ports = _Ports(_train_inputs(prepared), dict(prepared.frozen))
 
     def step(*flat: Tensor) -> tuple[Tensor, ...]:
-        held, momenta = _named(names, flat), _named(names, flat[len(names) :])
-        x, y, mask, learning_rate = flat[2 * len(names) :]
+        given, frozen = ports.named(flat)
+        loss, gradients, tracked = _gradients(prepared, given, frozen)
+        # A norm that was not reached keeps its statistics.
+        moved = {name: given[name] for name in prepared.tracked} | tracked
+        following: Tensors = {}
+        for name in learned:
+            value, kept = recipe.optimizer.move(
+                given[name],
+                gradients[name],
+                {state: given[state_port(state, name)] for state in recipe.optimizer.states},
+                given["learning_rate"],
+                given.get(STEP),
+            )
+            moved[name] = value
+            following |= {state_port(state, name): tensor for state, tensor in kept.items()}
+        return (*(moved[name] for name in names), *(following[state_port(*pair)] for pair in states), loss)
 
-        def mean_loss(values: Tensors) -> Tensor:
-            total = (mask * _losses(app, _logits(app, module, values, x), y)).sum()
-            return total / mask.sum().clamp(min=1.0)
-
-        gradients, loss = torch.func.grad_and_value(mean_loss)(held)
-        following = {name: app.momentum * momenta[name] + gradients[name] for name in names}
-        moved = [held[name] - learning_rate * following[name] for name in names]
-        return (*moved, *following.values(), loss)
-
-    zeros = [torch.zeros_like(value) for value in parameters.values()]
-    momentum_names = [momentum_port(name) for name in names]
-    examples = [*parameters.values(), *zeros, *example_batch(app), torch.tensor(0.1)]
-    traced = _trace(app, "train", step, examples)
     return Traced(
-        program=traced,
-        examples=examples,
-        inputs=[*names, *momentum_names, "x", "y", "mask", "learning_rate"],
-        outputs=[*(next_port(name) for name in (*names, *momentum_names)), "loss"],
+        program=_trace(prepared.what, f"train step for {graph_format}", step, ports, graph_format),
+        examples=ports.examples,
+        inputs=ports.names,
+        outputs=[*(next_port(name) for name in (*names, *(state_port(*pair) for pair in states))), "loss"],
     )
 
 
-def trace_evaluate(app: App) -> Traced:
-    """Summed loss over the unmasked samples of one batch, and the class chosen for each sample."""
-    parameters = trainable(app)
-    names = list(parameters)
-    module = copy.deepcopy(app.module).eval()
+def _train_inputs(prepared: Prepared) -> Tensors:
+    """What the train step is given, by name, with examples."""
+    recipe, learned = prepared.app.recipe, prepared.learned
+    x, y, mask = example_batch(prepared)
+    inputs = dict(prepared.travelling)
+    for state in recipe.optimizer.states:
+        inputs |= {state_port(state, name): torch.zeros_like(value) for name, value in learned.items()}
+    if recipe.proximal:
+        inputs |= {state_port("anchor", name): value.clone() for name, value in learned.items()}
+    if recipe.scaffold:
+        inputs |= {state_port("control", name): torch.zeros_like(value) for name, value in learned.items()}
+    inputs |= {"x": x, "y": y, "mask": mask, "learning_rate": torch.tensor(0.1)}
+    if recipe.optimizer.counts_steps:
+        inputs[STEP] = torch.tensor(1.0)
+    if recipe.proximal:
+        inputs[PROXIMAL_WEIGHT] = torch.tensor(0.0)
+    return inputs
+
+
+def _gradients(prepared: Prepared, given: Tensors, frozen: Tensors) -> tuple[Tensor, Tensors, Tensors]:
+    """(mean loss, gradients, next running statistics) of one masked batch."""
+    recipe, mask = prepared.app.recipe, given["mask"]
+    norms = dict(tracked_norms(prepared.module))
+
+    def mean_loss(values: Tensors) -> tuple[Tensor, Tensors]:
+        prepared.with_mask(mask)
+        statistics = {name: given[name] for name in prepared.tracked}
+        logits = _logits(prepared, {**frozen, **statistics, **values}, given["x"])
+        total = (mask * _losses(prepared, logits, given["y"])).sum()
+        tracked = {f"{name}.{key}": value for name, norm in norms.items() for key, value in norm.finish().items()}
+        return total / mask.sum().clamp(min=1.0), tracked
+
+    held = {name: given[name] for name in prepared.learned}
+    gradients, (loss, tracked) = torch.func.grad_and_value(mean_loss, has_aux=True)(held)
+    if recipe.proximal:
+        pull = given[PROXIMAL_WEIGHT]
+        gradients = {
+            name: gradient + pull * (held[name] - given[state_port("anchor", name)])
+            for name, gradient in gradients.items()
+        }
+    gradients = clipped(gradients, recipe.clip_norm)
+    if recipe.scaffold:
+        gradients = {name: gradient + given[state_port("control", name)] for name, gradient in gradients.items()}
+    return loss, gradients, tracked
+
+
+def trace_evaluate(prepared: Prepared, graph_format: str) -> Traced:
+    """Summed loss over the unmasked samples of one batch, and what was said to each sample."""
+    x, y, mask = example_batch(prepared)
+    ports = _Ports({**prepared.travelling, "x": x, "y": y, "mask": mask}, dict(prepared.frozen))
 
     def evaluate(*flat: Tensor) -> tuple[Tensor, Tensor]:
-        x, y, mask = flat[len(names) :]
-        logits = _logits(app, module, _named(names, flat), x)
-        return (mask * _losses(app, logits, y)).sum(), logits.argmax(dim=1)
+        given, frozen = ports.named(flat)
+        values = {name: given[name] for name in prepared.travelling}
+        logits = _logits(prepared, {**frozen, **values}, given["x"])
+        loss_sum = (given["mask"] * _losses(prepared, logits, given["y"])).sum()
+        return loss_sum, logits.argmax(dim=-1).to(torch.int32) if prepared.app.num_classes else logits
 
-    examples = [*parameters.values(), *example_batch(app)]
-    return Traced(
-        program=_trace(app, "evaluate", evaluate, examples),
-        examples=examples,
-        inputs=[*names, "x", "y", "mask"],
-        outputs=["loss_sum", "predicted"],
-    )
+    with _evaluating(prepared.module):
+        program = _trace(prepared.what, f"evaluation for {graph_format}", evaluate, ports, graph_format)
+    return Traced(program=program, examples=ports.examples, inputs=ports.names, outputs=["loss_sum", "predicted"])
 
 
-def trace_infer(app: App) -> Traced:
-    """Logits of any number of samples; parameters are inputs still, so that nothing is folded into them."""
-    parameters = trainable(app)
-    names = list(parameters)
-    infer = _Infer(app, copy.deepcopy(app.module).eval(), names)
-    examples = [*parameters.values(), app.examples(max(app.batch_size, MIN_TRACE_BATCH))]
-    dynamic = ((*(None for _ in names), {0: Dim("batch")}),)
-    with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+def trace_infer(prepared: Prepared, batch_size: int = 0) -> Traced:
+    """What the module says to ``batch_size`` samples, or to any number of them (0).
+
+    Parameters are inputs still, so that nothing is folded into them.
+    """
+    names = list(prepared.travelling)
+    num = batch_size or max(prepared.app.batch_size, MIN_TRACE_BATCH)
+    examples = [*prepared.travelling.values(), prepared.app.examples(num)]
+    dynamic = ((*(None for _ in names), None if batch_size else {0: Dim("batch")}),)
+    with _evaluating(_Infer(prepared, names)) as infer, torch.no_grad():
         program = _guarded(
-            app, "infer", lambda: torch.export.export(infer, tuple(examples), dynamic_shapes=dynamic, strict=False)
+            prepared.what,
+            "inference",
+            lambda: with_plain_attention(
+                torch.export.export(infer, tuple(examples), dynamic_shapes=dynamic, strict=False)
+            ),
         )
     return Traced(program=program, examples=examples, inputs=[*names, "x"], outputs=["logits"])
+
+
+@contextmanager
+def _evaluating(module: Module) -> Iterator[Module]:
+    """The module in evaluation mode, and afterwards as it was: it is traced again, for another format."""
+    modes = {layer: layer.training for layer in module.modules()}
+    module.eval()
+    try:
+        with plain_kernels():
+            yield module
+    finally:
+        for layer, training in modes.items():
+            layer.training = training
 
 
 class _Infer(torch.nn.Module):
     """The module with its parameters as arguments."""
 
-    def __init__(self, app: App, module: torch.nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, prepared: Prepared, names: Sequence[str]) -> None:
         super().__init__()
-        self._app, self._inner, self._names = app, module, names
-        self.eval()
+        self._prepared, self._names = prepared, names
+        self._inner = prepared.module
 
     def forward(self, *flat: Tensor) -> Tensor:
-        return _logits(self._app, self._inner, _named(self._names, flat), flat[-1])
+        return _logits(self._prepared, dict(zip(self._names, flat, strict=False)), flat[-1])
 
 
-def example_batch(app: App) -> tuple[Tensor, Tensor, Tensor]:
-    """x, y and mask to trace and to verify with: all classes in turn, the last sample masked out if there are two."""
-    labels = torch.arange(app.batch_size) % app.num_classes
+def example_batch(prepared: Prepared) -> tuple[Tensor, Tensor, Tensor]:
+    """x, y and mask to trace and to verify with: all classes in turn, the last sample masked out if there are three."""
+    app = prepared.app
+    x = app.examples(app.batch_size)
+    with torch.no_grad(), plain_kernels():
+        # A copy: a pass may move running statistics, even where it only looks.
+        said = _guarded(prepared.what, "inference", lambda: copy.deepcopy(prepared.eager).eval()(x[:MIN_TRACE_BATCH]))
+    if not isinstance(said, Tensor) or said.dim() < 2:
+        got = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
+        raise UnsupportedModel(f"App {app.name}: the module gave {got}, expected a tensor (batch, ...)")
+    shape = said.shape[1:-1] if app.num_classes else said.shape[1:]
+    num = app.batch_size * shape.numel()
+    y = torch.arange(num) % app.num_classes if app.num_classes else torch.linspace(-1.0, 1.0, num)
+    y = y.to(torch.int32 if app.num_classes else torch.float32).reshape(app.batch_size, *shape)
+    if len(shape) and app.num_classes:
+        y[0, -1] = NO_TOKEN
     mask = torch.ones(app.batch_size)
-    if app.batch_size > 1:
+    # Two are left: a norm over the batch has nothing to say to one.
+    if app.batch_size > 2:
         mask[-1] = 0.0
-    return app.examples(app.batch_size), labels, mask
+    return x, y, mask
 
 
-def _named(names: Sequence[str], flat: Sequence[Tensor]) -> Tensors:
-    return dict(zip(names, flat, strict=False))
+def labels_of(prepared: Prepared, y: Tensor) -> Tensor:
+    """y as a loss is given it: torch's own take int64 labels only."""
+    return y.to(torch.int64) if prepared.app.num_classes else y
 
 
-def _logits(app: App, module: torch.nn.Module, parameters: Tensors, x: Tensor) -> Tensor:
-    logits = torch.func.functional_call(module, parameters, (x,))
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] != app.num_classes:
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+def check_buffers(prepared: Prepared) -> None:
+    """Raise UnsupportedModel if a pass in training changes a buffer, in place or by another in its place."""
+    module = prepared.module
+    before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+    x, _, mask = example_batch(prepared)
+    prepared.with_mask(mask)
+    with torch.no_grad():
+        _guarded(prepared.what, "train step", lambda: module(x))
+    after = dict(module.named_buffers())
+    changed = sorted(name for name, old in before.items() if _differs(*old, after.get(name)))
+    if changed:
         raise UnsupportedModel(
-            f"App {app.name}: the module gave {got}, expected logits of shape (batch, {app.num_classes})"
+            f"App {prepared.app.name}: module itself ({type(prepared.app.module).__name__}) changes its buffers "
+            f"{changed} in training, which a functional graph cannot; compute them in forward, or freeze that part "
+            "with .eval()"
         )
+
+
+def _differs(old: Tensor, version: int, new: Tensor | None) -> bool:
+    """Whether a buffer is not what it was; one that is made anew each time, and alike, is."""
+    if new is old:
+        return old._version != version
+    return new is not None and not torch.equal(old, new)
+
+
+def _logits(prepared: Prepared, values: Tensors, x: Tensor) -> Tensor:
+    app = prepared.app
+    logits = call_with(prepared.module, values, (x,))
+    if not isinstance(logits, Tensor) or logits.dim() < 2 or (app.num_classes and logits.shape[-1] != app.num_classes):
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        wanted = f"logits of shape (batch, {app.num_classes})" if app.num_classes else "a tensor (batch, ...)"
+        raise UnsupportedModel(f"App {app.name}: the module gave {got}, expected {wanted}")
     return logits
 
 
-def _losses(app: App, logits: Tensor, labels: Tensor) -> Tensor:
-    losses = app.loss(logits, labels)
-    if losses.shape != labels.shape:
+def _losses(prepared: Prepared, logits: Tensor, y: Tensor) -> Tensor:
+    losses = prepared.app.loss(logits, labels_of(prepared, y))
+    if losses.shape != y.shape[:1]:
         raise UnsupportedModel(
-            f"App {app.name}: the loss gave shape {tuple(losses.shape)}, expected one loss a sample, "
-            f"{tuple(labels.shape)}; use reduction='none'"
+            f"App {prepared.app.name}: the loss gave shape {tuple(losses.shape)}, expected one loss a sample, "
+            f"{tuple(y.shape[:1])}; use reduction='none'"
         )
     return losses
 
 
+def trace_layer(layer: torch.nn.Module, inputs: Sequence[Tensor], graph_format: str) -> Traced:
+    """A layer by itself, and back through it: the gradients of the sum of what it gives.
+
+    Towards its parameters that learn, and its float inputs. Raises UnsupportedModel.
+    """
+    learned = {name: value.detach().clone() for name, value in layer.named_parameters() if value.requires_grad}
+    given = {f"in.{index}": value for index, value in enumerate(inputs)}
+    moved = [name for name, value in given.items() if value.is_floating_point()]
+    ports = _Ports(learned | given, {})
+
+    def back(*flat: Tensor) -> tuple[Tensor, ...]:
+        values, _ = ports.named(flat)
+
+        def total(held: Tensors) -> Tensor:
+            parameters = {name: held[name] for name in learned}
+            said = call_with(layer, parameters, [(values | held)[name] for name in given])
+            first = said[0] if isinstance(said, tuple) else said
+            assert isinstance(first, Tensor), "layers give tensors, or one first"
+            # A sum alone has the gradient 1 everywhere, which would fold away what is looked for.
+            found: Tensor = (first * first.detach()).sum()
+            return found
+
+        return tuple(torch.func.grad(total)({name: values[name] for name in (*learned, *moved)}).values())
+
+    what = type(layer).__name__
+    return Traced(
+        program=_trace(what, f"layer for {graph_format}", back, ports, graph_format),
+        examples=ports.examples,
+        inputs=ports.names,
+        outputs=[f"gradient.{name}" for name in (*learned, *moved)],
+    )
+
+
 def _trace(
-    app: App, what: str, function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor]
+    whose: str, what: str, function: Callable[..., tuple[Tensor, ...]], ports: _Ports, graph_format: str
 ) -> ExportedProgram:
     """The function over flat tensors as a graph of core operators. Raises UnsupportedModel."""
 
     def trace() -> ExportedProgram:
-        # The fused attention kernels have no decomposition; the plain form is what inference runtimes run.
-        with sdpa_kernel(SDPBackend.MATH):
+        with plain_kernels():
             # Some decompositions fill a new tensor in place; functionalize makes values of that, too.
             functional = torch.func.functionalize(function)
-            graph = make_fx(functional, decomposition_table=backward_decompositions())(*examples)
-        _check_chance(app, what, graph)
-        return torch.export.export(graph, tuple(examples))
+            table = backward_decompositions(graph_format)
+            graph = make_fx(functional, decomposition_table=table)(*ports.examples, *ports.constants)
+        _check_chance(whose, what, graph)
+        _bind(graph, ports)
+        return torch.export.export(graph, tuple(ports.examples))
 
-    return _guarded(app, what, trace)
+    return _guarded(whose, what, trace)
 
 
-def _check_chance(app: App, what: str, graph: GraphModule) -> None:
+def _bind(graph: GraphModule, ports: _Ports) -> None:
+    """Turn the graph's last inputs, the frozen weights, into constants."""
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for index, (node, value) in enumerate(zip(placeholders[len(ports.names) :], ports.constants, strict=True)):
+        name = f"frozen{index}"
+        graph.register_buffer(name, value)
+        with graph.graph.inserting_before(node):
+            constant = graph.graph.get_attr(name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+        graph.graph.erase_node(node)
+    graph.recompile()
+
+
+def _check_chance(whose: str, what: str, graph: GraphModule) -> None:
     for node in graph.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
             raise UnsupportedModel(
-                f"App {app.name}: the {what} step draws random numbers ({node.target}), expected none; "
+                f"{whose}: the {what} draws random numbers ({node.target}), expected none; "
                 "turn dropout and noise off in the module"
             )
 
 
-def _guarded(app: App, what: str, trace: Callable[[], Result]) -> Result:
+def _guarded(whose: str, what: str, trace: Callable[[], Result]) -> Result:
     try:
         return trace()
     except UnsupportedModel:
         raise
     except Exception as exc:  # the tracer runs the App's own code, which may raise anything
         raise UnsupportedModel(
-            f"App {app.name} ({type(app.module).__name__}): the {what} step cannot be traced ({exc}); avoid Python "
-            "branches and loops that look at tensor values, and operators whose result has no fixed shape"
+            f"{whose}: the {what} cannot be traced ({exc}); avoid Python branches and loops that look at "
+            "tensor values, and operators whose result has no fixed shape"
         ) from exc

@@ -1,84 +1,130 @@
 """What is exported must do what the module does: held for every App, before its Bundle is written.
 
-1. One exported train step and eager torch (autograd and ``torch.optim.SGD``) from the same state agree.
+1. One exported train step and eager torch (autograd and ``torch.optim``) from the same state agree.
 2. The exported evaluation agrees with the module's own loss.
 3. The int8 graph takes Version 0's slots and gives finite logits, for the traced batch and for one sample.
 4. It gives about the same logits fused by the runtime and plain: an optimizer's mistake is found here, not on devices.
+5. ``preprocess``, where there is one, does what its module does, for several samples and for one.
 """
 
 import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
 
 from fanin.edge.bundle import Bundle
-from fanin.edge.export.app import App
-from fanin.edge.export.trace import example_batch, table_of, trainable
-from fanin.edge.runtimes.base import Batch, Runtime, TrainState
+from fanin.edge.export.prepare import Prepared
+from fanin.edge.export.preprocess import verify_preprocess
+from fanin.edge.export.trace import example_batch, labels_of
+from fanin.edge.runtimes.base import Batch, Runtime, StepSettings
+from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 
 TOLERANCE: Final = 1e-4
 """Of max(1, |value|): a hundred times what the order of additions makes, far less than a wrong gradient does."""
+ROUNDING_TOLERANCE: Final = 2e-2
+"""The same where training rounds to 8 bits: an activation between two steps may fall either way."""
 INT8_TOLERANCE: Final = 0.05
 """Mean difference of logits, of their range: a few roundings to 8 bits the other way, not a wrong kernel."""
 LEARNING_RATE: Final = 0.1
+TINY: Final = 1e-30
+"""Keeps the size of a state that is all zero from dividing by it."""
 
 
-def verify(app: App, bundle: Bundle, runtime: Runtime, plain: Runtime) -> None:
+def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime) -> None:
     """The module's checklist; ``plain`` is the runtime without fused operators. Raises UnsupportedModel."""
-    x, y, mask = example_batch(app)
+    app = prepared.app
+    x, y, mask = example_batch(prepared)
     batch = Batch(x=x.numpy(), y=y.numpy(), mask=mask.numpy())
-    state = TrainState(
-        parameters=bundle.initial_parameters(), momentum=np.zeros(bundle.manifest.table.num_values, "f4")
-    )
+    step = runtime.open_train(bundle)
+    state = step.begin(bundle.initial_parameters())
     # (1)
-    expected = eager_step(app, LEARNING_RATE)
-    following, _ = runtime.open_train(bundle)(state, batch, LEARNING_RATE)
-    _check_close(app, "train step: parameters", following.parameters, expected)
+    following, _ = step(state, batch, StepSettings(learning_rate=LEARNING_RATE))
+    twin = eager_step(prepared, LEARNING_RATE)
+    for name, parameter in prepared.table.views(following.parameters).items():
+        # Adam divides a gradient by its own size: where it should be zero, rounding decides about a whole step.
+        if name in prepared.tracked or not app.recipe.optimizer.counts_steps:
+            _check_close(prepared, f"train step: the next {name}", parameter, twin.parameters[name])
+    states = optimizer_table(bundle.manifest).views(following.optimizer)
+    for kind in app.recipe.optimizer.states:
+        names = [state_port(kind, name) for name in prepared.learned]
+        size = max([TINY, *(float(np.abs(twin.states[name]).max(initial=0.0)) for name in names)])
+        for name in names:
+            _check_close(prepared, f"train step: the next {name}", states[name] / size, twin.states[name] / size)
     # (2)
-    module = copy.deepcopy(app.module).eval()
+    module = copy.deepcopy(prepared.eager).eval()
     with torch.no_grad():
-        loss_sum = float((mask * app.loss(module(x), y)).sum())
+        loss_sum = float((mask * app.loss(module(x), labels_of(prepared, y))).sum())
     sums = runtime.open_evaluate(bundle)(state.parameters, batch)
-    _check_close(app, "evaluation: loss", np.array([sums.loss_sum], np.float32), np.array([loss_sum], np.float32))
+    _check_close(prepared, "evaluation: loss", np.array([sums.loss_sum], "f4"), np.array([loss_sum], "f4"))
     # (3)
     predict = runtime.open_predict(bundle, state.parameters)
     logits = predict(batch.x)
+    with torch.no_grad():
+        expected_shape = module(x).shape[1:]
     for got, num in ((logits, len(batch.x)), (predict(batch.x[:1]), 1)):
-        if got.shape != (num, app.num_classes) or not np.isfinite(got).all():
+        if got.shape != (num, *expected_shape) or not np.isfinite(got).all():
             raise UnsupportedModel(
                 f"App {app.name}: the int8 graph gave logits {got.shape} for {num} samples, "
-                f"expected finite ones of shape {(num, app.num_classes)}"
+                f"expected finite ones of shape {(num, *expected_shape)}"
             )
     # (4)
     expected_logits = plain.open_predict(bundle, state.parameters)(batch.x)
     gap, spread = float(np.abs(logits - expected_logits).mean()), float(np.ptp(expected_logits))
     if gap > INT8_TOLERANCE * spread:
         raise UnsupportedModel(
-            f"App {app.name} ({type(app.module).__name__}): {runtime.name} gives int8 logits {gap:.1e} off those of "
+            f"{prepared.what}: {runtime.name} gives int8 logits {gap:.1e} off those of "
             f"the plain graph, expected at most {INT8_TOLERANCE * spread:.1e}; please report the module"
         )
+    # (5)
+    verify_preprocess(app, bundle, runtime)
 
 
-def eager_step(app: App, learning_rate: float) -> Float32s:
-    """Parameters (num_values,) after one step of eager torch on the example batch."""
-    module = copy.deepcopy(app.module)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagerStep:
+    """What eager torch ends with: parameters by name, and the optimizer's states by the names of their ports."""
+
+    parameters: Mapping[str, Float32s]
+    states: Mapping[str, Float32s]
+
+
+def eager_step(prepared: Prepared, learning_rate: float) -> EagerStep:
+    """One step of eager torch on the example batch, its padding cut off."""
+    recipe, module = prepared.app.recipe, copy.deepcopy(prepared.eager)
     held = {name: value for name, value in module.named_parameters() if value.requires_grad}
-    optimizer = torch.optim.SGD(held.values(), lr=learning_rate, momentum=app.momentum)
-    x, y, mask = example_batch(app)
-    loss = (mask * app.loss(module(x), y)).sum() / mask.sum().clamp(min=1.0)
+    optimizer = recipe.optimizer.eager(held.values(), learning_rate)
+    x, y, mask = example_batch(prepared)
+    x, y = x[mask > 0], y[mask > 0]
+    loss = prepared.app.loss(module(x), labels_of(prepared, y)).mean()
     torch.autograd.backward(loss)
+    for value in held.values():
+        # Where the loss does not reach, torch's optimizers do nothing, not even decay; in a graph that gradient is 0.
+        value.grad = torch.zeros_like(value) if value.grad is None else value.grad
+    if recipe.clip_norm:
+        torch.nn.utils.clip_grad_norm_(held.values(), recipe.clip_norm)
     optimizer.step()
-    table = table_of(trainable(app))
-    return table.flatten({name: value.detach().numpy() for name, value in held.items()})
+    buffers = dict(module.named_buffers())
+    return EagerStep(
+        parameters={
+            name: (held[name] if name in held else buffers[name]).detach().numpy() for name in prepared.travelling
+        },
+        states={
+            state_port(state, name): optimizer.state[value][key].numpy()
+            for name, value in held.items()
+            for state, key in recipe.optimizer.states.items()
+        },
+    )
 
 
-def _check_close(app: App, what: str, got: Float32s, expected: Float32s) -> None:
+def _check_close(prepared: Prepared, what: str, got: Float32s, expected: Float32s) -> None:
+    tolerance = ROUNDING_TOLERANCE if prepared.app.recipe.quantization_aware else TOLERANCE
     worst = float(np.max(np.abs(got - expected) / np.maximum(1.0, np.abs(expected)), initial=0.0))
-    if not worst <= TOLERANCE:
+    if not worst <= tolerance:
         raise UnsupportedModel(
-            f"App {app.name} ({type(app.module).__name__}): {what} of the exported graph differ from torch's by "
-            f"{worst:.1e}, expected at most {TOLERANCE:.0e}; please report the module, its export is wrong"
+            f"{prepared.what}: {what} of the exported graph differs from torch's by "
+            f"{worst:.1e}, expected at most {tolerance:.0e}; please report the module, its export is wrong"
         )

@@ -2,22 +2,26 @@
 
 An engine opens a graph file and gives ``RunGraph``: names of outputs and a feed in, arrays out. Everything
 else is here, once: which ports a Signature must have, what a batch must look like, and how flat vectors
-become named tensors and back. The ports, in a Bundle whose parameters are ``<p>``::
+become named tensors and back. The ports, in a Bundle whose parameters are ``<p>`` and whose optimizer keeps the
+states ``<s>`` (none for plain SGD; ``momentum``; Adam's ``mean`` and ``square``) for those that it moves::
 
-    train      <p>..., momentum.<p>..., x, y, mask, learning_rate  ->  next.<p>..., next.momentum.<p>..., loss
-    evaluate   <p>..., x, y, mask                                  ->  loss_sum, predicted
-    infer      x                                                   ->  logits
+    train      <p>..., <s>.<p>..., x, y, mask, learning_rate  ->  next.<p>..., next.<s>.<p>..., loss
+               and as inputs, where the App asks for them: step; anchor.<p>... and proximal_weight; control.<p>...
+    evaluate   <p>..., x, y, mask                             ->  loss_sum, predicted
+    infer      x                                              ->  logits
+    preprocess raw                                            ->  x, where a Bundle has it (``models``)
 
-Parameters go in as views of the flat vector; what comes out is written once, into the next one.
+The train step has a file of its own (``stepping``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fanin.edge.manifest import Manifest, Port, Signature
-from fanin.edge.runtimes.base import Batch, Evaluated, TrainState
+from fanin.edge.runtimes.base import Batch, Evaluated, Inputs
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidBundle
 
@@ -25,11 +29,21 @@ Array = npt.NDArray[np.generic]
 Feed = Mapping[str, Array]
 RunGraph = Callable[[Sequence[str], Feed], Sequence[Array]]
 """(names of outputs, inputs by name) -> the outputs; raises InvalidBundle if the graph does not run."""
+BindGraph = Callable[[Feed, Feed], Callable[[], None]]
+"""(inputs, outputs by name) -> what runs the graph from those arrays, as they are then, into these."""
+
+BATCH_PORTS: Final = ("x", "y", "mask")
+STEP: Final = "step"
+"""The number of this step, from 1, as float32: what Adam's bias correction needs."""
+PROXIMAL_WEIGHT: Final = "proximal_weight"
+SCALAR_PORTS: Final = ("learning_rate", STEP, PROXIMAL_WEIGHT)
+NO_TOKEN: Final = -1
+"""The label of a place without one; only sequences have such places."""
 
 
-def momentum_port(parameter: str) -> str:
-    """The train input that holds a parameter's momentum."""
-    return f"momentum.{parameter}"
+def state_port(state: str, parameter: str) -> str:
+    """The train input that holds a parameter's share of an optimizer's state, or its anchor or control variate."""
+    return f"{state}.{parameter}"
 
 
 def next_port(name: str) -> str:
@@ -37,30 +51,17 @@ def next_port(name: str) -> str:
     return f"next.{name}"
 
 
-class GraphTrainStep:
-    """A ``TrainStep`` over a graph."""
-
-    def __init__(self, manifest: Manifest, run: RunGraph) -> None:
-        names = [spec.name for spec in manifest.table.specs]
-        momenta = [momentum_port(name) for name in names]
-        self._outputs = [next_port(name) for name in (*names, *momenta)] + ["loss"]
-        found = _signature(manifest, "train", [*names, *momenta, "x", "y", "mask", "learning_rate"], self._outputs)
-        self._parameters = _Layout(manifest.table, names)
-        self._momenta = _Layout(manifest.table, momenta)
-        self._batch = _BatchPorts(manifest, found)
-        self._run = run
-
-    def __call__(self, state: TrainState, batch: Batch, learning_rate: float) -> tuple[TrainState, float]:
-        feed = self._batch.feed(batch)
-        self._parameters.feed(feed, "parameters", state.parameters)
-        self._momenta.feed(feed, "momentum", state.momentum)
-        feed["learning_rate"] = np.array(learning_rate, np.float32)
-        found = self._run(self._outputs, feed)
-        half = len(found) // 2
-        following = TrainState(
-            parameters=self._parameters.flat(found[:half]), momentum=self._momenta.flat(found[half:-1])
-        )
-        return following, float(found[-1].item())
+def optimizer_table(manifest: Manifest) -> TensorTable:
+    """The layout of an optimizer's state: every train input that has a next value and is no parameter."""
+    train = manifest.signatures["train"]
+    following = {port.name for port in train.outputs}
+    parameters = {spec.name for spec in manifest.table.specs}
+    found = {
+        port.name: port.shape
+        for port in train.inputs
+        if next_port(port.name) in following and port.name not in parameters
+    }
+    return TensorTable.of(found)
 
 
 class GraphEvaluate:
@@ -69,32 +70,44 @@ class GraphEvaluate:
     def __init__(self, manifest: Manifest, run: RunGraph) -> None:
         names = [spec.name for spec in manifest.table.specs]
         self._outputs = ["loss_sum", "predicted"]
-        found = _signature(manifest, "evaluate", [*names, "x", "y", "mask"], self._outputs)
-        self._parameters = _Layout(manifest.table, names)
-        self._batch = _BatchPorts(manifest, found)
+        found = signature_of(manifest, "evaluate", ([*names, *BATCH_PORTS], []), self._outputs)
+        self._parameters = Layout(manifest.table, names)
+        self._batch = BatchPorts(manifest, found)
         self._run = run
 
     def __call__(self, parameters: Float32s, batch: Batch) -> Evaluated:
-        feed = self._batch.feed(batch)
-        self._parameters.feed(feed, "parameters", parameters)
+        self._parameters.check("parameters", parameters)
+        feed = self._batch.feed(batch) | self._parameters.views(parameters)
         loss_sum, predicted = self._run(self._outputs, feed)
-        if predicted.shape != batch.y.shape:
-            raise InvalidBundle(f"evaluate graph: gave {predicted.shape} classes, expected {batch.y.shape}")
-        return Evaluated(loss_sum=float(loss_sum.item()), predicted=predicted.astype(np.int64, copy=False))
+        if predicted.shape != batch.y.shape or predicted.dtype != batch.y.dtype:
+            raise InvalidBundle(
+                f"evaluate graph: gave {predicted.dtype} {predicted.shape}, "
+                f"expected what y is, {batch.y.dtype} {batch.y.shape}"
+            )
+        said: Inputs = predicted  # type: ignore[assignment]  # the dtype is y's, as just checked
+        return Evaluated(loss_sum=float(loss_sum.item()), predicted=said)
 
 
 class GraphPredict:
-    """A ``Predict`` over a graph whose slots are filled."""
+    """A ``Predict`` over a graph whose slots are filled; one of a fixed batch is run as often as it takes."""
 
-    def __init__(self, manifest: Manifest, run: RunGraph) -> None:
-        (self._x,) = _signature(manifest, "infer", ["x"], ["logits"]).inputs
-        self._num_classes = manifest.num_classes
+    def __init__(self, manifest: Manifest, run: RunGraph, fixed_batch: int = 0) -> None:
+        found = signature_of(manifest, "infer", (["x"], []), ["logits"])
+        (self._x,), (self._logits,) = found.inputs, found.outputs
+        self._fixed_batch = fixed_batch
         self._run = run
 
-    def __call__(self, x: Float32s) -> Float32s:
+    def __call__(self, x: Inputs) -> Float32s:
         check_port(self._x, x)
         if len(x) == 0:
-            return np.empty((0, self._num_classes), np.float32)
+            return np.empty((0, *self._logits.shape[1:]), np.float32)
+        if not self._fixed_batch:
+            return self._logits_of(x)
+        size, num = self._fixed_batch, len(x)
+        padded = x if num % size == 0 else np.concatenate([x, np.repeat(x[:1], -num % size, axis=0)])
+        return np.concatenate([self._logits_of(padded[at : at + size]) for at in range(0, len(padded), size)])[:num]
+
+    def _logits_of(self, x: Inputs) -> Float32s:
         (logits,) = self._run(["logits"], {"x": x})
         return logits.astype(np.float32, copy=False)
 
@@ -108,11 +121,11 @@ def check_port(port: Port, array: Array) -> None:
         raise ValueError(f"{port.name}: got {array.dtype} {array.shape}, expected {port.dtype} {port.shape}")
 
 
-class _BatchPorts:
+class BatchPorts:
     """The three inputs that a batch fills, with their checks."""
 
     def __init__(self, manifest: Manifest, signature: Signature) -> None:
-        self._ports = [(port, np.dtype(port.dtype)) for port in signature.inputs if port.name in ("x", "y", "mask")]
+        self._ports = [(port, np.dtype(port.dtype)) for port in signature.inputs if port.name in BATCH_PORTS]
         self._num_classes = manifest.num_classes
 
     def feed(self, batch: Batch) -> dict[str, Array]:
@@ -123,43 +136,51 @@ class _BatchPorts:
             # A batch's ports have no dimension that varies: two plain comparisons, a thousand times a second.
             if array.shape != port.shape or array.dtype != dtype:
                 check_port(port, array)
-        if batch.y.min() < 0 or batch.y.max() >= self._num_classes:
-            raise ValueError(
-                f"y: got labels from {batch.y.min()} to {batch.y.max()}, expected 0 to {self._num_classes - 1}"
-            )
+        if self._num_classes:
+            check_labels(batch.y, self._num_classes)
         return feed
 
 
-class _Layout:
-    """A table's tensors under a Signature's names: where each lies in the flat vector."""
+def check_labels(y: Inputs, num_classes: int) -> None:
+    """Raise ValueError unless all labels are classes; in sequences a place may have none."""
+    least, lowest, highest = NO_TOKEN if y.ndim > 1 else 0, y.min(), y.max()
+    if lowest < least or highest >= num_classes:
+        raise ValueError(f"y: got labels from {lowest} to {highest}, expected {least} to {num_classes - 1}")
+
+
+class Layout:
+    """A table's tensors under a Signature's names: where each lies in the flat vector. "" names none."""
 
     def __init__(self, table: TensorTable, names: Sequence[str]) -> None:
-        self._num_values = table.num_values
+        self.num_values = table.num_values
         self._places = [
             (name, slice(start, start + spec.num_values), spec.shape)
             for name, spec, start in zip(names, table.specs, table.offsets, strict=True)
+            if name
         ]
 
-    def feed(self, feed: dict[str, Array], what: str, flat: Float32s) -> None:
-        """Add the tensors of ``flat`` (num_values,) to a feed, as views."""
-        if flat.shape != (self._num_values,) or flat.dtype != np.float32:
-            raise ValueError(f"{what}: got {flat.dtype} {flat.shape}, expected float32 ({self._num_values},)")
-        for name, place, shape in self._places:
-            feed[name] = flat[place].reshape(shape)
+    def check(self, what: str, flat: Float32s) -> None:
+        """Raise ValueError unless this is a vector (num_values,)."""
+        if flat.shape != (self.num_values,) or flat.dtype != np.float32:
+            raise ValueError(f"{what}: got {flat.dtype} {flat.shape}, expected float32 ({self.num_values},)")
 
-    def flat(self, tensors: Sequence[Array]) -> Float32s:
-        """One flat vector (num_values,) of tensors in the table's order."""
-        flat = np.concatenate([tensor.reshape(-1) for tensor in tensors], dtype=np.float32)
-        if flat.shape != (self._num_values,):
-            raise InvalidBundle(f"train graph: gave {flat.size} values, expected {self._num_values}")
-        return flat
+    def views(self, flat: Float32s) -> dict[str, Array]:
+        """The tensors of ``flat`` (num_values,) by their names there."""
+        return {name: flat[place].reshape(shape) for name, place, shape in self._places}
 
 
-def _signature(manifest: Manifest, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> Signature:
-    """The named Signature, which must have just these ports. Raises InvalidBundle."""
+def signature_of(
+    manifest: Manifest, name: str, inputs: tuple[Sequence[str], Sequence[str]], outputs: Sequence[str]
+) -> Signature:
+    """The named Signature, which must have just these (required, optional) inputs and outputs. Raises InvalidBundle."""
     found = manifest.signatures[name]
-    for what, ports, names in (("inputs", found.inputs, inputs), ("outputs", found.outputs, outputs)):
-        if sorted(port.name for port in ports) != sorted(names):
+    required, optional = inputs
+    for what, ports, names, allowed in (
+        ("inputs", found.inputs, required, optional),
+        ("outputs", found.outputs, outputs, ()),
+    ):
+        got = {port.name for port in ports}
+        if not set(names) <= got <= {*names, *allowed} or len(got) != len(ports):
             raise InvalidBundle(
                 f"bundle: signature {name!r} has {what} {sorted(port.name for port in ports)}, expected {sorted(names)}"
             )

@@ -8,7 +8,7 @@ the graph is optimized. ``add_initializer`` would be put in after it, beside wha
 from the file by then (the scales of a convolution before a ReLU, a GroupNorm's weight): wrong without an error.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import onnxruntime
@@ -17,15 +17,24 @@ from onnxruntime.capi import onnxruntime_pybind11_state as library
 from fanin.edge.bundle import Bundle
 from fanin.edge.manifest import Port, Signature
 from fanin.edge.quantize import SlotValue, fill_slots
-from fanin.edge.runtimes.base import Evaluate, Predict, TrainStep
-from fanin.edge.runtimes.graphs import Array, Feed, GraphEvaluate, GraphPredict, GraphTrainStep, RunGraph
+from fanin.edge.runtimes.base import Evaluate, Model, ModelPort, Predict, TrainStep
+from fanin.edge.runtimes.graphs import Array, Feed, GraphEvaluate, GraphPredict
+from fanin.edge.runtimes.models import GraphModel
+from fanin.edge.runtimes.stepping import GraphTrainStep
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidBundle
 
 FORMAT: Final = "onnx"
 FATAL_ONLY: Final = 4
 """The library's log level: what it would write to stderr is in our exceptions."""
-DTYPES: Final = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(int8)": "int8"}
+DTYPES: Final = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(bool)": "bool",
+    **{f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+"""numpy's name of each element type that numpy has."""
 GRAPH_ERRORS: Final = (
     library.EPFail,
     library.Fail,
@@ -53,17 +62,31 @@ class OnnxRuntime:
     def name(self) -> str:
         return f"onnxruntime {onnxruntime.__version__}"
 
+    @property
+    def graph_format(self) -> str:
+        return FORMAT
+
     def open_train(self, bundle: Bundle) -> TrainStep:
-        return GraphTrainStep(bundle.manifest, self._open(bundle, "train", {}))
+        return GraphTrainStep(bundle.manifest, self._open(bundle, "train", {}).bind)
 
     def open_evaluate(self, bundle: Bundle) -> Evaluate:
         return GraphEvaluate(bundle.manifest, self._open(bundle, "evaluate", {}))
 
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
-        values = fill_slots(bundle.manifest.slots, bundle.manifest.table, parameters)
+        values = fill_slots(bundle.manifest.slots.get(FORMAT, ()), bundle.manifest.table, parameters)
         return GraphPredict(bundle.manifest, self._open(bundle, "infer", values))
 
-    def _open(self, bundle: Bundle, signature: str, slots: Mapping[str, SlotValue]) -> RunGraph:
+    def open_model(self, graph: bytes, what: str, signature: str = "") -> Model:
+        opened = _Graph(graph, what, {}, self._options())
+        inputs, outputs = opened.ports()
+        return GraphModel(inputs, outputs, opened)
+
+    def _open(self, bundle: Bundle, signature: str, slots: Mapping[str, SlotValue]) -> "_Graph":
+        graph = _Graph(bundle.graph(signature, FORMAT), f"{signature} graph", slots, self._options())
+        graph.check_ports(bundle.manifest.signatures[signature])
+        return graph
+
+    def _options(self) -> onnxruntime.SessionOptions:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
@@ -72,13 +95,11 @@ class OnnxRuntime:
         options.log_severity_level = FATAL_ONLY
         if self._plain:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        graph = _Graph(bundle.graph(signature, FORMAT), f"{signature} graph", slots, options)
-        graph.check_ports(bundle.manifest.signatures[signature])
-        return graph
+        return options
 
 
 class _Graph:
-    """A ``RunGraph`` over one session."""
+    """A ``RunGraph`` and a ``BindGraph`` over one session."""
 
     def __init__(
         self, graph: bytes, what: str, slots: Mapping[str, SlotValue], options: onnxruntime.SessionOptions
@@ -101,6 +122,36 @@ class _Graph:
             raise InvalidBundle(f"{self._what}: onnxruntime cannot run it ({exc})") from exc
         return arrays
 
+    def bind(self, inputs: Feed, outputs: Feed) -> Callable[[], None]:
+        """What runs the graph between these arrays, none of which is copied: it is an input or an output, not both."""
+        binding = self._session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for name, array in outputs.items():
+            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        # The binding knows addresses only: the arrays must live as long as it.
+        arrays = (inputs, outputs)
+
+        def run() -> None:
+            assert arrays, "held by this function"
+            try:
+                self._session.run_with_iobinding(binding)
+            except GRAPH_ERRORS as exc:
+                raise InvalidBundle(f"{self._what}: onnxruntime cannot run it ({exc})") from exc
+
+        return run
+
+    def ports(self) -> tuple[list[ModelPort], list[ModelPort]]:
+        """The graph's own inputs and outputs. Raises InvalidBundle for one that is no tensor that numpy has."""
+        rows = (self._session.get_inputs(), self._session.get_outputs())
+        for node in (*rows[0], *rows[1]):
+            if node.type not in DTYPES:
+                raise InvalidBundle(f"{self._what}: {node.name!r} is {node.type}, expected one of {sorted(DTYPES)}")
+        inputs, outputs = (
+            [ModelPort(name=node.name, dtype=DTYPES[node.type], shape=_shape(node)) for node in row] for row in rows
+        )
+        return inputs, outputs
+
     def check_ports(self, signature: Signature) -> None:
         """The graph must have the ports that were signed. Raises InvalidBundle."""
         _check_ports(f"{self._what}: inputs", self._session.get_inputs(), signature.inputs)
@@ -108,16 +159,14 @@ class _Graph:
 
 
 def _check_ports(what: str, nodes: Sequence[onnxruntime.NodeArg], ports: Sequence[Port]) -> None:
-    # A dimension that may vary has a name in the graph, not a number.
-    got = {
-        node.name: (
-            DTYPES.get(node.type, node.type),
-            tuple(dim if isinstance(dim, int) else -1 for dim in node.shape),
-        )
-        for node in nodes
-    }
+    got = {node.name: (DTYPES.get(node.type, node.type), _shape(node)) for node in nodes}
     expected = {port.name: (port.dtype, port.shape) for port in ports}
     if got != expected:
         wrong = sorted(name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name))
         name = wrong[0]
         raise InvalidBundle(f"{what}: got {name!r} as {got.get(name)}, expected {expected.get(name)}")
+
+
+def _shape(node: onnxruntime.NodeArg) -> tuple[int, ...]:
+    # A dimension that may vary has a name in the graph, not a number.
+    return tuple(dim if isinstance(dim, int) else -1 for dim in node.shape)

@@ -5,19 +5,24 @@ package (the ``export`` extra), so no device picks it unless it is asked for by 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from fanin.edge.bundle import Bundle
 from fanin.edge.quantize import SlotValue, fill_slots
-from fanin.edge.runtimes.base import Evaluate, Predict, TrainStep
-from fanin.edge.runtimes.graphs import Array, Feed, GraphEvaluate, GraphPredict, GraphTrainStep, RunGraph
+from fanin.edge.runtimes.base import Evaluate, Model, ModelPort, Predict, TrainStep
+from fanin.edge.runtimes.graphs import Array, Feed, GraphEvaluate, GraphPredict, RunGraph
+from fanin.edge.runtimes.models import GraphModel
+from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidBundle
+
+FORMAT: Final = "onnx"
 
 
 class ReferenceRuntime:
@@ -27,15 +32,26 @@ class ReferenceRuntime:
     def name(self) -> str:
         return f"onnx.reference {onnx.__version__}"
 
+    @property
+    def graph_format(self) -> str:
+        return FORMAT
+
     def open_train(self, bundle: Bundle) -> TrainStep:
-        return GraphTrainStep(bundle.manifest, _open(bundle, "train", {}))
+        return GraphTrainStep(bundle.manifest, bind_by_copy(_open(bundle, "train", {})))
 
     def open_evaluate(self, bundle: Bundle) -> Evaluate:
         return GraphEvaluate(bundle.manifest, _open(bundle, "evaluate", {}))
 
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
-        values = fill_slots(bundle.manifest.slots, bundle.manifest.table, parameters)
+        values = fill_slots(bundle.manifest.slots.get(FORMAT, ()), bundle.manifest.table, parameters)
         return GraphPredict(bundle.manifest, _open(bundle, "infer", values))
+
+    def open_model(self, graph: bytes, what: str, signature: str = "") -> Model:
+        model, run = _load(graph, what, {})
+        # Before format version 4 a constant is also among the inputs.
+        constants = {found.name for found in model.graph.initializer}
+        inputs = [_port(what, found) for found in model.graph.input if found.name not in constants]
+        return GraphModel(inputs, [_port(what, found) for found in model.graph.output], run)
 
 
 def embed_slots(model: onnx.ModelProto, slots: Mapping[str, SlotValue]) -> onnx.ModelProto:
@@ -54,19 +70,33 @@ def embed_slots(model: onnx.ModelProto, slots: Mapping[str, SlotValue]) -> onnx.
 
 
 def _open(bundle: Bundle, signature: str, slots: Mapping[str, SlotValue]) -> RunGraph:
-    graph = bundle.graph(signature, "onnx")
+    _, run = _load(bundle.graph(signature, FORMAT), f"{signature} graph", slots)
+    return run
+
+
+def _load(graph: bytes, what: str, slots: Mapping[str, SlotValue]) -> tuple[onnx.ModelProto, RunGraph]:
     try:
         model = embed_slots(onnx.load_from_string(graph), slots)
         onnx.checker.check_model(model)
         evaluator = ReferenceEvaluator(model)
-    except (DecodeError, onnx.checker.ValidationError) as exc:
-        raise InvalidBundle(f"{signature} graph: the reference evaluator cannot open it ({exc})") from exc
+    except (DecodeError, onnx.checker.ValidationError, RuntimeError) as exc:
+        raise InvalidBundle(f"{what}: the reference evaluator cannot open it ({exc})") from exc
 
     def run(outputs: Sequence[str], feed: Feed) -> Sequence[Array]:
         try:
             arrays = evaluator.run(list(outputs), dict(feed))
         except (ValueError, TypeError, LookupError, RuntimeError) as exc:
-            raise InvalidBundle(f"{signature} graph: the reference evaluator cannot run it ({exc})") from exc
+            raise InvalidBundle(f"{what}: the reference evaluator cannot run it ({exc})") from exc
         return [np.asarray(array) for array in arrays]
 
-    return run
+    return model, run
+
+
+def _port(what: str, found: onnx.ValueInfoProto) -> ModelPort:
+    """An input's or output's facts; -1 where a length has a name or none. Raises InvalidBundle."""
+    tensor = found.type.tensor_type
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else np.dtype(object)
+    if dtype.kind not in "biuf":
+        raise InvalidBundle(f"{what}: {found.name!r} is {found.type.WhichOneof('value')} of {dtype}, expected numbers")
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
+    return ModelPort(name=found.name, dtype=dtype.name, shape=shape)

@@ -8,28 +8,72 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
-from fanin.edge.export.decompositions.convolution import convolution_backward
+from fanin.edge.export.decompositions import portable, resampling, selection
+from fanin.edge.export.decompositions.convolution import convolution, convolution_backward
+from fanin.edge.export.decompositions.norms import group_norm, group_norm_backward
 from fanin.edge.export.decompositions.pooling import (
-    adaptive_avg_pool2d_backward,
-    avg_pool2d_backward,
+    adaptive_max_pool2d,
+    adaptive_max_pool2d_backward,
     max_pool2d_backward,
 )
 
 aten = torch.ops.aten
 
 
-def backward_decompositions() -> dict[OpOverload, Callable[..., object]]:
-    """The decomposition table for a train step: torch's core one and ours."""
+def backward_decompositions(graph_format: str) -> dict[OpOverload, Callable[..., object]]:
+    """The decomposition table for what is trained in a graph format: torch's core one and ours."""
     table: dict[OpOverload, Callable[..., object]] = dict(core_aten_decompositions())
-    table[aten.convolution_backward.default] = convolution_backward
     table[aten.empty_permuted.default] = empty_permuted
-    table[aten.avg_pool2d_backward.default] = avg_pool2d_backward
-    table[aten._adaptive_avg_pool2d_backward.default] = adaptive_avg_pool2d_backward
-    table[aten.max_pool2d_with_indices_backward.default] = max_pool2d_backward
-    return table
+    return table | _common() | (_portable() if graph_format == "tflite" else _onnx())
+
+
+def _common() -> dict[OpOverload, Callable[..., object]]:
+    return {
+        **resampling.table(),
+        aten.threshold_backward.default: portable.threshold_backward,
+        aten.avg_pool2d_backward.default: portable.avg_pool2d_backward,
+        aten._adaptive_avg_pool2d.default: portable.adaptive_avg_pool2d,
+        aten._adaptive_avg_pool2d_backward.default: portable.adaptive_avg_pool2d_backward,
+    }
+
+
+def _onnx() -> dict[OpOverload, Callable[..., object]]:
+    """Some forward operators are here for speed: a runtime's own kernel is slower than another form."""
+    return {
+        aten.convolution.default: convolution,
+        aten.convolution_backward.default: convolution_backward,
+        aten.native_group_norm.default: group_norm,
+        aten.native_group_norm_backward.default: group_norm_backward,
+        aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
+        aten.adaptive_max_pool2d.default: adaptive_max_pool2d,
+        aten.adaptive_max_pool2d_backward.default: adaptive_max_pool2d_backward,
+    }
+
+
+def _plain_norms() -> dict[OpOverload, Callable[..., object]]:
+    """The converter's layout pass fails on operators with several results."""
+    norms = get_decompositions([aten.native_group_norm, aten.native_layer_norm, aten.native_batch_norm])
+    return {operator: form for operator, form in norms.items() if isinstance(operator, OpOverload)}
+
+
+def _portable() -> dict[OpOverload, Callable[..., object]]:
+    """In this format some forward operators need another form, too: its converter has none, or a wrong one."""
+    return {
+        **_plain_norms(),
+        aten.convolution.default: portable.convolution,
+        aten.convolution_backward.default: portable.convolution_backward,
+        aten.max_pool2d_with_indices_backward.default: portable.max_pool2d_backward,
+        aten.embedding_dense_backward.default: selection.embedding_backward,
+        aten.slice_backward.default: selection.slice_backward,
+        aten.select_backward.default: selection.select_backward,
+        aten.nll_loss_forward.default: selection.nll_loss,
+        aten.nll_loss2d_forward.default: selection.nll_loss,
+        aten.nll_loss_backward.default: selection.nll_loss_backward,
+        aten.nll_loss2d_backward.default: selection.nll_loss_backward,
+    }
 
 
 def empty_permuted(size: Sequence[int], _physical: Sequence[int], *, dtype: torch.dtype, **_: object) -> Tensor:

@@ -1,0 +1,128 @@
+"""Two things that ``edge.py`` measures on more than steps: what int8 costs in accuracy, and a device's memory.
+
+The memory is that of ``fanin join`` in a real federation with TLS, one device of each runtime, after some Rounds.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from edge_children import WORKING_TREE, Row, child, device_command, python_of, run_in
+from federation import Device, Federation, running
+
+from fanin.clients.data import Examples, Split, hold_out
+from fanin.clients.datafiles import DATA_VARIABLE
+from fanin.clients.datasets import FASHION_MNIST, split_fashion_mnist
+from fanin.clients.digits import split_digits
+from fanin.datacenter.jobfiles import TrainSettings
+from fanin.datacenter.models import digits_app, fashion_app
+from fanin.datacenter.models.fashion_app import FashionCnn
+from fanin.datacenter.trainer import Trainer, fit
+from fanin.edge.export import App, export_app
+from fanin.edge.keys import SigningKey
+from fanin.protos.messages import CodecSpec, Training
+from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
+from fanin.protos.runs import RunRested, VersionPublished
+
+PUBLISHER: Final = SigningKey(bytes(range(32)))
+NUM_CALIBRATION: Final = 256
+DEADLINE_S: Final = 300.0
+PEAK: Final = "print(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"
+
+
+def accuracy(runtimes: Sequence[str], folder: Path, num_epochs: int) -> Row:
+    """What the float and the int8 model find of a test set, in each runtime, after a short training in torch."""
+    data = os.environ.get(DATA_VARIABLE)
+    if data and (Path(data) / FASHION_MNIST.name).is_dir():
+        split, model, name = split_fashion_mnist(1, 1.0, 0), "FashionCnn", FASHION_MNIST.name
+        app = trained(FashionCnn(), split, name, num_epochs)
+    else:
+        split, model, name = split_digits(1, 1.0, 0), "DigitsCnn", "digits"
+        # A fiftieth of the images: epochs are short.
+        app = trained(digits_app.app().module, split, name, 10 * num_epochs)
+    bundle = export_app(app, folder / "bundle", PUBLISHER).bundle
+    test = folder / "test.npz"
+    np.savez(test, x=split.test.x, y=split.test.y)
+    rows: Row = {"model": model, "dataset": name}
+    for runtime in runtimes:
+        with child(device_command(runtime, folder / "bundle", bundle.signed.public_key, test)) as device:
+            found = {key: int(str(value)) for key, value in device.ask("counts").items()}
+        num = found["num_examples"]
+        in_float, in_int8 = found["num_correct_float"] / num, found["num_correct_int8"] / num
+        rows[runtime] = {
+            "num_examples": num,
+            "accuracy_float": in_float,
+            "accuracy_int8": in_int8,
+            "drop_points": 100.0 * (in_float - in_int8),
+            "agreement": found["num_agreeing"] / num,
+        }
+    return rows
+
+
+def trained(module: torch.nn.Module, split: Split, name: str, num_epochs: int) -> App:
+    """The App after this many epochs on all of the devices' images, calibrated on public ones."""
+    train, validation = hold_out(split.devices[0], len(split.devices[0]) // 20, np.random.default_rng(0))
+    settings = TrainSettings(learning_rate=0.05, batch_size=32, max_epochs=num_epochs, patience=num_epochs)
+    fit(Trainer(module, digits_app.smoothed_cross_entropy, settings, None), train, validation, settings)
+    return App(
+        name=name,
+        module=module,
+        calibration=torch.from_numpy(split.public.x[:NUM_CALIBRATION]),
+        batch_size=fashion_app.BATCH_SIZE,
+        num_classes=fashion_app.NUM_CLASSES,
+        loss=digits_app.smoothed_cross_entropy,
+    )
+
+
+def memory(runtimes: Sequence[str], folder: Path, num_rounds: int) -> Row:
+    """Peak RSS of a device of each runtime that trained the demo's CNN over this many Rounds, and of other things."""
+    bundle = export_app(digits_app.app(), folder / "bundle", PUBLISHER).bundle
+    (folder / "publisher.pub").write_text(PUBLISHER.public + "\n")
+    parts = split_digits(len(runtimes), 100.0, 0).devices
+    devices = [device_of(runtime, examples) for runtime, examples in zip(runtimes, parts, strict=True)]
+    with running(folder, devices) as federation:
+        federation.operator.publish_bundle(bundle)
+        federation.operator.start_run("run", plan_of(len(devices), num_rounds), bundle, PUBLISHER)
+        found = peaks(federation, num_rounds)
+    rows: Row = {"rounds": num_rounds}
+    for runtime, peak_mb in zip(runtimes, found, strict=True):
+        imports = run_in(python_of(runtime), f"import fanin.commands.join, sys; {PEAK}")
+        rows[runtime] = {"peak_rss_mb": peak_mb, "importing_join_mb": int(imports) / 1024}
+    torch_alone = run_in(Path(sys.executable), f"import torch; {PEAK}")
+    return {**rows, "importing_torch_mb": int(torch_alone) / 1024}
+
+
+def device_of(runtime: str, examples: Examples) -> Device:
+    """A device in the environment of a runtime, which runs what stands here."""
+    flags = ("--runtime", runtime)
+    return Device(examples=examples, flags=flags, python=python_of(runtime), environment=WORKING_TREE)
+
+
+def plan_of(num_devices: int, num_rounds: int) -> Plan:
+    """All devices in each Round."""
+    return Plan(
+        name="memory",
+        cohort=CohortPlan(concurrency=num_devices, buffer=num_devices, quorum=num_devices, deadline_s=DEADLINE_S),
+        training=Training(epochs=1, learning_rate=0.05, seed=0),
+        codec=CodecSpec(name="fixed32", max_shift=4),
+        aggregation=AggregationPlan(),
+        stop=StopPlan(max_rounds=num_rounds),
+    )
+
+
+def peaks(federation: Federation, num_rounds: int) -> list[float]:
+    """Each device's peak RSS so far (MiB), once the last Version is out: they still run, and are connected."""
+    num_versions = 0
+    for recorded in federation.operator.watch("run", 0):
+        federation.check()
+        num_versions += isinstance(recorded.event, VersionPublished) and recorded.event.round > 0
+        if isinstance(recorded.event, RunRested):
+            break
+    if num_versions != num_rounds:
+        raise RuntimeError(f"the federation made {num_versions} versions, expected {num_rounds}")
+    found = [Path(f"/proc/{process.pid}/status").read_text() for process in federation.devices]
+    return [int(text.partition("VmHWM:")[2].split()[0]) / 1024 for text in found]

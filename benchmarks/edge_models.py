@@ -1,0 +1,97 @@
+"""The models that ``edge.py`` measures, each as an App with batches to train on; the same ones in every process."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fanin.clients.data import Examples
+from fanin.datacenter.models import cnn, ds_cnn, mlp, mobilenet, resnet8
+from fanin.datacenter.models.cnn import DigitsCnn
+from fanin.datacenter.models.ds_cnn import DsCnn
+from fanin.datacenter.models.mlp import Mlp
+from fanin.datacenter.models.mobilenet import MobileNetV1
+from fanin.datacenter.models.recurrent import RecurrentClassifier, RecurrentShape
+from fanin.datacenter.models.resnet8 import ResNet8
+from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
+from fanin.edge.export import App, cross_entropy, next_token
+
+BATCH_SIZE: Final = 16
+NUM_BATCHES: Final = 4
+LENGTH: Final = 32
+"""Tokens that the recurrent classifier reads."""
+DECODER: Final = DecoderShape(num_blocks=1)
+RECURRENT: Final = RecurrentShape()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """What a model of images takes and tells."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    num_classes: int
+
+
+IMAGES: Final[Mapping[str, Images]] = MappingProxyType(
+    {
+        "mlp": Images(make=Mlp, shape=mlp.INPUT_SHAPE, num_classes=mlp.NUM_CLASSES),
+        "mlp-small": Images(
+            make=lambda: Mlp(sizes=(64, 32, cnn.NUM_CLASSES)), shape=cnn.INPUT_SHAPE, num_classes=cnn.NUM_CLASSES
+        ),
+        "cnn": Images(make=DigitsCnn, shape=cnn.INPUT_SHAPE, num_classes=cnn.NUM_CLASSES),
+        "ds-cnn": Images(make=DsCnn, shape=ds_cnn.INPUT_SHAPE, num_classes=ds_cnn.NUM_CLASSES),
+        "ds-cnn-group": Images(
+            make=lambda: DsCnn(norm="group"), shape=ds_cnn.INPUT_SHAPE, num_classes=ds_cnn.NUM_CLASSES
+        ),
+        "resnet8": Images(make=ResNet8, shape=resnet8.INPUT_SHAPE, num_classes=resnet8.NUM_CLASSES),
+        "mobilenet": Images(make=MobileNetV1, shape=mobilenet.INPUT_SHAPE, num_classes=mobilenet.NUM_CLASSES),
+    }
+)
+"""A BatchNorm is frozen: on devices the statistics of a few examples are of little use."""
+MODELS: Final = (*IMAGES, "attention", "gru")
+
+
+def app_of(name: str) -> App:
+    """The App, always with the same initial parameters."""
+    examples = examples_of(name)
+    sequences = {"attention": DECODER.vocabulary, "gru": RECURRENT.num_classes}
+    return App(
+        name=name,
+        module=_module(name),
+        calibration=torch.from_numpy(examples.x),
+        batch_size=BATCH_SIZE,
+        num_classes=sequences[name] if name in sequences else IMAGES[name].num_classes,
+        loss=next_token if name == "attention" else cross_entropy,
+    )
+
+
+def examples_of(name: str) -> Examples:
+    """NUM_BATCHES batches of noise and chance: what a step costs does not depend on what it learns."""
+    rng, num = np.random.default_rng(0), NUM_BATCHES * BATCH_SIZE
+    if name == "attention":
+        tokens = rng.integers(0, DECODER.vocabulary, (num, DECODER.context + 1)).astype(np.int32)
+        return Examples(x=tokens[:, :-1].copy(), y=tokens[:, 1:].copy())
+    if name == "gru":
+        x = rng.integers(0, RECURRENT.vocabulary, (num, LENGTH)).astype(np.int32)
+        return Examples(x=x, y=rng.integers(0, RECURRENT.num_classes, num).astype(np.int32))
+    found = IMAGES[name]
+    x = rng.standard_normal((num, *found.shape)).astype(np.float32)
+    return Examples(x=x, y=rng.integers(0, found.num_classes, num).astype(np.int32))
+
+
+def _module(name: str) -> nn.Module:
+    if name == "attention":
+        return DecoderTransformer(shape=DECODER)
+    if name == "gru":
+        return RecurrentClassifier(shape=RECURRENT)
+    module = IMAGES[name].make()
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.eval()
+    return module

@@ -1,0 +1,137 @@
+"""What ``edge.py`` found, as tables, and held against the budgets of the design."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+MIN_SPEED_UP: Final = MappingProxyType({"mlp": 3.0, "mlp-small": 3.0, "cnn": 2.0, "attention": 1.3, "ds-cnn": 1.0})
+"""Train step in onnxruntime: eager torch's time over its."""
+MAX_PEAK_RSS_MB: Final = MappingProxyType({"tflite": 80.0, "litert": 85.0, "onnx": 100.0})
+MAX_INSTALLED_MB: Final = MappingProxyType({"tflite": 150.0})
+MAX_DROP_POINTS: Final = 0.5
+GRAPHS: Final = ("train", "evaluate", "infer", "whole")
+Found = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """One budget: what was found, the bound, and whether it is kept."""
+
+    what: str
+    found: float
+    bound: float
+    kept: bool
+
+
+def gates(found: Found) -> list[dict[str, object]]:
+    """Every budget that this measurement says something of."""
+    return [asdict(gate) for gate in _gates(found)]
+
+
+def _gates(found: Found) -> Iterator[Gate]:
+    for model, bound in MIN_SPEED_UP.items():
+        row = found["models"].get(model, {}).get("runtimes", {}).get("onnx")
+        if row is not None:
+            ratio = row["train_speed_up"]
+            yield Gate(what=f"{model}: train step, eager / onnx", found=ratio, bound=bound, kept=ratio >= bound)
+    for runtime, bound in MAX_PEAK_RSS_MB.items():
+        if runtime in found.get("memory", {}):
+            mb = found["memory"][runtime]["peak_rss_mb"]
+            yield Gate(what=f"{runtime}: device's peak RSS, MB", found=mb, bound=bound, kept=mb <= bound)
+    for runtime, bound in MAX_INSTALLED_MB.items():
+        if runtime in found["environments"]:
+            mb = found["environments"][runtime]["installed_without_installer_and_bytecode_mb"]
+            yield Gate(what=f"{runtime}: environment, MB", found=mb, bound=bound, kept=mb <= bound)
+    for runtime in MAX_PEAK_RSS_MB:
+        if runtime in found.get("accuracy", {}):
+            drop = found["accuracy"][runtime]["drop_points"]
+            what = f"{runtime}: int8 under float, points"
+            yield Gate(what=what, found=drop, bound=MAX_DROP_POINTS, kept=drop <= MAX_DROP_POINTS)
+
+
+def text_of(found: Found) -> str:
+    """All of it, to be read."""
+    parts = [_steps(found["models"]), _sizes(found["models"]), _environments(found)]
+    if "accuracy" in found:
+        parts.append(_accuracy(found["accuracy"]))
+    if "memory" in found:
+        parts.append(_memory(found["memory"]))
+    parts.append(_gate_table(found["gates"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _steps(models: Found) -> str:
+    head = ["model", "runtime", "train ms", "(min)", "eager /", "float ms", "int8 1", "int8 batch", "start ms", "RSS"]
+    rows = []
+    for model, found in models.items():
+        for name, row in {"eager": found["eager"], **found["runtimes"]}.items():
+            times = [row[kind]["median_ms"] for kind in ("evaluate", "predict_one", "predict_batch")]
+            rows.append(
+                [
+                    model,
+                    name,
+                    f"{row['train']['median_ms']:.3f}",
+                    f"{row['train']['min_ms']:.3f}",
+                    f"{row['train_speed_up']:.2f}" if "train_speed_up" in row else "",
+                    *(f"{ms:.3f}" for ms in times),
+                    f"{row['start_up_ms']:.0f}",
+                    f"{row['peak_rss_training_mb']:.0f}",
+                ]
+            )
+    return _table(head, rows)
+
+
+def _sizes(models: Found) -> str:
+    rows = [
+        [model, graph_format, *(f"{sizes[name] / 1e3:.1f}" for name in GRAPHS)]
+        for model, found in models.items()
+        for graph_format, sizes in found["size_bytes"].items()
+    ]
+    return _table(["model", "kB in", *GRAPHS], rows)
+
+
+def _environments(found: Found) -> str:
+    rows = [
+        [name, f"{row['installed_mb']:.1f}", f"{row['installed_without_installer_and_bytecode_mb']:.1f}"]
+        for name, row in found["environments"].items()
+    ]
+    return _table(["environment", "MB", "without pip, setuptools and bytecode"], rows)
+
+
+def _accuracy(found: Found) -> str:
+    rows = [
+        [name, *(f"{100 * row[key]:.2f}" for key in ("accuracy_float", "accuracy_int8")), f"{row['drop_points']:.2f}"]
+        for name, row in found.items()
+        if isinstance(row, dict)
+    ]
+    return _table([f"{found['model']} on {found['dataset']}", "float %", "int8 %", "points lost"], rows)
+
+
+def _memory(found: Found) -> str:
+    rows = [
+        [f"fanin join, {name}", f"{row['peak_rss_mb']:.1f}", f"{row['importing_join_mb']:.1f}"]
+        for name, row in found.items()
+        if isinstance(row, dict)
+    ]
+    rows.append(["import torch", f"{found['importing_torch_mb']:.1f}", ""])
+    return _table(["peak RSS", "MB", "of that, imports without the runtime"], rows)
+
+
+def _gate_table(found: Sequence[Found]) -> str:
+    rows = [
+        [row["what"], f"{row['found']:.2f}", f"{row['bound']:g}", "pass" if row["kept"] else "MISS"] for row in found
+    ]
+    return _table(["gate", "found", "bound", ""], rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    lines = []
+    for row in (head, *rows):
+        cells = [
+            cell.ljust(width) if not at else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,268 @@
+"""Parity: twenty train steps of each reference model in each runtime, against eager torch.
+
+    python benchmarks/parity.py [--models resnet8,gru] [--json FILE]          (tflite-runtime: `make devices`)
+
+Told is the largest difference of a parameter, max |a - b| / max(1, |b|), after twenty steps of SGD with momentum at
+learning rate 0.01. Beside it stands what eager torch in float32 differs from itself in float64: on a model that
+amplifies rounding no runtime can be nearer than that. Convolutional models have a BatchNorm that keeps its statistics,
+as a model does that has been trained before; ``-batch`` is one that trains, ``-group`` a GroupNorm in its place.
+"""
+
+import argparse
+import copy
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.remote_runtime import runtime_of
+
+from fanin.datacenter.models import cnn, ds_cnn, mlp, mobilenet, resnet8
+from fanin.datacenter.models.layers import Norm
+from fanin.datacenter.models.recurrent import RecurrentClassifier, RecurrentShape
+from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
+from fanin.edge.bundle import Bundle, open_folder, read_signed_manifest
+from fanin.edge.export import App, Recipe, Sgd, cross_entropy, export_app, next_token
+from fanin.edge.keys import SigningKey
+from fanin.edge.runtimes.base import Batch, StepSettings
+from fanin.edge.tensors import Float32s
+
+RUNTIMES: Final = ("onnx", "litert", "tflite")
+NUM_STEPS: Final = 20
+NUM_BATCHES: Final = 5
+LEARNING_RATE: Final = 0.01
+MOMENTUM: Final = 0.9
+VOCABULARY: Final = 32
+LENGTH: Final = 8
+NOISE: Final = 0.3
+Data = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A module, its data for some batches, and how many classes it tells apart."""
+
+    module: Callable[[], nn.Module]
+    data: Callable[[int], Data]
+    num_classes: int
+    batch_size: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One model's findings."""
+
+    export_s: float
+    eager32: float
+    """eager float32 against eager float64"""
+    differences: Mapping[str, float]
+    moved: float
+    """The largest movement of a parameter: what the differences are to be seen beside."""
+
+
+def images(shape: Sequence[int], num_classes: int) -> Callable[[int], Data]:
+    """One smooth image for each class, and noise."""
+
+    def make(num: int) -> Data:
+        coarse = torch.rand(num_classes, shape[0], 4, 4)
+        prototypes = nn.functional.interpolate(coarse, size=tuple(shape[1:]), mode="bilinear")
+        labels = torch.arange(num) % num_classes
+        return prototypes[labels] + NOISE * torch.rand(num, *shape), labels
+
+    return make
+
+
+def sequences(num: int) -> Data:
+    """Tokens that count up, at a pace of each sequence's own; the label is the pace."""
+    pace = torch.arange(num) % 4
+    start = torch.randint(0, VOCABULARY, (num,))
+    places = torch.arange(LENGTH)
+    return ((start[:, None] + (pace[:, None] + 1) * places) % VOCABULARY).to(torch.int32), pace
+
+
+def next_tokens(num: int) -> Data:
+    """The same, to predict each next token of."""
+    x, _ = sequences(num)
+    return x, torch.cat([x[:, 1:], torch.full((num, 1), -1, dtype=torch.int32)], dim=1).long()
+
+
+def convolutional(name: str, norm: Norm) -> Callable[[], nn.Module]:
+    """A reference model."""
+    known: dict[str, Callable[[], nn.Module]] = {
+        "resnet8": lambda: resnet8.ResNet8(norm=norm),
+        "ds_cnn": lambda: ds_cnn.DsCnn(norm=norm),
+        "mobilenet": lambda: mobilenet.MobileNetV1(norm=norm),
+    }
+    return known[name]
+
+
+def recurrent(cell: str) -> Model:
+    """A recurrent classifier."""
+    shape = RecurrentShape(
+        vocabulary=VOCABULARY, width=16, hidden=32, num_classes=4, cell="gru" if cell == "gru" else "lstm"
+    )
+    return Model(module=lambda: RecurrentClassifier(shape=shape), data=sequences, num_classes=4)
+
+
+def reference(name: str, norm: Norm) -> Model:
+    """An MLPerf Tiny model."""
+    source = {"resnet8": resnet8, "ds_cnn": ds_cnn, "mobilenet": mobilenet}[name]
+    return Model(
+        module=convolutional(name, norm),
+        data=images(source.INPUT_SHAPE, source.NUM_CLASSES),
+        num_classes=source.NUM_CLASSES,
+        batch_size=4,
+    )
+
+
+DECODER: Final = DecoderShape(vocabulary=VOCABULARY, context=LENGTH, width=32, num_heads=2, num_blocks=2)
+MODELS: Final[Mapping[str, Model]] = MappingProxyType(
+    {
+        "mlp": Model(module=mlp.Mlp, data=images(mlp.INPUT_SHAPE, mlp.NUM_CLASSES), num_classes=mlp.NUM_CLASSES),
+        "digits_cnn": Model(
+            module=cnn.DigitsCnn, data=images(cnn.INPUT_SHAPE, cnn.NUM_CLASSES), num_classes=cnn.NUM_CLASSES
+        ),
+        "decoder": Model(
+            module=lambda: DecoderTransformer(shape=DECODER), data=next_tokens, num_classes=VOCABULARY, batch_size=4
+        ),
+        "gru": recurrent("gru"),
+        "lstm": recurrent("lstm"),
+        "ds_cnn": reference("ds_cnn", "batch"),
+        "resnet8": reference("resnet8", "batch"),
+        "mobilenet": reference("mobilenet", "batch"),
+        "ds_cnn-batch": reference("ds_cnn", "batch"),
+        "resnet8-batch": reference("resnet8", "batch"),
+        "mobilenet-batch": reference("mobilenet", "batch"),
+        "ds_cnn-group": reference("ds_cnn", "group"),
+        "resnet8-group": reference("resnet8", "group"),
+        "mobilenet-group": reference("mobilenet", "group"),
+    }
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description="Parameters after 20 steps in each runtime, against eager torch.")
+    parser.add_argument("--models", default=",".join(name for name in MODELS if "-" not in name))
+    parser.add_argument("--runtimes", default=",".join(RUNTIMES))
+    parser.add_argument("--json", metavar="FILE", default="")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    runtimes = options.runtimes.split(",")
+    rows = {}
+    sys.stdout.write(f"{'model':16} {'moved':>8} {'eager32':>8} {' '.join(f'{name:>8}' for name in runtimes)}\n")
+    for name in options.models.split(","):
+        row = rows[name] = measured(name, MODELS[name], runtimes)
+        found = " ".join(f"{row.differences[key]:8.1e}" for key in runtimes)
+        sys.stdout.write(f"{name:16} {row.moved:8.1e} {row.eager32:8.1e} {found}\n")
+        sys.stdout.flush()
+    if options.json:
+        Path(options.json).write_text(json.dumps(told(rows), indent=1) + "\n")
+    return 0
+
+
+def told(rows: Mapping[str, Row]) -> dict[str, object]:
+    """The findings as one object."""
+    return {
+        "num_steps": NUM_STEPS,
+        "learning_rate": LEARNING_RATE,
+        "max_parameter_difference": {name: dict(row.differences) for name, row in rows.items()},
+        "max_parameter_difference_eager_float32_to_float64": {name: row.eager32 for name, row in rows.items()},
+        "max_parameter_movement": {name: row.moved for name, row in rows.items()},
+        "export_seconds": {name: row.export_s for name, row in rows.items()},
+    }
+
+
+def measured(name: str, model: Model, runtimes: Sequence[str]) -> Row:
+    """One row of the table."""
+    torch.manual_seed(0)
+    module = model.module()
+    x, y = model.data(NUM_BATCHES * model.batch_size)
+    if "-" not in name:
+        settle(module, x)
+    batches = list(zip(x.split(model.batch_size), y.split(model.batch_size), strict=True))
+    app = App(
+        name=name,
+        module=module,
+        calibration=x,
+        batch_size=model.batch_size,
+        num_classes=model.num_classes,
+        loss=next_token if y.dim() > 1 else cross_entropy,
+        recipe=Recipe(optimizer=Sgd(momentum=MOMENTUM)),
+    )
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="fanin-parity-") as folder:
+        key = SigningKey(bytes(range(32)))
+        formats = sorted({runtime_of(runtime).graph_format for runtime in runtimes})
+        export_app(app, Path(folder), key, formats)
+        export_s = time.monotonic() - begun
+        bundle = open_folder(Path(folder), trusted=[read_signed_manifest(Path(folder)).public_key])
+        differences = {}
+        expected = eager(bundle, module, batches, torch.float32)
+        for runtime in runtimes:
+            differences[runtime] = difference(by_graph(runtime, bundle, batches), expected)
+        return Row(
+            export_s=export_s,
+            eager32=difference(expected, eager(bundle, module, batches, torch.float64)),
+            differences=differences,
+            moved=float(np.abs(expected - bundle.initial_parameters()).max()),
+        )
+
+
+def settle(module: nn.Module, x: Tensor) -> None:
+    """Give BatchNorms the statistics of this data, to keep."""
+    norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm2d)]
+    for layer in norms:
+        layer.momentum = None
+    if norms:
+        with torch.no_grad():
+            module(x)
+    for layer in norms:
+        layer.eval()
+
+
+def eager(bundle: Bundle, module: nn.Module, batches: Sequence[Data], dtype: torch.dtype) -> Float32s:
+    """The parameters (num_values,) that torch ends with, in the dtype that it computed in."""
+    module = copy.deepcopy(module).to(dtype)
+    optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    for index in range(NUM_STEPS):
+        x, y = batches[index % len(batches)]
+        optimizer.zero_grad()
+        said = module(x.to(dtype) if x.is_floating_point() else x)
+        loss = next_token if y.dim() > 1 else cross_entropy
+        torch.autograd.backward(loss(said, y).mean())
+        optimizer.step()
+    values = dict(module.named_parameters()) | dict(module.named_buffers())
+    found = [values[spec.name].detach().double().numpy().reshape(-1) for spec in bundle.manifest.table.specs]
+    return np.concatenate(found).astype(np.float32 if dtype is torch.float32 else np.float64)
+
+
+def by_graph(runtime: str, bundle: Bundle, batches: Sequence[Data]) -> Float32s:
+    """The parameters (num_values,) that the train graph ends with."""
+    step = runtime_of(runtime).open_train(bundle)
+    state = step.begin(bundle.initial_parameters())
+    for index in range(NUM_STEPS):
+        x, y = batches[index % len(batches)]
+        batch = Batch(x=x.numpy(), y=y.to(torch.int32).numpy(), mask=np.ones(len(x), np.float32))
+        state, _ = step(state, batch, StepSettings(learning_rate=LEARNING_RATE))
+    return state.parameters
+
+
+def difference(got: Float32s, expected: Float32s) -> float:
+    """max |a - b| / max(1, |b|)."""
+    return float((np.abs(got - expected) / np.maximum(1.0, np.abs(expected))).max())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

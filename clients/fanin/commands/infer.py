@@ -1,0 +1,218 @@
+"""``fanin infer``: what a model says to some inputs, on the core install and a runtime.
+
+The model is a .onnx or .tflite file, whoever made it; or a Bundle, whose int8 graph is asked with Version 0 or with
+the parameters of another; or the folder of a device that joined with --serve, whose newest Version is asked. Written
+with argparse, because a device has nothing else.
+"""
+
+import argparse
+import json
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from fanin.clients.cache import Cache
+from fanin.clients.operator import read_text
+from fanin.clients.serving import Serving
+from fanin.edge.bundle import Bundle, open_folder, read_signed_manifest
+from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
+from fanin.edge.runtimes.base import Inputs, Model
+from fanin.edge.runtimes.graphs import Array, Feed
+from fanin.edge.runtimes.models import dequantize_output, feed_of, format_of, model_inputs, open_preprocess, run_rows
+from fanin.edge.tensors import Float32s, decode_parameters
+from fanin.protos.errors import InvalidInput
+from fanin.protos.messages import check_key
+
+UNREADABLE: Final = (EOFError, ValueError, RuntimeError, zipfile.BadZipFile)
+"""What numpy raises at files that are none."""
+SHOWN_VALUES: Final = 100
+"""Longer outputs are shown from both ends; --out has all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A model that can be asked: which runtime it is in, its inputs' names, and what runs it."""
+
+    runtime: str
+    inputs: tuple[str, ...]
+    ask: Callable[[Feed], dict[str, Array]]
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command."""
+    options = _parser().parse_args(argv)
+    path = Path(options.model)
+    if Cache.is_device(path):
+        asked = _open_device(path, options)
+    else:
+        asked = _open_bundle(path, options) if path.is_dir() else _open_file(path, options)
+    feed = _read_feed(Path(options.data), asked.inputs)
+    started_s = time.monotonic()
+    try:
+        outputs = asked.ask(feed)
+    except ValueError as exc:
+        raise InvalidInput(f"{options.data}: {exc}") from exc
+    seconds = time.monotonic() - started_s
+    if options.out:
+        _write(Path(options.out), outputs)
+    if options.json:
+        rows = {name: _row(array, with_values=not options.out) for name, array in outputs.items()}
+        row = {"model": options.model, "runtime": asked.runtime, "seconds": seconds, "outputs": rows}
+        text = json.dumps(row, indent=1) + "\n"
+        sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
+    else:
+        sys.stdout.write(_text(outputs))
+    return 0
+
+
+def _open_file(path: Path, options: argparse.Namespace) -> Asked:
+    if options.publisher or options.version:
+        raise InvalidInput(f"{path}: --publisher and --version are for a bundle's folder, got a file")
+    graph_format = format_of(path.name)
+    if options.signature and graph_format == "onnx":
+        raise InvalidInput(f"{path}: got --signature {options.signature!r}, but an .onnx file has a single graph")
+    runtime = open_format([graph_format], options.runtime)
+    model = runtime.open_model(path.read_bytes(), str(path), options.signature)
+    return Asked(
+        runtime=runtime.name,
+        inputs=tuple(port.name for port in model.inputs),
+        ask=lambda feed: _ask(model, feed, options.float),
+    )
+
+
+def _ask(model: Model, feed: Feed, in_float: bool) -> dict[str, Array]:
+    ports = {port.name: port for port in model.inputs}
+    given = {name: feed_of(ports[name], array) if name in ports else array for name, array in feed.items()}
+    outputs = run_rows(model, given)
+    if not in_float:
+        return outputs
+    return {port.name: dequantize_output(port, outputs[port.name]) for port in model.outputs}
+
+
+def _open_device(folder: Path, options: argparse.Namespace) -> Asked:
+    """The newest Version of a device that joined with --serve; it may be running meanwhile."""
+    if options.signature or options.version:
+        raise InvalidInput(f"{folder}: --signature and --version are for others, a device has one version to ask")
+    if not options.publisher:
+        raise InvalidInput(f"{folder}: expected --publisher, the key that the device trusts")
+    publisher = read_text(Path(options.publisher), "--publisher").strip()
+    check_key(f"--publisher: {options.publisher}", publisher)
+    runtime = open_runtime(options.runtime)
+    serving = Serving(runtime, Cache(folder), (publisher,))
+
+    def ask(feed: Feed) -> dict[str, Array]:
+        x: Inputs = feed["x"]  # type: ignore[assignment]  # whatever it is, the model looks
+        return {"logits": serving.predict(_narrow(x))}
+
+    return Asked(runtime=runtime.name, inputs=("x",), ask=ask)
+
+
+def _open_bundle(folder: Path, options: argparse.Namespace) -> Asked:
+    if options.signature:
+        raise InvalidInput(f"{folder}: --signature is for a file, got a bundle; it is asked by its infer graph")
+    if options.publisher:
+        trusted = read_text(Path(options.publisher), "--publisher").strip()
+        check_key(f"--publisher: {options.publisher}", trusted)
+    else:
+        trusted = read_signed_manifest(folder).public_key
+    bundle = open_folder(folder, trusted=(trusted,))
+    runtime = open_format(bundle.manifest.signatures["infer"].graphs.keys(), options.runtime)
+    parameters = _parameters(bundle, Path(options.version)) if options.version else bundle.initial_parameters()
+    predict, preprocess = runtime.open_predict(bundle, parameters), open_preprocess(runtime, bundle)
+
+    def ask(feed: Feed) -> dict[str, Array]:
+        x: Inputs = feed["x"]  # type: ignore[assignment]  # whatever it is, model_inputs looks
+        return {"logits": predict(model_inputs(bundle, _narrow(x), preprocess))}
+
+    return Asked(runtime=runtime.name, inputs=("x",), ask=ask)
+
+
+def _narrow(x: Inputs) -> Inputs:
+    """Floats as float32: numpy makes float64 unasked."""
+    return x.astype(np.float32) if x.dtype.kind == "f" else x
+
+
+def _parameters(bundle: Bundle, path: Path) -> Float32s:
+    """A Version's canonical parameter bytes. Raises InvalidInput."""
+    try:
+        table, flat = decode_parameters(path.read_bytes())
+    except InvalidInput as exc:
+        raise InvalidInput(f"{path}: {exc}") from exc
+    if table != bundle.manifest.table:
+        raise InvalidInput(f"{path}: has parameters of other names or shapes than the bundle, expected its own")
+    return flat
+
+
+def _read_feed(path: Path, names: Sequence[str]) -> dict[str, Array]:
+    """The arrays of a .npy or .npz file by the inputs' names. Raises InvalidInput."""
+    try:
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            arrays = {"": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found}
+    except UNREADABLE as exc:
+        raise InvalidInput(f"{path}: not a readable .npy or .npz file of plain arrays ({exc})") from exc
+    wrong = [
+        name for name, array in arrays.items() if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf"
+    ]
+    if wrong or not arrays:
+        raise InvalidInput(f"{path}: got arrays {sorted(arrays)}, of numbers all but {wrong}; expected numbers")
+    if set(names) <= set(arrays):
+        return {name: arrays[name] for name in names}
+    # The one input of a model needs no name in the file; what stands beside it there is for other uses (labels).
+    if len(names) == 1 and (len(arrays) == 1 or "x" in arrays):
+        return {names[0]: arrays["x"] if "x" in arrays else next(iter(arrays.values()))}
+    raise InvalidInput(f"{path}: got arrays {sorted(arrays)}, expected the model's inputs {sorted(names)}")
+
+
+def _write(path: Path, outputs: Feed) -> None:
+    if path.suffix == ".npy":
+        if len(outputs) > 1:
+            raise InvalidInput(f"{path}: got outputs {sorted(outputs)}, expected one for .npy; name an .npz file")
+        with path.open("wb") as file:
+            np.save(file, next(iter(outputs.values())), allow_pickle=False)
+        return
+    # Not numpy.savez: it takes arrays as keywords, and an output may be called like one of its own.
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in outputs.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _row(array: Array, *, with_values: bool) -> dict[str, object]:
+    row: dict[str, object] = {"dtype": array.dtype.name, "shape": list(array.shape)}
+    return row | {"values": array.tolist()} if with_values else row
+
+
+def _text(outputs: Feed) -> str:
+    lines = []
+    for name, array in outputs.items():
+        shown = np.array2string(array, threshold=SHOWN_VALUES, precision=6, separator=" ")
+        lines += [f"{name}  {array.dtype.name} {tuple(array.shape)}", shown]
+    return "\n".join(lines) + "\n"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fanin infer",
+        description="Ask a model: a .onnx or .tflite file, or the int8 graph of a bundle or of a device.",
+        epilog="Floats for an int8 input are quantized with the file's own scale. More inputs than the model takes at "
+        "once run in batches.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a .onnx or .tflite file, or the folder of a bundle or a device")
+    parser.add_argument("--data", required=True, metavar="FILE", help="inputs: .npy, or .npz with an array an input")
+    parser.add_argument("--runtime", metavar="NAME", help=f"one of {', '.join(RUNTIMES)} (the first that fits)")
+    parser.add_argument("--signature", default="", metavar="NAME", help="which one, if a .tflite file has several")
+    parser.add_argument("--float", action="store_true", help="outputs that are quantized as what they stand for")
+    parser.add_argument("--publisher", metavar="FILE", help="public key that must have signed the bundle")
+    parser.add_argument("--version", metavar="FILE", help="a version's parameters (those that the bundle begins with)")
+    parser.add_argument("--out", metavar="FILE", help="where to write the outputs: .npz, or .npy for a single one")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="JSON instead of text, to standard output or to FILE"
+    )
+    return parser

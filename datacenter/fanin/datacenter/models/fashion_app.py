@@ -1,0 +1,46 @@
+"""The demo's App for Fashion-MNIST: a CNN of two convolutions, calibrated on the public images."""
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from fanin.clients.datasets import IMAGE_SIDE, NUM_CLASSES, split_fashion_mnist
+from fanin.datacenter.models.digits_app import smoothed_cross_entropy
+from fanin.edge.export import App
+
+BATCH_SIZE: Final = 16
+NUM_CALIBRATION: Final = 256
+
+
+class FashionCnn(nn.Module):
+    """Two strided convolutions and two linear layers: ``x`` (B, 1, 28, 28) to logits (B, 10)."""
+
+    def __init__(self, seed: int = 0) -> None:
+        """The initial parameters are a function of ``seed`` alone; torch's own generator is left as it was."""
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.conv1 = nn.Conv2d(1, 16, kernel_size=5, stride=2, padding=2)
+            self.conv2 = nn.Conv2d(16, 32, kernel_size=3, stride=2, padding=1)
+            self.hidden = nn.Linear(32 * (IMAGE_SIDE // 4) ** 2, 64)
+            self.head = nn.Linear(64, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, 10)."""
+        seen = torch.relu(self.conv2(torch.relu(self.conv1(x))))
+        logits: Tensor = self.head(torch.relu(self.hidden(seen.flatten(start_dim=1))))
+        return logits
+
+
+def app(seed: int = 0) -> App:
+    """The App whose initial parameters and public images (its calibration data) are those of ``seed``."""
+    public = split_fashion_mnist(1, 1.0, seed).public
+    return App(
+        name="fashion-mnist",
+        module=FashionCnn(seed),
+        calibration=torch.from_numpy(public.x[:NUM_CALIBRATION]),
+        batch_size=BATCH_SIZE,
+        num_classes=NUM_CLASSES,
+        loss=smoothed_cross_entropy,
+    )

@@ -1,0 +1,139 @@
+"""The graph formats that an App is exported to: each makes its graphs from the prepared module.
+
+A format brings the files, which file holds which Signature, the ports, which are the same in every format, and the
+slots of its ``infer`` graph.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from fanin.edge.export.int8 import Calibration, to_int8
+from fanin.edge.export.onnx import inputs_to_initializers, to_onnx
+from fanin.edge.export.prepare import Prepared
+from fanin.edge.export.tflite import to_tflite
+from fanin.edge.export.tflite_frozen import store_as_int8
+from fanin.edge.export.tflite_int8 import quantize_infer
+from fanin.edge.export.trace import Traced, trace_evaluate, trace_infer, trace_train
+from fanin.edge.manifest import Port, Slot
+from fanin.edge.runtimes.base import Runtime
+from fanin.edge.runtimes.onnx import FORMAT as ONNX
+from fanin.edge.runtimes.onnx import OnnxRuntime
+from fanin.edge.runtimes.tflite import FORMAT as TFLITE
+from fanin.edge.runtimes.tflite import lite_rt
+from fanin.protos.errors import UnsupportedModel
+
+MODEL_FILE: Final = "model.tflite"
+DTYPES: Final[Mapping[torch.dtype, str]] = {torch.float32: "float32", torch.int32: "int32"}
+"""The element types of ports that Signatures have."""
+Ports = tuple[tuple[Port, ...], tuple[Port, ...]]
+"""A Signature's inputs and outputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graphs:
+    """An App's graphs in one format."""
+
+    files: Mapping[str, bytes]
+    signatures: Mapping[str, str]
+    """The file of each Signature."""
+    ports: Mapping[str, Ports]
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphFormat:
+    """How graphs of a format are made, and what runs them: ``plain`` is the runtime without fused operators."""
+
+    make: Callable[[Prepared], Graphs]
+    convert: Callable[[Traced, str], object]
+    """One graph by itself, (graph, what begins an error's message): for a look at whether it can be done."""
+    runtime: Callable[[], Runtime]
+    plain: Callable[[], Runtime]
+
+
+def onnx_graphs(prepared: Prepared) -> Graphs:
+    """One ONNX file for each Signature. Raises UnsupportedModel."""
+    traced = {"train": trace_train(prepared, ONNX), "evaluate": trace_evaluate(prepared, ONNX)}
+    infer = trace_infer(prepared)
+    models = {name: to_onnx(found, f"{prepared.what}: the {name} graph") for name, found in traced.items()}
+    float_infer = to_onnx(infer, f"{prepared.what}: the infer graph")
+    inputs_to_initializers(float_infer, {name: value.numpy() for name, value in prepared.travelling.items()})
+    reader = Calibration(prepared.app.calibration.numpy(), prepared.app.batch_size)
+    quantized = to_int8(float_infer, prepared.table, reader, prepared.kept_float)
+    models["infer"] = quantized.model
+    return Graphs(
+        files={f"{name}.onnx": model.SerializeToString(deterministic=True) for name, model in models.items()},
+        signatures={name: f"{name}.onnx" for name in models},
+        ports={name: ports_of(prepared, found) for name, found in traced.items()}
+        | {"infer": infer_ports(prepared, infer)},
+        slots=quantized.slots,
+    )
+
+
+def tflite_graphs(prepared: Prepared) -> Graphs:
+    """One TFLite file for all Signatures. Raises UnsupportedModel."""
+    traced = {
+        "train": trace_train(prepared, TFLITE),
+        "evaluate": trace_evaluate(prepared, TFLITE),
+        "infer": trace_infer(prepared, 1),
+    }
+    data = to_tflite(traced, f"{prepared.what}: the graphs")
+    if prepared.frozen:
+        data = store_as_int8(data)
+    parameters = {name: value.numpy() for name, value in prepared.travelling.items()}
+    found = quantize_infer(data, parameters, prepared.app.calibration.numpy(), prepared.kept_float)
+    return Graphs(
+        files={MODEL_FILE: found.data},
+        signatures=dict.fromkeys(traced, MODEL_FILE),
+        ports={name: ports_of(prepared, traced[name]) for name in ("train", "evaluate")}
+        | {"infer": infer_ports(prepared, traced["infer"])},
+        slots=found.slots,
+    )
+
+
+def ports_of(prepared: Prepared, traced: Traced) -> Ports:
+    """A traced Signature's ports. Raises UnsupportedModel for a dtype that no Signature has."""
+    outputs = traced.program.graph_module.graph.output_node().args[0]
+    assert isinstance(outputs, tuple | list), "a traced function gives a tuple"
+    found = [node.meta["val"] for node in outputs]
+    rows = []
+    for names, tensors in ((traced.inputs, traced.examples), (traced.outputs, found)):
+        ports = []
+        for name, tensor in zip(names, tensors, strict=True):
+            if tensor.dtype not in DTYPES:
+                raise UnsupportedModel(
+                    f"{prepared.what}: {name!r} is {tensor.dtype}, expected one of {[str(dtype) for dtype in DTYPES]}"
+                )
+            shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
+            ports.append(Port(name=name, dtype=DTYPES[tensor.dtype], shape=shape))
+        rows.append(tuple(ports))
+    return rows[0], rows[1]
+
+
+def infer_ports(prepared: Prepared, traced: Traced) -> Ports:
+    """The ports of ``infer``: its parameters are slots, and it takes any number of samples in every format."""
+    inputs, outputs = ports_of(prepared, traced)
+    x, logits = inputs[-1], outputs[0]
+    return (
+        (Port(name=x.name, dtype=x.dtype, shape=(-1, *x.shape[1:])),),
+        (Port(name=logits.name, dtype=logits.dtype, shape=(-1, *logits.shape[1:])),),
+    )
+
+
+FORMATS: Final[Mapping[str, GraphFormat]] = MappingProxyType(
+    {
+        ONNX: GraphFormat(
+            make=onnx_graphs, convert=to_onnx, runtime=OnnxRuntime, plain=lambda: OnnxRuntime(plain=True)
+        ),
+        TFLITE: GraphFormat(
+            make=tflite_graphs,
+            convert=lambda traced, what: to_tflite({what: traced}, what),
+            runtime=lite_rt,
+            plain=lambda: lite_rt(plain=True),
+        ),
+    }
+)

@@ -1,0 +1,227 @@
+"""The App's module made ready to be traced: what learns, what is frozen to int8, and nothing that needs chance.
+
+The walk: copy the module -> turn dropout off -> choose what learns (``trains``) -> round the frozen weights to int8
+-> replace BatchNorms that train (``norms``). The same rounded weights stand in the eager twin, so what is compared
+with torch is the module as devices have it.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, assert_never
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
+
+from fanin.edge.export.adapters import add_adapters
+from fanin.edge.export.app import Adapters, App
+from fanin.edge.export.fakequant import round_layers
+from fanin.edge.export.norms import STATISTICS, track_norms, tracked_norms
+from fanin.edge.export.optimizers import Tensors
+from fanin.edge.quantize import weight_codes, weight_scales
+from fanin.edge.runtimes.graphs import BATCH_PORTS, SCALAR_PORTS
+from fanin.edge.tensors import TensorTable
+from fanin.protos.errors import UnsupportedModel
+
+RESERVED: Final = frozenset({*BATCH_PORTS, *SCALAR_PORTS, "loss", "loss_sum", "predicted", "logits"})
+"""What Signatures call their ports besides the parameters."""
+RESERVED_PREFIXES: Final = ("next.", "anchor.", "control.", "momentum.", "mean.", "square.")
+ADAPTER_SEED: Final = 0
+MIN_FROZEN_VALUES: Final = 64
+"""Weights of fewer values stay float: their scales would take more room than their codes save."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenWeight:
+    """A weight that does not learn: int8 codes in its own shape, and one scale for each channel along ``axis``."""
+
+    codes: Tensor
+    scales: Tensor
+    axis: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """An App ready to be traced.
+
+    ``module`` is traced, ``eager`` is what torch itself would train; ``learned`` and ``tracked`` (running
+    statistics) travel, ``frozen`` are int8 constants of the train graph. ``notes`` say what was changed on the way.
+    """
+
+    app: App
+    module: nn.Module
+    eager: nn.Module
+    learned: Tensors
+    tracked: Tensors
+    frozen: Mapping[str, FrozenWeight]
+    notes: tuple[str, ...]
+
+    @property
+    def travelling(self) -> Tensors:
+        """Everything that a Version holds, by name in rising order."""
+        both = self.learned | self.tracked
+        return {name: both[name] for name in sorted(both)}
+
+    @property
+    def table(self) -> TensorTable:
+        """The layout of a Version's parameters as one flat vector."""
+        return TensorTable.of({name: tuple(value.shape) for name, value in self.travelling.items()})
+
+    @property
+    def kept_float(self) -> tuple[str, ...]:
+        """Weights whose products stay float in the int8 graph.
+
+        Adapters begin by saying nothing: calibration would find no range for what they will say.
+        """
+        return tuple(self.learned) if isinstance(self.app.recipe.trains, Adapters) else ()
+
+    def with_mask(self, mask: Tensor) -> nn.Module:
+        """The module, its norms told which samples of the batch count."""
+        for _, norm in tracked_norms(self.module):
+            norm.begin(mask)
+        return self.module
+
+    @property
+    def what(self) -> str:
+        """The App and its module, for messages."""
+        return f"App {self.app.name} ({type(self.app.module).__name__})"
+
+
+def prepare(app: App) -> Prepared:
+    """The App's module, ready. Raises UnsupportedModel."""
+    eager = copy.deepcopy(app.module)
+    _check_parameters(app, eager)
+    notes = _without_dropout(eager)
+    _choose(app, eager)
+    frozen = {} if app.recipe.trains == "full" else _freeze(eager)
+    if app.recipe.trains != "full":
+        notes += _freeze_norms(eager)
+    if app.recipe.quantization_aware:
+        round_layers(eager, app.calibration, app.batch_size)
+    module = copy.deepcopy(eager)
+    track_norms(module, f"App {app.name}")
+    learned = {name: value.detach().clone() for name, value in module.named_parameters() if value.requires_grad}
+    tracked = {name: value.detach().clone() for name, value in running_statistics(eager).items()}
+    _check_names(app, learned, tracked)
+    return Prepared(
+        app=app,
+        module=module,
+        eager=eager,
+        learned={name: learned[name] for name in sorted(learned)},
+        tracked={name: tracked[name] for name in sorted(tracked)},
+        frozen=MappingProxyType(frozen),
+        notes=tuple(notes),
+    )
+
+
+def _check_parameters(app: App, module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        what = f"App {app.name}: parameter {name}"
+        if is_lazy(parameter):
+            raise UnsupportedModel(f"{what} has no shape yet; call the module once on an example")
+        if parameter.dtype != torch.float32:
+            raise UnsupportedModel(f"{what} is {parameter.dtype}, expected torch.float32; call module.float()")
+        if parameter.device.type != "cpu":
+            raise UnsupportedModel(f"{what} is on {parameter.device}, expected cpu; call module.cpu()")
+        if not bool(parameter.isfinite().all()):
+            raise UnsupportedModel(f"{what} holds values that are not finite, expected finite numbers only")
+
+
+def running_statistics(module: nn.Module) -> Tensors:
+    """The running statistics of the norms that train, by name."""
+    return {
+        f"{name}.{key}": getattr(norm, key)
+        for name, norm in module.named_modules()
+        if isinstance(norm, _BatchNorm) and norm.training and norm.running_mean is not None
+        for key in STATISTICS
+    }
+
+
+def _check_names(app: App, learned: Tensors, tracked: Tensors) -> None:
+    if not learned:
+        raise UnsupportedModel(
+            f"App {app.name}: no parameter requires a gradient (trains: {app.recipe.trains!r}), "
+            "expected at least one to train"
+        )
+    names = [*learned, *tracked]
+    taken = sorted(name for name in names if name in RESERVED or name.startswith(RESERVED_PREFIXES))
+    if taken:
+        raise UnsupportedModel(f"App {app.name}: parameters {taken} are named like a graph's own ports; rename them")
+
+
+def _without_dropout(module: nn.Module) -> list[str]:
+    """Turn dropout off: a graph has no random numbers. Returns a note for each layer that had it on."""
+    notes = []
+    for name, layer in module.named_modules():
+        rate = 0.0
+        if isinstance(layer, _DropoutNd):
+            rate, layer.p = layer.p, 0.0
+        elif isinstance(layer, nn.MultiheadAttention | nn.RNNBase):
+            rate, layer.dropout = layer.dropout, 0.0
+        if rate and layer.training:
+            notes.append(
+                f"module {name or 'itself'} ({type(layer).__name__}) has dropout {rate:g} in torch, "
+                "none on devices: a graph draws no random numbers"
+            )
+    return notes
+
+
+def _choose(app: App, module: nn.Module) -> None:
+    """Let only those parameters require a gradient that the recipe names."""
+    # A parameter that two layers share is listed in both: it may be the last one's, whatever it is called first.
+    kept = [(*name.rpartition("."), value) for name, value in module.named_parameters(remove_duplicate=False)]
+    kept = [row for row in kept if row[-1].requires_grad]
+    match app.recipe.trains:
+        case "full":
+            return
+        case "head":
+            chosen = {value for owner, _, _, value in kept if owner == kept[-1][0]}
+        case "bias":
+            # A recurrent layer calls its own bias_ih_l0, attention in_proj_bias.
+            chosen = {value for _, _, leaf, value in kept if leaf.startswith("bias") or leaf.endswith("bias")}
+        case Adapters() as adapters:
+            add_adapters(module, adapters, ADAPTER_SEED)
+            return
+        case _:
+            assert_never(app.recipe.trains)
+    for value in module.parameters():
+        value.requires_grad_(value in chosen)
+
+
+def _freeze(module: nn.Module) -> dict[str, FrozenWeight]:
+    """Round the frozen weights to int8 in place."""
+    frozen = {}
+    # A weight that two layers share has one name here, and is one constant.
+    names = {name for name, _ in module.named_parameters()}
+    for owner, layer in module.named_modules():
+        axis = 1 if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d) else 0
+        for leaf, value in layer.named_parameters(recurse=False):
+            name = f"{owner}.{leaf}" if owner else leaf
+            if name not in names or value.requires_grad or value.dim() < 2 or value.numel() < MIN_FROZEN_VALUES:
+                continue
+            plain = value.detach().numpy()
+            scales = weight_scales(plain, axis)
+            codes = weight_codes(plain, axis, scales)
+            column = scales.reshape([-1 if dim == axis else 1 for dim in range(plain.ndim)])
+            with torch.no_grad():
+                value.copy_(torch.from_numpy(codes.astype(np.float32) * column))
+            frozen[name] = FrozenWeight(codes=torch.from_numpy(codes), scales=torch.from_numpy(scales), axis=axis)
+    return frozen
+
+
+def _freeze_norms(module: nn.Module) -> list[str]:
+    """A frozen backbone keeps the statistics that it was trained with. Returns a note for each layer that has some."""
+    notes = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and layer.training:
+            layer.eval()
+            notes.append(
+                f"module {name or 'itself'} ({type(layer).__name__}) keeps its running statistics: "
+                "only with trains 'full' do they move"
+            )
+    return notes

@@ -1,0 +1,260 @@
+"""The contract of ``Model``: any file in any runtime, with its own ports, inputs that are checked, and clear errors."""
+
+import os
+import subprocess
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from support import linear
+from support.data import real_places
+
+from fanin.edge.runtimes.available import open_format, open_runtime
+from fanin.edge.runtimes.base import Model, ModelPort
+from fanin.edge.runtimes.models import dequantize_output, feed_of, format_of, quantize_input, run_rows
+from fanin.protos.errors import InvalidBundle, InvalidInput, RuntimeMissing
+
+ONNX_RUNTIMES = ("onnx", "reference")
+FILES = MappingProxyType(
+    {
+        "ad01_fp32": ("float32", (-1, 640), (-1, 640)),
+        "ad01_int8": ("int8", (-1, 640), (-1, 640)),
+        "kws_ref_model": ("int8", (-1, 49, 10, 1), (-1, 12)),
+        "kws_ref_model_float32": ("float32", (-1, 49, 10, 1), (-1, 12)),
+        "pretrainedResnet": ("float32", (-1, 32, 32, 3), (-1, 10)),
+        "pretrainedResnet_quant": ("int8", (-1, 32, 32, 3), (-1, 10)),
+        "vww_96_float": ("float32", (-1, 96, 96, 3), (-1, 2)),
+        "vww_96_int8": ("int8", (-1, 96, 96, 3), (-1, 2)),
+    }
+)
+"""The MLPerf Tiny reference models: dtype of inputs and outputs, shape of either."""
+PAIRS = MappingProxyType(
+    {
+        "ad01": ("ad01_fp32", "ad01_int8", (-40.0, 0.0), 0.15),
+        "resnet": ("pretrainedResnet", "pretrainedResnet_quant", (0.0, 255.0), 0.25),
+        "vww": ("vww_96_float", "vww_96_int8", (0.0, 1.0), 0.10),
+    }
+)
+"""Float and int8 file, range of the inputs, and how far apart (root of mean squares, of the float output's own)."""
+
+
+def two_ports(dtype: int) -> bytes:
+    """(a, b) of any length -> their sum and a's double."""
+    nodes = [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Add", ["a", "a"], ["twice"])]
+    ports = [[linear.port(name, "n", 2, dtype=dtype) for name in names] for names in (("a", "b"), ("sum", "twice"))]
+    return linear.file(nodes, *ports)
+
+
+@pytest.mark.parametrize("name", ONNX_RUNTIMES)
+@pytest.mark.parametrize(
+    ("dtype", "known"),
+    [
+        (TensorProto.FLOAT, "float32"),
+        (TensorProto.INT64, "int64"),
+        (TensorProto.INT8, "int8"),
+        (TensorProto.UINT8, "uint8"),
+    ],
+)
+def test_a_file_is_asked_by_its_own_names_and_dtypes(name: str, dtype: int, known: str) -> None:
+    data = two_ports(dtype)
+    try:
+        model = open_runtime(name).open_model(data, "two.onnx")
+    except InvalidBundle as exc:
+        # onnxruntime has no addition of bytes, and says so when the file is opened.
+        assert "two.onnx: onnxruntime" in str(exc) and known in ("int8", "uint8")
+        return
+    assert model.inputs == tuple(ModelPort(name=port, dtype=known, shape=(-1, 2)) for port in ("a", "b"))
+    assert [port.name for port in model.outputs] == ["sum", "twice"]
+    a, b = np.array([[1, 2]], known), np.array([[3, 4]], known)
+    found = model({"a": a, "b": b})
+    np.testing.assert_array_equal(found["sum"], a + b)
+    np.testing.assert_array_equal(found["twice"], a + a)
+    assert found["sum"].dtype == known
+
+
+@pytest.mark.parametrize("name", ONNX_RUNTIMES)
+def test_bytes_in_and_out(name: str) -> None:
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "scale", "zero"], ["values"]),
+        helper.make_node("Relu", ["values"], ["above"]),
+        helper.make_node("QuantizeLinear", ["above", "scale", "zero"], ["y"]),
+    ]
+    constants = {"scale": np.array(0.5, np.float32), "zero": np.array(-10, np.int8)}
+    ports = [[linear.port(port, "n", 3, dtype=TensorProto.INT8)] for port in ("x", "y")]
+    model = open_runtime(name).open_model(linear.file(nodes, *ports, constants), "relu.onnx")
+    found = model({"x": np.array([[-128, -10, 100]], np.int8)})
+    np.testing.assert_array_equal(found["y"], np.array([[-10, -10, 100]], np.int8))
+
+
+@pytest.mark.parametrize("name", ONNX_RUNTIMES)
+def test_inputs_that_are_not_the_models_are_a_mistake(name: str) -> None:
+    model = open_runtime(name).open_model(two_ports(TensorProto.FLOAT), "two.onnx")
+    a = np.ones((1, 2), np.float32)
+    for feed, message in (
+        ({"a": a}, r"inputs: got \['a'\], expected \['a', 'b'\]"),
+        ({"a": a, "b": a.astype(np.float64)}, r"b: got float64 \(1, 2\), expected float32 \(-1, 2\)"),
+        ({"a": a, "b": a[:, :1]}, r"b: got float32 \(1, 1\), expected float32 \(-1, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(feed)
+    with pytest.raises(InvalidBundle, match=r"two.onnx: .* cannot run it"):
+        model({"a": np.ones((2, 2), np.float32), "b": np.ones((3, 2), np.float32)})
+
+
+@pytest.mark.parametrize(("name", "file"), [("onnx", "x.onnx"), ("reference", "x.onnx"), ("litert", "x.tflite")])
+@pytest.mark.parametrize(
+    "data", [b"", b"no model at all", b"\x08\x0a" + b"\xff" * 40, b"\x1c\0\0\0TFL3" + b"\x07" * 40]
+)
+def test_a_file_that_is_none_is_refused_by_its_name(name: str, file: str, data: bytes) -> None:
+    with pytest.raises(InvalidBundle, match=f"^{file}: "):
+        open_runtime(name).open_model(data, file)
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    text = linear.port("x", 2, dtype=TensorProto.STRING)
+    node = helper.make_node("Identity", ["x"], ["y"])
+    data = linear.file([node], [text], [linear.port("y", 2, dtype=TensorProto.STRING)])
+    with pytest.raises(InvalidBundle, match=r"x.onnx: 'x' is tensor\(string\), expected one of"):
+        open_runtime("onnx").open_model(data, "x.onnx")
+    with pytest.raises(InvalidBundle, match=r"x.onnx: 'x' is tensor_type of object, expected numbers"):
+        open_runtime("reference").open_model(data, "x.onnx")
+
+
+def test_a_constant_among_the_inputs_is_none() -> None:
+    model = onnx.load_from_string(linear.infer_graph())
+    model.graph.input.append(linear.port("b", linear.NUM_CLASSES))
+    for name in ONNX_RUNTIMES:
+        opened = open_runtime(name).open_model(model.SerializeToString(), "old.onnx")
+        assert [port.name for port in opened.inputs] == ["x"]
+
+
+def test_a_format_is_told_by_the_ending_and_finds_its_runtime() -> None:
+    assert [format_of(name) for name in ("a.onnx", "b/c.TFLITE")] == ["onnx", "tflite"]
+    with pytest.raises(InvalidInput, match=r"model.pt: got a file of unknown format, expected .*'.onnx', '.tflite'"):
+        format_of("model.pt")
+    assert open_format(["onnx"]).graph_format == "onnx"
+    assert open_format(["tflite"]).graph_format == "tflite"
+    with pytest.raises(RuntimeMissing, match=r"runtime 'onnx': runs graphs in 'onnx', expected one that runs"):
+        open_format(["tflite"], "onnx")
+    with pytest.raises(RuntimeMissing, match=r"runtime: none that runs graphs in \['magic'\] is installed"):
+        open_format(["magic"])
+
+
+class Doubles:
+    """A model whose batch is fixed at 4, and that counts how often it is run."""
+
+    inputs = (ModelPort(name="x", dtype="float32", shape=(4, 2)),)
+    outputs = (ModelPort(name="y", dtype="float32", shape=(4, 2)),)
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert feed["x"].shape == (4, 2)
+        self.num_calls += 1
+        return {"y": 2 * feed["x"]}
+
+
+@pytest.mark.parametrize(("num", "calls"), [(1, 1), (4, 1), (5, 2), (8, 2)])
+def test_a_fixed_batch_is_run_as_often_as_it_takes(num: int, calls: int) -> None:
+    model, x = Doubles(), np.arange(2.0 * num, dtype=np.float32).reshape(num, 2)
+    np.testing.assert_array_equal(run_rows(model, {"x": x})["y"], 2 * x)
+    assert model.num_calls == calls
+    with pytest.raises(ValueError, match="got no rows"):
+        run_rows(model, {"x": x[:0]})
+
+
+def test_values_are_stored_on_the_files_own_scale() -> None:
+    port = ModelPort(name="x", dtype="int8", shape=(-1,), scale=0.5, zero_point=3)
+    values = np.array([0.0, 0.25, -0.25, 0.26, 1e9, -1e9], np.float32)
+    stored = feed_of(port, values)
+    np.testing.assert_array_equal(stored, np.array([3, 4, 2, 4, 127, -128], np.int8))
+    np.testing.assert_array_equal(dequantize_output(port, stored[:3]), np.array([0.0, 0.5, -0.5], np.float32))
+    assert feed_of(port, stored) is stored
+    plain = ModelPort(name="x", dtype="float32", shape=(-1,))
+    assert feed_of(plain, values.astype(np.float64)).dtype == np.float32
+    assert dequantize_output(plain, values) is values
+    with pytest.raises(ValueError, match="x: got values that are not finite"):
+        quantize_input(port, np.array([np.nan]))
+    with pytest.raises(ValueError, match="x: got float32, expected int8: the file tells no scale"):
+        quantize_input(ModelPort(name="x", dtype="int8", shape=(-1,)), values)
+
+
+def tiny(name: str) -> Path:
+    """An MLPerf Tiny model; skips where they are not at hand."""
+    data = real_places("mlperf-tiny").data
+    assert data is not None
+    return data / "mlperf-tiny" / f"{name}.tflite"
+
+
+def opened(name: str) -> Model:
+    """The same in LiteRT."""
+    return open_runtime("litert").open_model(tiny(name).read_bytes(), f"{name}.tflite")
+
+
+def answers(name: str, bounds: tuple[float, float], num: int) -> np.ndarray:
+    """What a model says, dequantized, to ``num`` random inputs, the same for any model of that shape."""
+    model = opened(name)
+    (given,), (said,) = model.inputs, model.outputs
+    x = np.random.default_rng(7).uniform(*bounds, (num, *given.shape[1:]))
+    return dequantize_output(said, run_rows(model, {given.name: feed_of(given, x)})[said.name])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_mlperf_tiny_model_runs_with_its_own_dtypes(name: str) -> None:
+    model = opened(name)
+    (given,), (said,) = model.inputs, model.outputs
+    dtype, inputs, outputs = FILES[name]
+    assert (given.dtype, given.shape, said.dtype, said.shape) == (dtype, inputs, dtype, outputs)
+    assert (given.scale > 0.0) == (said.scale > 0.0) == (dtype == "int8")
+    rng = np.random.default_rng(3)
+    shape = (3, *inputs[1:])
+    x = rng.integers(-128, 128, shape).astype(np.int8) if dtype == "int8" else rng.random(shape, np.float32)
+    first, again = (model({given.name: x})[said.name] for _ in range(2))
+    assert (first.dtype, first.shape) == (dtype, (3, *outputs[1:]))
+    assert first.tobytes() == again.tobytes() == opened(name)({given.name: x})[said.name].tobytes()
+    assert len(np.unique(first)) > 1
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_int8_says_about_what_float_says(pair: str) -> None:
+    in_float, in_int8, bounds, allowed = PAIRS[pair]
+    expected, got = (answers(name, bounds, 8) for name in (in_float, in_int8))
+    apart = np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2))
+    assert apart < allowed
+
+
+def test_a_signature_that_a_file_has_not_is_told() -> None:
+    data = tiny("ad01_int8").read_bytes()
+    with pytest.raises(InvalidInput, match=r"ad01: got signature 'serve', expected one of \[\]"):
+        open_runtime("litert").open_model(data, "ad01", "serve")
+
+
+ALL_FILES = """
+import sys
+from pathlib import Path
+import numpy as np
+from fanin.edge.runtimes.available import open_runtime
+runtime = open_runtime("tflite")
+for path in sorted(Path(sys.argv[1]).glob("*.tflite")):
+    model = runtime.open_model(path.read_bytes(), path.name)
+    (given,), (said,) = model.inputs, model.outputs
+    found = model({given.name: np.ones((2, *given.shape[1:]), given.dtype)})[said.name]
+    assert found.dtype == given.dtype and found.shape[0] == 2, path
+    print(path.stem)
+"""
+
+
+def test_tflite_runtime_runs_them_too() -> None:
+    folder, root = tiny("ad01_int8").parent, Path(__file__).parents[2]
+    python = root / ".venv-device-tflite" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{python} is not here: make devices")
+    path = os.pathsep.join(str(root / name) for name in ("server", "clients", "edge", "datacenter", "protos"))
+    command = [str(python), "-c", ALL_FILES, str(folder)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == sorted(FILES)

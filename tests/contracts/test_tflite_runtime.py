@@ -1,0 +1,56 @@
+"""What only TFLite files can have wrong: cut off, another Signature, a slot outside; one clear error for each."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support.models import with_artifact
+from support.remote_runtime import runtime_of
+
+from fanin.edge.bundle import Bundle
+from fanin.edge.export.formats import MODEL_FILE
+from fanin.edge.export.tflite import to_tflite
+from fanin.edge.export.trace import Traced
+from fanin.edge.manifest import Slot, SlotKind
+from fanin.edge.runtimes.base import Runtime
+from fanin.edge.runtimes.tflite import with_slots
+from fanin.protos.errors import InvalidBundle
+
+
+@pytest.fixture(params=["litert", "tflite"])
+def runtime(request: pytest.FixtureRequest) -> Runtime:
+    """Each runtime of the format."""
+    return runtime_of(request.param)
+
+
+@pytest.fixture
+def bundle(both_formats: Callable[[str], Bundle]) -> Bundle:
+    """A Bundle with a TFLite file."""
+    return both_formats("mlp")
+
+
+@pytest.mark.parametrize("kept", [0, 5, 1000, -1000])
+def test_a_file_that_is_cut_off_is_refused(runtime: Runtime, bundle: Bundle, kept: int) -> None:
+    wrong = with_artifact(bundle, MODEL_FILE, bundle.artifact(MODEL_FILE)[:kept])
+    with pytest.raises(InvalidBundle, match=r"evaluate graph: .*(expected a TFLite file|cut off or damaged)"):
+        runtime.open_evaluate(wrong)
+
+
+def test_a_file_without_the_signature_is_refused(runtime: Runtime, bundle: Bundle) -> None:
+    x = torch.ones(2)
+    program = torch.export.export(torch.nn.ReLU(), (x,))
+    other = to_tflite({"other": Traced(program=program, examples=[x], inputs=["x"], outputs=["y"])}, "App other")
+    with pytest.raises(InvalidBundle, match=r"evaluate graph: .* cannot open it \(.*[Ss]ignature"):
+        runtime.open_evaluate(with_artifact(bundle, MODEL_FILE, other))
+
+
+def test_slots_are_written_where_the_manifest_says() -> None:
+    slot = Slot(initializer="b", kind=SlotKind.FLOAT, parameter="b", shape=(2,), offset=3)
+    value = np.array([1.0, -2.0], np.float32)
+    filled = with_slots(bytes(12), [slot], {"b": value})
+    assert filled == bytes(3) + value.tobytes() + bytes(1)
+    for offset in (-1, 5):
+        with pytest.raises(InvalidBundle, match=r"infer graph: slot 'b' takes the bytes -?\d+ to \d+ of 12"):
+            with_slots(bytes(12), [replace(slot, offset=offset)], {"b": value})

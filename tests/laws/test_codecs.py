@@ -1,0 +1,167 @@
+"""Laws of the codecs: a step of error at most, nothing lost that the grid can hold, everything counted."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.laws import LAW
+
+from fanin.edge.codecs import CODECS, Encoded, largest_value
+from fanin.edge.tensors import Float32s, TensorTable
+from fanin.server.aggregation import Contribution, accept, begin
+
+TABLE = TensorTable.of({"a": (2, 2), "b": (), "c": (0,), "d": (3,)})
+EXPONENTS = st.integers(-60, 10)
+GRIDS = st.tuples(EXPONENTS, EXPONENTS, EXPONENTS, EXPONENTS)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32) | st.floats(-1.0, 1.0, width=32)
+UPDATES = st.lists(FLOATS, min_size=8, max_size=8).map(lambda values: np.array(values, np.float32))
+SHIFTS = st.integers(0, 20)
+SEEDS = st.integers(0, 1 << 32)
+NAMES = st.sampled_from(sorted(CODECS))
+
+
+def encode(name: str, update: Float32s, grid: Sequence[int], max_shift: int, seed: int) -> Encoded:
+    return CODECS[name].encode(TABLE, update, grid, max_shift, np.random.default_rng(seed))
+
+
+def decoded(name: str, encoded: Encoded) -> list[int]:
+    return [int(value) for value in CODECS[name].decode(memoryview(encoded.payload))]
+
+
+def limit(name: str) -> int:
+    return largest_value(CODECS[name].bits)
+
+
+def steps(grid: Sequence[int], shifts: Sequence[int]) -> list[Fraction]:
+    """The step of each value, exactly."""
+    blocks = [Fraction(2) ** (exponent + shift) for exponent, shift in zip(grid, shifts, strict=True)]
+    return [step for step, spec in zip(blocks, TABLE.specs, strict=True) for _ in range(spec.num_values)]
+
+
+@LAW
+@given(NAMES, UPDATES, GRIDS, SHIFTS, SEEDS)
+def test_each_value_is_a_step_beside_it_or_the_end(
+    name: str, update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
+) -> None:
+    encoded = encode(name, update, grid, max_shift, seed)
+    assert all(0 <= shift <= max_shift for shift in encoded.shifts)
+    furthest = Fraction(1, 2) if name == "fixed32" else Fraction(1)
+    num_rounded, num_beyond = 0, 0
+    for value, q, step in zip(update, decoded(name, encoded), steps(grid, encoded.shifts), strict=True):
+        exact = Fraction(float(value)) / step
+        num_rounded += exact.denominator != 1
+        if abs(exact) <= limit(name):
+            assert abs(q - exact) <= furthest
+            assert (q == exact) == (exact.denominator == 1)
+        else:
+            num_beyond += 1
+            assert q == (limit(name) if exact > 0 else -limit(name))
+    assert encoded.num_rounded == num_rounded
+    # Less than a step beyond the end, a value may round back to it.
+    assert encoded.num_saturated <= num_beyond
+    assert (encoded.num_saturated > 0) <= (max_shift in encoded.shifts)
+
+
+@LAW
+@given(UPDATES, GRIDS, SHIFTS, SEEDS)
+def test_fixed32_takes_the_nearest_step_ties_to_even(
+    update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
+) -> None:
+    encoded = encode("fixed32", update, grid, max_shift, seed)
+    nearest = [
+        round(Fraction(float(value)) / step)  # a Fraction rounds ties to even, as IEEE 754 does
+        for value, step in zip(update, steps(grid, encoded.shifts), strict=True)
+    ]
+    end = limit("fixed32")
+    assert decoded("fixed32", encoded) == [max(-end, min(end, q)) for q in nearest]
+    assert encoded.num_saturated == sum(abs(q) > end for q in nearest)
+
+
+@LAW
+@given(st.floats(-(2.0**-10), 2.0**-10, width=32), st.integers(-18, -14), SEEDS)
+def test_int8_is_right_on_average(value: float, exponent: int, seed: int) -> None:
+    num = 20_000
+    many = TensorTable.of({"a": (num,)})
+    update = np.full(num, value, np.float32)
+    encoded = CODECS["int8"].encode(many, update, (exponent,), 4, np.random.default_rng(seed))
+    step = 2.0 ** (exponent + encoded.shifts[0])
+    mean = float(CODECS["int8"].decode(memoryview(encoded.payload)).mean()) * step
+    # Hoeffding: a bounded error of one step is over 0.04 step on average with probability 2 exp(-2 n 0.04^2) < 1e-27.
+    assert abs(mean - value) <= 0.04 * step
+
+
+@LAW
+@given(NAMES, UPDATES, GRIDS, SHIFTS, SEEDS)
+def test_a_shift_is_used_only_where_a_finer_one_would_cut(
+    name: str, update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
+) -> None:
+    encoded = encode(name, update, grid, max_shift, seed)
+    for view, exponent, shift in zip(TABLE.views(update).values(), grid, encoded.shifts, strict=True):
+        if shift:
+            finer = Fraction(2) ** (exponent + shift - 1)
+            assert any(abs(Fraction(float(value)) / finer) > limit(name) for value in view.ravel())
+
+
+@LAW
+@given(NAMES, st.data(), GRIDS, SEEDS)
+def test_values_on_the_grid_are_exact(name: str, data: st.DataObject, grid: tuple[int, ...], seed: int) -> None:
+    # float32 holds 24 bits.
+    end = min(limit(name), 1 << 24)
+    integers = data.draw(st.lists(st.integers(-end, end), min_size=8, max_size=8))
+    exact = [q * step for q, step in zip(integers, steps(grid, (0, 0, 0, 0)), strict=True)]
+    encoded = encode(name, np.array([float(value) for value in exact], np.float32), grid, 0, seed)
+    assert decoded(name, encoded) == integers
+    assert (encoded.num_rounded, encoded.num_saturated) == (0, 0)
+
+
+@LAW
+@given(NAMES, UPDATES, GRIDS, SHIFTS, SEEDS)
+def test_a_negated_update_encodes_to_negated_values(
+    name: str, update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
+) -> None:
+    plus, minus = (encode(name, values, grid, max_shift, seed) for values in (update, -update))
+    assert decoded(name, minus) == [-q for q in decoded(name, plus)]
+    assert (minus.shifts, minus.num_rounded, minus.num_saturated) == (
+        plus.shifts,
+        plus.num_rounded,
+        plus.num_saturated,
+    )
+
+
+@LAW
+@given(NAMES, UPDATES, GRIDS, SHIFTS, SEEDS)
+def test_a_payload_has_exactly_the_bytes_of_its_values(
+    name: str, update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
+) -> None:
+    encoded = encode(name, update, grid, max_shift, seed)
+    num_bytes = {"fixed32": 4, "int8": 1}[name]
+    assert len(encoded.payload) == CODECS[name].payload_bytes(TABLE) == num_bytes * TABLE.num_values
+
+
+@LAW
+@given(NAMES, st.lists(st.tuples(UPDATES, st.integers(1, 1 << 20), SEEDS), min_size=1, max_size=5), GRIDS)
+def test_encoded_updates_fold_to_what_python_adds(
+    name: str, updates: list[tuple[Float32s, int, int]], grid: tuple[int, ...]
+) -> None:
+    total, expected = begin(TABLE), [0] * TABLE.num_values
+    for update, weight, seed in updates:
+        encoded = encode(name, update, grid, 8, seed)
+        shifts = steps((0, 0, 0, 0), encoded.shifts)
+        for index, (q, shift) in enumerate(zip(decoded(name, encoded), shifts, strict=True)):
+            expected[index] += weight * q * int(shift)
+        pieces = (CODECS[name].decode(memoryview(encoded.payload)),)
+        total = accept(total, TABLE, Contribution(weight=weight, shifts=encoded.shifts, counts={}, pieces=pieces))
+    assert total.values.tolist() == expected
+
+
+@LAW
+@given(NAMES, UPDATES, GRIDS, st.integers(0, 7), st.sampled_from((np.nan, np.inf, -np.inf)))
+def test_what_is_not_finite_is_refused(
+    name: str, update: Float32s, grid: tuple[int, ...], where: int, value: float
+) -> None:
+    update[where] = value
+    with pytest.raises(ValueError, match="update: got NaN or infinity, expected finite values; the training diverged"):
+        encode(name, update, grid, 0, 0)

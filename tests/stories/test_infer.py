@@ -1,0 +1,147 @@
+"""``fanin infer`` and ``fanin inspect`` on model files and Bundles: what they print and write, and what they refuse."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from support import linear
+from support.commands import Fanin, fanin_in_process, one_line
+from support.data import real_places
+from support.values import PUBLISHER
+
+from fanin.edge.assemble import assemble
+from fanin.edge.bundle import Bundle
+from fanin.edge.tensors import encode_parameters
+
+X = np.random.default_rng(3).standard_normal((5, linear.NUM_INPUTS))
+LOGITS = X @ linear.WEIGHT + linear.BIAS
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a model, inputs and a Bundle."""
+    (tmp_path / "zeros.onnx").write_bytes(linear.infer_graph())
+    np.save(tmp_path / "x.npy", X)
+    np.savez(tmp_path / "named.npz", x=X.astype(np.float32), y=np.zeros(5))
+    return tmp_path
+
+
+@pytest.fixture
+def bundle(folder: Path) -> Bundle:
+    """The Bundle in the folder."""
+    (folder / "key.pub").write_text(PUBLISHER.public + "\n")
+    return assemble(linear.linear_graphs(), folder / "bundle", PUBLISHER)
+
+
+@pytest.mark.parametrize("data", ["x.npy", "named.npz"])
+@pytest.mark.parametrize("runtime", ["onnx", "reference"])
+def test_a_file_is_asked(fanin: Fanin, folder: Path, data: str, runtime: str) -> None:
+    outcome = fanin("infer", folder / "zeros.onnx", "--data", folder / data, "--runtime", runtime, "--json")
+    assert (outcome.status, outcome.err) == (0, "")
+    row = json.loads(outcome.out)
+    assert row["runtime"].startswith("onnx")
+    assert row["outputs"] == {"logits": {"dtype": "float32", "shape": [5, 3], "values": [[1.0] * 3] * 5}}
+
+
+def test_outputs_are_shown_and_written(fanin: Fanin, folder: Path) -> None:
+    words = ("infer", folder / "zeros.onnx", "--data", folder / "x.npy")
+    outcome = fanin(*words, "--out", folder / "out.npz", "--json", folder / "out.json")
+    assert (outcome.status, outcome.out) == (0, "")
+    assert json.loads((folder / "out.json").read_text())["outputs"] == {"logits": {"dtype": "float32", "shape": [5, 3]}}
+    with np.load(folder / "out.npz") as found:
+        np.testing.assert_array_equal(found["logits"], np.ones((5, 3), np.float32))
+    outcome = fanin(*words, "--out", folder / "out.npy")
+    assert outcome.out.startswith("logits  float32 (5, 3)\n[[1. 1. 1.]\n")
+    np.testing.assert_array_equal(np.load(folder / "out.npy"), np.ones((5, 3), np.float32))
+
+
+def test_a_bundle_is_asked_with_its_first_version_or_another(fanin: Fanin, folder: Path, bundle: Bundle) -> None:
+    words = ("infer", folder / "bundle", "--data", folder / "x.npy", "--publisher", folder / "key.pub", "--json")
+    found = json.loads(fanin(*words).out)["outputs"]["logits"]["values"]
+    np.testing.assert_allclose(found, LOGITS, atol=1e-5)
+    table = bundle.manifest.table
+    (folder / "version").write_bytes(encode_parameters(table, 2 * bundle.initial_parameters()))
+    found = json.loads(fanin(*words, "--version", folder / "version").out)["outputs"]["logits"]["values"]
+    np.testing.assert_allclose(found, 2 * LOGITS, atol=1e-5)
+
+
+def two_inputs() -> bytes:
+    """A model of two inputs with a name that is no identifier."""
+    ports = [linear.port("a", "n", dtype=TensorProto.FLOAT), linear.port("b:0", "n")]
+    return linear.file([helper.make_node("Sub", ["a", "b:0"], ["file"])], ports, [linear.port("file", "n")])
+
+
+def test_several_inputs_are_told_apart_by_their_names(fanin: Fanin, folder: Path) -> None:
+    (folder / "two.onnx").write_bytes(two_inputs())
+    np.savez(folder / "two.npz", **{"a": np.array([3.0, 2.0]), "b:0": np.array([1.0, 5.0])})
+    outcome = fanin("infer", folder / "two.onnx", "--data", folder / "two.npz", "--out", folder / "out.npz")
+    assert outcome.status == 0, outcome.err
+    with np.load(folder / "out.npz") as found:
+        assert found["file"].tolist() == [2.0, -3.0]
+    said = one_line(fanin("infer", folder / "two.onnx", "--data", folder / "x.npy"), "infer")
+    assert said.endswith("x.npy: got arrays [''], expected the model's inputs ['a', 'b:0']")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing.onnx", "--data", "x.npy"], "nothing.onnx: No such file or directory"),
+        (["zeros.onnx", "--data", "nothing.npy"], "nothing.npy: No such file or directory"),
+        (["x.npy", "--data", "x.npy"], "x.npy: got a file of unknown format"),
+        (["torn.onnx", "--data", "x.npy"], "torn.onnx: onnxruntime cannot open it"),
+        (["torn.tflite", "--data", "x.npy"], "torn.tflite: got 8 bytes that begin"),
+        (["zeros.onnx", "--data", "torn.onnx"], "torn.onnx: not a readable .npy or .npz file of plain arrays"),
+        (["zeros.onnx", "--data", "wide.npy"], "wide.npy: x: got float32 (5, 7), expected float32 (-1, 6)"),
+        (["zeros.onnx", "--data", "text.npy"], "text.npy: got arrays [''], of numbers all but ['']"),
+        (["zeros.onnx", "--data", "x.npy", "--runtime", "litert"], "runtime 'litert': runs graphs in 'tflite'"),
+        (["zeros.onnx", "--data", "x.npy", "--version", "x.npy"], "--publisher and --version are for a bundle's"),
+        (["zeros.onnx", "--data", "x.npy", "--signature", "s"], "got --signature 's', but an .onnx file has a single"),
+        (["bundle", "--data", "x.npy", "--version", "x.npy"], "x.npy: parameters: got magic"),
+        (["bundle", "--data", "x.npy", "--publisher", "other.pub"], "bundle: signed by key"),
+        (["bundle", "--data", "wide.npy"], "wide.npy: x: got float32 (5, 7), expected float32 (-1, 6)"),
+        (["bundle", "--data", "x.npy", "--signature", "train"], "--signature is for a file, got a bundle"),
+    ],
+)
+@pytest.mark.usefixtures("bundle")
+def test_what_cannot_be_asked_is_one_clear_line(
+    fanin: Fanin, folder: Path, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    for name in ("torn.onnx", "torn.tflite"):
+        (folder / name).write_bytes(b"no model")
+    (folder / "other.pub").write_text("ab" * 32)
+    np.save(folder / "wide.npy", np.zeros((5, 7)))
+    np.save(folder / "text.npy", np.array(["a"]))
+    assert said in one_line(fanin("infer", *words), "infer")
+
+
+def test_a_file_is_inspected(fanin: Fanin, folder: Path) -> None:
+    path = folder / "zeros.onnx"
+    row = json.loads(fanin("inspect", path, "--json").out)
+    assert (row["format"], row["size_bytes"]) == ("onnx", path.stat().st_size)
+    assert row["inputs"] == [{"name": "x", "dtype": "float32", "shape": [-1, 6]}]
+    assert row["outputs"] == [{"name": "logits", "dtype": "float32", "shape": [-1, 3]}]
+    assert "    logits                   float32  [-1, 3]\n" in fanin("inspect", path).out
+    assert "unknown format" in one_line(fanin("inspect", folder / "x.npy"), "inspect")
+
+
+def test_int8_in_and_out_is_quantized_with_the_files_own_scale(fanin: Fanin, tmp_path: Path) -> None:
+    data = real_places("mlperf-tiny").data
+    assert data is not None
+    path = data / "mlperf-tiny" / "vww_96_int8.tflite"
+    np.save(tmp_path / "x.npy", np.random.default_rng(3).random((2, 96, 96, 3)))
+    words = ("infer", path, "--data", tmp_path / "x.npy", "--json")
+    (stored,) = json.loads(fanin(*words).out)["outputs"].values()
+    (values,) = json.loads(fanin(*words, "--float").out)["outputs"].values()
+    assert (stored["dtype"], values["dtype"]) == ("int8", "float32")
+    np.testing.assert_allclose((np.array(stored["values"]) + 128) / 256, values["values"])
+    np.testing.assert_allclose(np.sum(values["values"], axis=1), 1.0, atol=1 / 128)
+    assert "value = 0.00390625 * (stored +128)" in fanin("inspect", path).out

@@ -1,0 +1,244 @@
+"""Small modules, each with layers of one kind side by side: a parameter that goes astray names its layer."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fanin.datacenter.models.recurrent import RecurrentClassifier, RecurrentShape
+from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
+
+NUM_CLASSES: Final = 4
+BATCH_SIZE: Final = 4
+VOCABULARY: Final = 11
+LENGTH: Final = 4
+
+
+class Scale(nn.Module):
+    """A factor for each channel. What was equal stays equal, in every runtime."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, ...) to the same shape."""
+        return x * self.weight.reshape(-1, *(1 for _ in x.shape[2:]))
+
+
+class Branches(nn.Module):
+    """Layers on the same input; the mean of each one's channels, side by side, into a linear head."""
+
+    def __init__(self, shape: tuple[int, ...], layers: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict(layers)
+        self.head = nn.Linear(sum(self._told(torch.zeros(2, *shape), key).shape[1] for key in layers), NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(torch.cat([self._told(x, key) for key in self.layers], dim=1))
+
+    def _told(self, x: Tensor, key: str) -> Tensor:
+        made = self.layers[key](x)
+        # Places weigh differently, or a gradient in the wrong place would pass.
+        flat = made.flatten(start_dim=2) if made.dim() > 2 else made.unsqueeze(2)
+        return (flat * torch.linspace(0.5, 1.5, flat.shape[2])).mean(dim=2)
+
+
+class Call(nn.Module):
+    """A function after a layer."""
+
+    def __init__(self, layer: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self._function = layer, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the function makes of what the layer makes."""
+        return self._function(self.layer(x))
+
+
+class Sequence(nn.Module):
+    """Tokens through an embedding and a layer over (B, T, width), to logits of each token's class."""
+
+    def __init__(self, layer: nn.Module, padding_idx: int | None = None) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, 8, padding_idx=padding_idx)
+        self.layer = layer
+        self.head = nn.Linear(8, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, NUM_CLASSES)."""
+        made = self.layer(self.tokens(x))
+        made = made[0] if isinstance(made, tuple) else made
+        return self.head(made[:, -1] + made.mean(dim=1))
+
+
+class Causal(nn.Module):
+    """torch's own multi-head attention with a causal mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.register_buffer("mask", torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, 8) to the same shape."""
+        return self.attention(x, x, x, attn_mask=self.mask, need_weights=False)[0]
+
+
+def activations() -> nn.Module:
+    """Every activation behind a linear layer of its own."""
+    kinds = {
+        "relu": nn.ReLU(),
+        "relu6": nn.ReLU6(),
+        "gelu": nn.GELU(),
+        "gelu_tanh": nn.GELU(approximate="tanh"),
+        "silu": nn.SiLU(),
+        "hardswish": nn.Hardswish(),
+        "hardsigmoid": nn.Hardsigmoid(),
+        "leaky_relu": nn.LeakyReLU(0.1),
+        "elu": nn.ELU(),
+        "tanh": nn.Tanh(),
+        "sigmoid": nn.Sigmoid(),
+        "softmax": nn.Softmax(dim=1),
+        "softplus": nn.Softplus(),
+        "prelu": nn.PReLU(),
+    }
+    return Branches((12,), {name: nn.Sequential(nn.Linear(12, 6), kind) for name, kind in kinds.items()})
+
+
+def convolutions() -> nn.Module:
+    """Every kind of convolution of images."""
+    return Branches(
+        IMAGE,
+        {
+            "plain": nn.Conv2d(4, 6, 3, padding=1),
+            "strided": nn.Conv2d(4, 6, 3, stride=2),
+            "dilated": nn.Conv2d(4, 6, 3, dilation=2, padding=(1, 0)),
+            "grouped": nn.Conv2d(4, 6, 3, groups=2, stride=(2, 1), bias=False),
+            "pointwise": nn.Conv2d(4, 6, 1),
+            "pointwise_strided": nn.Conv2d(4, 6, 1, stride=2),
+            "depthwise": nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(4, 4, 3, padding=1, groups=4)),
+            "depthwise_strided": nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(4, 4, 3, stride=2, padding=1, groups=4)),
+            "depthwise_wide": nn.Conv2d(4, 4, 3, padding=1, groups=4, dilation=2),
+            "depthwise_twice": nn.Conv2d(4, 8, 3, padding=1, groups=4),
+            "stacked": nn.Sequential(nn.Conv2d(4, 4, 3, groups=4, padding=1, stride=2), nn.Conv2d(4, 4, 3, groups=4)),
+            "transposed": nn.ConvTranspose2d(4, 3, 3, stride=2, padding=1, output_padding=1),
+        },
+    )
+
+
+def signals() -> nn.Module:
+    """Convolutions and pools of one dimension."""
+    return Branches(
+        (4, 23),
+        {
+            "plain": nn.Sequential(nn.Conv1d(4, 6, 5, padding=2), nn.ReLU(), nn.Conv1d(6, 3, 3)),
+            "strided": nn.Sequential(nn.Conv1d(4, 6, 3, stride=2), nn.MaxPool1d(3, 2, 1)),
+            "depthwise": nn.Sequential(nn.Conv1d(4, 4, 3, padding=1, groups=4), nn.Conv1d(4, 4, 3, groups=4)),
+            "dilated": nn.Sequential(nn.Conv1d(4, 6, 3, dilation=3), nn.AvgPool1d(3, 2, 1)),
+            "transposed": nn.ConvTranspose1d(4, 2, 3, stride=2),
+            "adaptive": nn.Sequential(Scale(4), nn.AdaptiveAvgPool1d(5)),
+        },
+    )
+
+
+def pools() -> nn.Module:
+    """Every kind of pool, over images with constant regions."""
+    kinds = {
+        "max": nn.MaxPool2d(2),
+        "max_overlapping": nn.MaxPool2d(3, 2, 1),
+        "max_ceil": nn.MaxPool2d(3, 2, ceil_mode=True),
+        "max_dilated": nn.MaxPool2d(2, 1, dilation=2),
+        "average": nn.AvgPool2d(2),
+        "average_overlapping": nn.AvgPool2d(3, 2, 1),
+        "average_uncounted": nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+        "average_ceil": nn.AvgPool2d(3, 2, 1, ceil_mode=True),
+        "adaptive": nn.AdaptiveAvgPool2d((7, 2)),
+        "adaptive_uneven": nn.AdaptiveAvgPool2d((4, 3)),
+        "adaptive_one": nn.AdaptiveAvgPool2d(1),
+        "adaptive_max": nn.AdaptiveMaxPool2d((2, 7)),
+    }
+    return Branches(IMAGE, {name: nn.Sequential(Scale(4), kind) for name, kind in kinds.items()})
+
+
+def norms() -> nn.Module:
+    """Norms, one after a convolution each; the BatchNorm is frozen."""
+    frozen = nn.BatchNorm2d(6).eval()
+    with torch.no_grad():
+        frozen.running_mean.normal_()
+        frozen.running_var.uniform_(0.5, 1.5)
+    kinds = {
+        "batch_frozen": frozen,
+        "group": nn.GroupNorm(2, 6),
+        "group_plain": nn.GroupNorm(3, 6, affine=False),
+        "instance": nn.InstanceNorm2d(6, affine=True),
+        "layer": nn.LayerNorm([6, 7, 7]),
+        "layer_last": nn.LayerNorm(7),
+        "rms": nn.RMSNorm(7),
+    }
+    return Branches(IMAGE, {key: nn.Sequential(nn.Conv2d(4, 6, 3, 2, 1), kind) for key, kind in kinds.items()})
+
+
+def shapes() -> nn.Module:
+    """What modules do to shapes between layers."""
+    functions = {
+        "slice": lambda y: y[:, :, 1:-2:2, ::3],
+        "select": lambda y: torch.stack([y[:, 0], y[:, -1]], dim=1),
+        "index": lambda y: y[:, torch.tensor([2, 0, 2])],
+        "pad": lambda y: F.pad(y, (1, 0, 2, 1), value=0.5),
+        "reflect": lambda y: F.pad(y, (1, 2, 2, 1), mode="reflect"),
+        "replicate": lambda y: F.pad(y, (1, 0, 2, 1), mode="replicate"),
+        "upsample": lambda y: F.interpolate(y, scale_factor=2, mode="nearest"),
+        "where": lambda y: torch.where(y > 0.3, y * y, -y),
+        "highest": lambda y: y.amax(dim=2),
+        "shuffle": lambda y: F.pixel_shuffle(y, 2),
+        "products": lambda y: torch.einsum("bchw,bcvw->bchv", y.tanh(), y.sigmoid()),
+    }
+    return Branches(IMAGE, {key: Call(nn.Conv2d(4, 4, 3, 2, 1), function) for key, function in functions.items()})
+
+
+def _images() -> Tensor:
+    # Two levels: windows of equal values are common.
+    return torch.randint(0, 3, (5, BATCH_SIZE, *IMAGE)).float()
+
+
+def _tokens() -> Tensor:
+    return torch.randint(0, VOCABULARY, (5, BATCH_SIZE, LENGTH), dtype=torch.int32)
+
+
+def _decoder(**choices: str) -> Callable[[], nn.Module]:
+    shape = DecoderShape(vocabulary=VOCABULARY, context=LENGTH + 2, width=8, num_heads=2, num_blocks=1, **choices)
+    return lambda: DecoderTransformer(shape=shape)
+
+
+def _recurrent(cell: str) -> Callable[[], nn.Module]:
+    shape = RecurrentShape(vocabulary=VOCABULARY, width=5, hidden=6, num_classes=NUM_CLASSES, cell=cell)
+    return lambda: RecurrentClassifier(shape=shape)
+
+
+IMAGE: Final = (4, 14, 14)
+CASES: Final[Mapping[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]]] = MappingProxyType(
+    {
+        "activations": (activations, lambda: torch.randn(5, BATCH_SIZE, 12)),
+        "convolutions": (convolutions, _images),
+        "signals": (signals, lambda: torch.randn(5, BATCH_SIZE, 4, 23)),
+        "pools": (pools, _images),
+        "norms": (norms, _images),
+        "shapes": (shapes, _images),
+        "decoder_gelu": (_decoder(), _tokens),
+        "decoder_silu": (_decoder(norm="rms", activation="silu"), _tokens),
+        "attention": (lambda: Sequence(Causal(), padding_idx=3), _tokens),
+        "encoder": (
+            lambda: Sequence(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)),
+            _tokens,
+        ),
+        "gru": (_recurrent("gru"), _tokens),
+        "lstm": (_recurrent("lstm"), _tokens),
+        "gru_both_ways": (lambda: Sequence(nn.GRU(8, 4, bidirectional=True, batch_first=True)), _tokens),
+    }
+)
+"""The module, and five batches of inputs (5, BATCH_SIZE, ...)."""

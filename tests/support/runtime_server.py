@@ -1,0 +1,109 @@
+"""A runtime in the environment that has its library, served over pipes: the other end of ``remote_runtime``.
+
+    python runtime_server.py NAME
+
+It needs the core install and the runtime's library alone.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fanin.edge.bundle import Bundle, open_folder
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import Batch, Runtime, StepSettings, TrainState
+from fanin.protos.errors import FaninError
+from support.frames import Arrays, Row, read_frame, write_frame
+
+Answer = tuple[Row, Arrays]
+
+
+class Server:
+    """What was opened, by number."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._opened: list[Callable[..., object]] = []
+
+    def answer(self, row: Row, arrays: Arrays) -> Answer:
+        """Do what a message asks for."""
+        found: Answer = getattr(self, f"do_{row['do']}")(row, arrays)
+        return found
+
+    def _keep(self, made: Callable[..., object]) -> Answer:
+        self._opened.append(made)
+        return {"number": len(self._opened) - 1}, {}
+
+    def do_describe(self, row: Row, arrays: Arrays) -> Answer:
+        return {"name": self._runtime.name, "graph_format": self._runtime.graph_format}, {}
+
+    def do_open_train(self, row: Row, arrays: Arrays) -> Answer:
+        return self._keep(self._runtime.open_train(bundle_at(row)))
+
+    def do_open_evaluate(self, row: Row, arrays: Arrays) -> Answer:
+        return self._keep(self._runtime.open_evaluate(bundle_at(row)))
+
+    def do_open_predict(self, row: Row, arrays: Arrays) -> Answer:
+        return self._keep(self._runtime.open_predict(bundle_at(row), arrays["parameters"]))
+
+    def do_open_model(self, row: Row, arrays: Arrays) -> Answer:
+        model = self._runtime.open_model(arrays["graph"].tobytes(), row["what"], row["signature"])
+        answer, _ = self._keep(model)
+        ports = {"inputs": [asdict(port) for port in model.inputs], "outputs": [asdict(port) for port in model.outputs]}
+        return answer | ports, {}
+
+    def do_begin(self, row: Row, arrays: Arrays) -> Answer:
+        state = self._opened[row["number"]].begin(arrays["parameters"])
+        return {"num_steps": state.num_steps}, {"parameters": state.parameters, "optimizer": state.optimizer}
+
+    def do_step(self, row: Row, arrays: Arrays) -> Answer:
+        state = TrainState(parameters=arrays["parameters"], optimizer=arrays["optimizer"], num_steps=row["num_steps"])
+        settings = StepSettings(
+            learning_rate=row["learning_rate"],
+            proximal_weight=row["proximal_weight"],
+            anchor=arrays.get("anchor"),
+            control=arrays.get("control"),
+        )
+        state, loss = self._opened[row["number"]](state, batch_of(arrays), settings)
+        told = {"num_steps": state.num_steps, "loss": loss}
+        return told, {"parameters": state.parameters, "optimizer": state.optimizer}
+
+    def do_evaluate(self, row: Row, arrays: Arrays) -> Answer:
+        found = self._opened[row["number"]](arrays["parameters"], batch_of(arrays))
+        return {"loss_sum": found.loss_sum}, {"predicted": found.predicted}
+
+    def do_predict(self, row: Row, arrays: Arrays) -> Answer:
+        return {}, {"logits": self._opened[row["number"]](arrays["x"])}
+
+    def do_run(self, row: Row, arrays: Arrays) -> Answer:
+        return {}, self._opened[row["number"]](arrays)
+
+
+def bundle_at(row: Row) -> Bundle:
+    """The Bundle in a folder."""
+    return open_folder(Path(row["folder"]), trusted=[row["publisher"]])
+
+
+def batch_of(arrays: Arrays) -> Batch:
+    """The batch in a message."""
+    return Batch(x=arrays["x"], y=arrays["y"], mask=arrays["mask"])
+
+
+def main() -> None:
+    """Answer until there is no one to ask."""
+    # What a library prints is not for the pipe.
+    pipe, sys.stdout = sys.stdout.buffer, sys.stderr
+    server = Server(open_runtime(sys.argv[1]))
+    while (found := read_frame(sys.stdin.buffer)) is not None:
+        try:
+            row, arrays = server.answer(*found)
+        except (FaninError, ValueError) as exc:
+            row, arrays = {"error": type(exc).__name__, "message": str(exc)}, {}
+        write_frame(pipe, row, arrays)
+
+
+if __name__ == "__main__":
+    main()

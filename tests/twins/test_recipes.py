@@ -1,0 +1,389 @@
+"""Recipes in an exported graph against eager torch: optimizers, BatchNorm, inputs from outside, what is frozen.
+
+The twin is written out here: autograd, ``torch.optim`` and torch's own losses, with the padding cut off.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, numpy_helper
+from support.models import BATCH_SIZE, NUM_CLASSES, Mlp, app_of, batches, exported
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fanin.edge.bundle import Bundle
+from fanin.edge.export import Adam, Adapters, App, Recipe, Sgd, next_token, squared_error
+from fanin.edge.export.prepare import MIN_FROZEN_VALUES, Prepared, prepare
+from fanin.edge.runtimes.base import Batch, StepSettings, TrainState
+from fanin.edge.runtimes.graphs import optimizer_table, state_port
+from fanin.edge.runtimes.onnx import OnnxRuntime
+from fanin.edge.tensors import Float32s
+
+NUM_SAMPLES = 157
+"""Twenty batches of 8, the last of 5."""
+TOLERANCE = 1e-5
+NUM_TOKENS = 12
+LENGTH = 6
+RANK = 2
+
+
+class Normed(nn.Module):
+    """BatchNorm on images and on features, one of them frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, stride=2, dilation=2, padding=2),
+            nn.BatchNorm2d(8, momentum=0.3).eval(),
+            nn.ReLU(),
+        )
+        self.mix = nn.Linear(128, 16)
+        self.norm = nn.BatchNorm1d(16, affine=False)
+        self.head = nn.Linear(16, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(torch.tanh(self.norm(self.mix(self.body(x).flatten(1)))))
+
+
+class Tokens(nn.Module):
+    """An embedding, one block of attention that looks back only, and the embedding again as the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(NUM_TOKENS, 8)
+        self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, NUM_TOKENS, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the next tokens."""
+        seen = self.embed(x)
+        mask = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
+        mixed, _ = self.mix(seen, seen, seen, attn_mask=mask, need_weights=False)
+        return self.head(self.norm(seen + mixed))
+
+
+def token_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """The mean over each sample's places that have a token."""
+    losses = functional.cross_entropy(logits.flatten(0, 1), y.long().flatten(), ignore_index=-1, reduction="none")
+    return losses.reshape(y.shape).sum(dim=1) / (y >= 0).sum(dim=1).clamp(min=1)
+
+
+def label_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """torch's own."""
+    return functional.cross_entropy(logits, y.long(), reduction="none")
+
+
+def value_loss(values: Tensor, y: Tensor) -> Tensor:
+    """torch's own, the mean over each sample."""
+    return functional.mse_loss(values, y, reduction="none").mean(dim=1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe on a module, and what torch would train it with."""
+
+    module: Callable[[], nn.Module] = Mlp
+    recipe: Recipe = field(default_factory=Recipe)
+    twin: Callable[[list[Tensor]], torch.optim.Optimizer] = lambda held: torch.optim.SGD(held, lr=0.05, momentum=0.9)
+    rate: float = 0.05
+    loss: Callable[[Tensor, Tensor], Tensor] = label_loss
+
+
+CASES = {
+    "nesterov": Case(
+        recipe=Recipe(optimizer=Sgd(momentum=0.8, nesterov=True, weight_decay=0.01)),
+        twin=lambda held: torch.optim.SGD(held, lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.01),
+    ),
+    "adam": Case(
+        recipe=Recipe(optimizer=Adam(weight_decay=0.01)),
+        twin=lambda held: torch.optim.Adam(held, lr=0.01, weight_decay=0.01),
+        rate=0.01,
+    ),
+    "adamw": Case(
+        recipe=Recipe(optimizer=Adam(beta2=0.99, weight_decay=0.1, decoupled=True), clip_norm=0.5),
+        twin=lambda held: torch.optim.AdamW(held, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1),
+        rate=0.01,
+    ),
+    "outside": Case(recipe=Recipe(proximal=True, scaffold=True, clip_norm=0.8)),
+    "batchnorm": Case(module=Normed),
+    "head": Case(module=Normed, recipe=Recipe(trains="head")),
+    "bias": Case(module=Normed, recipe=Recipe(trains="bias")),
+    "adapters": Case(module=Normed, recipe=Recipe(trains=Adapters(rank=RANK, alpha=4.0))),
+    "tokens": Case(module=Tokens, loss=token_loss),
+    "values": Case(
+        module=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 3)),
+        recipe=Recipe(optimizer=Sgd(momentum=0.0)),
+        twin=lambda held: torch.optim.SGD(held, lr=0.05),
+        loss=value_loss,
+    ),
+}
+FROZEN = ("head", "bias", "adapters")
+ADAMS = ("adam", "adamw")
+
+
+def app_for(name: str) -> App:
+    """The case's App, always with the same initial parameters."""
+    torch.manual_seed(11)
+    case = CASES[name]
+    app = replace(app_of("mlp"), name=name, module=case.module(), recipe=case.recipe)
+    if case.loss is token_loss:
+        generator = torch.Generator().manual_seed(1)
+        tokens = torch.randint(NUM_TOKENS, (32, LENGTH), generator=generator, dtype=torch.int32)
+        return replace(app, calibration=tokens, num_classes=NUM_TOKENS, loss=next_token)
+    return replace(app, num_classes=0, loss=squared_error) if case.loss is value_loss else app
+
+
+@cache
+def bundle_for(name: str) -> Bundle:
+    """The case's Bundle, exported once."""
+    return exported(app_for(name))
+
+
+def batches_for(name: str) -> list[Batch]:
+    """Twenty batches that fit the case."""
+    rng = np.random.default_rng(5)
+
+    def fitted(batch: Batch) -> Batch:
+        if CASES[name].loss is token_loss:
+            x = rng.integers(0, NUM_TOKENS, (BATCH_SIZE, LENGTH + 1), np.int32)
+            y = np.where(rng.random((BATCH_SIZE, LENGTH)) < 0.3, np.int32(-1), x[:, 1:])
+            return replace(batch, x=x[:, :-1].copy(), y=y)
+        if CASES[name].loss is value_loss:
+            return replace(batch, y=rng.standard_normal((BATCH_SIZE, 3)).astype(np.float32))
+        return batch
+
+    return [fitted(batch) for batch in batches(NUM_SAMPLES, seed=7)]
+
+
+def ran(name: str, settings: StepSettings | None = None) -> tuple[TrainState, list[float]]:
+    """The exported graph's state and losses after twenty steps."""
+    bundle = bundle_for(name)
+    step = OnnxRuntime().open_train(bundle)
+    state, losses = step.begin(bundle.initial_parameters()), []
+    for batch in batches_for(name):
+        state, loss = step(state, batch, settings or StepSettings(learning_rate=CASES[name].rate))
+        losses.append(loss)
+    return state, losses
+
+
+@dataclass
+class Eager:
+    """Eager torch after twenty steps, by the names of the Bundle; ``norms`` are the gradients' before clipping."""
+
+    values: dict[str, Float32s]
+    states: dict[str, Float32s]
+    losses: list[float]
+    norms: list[float]
+
+
+def eager(
+    name: str,
+    proximal: tuple[float, Mapping[str, Tensor]] | None = None,
+    control: Mapping[str, Tensor] | None = None,
+) -> Eager:
+    """The same twenty steps in torch; padding is cut off, not masked."""
+    case, prepared = CASES[name], prepare(app_for(name))
+    module = prepared.eager
+    held = {key: value for key, value in module.named_parameters() if value.requires_grad}
+    optimizer, losses, norms = case.twin(list(held.values())), [], []
+    for batch in batches_for(name):
+        num = int(batch.mask.sum())
+        optimizer.zero_grad()
+        loss = case.loss(module(torch.from_numpy(batch.x[:num])), torch.from_numpy(batch.y[:num])).mean()
+        losses.append(loss.item())
+        if proximal is not None:
+            weight, anchor = proximal
+            loss = loss + 0.5 * weight * sum((held[key] - anchor[key]).square().sum() for key in held)
+        loss.backward()
+        if case.recipe.clip_norm:
+            norms.append(float(torch.nn.utils.clip_grad_norm_(held.values(), case.recipe.clip_norm)))
+        for key, tensor in (control or {}).items():
+            held[key].grad += tensor
+        optimizer.step()
+    buffers = dict(module.named_buffers())
+    states = case.recipe.optimizer.states
+    return Eager(
+        values={key: (held.get(key, buffers.get(key))).detach().numpy() for key in prepared.travelling},
+        states={
+            state_port(kind, key): optimizer.state[value][theirs].numpy()
+            for kind, theirs in states.items()
+            for key, value in held.items()
+        },
+        losses=losses,
+        norms=norms,
+    )
+
+
+def assert_alike(got: Mapping[str, Float32s], expected: Mapping[str, Float32s], tolerance: float = TOLERANCE) -> None:
+    """Names, and every value within ``tolerance * max(1, |value|)``."""
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        worst = np.max(np.abs(got[name] - value) / np.maximum(1.0, np.abs(value)), initial=0.0)
+        assert worst <= tolerance, f"{name}: {worst:.1e}"
+
+
+def parameters_of(name: str, state: TrainState) -> dict[str, Float32s]:
+    return bundle_for(name).manifest.table.views(state.parameters)
+
+
+def states_of(name: str, state: TrainState) -> dict[str, Float32s]:
+    return optimizer_table(bundle_for(name).manifest).views(state.optimizer)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ADAMS])
+def test_twenty_steps_end_where_eager_torch_ends(name: str) -> None:
+    (state, losses), expected = ran(name), eager(name)
+    assert_alike(parameters_of(name, state), expected.values)
+    assert_alike(states_of(name, state), expected.states)
+    np.testing.assert_allclose(losses, expected.losses, rtol=1e-5, atol=1e-6)
+    assert state.num_steps == 20
+    assert np.abs(state.parameters - bundle_for(name).initial_parameters()).max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["outside", "adamw"])
+def test_clipping_is_put_to_the_test_both_ways(name: str) -> None:
+    norms = eager(name).norms
+    assert max(norms) > CASES[name].recipe.clip_norm > min(norms)
+
+
+@pytest.mark.parametrize("name", ADAMS)
+def test_adam_has_torchs_losses_and_moments(name: str) -> None:
+    (state, losses), expected = ran(name), eager(name)
+    np.testing.assert_allclose(losses, expected.losses, rtol=1e-4)
+    got = states_of(name, state)
+    for kind in ("mean", "square"):
+        size = max(np.abs(value).max() for key, value in expected.states.items() if key.startswith(f"{kind}."))
+        assert_alike(
+            {key: got[key] / size for key in got if key.startswith(f"{kind}.")},
+            {key: value / size for key, value in expected.states.items() if key.startswith(f"{kind}.")},
+            1e-4,
+        )
+
+
+def random_vectors(prepared: Prepared, seed: int, size: float) -> dict[str, Tensor]:
+    """A tensor for each parameter that learns."""
+    generator = torch.Generator().manual_seed(seed)
+    return {key: size * torch.randn(value.shape, generator=generator) for key, value in prepared.learned.items()}
+
+
+def test_fedprox_pulls_towards_its_anchor() -> None:
+    prepared = prepare(app_for("outside"))
+    anchor = random_vectors(prepared, 1, 0.1)
+    flat = prepared.table.flatten({key: value.numpy() for key, value in anchor.items()})
+    state, losses = ran("outside", StepSettings(learning_rate=0.05, proximal_weight=0.7, anchor=flat))
+    expected = eager("outside", proximal=(0.7, anchor))
+    assert_alike(parameters_of("outside", state), expected.values)
+    # What is told is the loss alone: devices with different anchors are compared by it.
+    np.testing.assert_allclose(losses, expected.losses, rtol=1e-5, atol=1e-6)
+    free, _ = ran("outside")
+    assert np.linalg.norm(state.parameters - flat) < 0.9 * np.linalg.norm(free.parameters - flat)
+
+
+def test_an_anchor_that_is_not_named_is_where_the_step_begins() -> None:
+    free, _ = ran("outside")
+    pulled, _ = ran("outside", StepSettings(learning_rate=0.05, proximal_weight=0.7))
+    np.testing.assert_array_equal(free.parameters, pulled.parameters)
+
+
+def test_scaffolds_control_is_added_to_the_clipped_gradient() -> None:
+    prepared = prepare(app_for("outside"))
+    control = random_vectors(prepared, 2, 0.1)
+    flat = prepared.table.flatten({key: value.numpy() for key, value in control.items()})
+    state, _ = ran("outside", StepSettings(learning_rate=0.05, control=flat))
+    assert_alike(parameters_of("outside", state), eager("outside", control=control).values)
+
+
+def test_running_statistics_travel_and_padding_has_no_say_in_them() -> None:
+    bundle = bundle_for("batchnorm")
+    tracked = {key for key in parameters_of("batchnorm", ran("batchnorm")[0]) if "running" in key}
+    # The frozen norm's statistics are constants.
+    assert tracked == {f"{norm}.running_{kind}" for norm in ("body.1", "norm") for kind in ("mean", "var")}
+    assert not any("running" in spec.name for spec in optimizer_table(bundle.manifest).specs)
+    step = OnnxRuntime().open_train(bundle)
+    *_, short = batches_for("batchnorm")
+    noisy = replace(short, x=np.where(short.mask[:, None, None, None] > 0, short.x, np.float32(9.0)))
+    begin, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
+    clean_state, noisy_state = (step(begin, batch, settings)[0] for batch in (short, noisy))
+    np.testing.assert_allclose(noisy_state.parameters, clean_state.parameters, rtol=0, atol=1e-6)
+    # A batch of padding moves nothing at all.
+    state, loss = step(begin, replace(short, mask=np.zeros_like(short.mask)), settings)
+    assert loss == 0.0
+    np.testing.assert_array_equal(state.parameters, begin.parameters)
+
+
+def initializers(name: str, signature: str) -> Iterator[TensorProto]:
+    yield from onnx.load_from_string(bundle_for(name).graph(signature, "onnx")).graph.initializer
+
+
+@pytest.mark.parametrize("signature", ["train", "evaluate"])
+@pytest.mark.parametrize("name", FROZEN)
+def test_frozen_weights_are_int8_in_the_graph_and_nowhere_in_float(name: str, signature: str) -> None:
+    frozen = prepare(app_for(name)).frozen
+    assert frozen
+    codes = [numpy_helper.to_array(row) for row in initializers(name, signature) if row.data_type == TensorProto.INT8]
+    large = [found for found in codes if found.size >= MIN_FROZEN_VALUES]
+    assert len(large) == len(frozen)
+    for weight in frozen.values():
+        assert any(found.shape == weight.codes.shape and (found == weight.codes.numpy()).all() for found in large)
+    floats = [row for row in initializers(name, signature) if row.data_type != TensorProto.INT8]
+    assert max(int(np.prod(row.dims)) for row in floats) < MIN_FROZEN_VALUES
+
+
+def test_only_what_learns_is_traffic() -> None:
+    sizes = {name: bundle_for(name).manifest.table.num_values for name in (*FROZEN, "batchnorm")}
+    convolutions = (RANK + 8 * RANK) - (RANK - 1) * 9 + (RANK * 8 + 8 * RANK)
+    assert sizes == {
+        "head": 16 * NUM_CLASSES + NUM_CLASSES,
+        "bias": 8 + 8 + 8 + 16 + NUM_CLASSES,
+        # The first convolution has one channel, and an adapter of rank 1.
+        "adapters": convolutions + RANK * (128 + 16) + RANK * (16 + NUM_CLASSES),
+        "batchnorm": sum(value.numel() for value in Normed().parameters()) + 2 * 8 + 2 * 16,
+    }
+    for name in FROZEN:
+        assert optimizer_table(bundle_for(name).manifest).num_values == sizes[name]
+
+
+def test_places_without_a_token_have_no_say() -> None:
+    bundle = bundle_for("tokens")
+    step, evaluate = OnnxRuntime().open_train(bundle), OnnxRuntime().open_evaluate(bundle)
+    begin, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
+    batch = batches_for("tokens")[0]
+    silent = replace(batch, y=np.full_like(batch.y, -1))
+    state, loss = step(begin, silent, settings)
+    assert loss == 0.0
+    np.testing.assert_array_equal(state.parameters, begin.parameters)
+    assert evaluate(begin.parameters, silent).loss_sum == 0.0
+    # Only the last place is asked: what it is told of the others does not matter, but its own does.
+    asked = replace(silent, y=np.where(np.arange(LENGTH) == LENGTH - 1, abs(batch.y), np.int32(-1)))
+    told = replace(batch, y=np.where(np.arange(LENGTH) == LENGTH - 1, abs(batch.y), batch.y))
+    alone, together = (step(begin, found, settings)[0].parameters for found in (asked, told))
+    assert not np.array_equal(alone, together)
+    assert evaluate(begin.parameters, asked).predicted.shape == batch.y.shape
+
+
+@pytest.mark.parametrize("name", ["batchnorm", "adapters", "tokens", "values"])
+def test_evaluation_is_eager_torch_in_eval_mode(name: str) -> None:
+    bundle, module = bundle_for(name), prepare(app_for(name)).eager.eval()
+    evaluate = OnnxRuntime().open_evaluate(bundle)
+    for batch in batches_for(name)[-2:]:
+        num = int(batch.mask.sum())
+        with torch.no_grad():
+            said = module(torch.from_numpy(batch.x[:num]))
+            losses = CASES[name].loss(said, torch.from_numpy(batch.y[:num]))
+        found = evaluate(bundle.initial_parameters(), batch)
+        assert found.loss_sum == pytest.approx(float(losses.sum()), rel=1e-5)
+        if name == "values":
+            np.testing.assert_allclose(found.predicted[:num], said.numpy(), rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(found.predicted[:num], said.argmax(dim=-1).numpy())

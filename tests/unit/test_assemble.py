@@ -1,0 +1,221 @@
+"""``edge.assemble``: graphs that were written by hand become a Bundle that trains, or are refused with clear words."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto
+from support import linear
+from support.linear import BATCH_SIZE, BIAS, NUM_CLASSES, NUM_INPUTS, WEIGHT, linear_graphs, numpy_step
+from support.models import app_of, batches, bundle_of, samples
+from support.values import PUBLISHER
+
+from fanin.edge.assemble import AssembledGraphs, assemble
+from fanin.edge.bundle import open_folder
+from fanin.edge.export.prepare import prepare
+from fanin.edge.export.tflite import to_tflite
+from fanin.edge.export.trace import Traced, trace_evaluate, trace_train
+from fanin.edge.manifest import Slot, SlotKind
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import Batch, StepSettings
+from fanin.protos.errors import InvalidBundle, InvalidInput
+
+RATE = StepSettings(learning_rate=0.5)
+
+
+def with_graphs(**graphs: bytes) -> AssembledGraphs:
+    """The linear model with other graphs."""
+    spec = linear_graphs()
+    return replace(spec, graphs={"onnx": {**spec.graphs["onnx"], **graphs}})
+
+
+def one_batch(seed: int, num: int = BATCH_SIZE) -> Batch:
+    """``num`` samples of random numbers, the rest padding."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((BATCH_SIZE, NUM_INPUTS)).astype(np.float32)
+    y = rng.integers(0, NUM_CLASSES, BATCH_SIZE).astype(np.int32)
+    return Batch(x=x, y=y, mask=(np.arange(BATCH_SIZE) < num).astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["onnx", "reference"])
+def test_graphs_written_by_hand_train_and_predict_as_numpy_does(tmp_path: Path, name: str) -> None:
+    bundle, runtime = assemble(linear_graphs(), tmp_path / "bundle", PUBLISHER), open_runtime(name)
+    assert open_folder(tmp_path / "bundle", trusted=[PUBLISHER.public]).sha256 == bundle.sha256
+    step = runtime.open_train(bundle)
+    state = step.begin(bundle.initial_parameters())
+    w, b = WEIGHT.astype(np.float64), BIAS.astype(np.float64)
+    for seed in range(20):
+        num = 1 + seed % BATCH_SIZE
+        batch = one_batch(seed, num)
+        state, loss = step(state, batch, RATE)
+        w, b, expected = numpy_step(w, b, batch.x[:num], batch.y[:num], RATE.learning_rate)
+        assert loss == pytest.approx(expected, abs=1e-5)
+    tensors = bundle.manifest.table.views(state.parameters)
+    np.testing.assert_allclose(tensors["w"], w, atol=1e-5)
+    np.testing.assert_allclose(tensors["b"], b, atol=1e-5)
+    x = one_batch(99).x[:3]
+    np.testing.assert_allclose(runtime.open_predict(bundle, state.parameters)(x), x @ w + b, atol=1e-4)
+    evaluated = runtime.open_evaluate(bundle)(state.parameters, one_batch(99))
+    np.testing.assert_array_equal(evaluated.predicted[:3], (x @ w + b).argmax(axis=1))
+
+
+def test_the_numbers_in_the_infer_graph_are_taken_out(tmp_path: Path) -> None:
+    bundle = assemble(linear_graphs(), tmp_path, PUBLISHER)
+    model = onnx.load_from_string(bundle.graph("infer", "onnx"))
+    assert all(value.data_location == TensorProto.EXTERNAL and not value.raw_data for value in model.graph.initializer)
+    x = one_batch(3).x
+    got = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())(x)
+    np.testing.assert_allclose(got, x @ WEIGHT + BIAS, atol=1e-6)
+
+
+def test_slots_that_are_given_are_used(tmp_path: Path) -> None:
+    spec = with_graphs(infer=linear.infer_graph(("weight:0", "bias:0")))
+    slots = tuple(
+        Slot(initializer=initializer, kind=SlotKind.FLOAT, parameter=name, shape=spec.parameters[name].shape)
+        for name, initializer in (("w", "weight:0"), ("b", "bias:0"))
+    )
+    bundle = assemble(replace(spec, slots={"onnx": slots}), tmp_path, PUBLISHER)
+    assert bundle.manifest.slots["onnx"] == slots
+    x = one_batch(3).x
+    got = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())(x)
+    np.testing.assert_allclose(got, x @ WEIGHT + BIAS, atol=1e-6)
+
+
+@cache
+def tflite_spec() -> AssembledGraphs:
+    """An MLP in TFLite, three Signatures in one file; its slots lie where the initial parameters are found in it."""
+    app = app_of("mlp")
+    prepared, x = prepare(app), app.examples(app.batch_size)
+    infer = torch.export.export(copy.deepcopy(app.module).eval(), (x,))
+    graphs = {
+        "train": trace_train(prepared, "tflite"),
+        "evaluate": trace_evaluate(prepared, "tflite"),
+        "infer": Traced(program=infer, examples=[x], inputs=["x"], outputs=["logits"]),
+    }
+    data = to_tflite(graphs, "mlp")
+    parameters = {name: value.numpy() for name, value in prepared.travelling.items()}
+    return AssembledGraphs(
+        name="mlp",
+        batch_size=app.batch_size,
+        num_classes=app.num_classes,
+        parameters=parameters,
+        graphs={"tflite": dict.fromkeys(graphs, data)},
+        slots={"tflite": tuple(slot_at(name, value, data) for name, value in parameters.items())},
+    )
+
+
+def slot_at(name: str, value: np.ndarray, data: bytes) -> Slot:
+    """The place of a parameter's bytes in a file."""
+    assert data.count(value.tobytes()) == 1
+    offset = data.find(value.tobytes())
+    return Slot(initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=value.shape, offset=offset)
+
+
+def test_a_tflite_file_of_three_signatures_becomes_a_bundle(tmp_path: Path) -> None:
+    bundle, runtime = assemble(tflite_spec(), tmp_path, PUBLISHER), open_runtime("litert")
+    step, expected = runtime.open_train(bundle), open_runtime("onnx").open_train(bundle_of("mlp"))
+    state = twin = step.begin(bundle.initial_parameters())
+    for batch in batches(20, seed=1):
+        state, _ = step(state, batch, RATE)
+        twin, _ = expected(twin, batch, RATE)
+    np.testing.assert_allclose(state.parameters, twin.parameters, atol=1e-5)
+    x, _ = samples(5, seed=2)
+    got = runtime.open_predict(bundle, state.parameters)(x)
+    module = app_of("mlp").module
+    tensors = {
+        name: torch.from_numpy(value.copy()) for name, value in bundle.manifest.table.views(state.parameters).items()
+    }
+    with torch.no_grad():
+        np.testing.assert_allclose(got, torch.func.functional_call(module, tensors, torch.from_numpy(x)), atol=1e-4)
+
+
+def test_a_tflite_file_needs_its_slots_and_its_signatures(tmp_path: Path) -> None:
+    spec = tflite_spec()
+    with pytest.raises(InvalidBundle, match=r"infer graph \(tflite\): got no slots, expected them with their offsets"):
+        assemble(replace(spec, slots={}), tmp_path, PUBLISHER)
+    alone = to_tflite({"other": trace_evaluate(prepare(app_of("mlp")), "tflite")}, "mlp")
+    graphs = {"tflite": {**spec.graphs["tflite"], "train": alone}}
+    with pytest.raises(
+        InvalidInput, match=r"train graph \(tflite\): got signature 'train', expected one of \['other'\]"
+    ):
+        assemble(replace(spec, graphs=graphs), tmp_path, PUBLISHER)
+
+
+def renamed(data: bytes, **names: str) -> bytes:
+    """A graph whose ports are called otherwise."""
+    model = onnx.load_from_string(data)
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for row in (*model.graph.input, *model.graph.output):
+        row.name = names.get(row.name, row.name)
+    return bytes(model.SerializeToString())
+
+
+def reshaped(data: bytes, name: str, *shape: int | str) -> bytes:
+    """A graph that says another shape of an input."""
+    model = onnx.load_from_string(data)
+    for row in model.graph.input:
+        if row.name == name:
+            row.CopyFrom(linear.port(name, *shape, dtype=row.type.tensor_type.elem_type))
+    return bytes(model.SerializeToString())
+
+
+TRAIN, EVALUATE, INFER = linear.train_graph(), linear.evaluate_graph(), linear.infer_graph()
+
+
+@pytest.mark.parametrize(
+    ("graphs", "message"),
+    [
+        ({"train": b"no graph"}, r"train graph \(onnx\): onnxruntime cannot open it"),
+        ({"infer": INFER[:60]}, r"infer graph \(onnx\): (not an ONNX file|the ONNX file is cut off)"),
+        ({"infer": linear.infer_graph(("W", "b"))}, r"infer graph \(onnx\): constant 'w': got none, expected float32"),
+        ({"train": renamed(TRAIN, loss="cost")}, r"signature 'train' has outputs \[.*'cost'.*expected .*'loss'"),
+        ({"train": renamed(TRAIN, mask="m")}, r"signature 'train' has inputs .* expected .*'mask'"),
+        ({"train": renamed(TRAIN, y="labels")}, r"train graph: got 'y' as None, expected int32 for 4 samples"),
+        ({"infer": renamed(INFER, x="input")}, r"infer graph: got inputs \['input'\], expected 'x'"),
+        ({"evaluate": reshaped(EVALUATE, "x", "n", 6)}, r"got 'x' as float32 \(-1, 6\), expected .* fixed lengths"),
+        (
+            {"evaluate": reshaped(EVALUATE, "mask", 1)},
+            r"evaluate graph: got 'mask' as float32 \(1,\), expected .*\(4,\)",
+        ),
+        ({"infer": reshaped(INFER, "x", 4, 6)}, r"infer graph: inputs: got 'x' as .*\(4, 6\).*expected .*\(-1, 6\)"),
+        ({"evaluate": linear.evaluate_graph(masked=False)}, r"a loss of \S+ from samples with mask 0.0, expected 0.0"),
+    ],
+)
+def test_graphs_that_no_device_could_use_are_refused(tmp_path: Path, graphs: Mapping[str, bytes], message: str) -> None:
+    with pytest.raises(InvalidBundle, match=message):
+        assemble(with_graphs(**graphs), tmp_path / "bundle", PUBLISHER)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_spec_that_lacks_something_is_refused(tmp_path: Path) -> None:
+    spec = linear_graphs()
+    graphs = dict(spec.graphs["onnx"])
+    del graphs["evaluate"]
+    for change, message in (
+        ({"parameters": {}}, "no parameters or no graphs"),
+        ({"graphs": {"onnx": graphs}}, r"got graphs for \['infer', 'train'\] in onnx, expected .* 'evaluate'"),
+        ({"parameters": {"w": WEIGHT * np.nan, "b": BIAS}}, "parameter 'w' is float32, expected finite"),
+        ({"parameters": {"w": WEIGHT.astype(np.float64), "b": BIAS}}, "parameter 'w' is float64, expected finite"),
+    ):
+        with pytest.raises(InvalidBundle, match=message):
+            replace(spec, **change)
+    some = (Slot(initializer="w", kind=SlotKind.FLOAT, parameter="w", shape=WEIGHT.shape),)
+    with pytest.raises(InvalidBundle, match=r"no slot takes \['b'\]: its predictions would not follow"):
+        assemble(replace(spec, slots={"onnx": some}), tmp_path, PUBLISHER)
+    with pytest.raises(InvalidBundle, match=r"got logits \(1, 3\), expected 5 of each sample"):
+        assemble(replace(spec, num_classes=5), tmp_path, PUBLISHER)
+    with pytest.raises(InvalidBundle, match=r"train graph: got 'mask' as float32 \(4,\), expected float32 \(8,\)"):
+        assemble(replace(spec, batch_size=8), tmp_path, PUBLISHER)
+    wide = {"w": np.zeros((6, 4), np.float32), "b": np.zeros(4, np.float32)}
+    outputs = [linear.port("logits", "n", 4)]
+    infer = linear.file(linear.FORWARD, [linear.port("x", "n", 6)], outputs, wide)
+    with pytest.raises(InvalidBundle, match=r"train graph: got 'b' as float32 \(3,\), expected float32 \(4,\)"):
+        assemble(replace(with_graphs(infer=infer), parameters=wide), tmp_path, PUBLISHER)

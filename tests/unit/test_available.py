@@ -1,0 +1,63 @@
+"""Which runtimes there are, and what is said where one is not installed."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fanin.edge.runtimes.available import open_runtime
+from fanin.protos.errors import RuntimeMissing
+
+
+def test_an_unknown_runtime_is_told_what_is_known() -> None:
+    with pytest.raises(RuntimeMissing, match=r"runtime: got 'abacus', expected one of \['litert', 'onnx', "):
+        open_runtime("abacus")
+
+
+def test_the_default_runtime_is_onnxruntime() -> None:
+    assert open_runtime().name.startswith("onnxruntime ")
+
+
+def test_tflite_runtime_with_a_numpy_that_it_was_not_built_for_is_refused() -> None:
+    with pytest.raises(RuntimeMissing, match=r"tflite-runtime was built for numpy 1, got numpy 2.* 'fanin\[tflite\]'"):
+        open_runtime("tflite")
+
+
+def child(code: str, *arguments: str) -> str:
+    """What a fresh Python prints that runs this code."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+MISSING = """
+import sys
+sys.modules |= dict.fromkeys(sys.argv[1].split())
+from fanin.edge.runtimes.available import open_runtime
+from fanin.protos.errors import RuntimeMissing
+try:
+    print(open_runtime(sys.argv[2] or None).name.split()[0])
+except RuntimeMissing as exc:
+    print(exc)
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "message"),
+    [
+        ("onnxruntime", "onnx", "runtime 'onnx': onnxruntime is not installed here; pip install 'fanin[onnx]'"),
+        ("onnxruntime", "", "ai-edge-litert"),
+        (
+            "onnxruntime ai_edge_litert tflite_runtime",
+            "",
+            "runtime: none of ['onnx', 'litert', 'tflite'] is installed here; pip install 'fanin[onnx]'",
+        ),
+        (
+            "ai_edge_litert",
+            "litert",
+            "runtime 'litert': ai_edge_litert is not installed here; pip install 'fanin[litert]'",
+        ),
+        ("onnx", "reference", "runtime 'reference': onnx is not installed here; pip install 'fanin[export]'"),
+    ],
+)
+def test_a_missing_library_is_said_with_the_extra_that_brings_it(library: str, name: str, message: str) -> None:
+    assert child(MISSING, library, name) == message

@@ -1,0 +1,307 @@
+"""Public data: where its files come from, what is refused, and the laws of the split by speaker."""
+
+import gzip
+import hashlib
+import http.client
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.data import real_places, unreachable
+from support.errors import raises
+from support.laws import LAW
+
+from fanin.clients.datafiles import DataFile, DataSet, Places, places_from, read_files
+from fanin.clients.datasets import (
+    FASHION_MNIST,
+    SHAKESPEARE,
+    Cutting,
+    Shakespeare,
+    fashion_mnist,
+    parse_images,
+    parse_labels,
+    shakespeare,
+    split_by_speaker,
+)
+from fanin.protos.errors import InvalidInput, StorageFull
+
+CONTENT = b"plain text\n"
+PACKED = gzip.compress(CONTENT)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+FILES = DataSet(
+    name="small",
+    files=(
+        DataFile(name="a.gz", url="http://mirror/small/a.gz", size_bytes=len(PACKED), sha256=SHA256),
+        DataFile(name="b.txt", url="http://mirror/small/b.txt", size_bytes=len(CONTENT), sha256=SHA256),
+    ),
+)
+ADVICE = (
+    "put the files into FOLDER/small and set FANIN_DATA to FOLDER; they come from http://mirror/small; "
+    f"name (SHA-256 of the unpacked content): a.gz ({SHA256}), b.txt ({SHA256})"
+)
+
+
+def mirror(url: str, max_bytes: int) -> bytes:
+    """A mirror that has both files, of which no more is read than the limit and a byte."""
+    return (PACKED if url.endswith(".gz") else CONTENT)[: max_bytes + 1]
+
+
+def places(folder: Path, fetch: Callable[[str, int], bytes] = unreachable, data: Path | None = None) -> Places:
+    return Places(data=data, cache=folder / "cache", fetch=fetch)
+
+
+def put(folder: Path, name: str = "small") -> Path:
+    """Both files, as a user or a package would put them."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "a.gz").write_bytes(PACKED)
+    (folder / name / "b.txt").write_bytes(CONTENT)
+    return folder
+
+
+def test_the_environment_names_the_places() -> None:
+    found = places_from({"FANIN_DATA": "/data", "XDG_CACHE_HOME": "/cache"})
+    assert (found.data, found.cache) == (Path("/data"), Path("/cache/fanin"))
+    found = places_from({"FANIN_DATA": ""})
+    assert (found.data, found.cache) == (None, Path.home() / ".cache" / "fanin")
+
+
+def test_what_is_fetched_is_kept_and_not_fetched_again(tmp_path: Path) -> None:
+    assert list(read_files(places(tmp_path, mirror), FILES)) == [CONTENT, CONTENT]
+    assert sorted(path.name for path in (tmp_path / "cache/small").iterdir()) == ["a.gz", "b.txt"]
+    assert list(read_files(places(tmp_path), FILES)) == [CONTENT, CONTENT]
+
+
+def test_the_users_folder_comes_first_and_alone(tmp_path: Path) -> None:
+    put(tmp_path / "cache")
+    own = put(tmp_path / "own")
+    (own / "small/b.txt").write_bytes(b"another edition")
+    assert list(read_files(places(tmp_path, mirror, own), FILES)) == [CONTENT, b"another edition"]
+    (own / "small/a.gz").unlink()
+    with raises(InvalidInput, f"{own}/small/a.gz: no such file, but FANIN_DATA names that folder; {ADVICE}"):
+        list(read_files(places(tmp_path, mirror, own), FILES))
+
+
+def test_the_systems_package_is_used_without_a_network(tmp_path: Path) -> None:
+    packaged = replace(FILES, package=put(tmp_path) / "small")
+    assert list(read_files(places(tmp_path), packaged)) == [CONTENT, CONTENT]
+
+
+@pytest.mark.parametrize("damage", [b"", PACKED[:-9], b"no gzip", gzip.compress(b"other"), gzip.compress(bytes(10**6))])
+def test_a_damaged_cache_is_mended(tmp_path: Path, damage: bytes) -> None:
+    path = put(tmp_path / "cache") / "small/a.gz"
+    path.write_bytes(damage)
+    assert list(read_files(places(tmp_path, mirror), FILES)) == [CONTENT, CONTENT]
+    assert path.read_bytes() == PACKED
+
+
+@pytest.mark.parametrize("fault", [OSError("no route"), TimeoutError("timed out"), http.client.IncompleteRead(b"")])
+def test_offline_the_error_says_what_to_do(tmp_path: Path, fault: Exception) -> None:
+    def fetch(url: str, max_bytes: int) -> bytes:
+        raise fault
+
+    expected = (
+        "small: no good a.gz on this machine, and http://mirror/small/a.gz cannot be fetched "
+        f"({type(fault).__name__}: {fault}); {ADVICE}"
+    )
+    with raises(InvalidInput, expected):
+        list(read_files(places(tmp_path, fetch), FILES))
+
+
+def test_a_mirror_that_serves_something_else_leaves_no_trace(tmp_path: Path) -> None:
+    other = hashlib.sha256(b"other").hexdigest()
+    with raises(InvalidInput, f"http://mirror/small/a.gz: got SHA-256 {other} unpacked, expected {SHA256}"):
+        list(read_files(places(tmp_path, lambda url, max_bytes: gzip.compress(b"other")), FILES))
+    with pytest.raises(InvalidInput, match=r"http://mirror/small/a\.gz: cannot be read \(Not a gzipped file"):
+        list(read_files(places(tmp_path, lambda url, max_bytes: b"<html>"), FILES))
+    bomb = gzip.compress(bytes(10**6))
+    with raises(InvalidInput, f"http://mirror/small/a.gz: unpacks to more than {len(PACKED)} bytes, expected no more"):
+        list(read_files(places(tmp_path, lambda url, max_bytes: bomb), FILES))
+    assert list((tmp_path / "cache/small").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file, where a folder should be")
+    with pytest.raises(StorageFull, match=r"cache/small: cannot be written \(.*; set XDG_CACHE_HOME to a folder that"):
+        list(read_files(places(tmp_path, mirror), FILES))
+
+
+def images(count: int, seed: int = 0) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, 28, 28), np.uint8)
+    return struct.pack(">4I", 0x803, count, 28, 28) + pixels.tobytes()
+
+
+def labels(*values: int) -> bytes:
+    return struct.pack(">2I", 0x801, len(values)) + bytes(values)
+
+
+def own_fashion_mnist(folder: Path, *contents: bytes) -> Places:
+    (folder / "fashion-mnist").mkdir(parents=True)
+    for file, content in zip(FASHION_MNIST.files, contents, strict=True):
+        (folder / "fashion-mnist" / file.name).write_bytes(gzip.compress(content))
+    return places(folder, data=folder)
+
+
+def test_images_and_labels_become_examples(tmp_path: Path) -> None:
+    found = fashion_mnist(own_fashion_mnist(tmp_path, images(3), labels(9, 0, 4), images(2, 1), labels(1, 1)))
+    assert (found.train.x.shape, found.train.x.dtype) == ((3, 1, 28, 28), np.float32)
+    assert (found.train.y.tolist(), found.train.y.dtype) == ([9, 0, 4], np.int32)
+    assert (found.test.x.shape, found.test.y.tolist()) == ((2, 1, 28, 28), [1, 1])
+    assert (found.train.x * np.float32(255)).round().astype(np.uint8).tobytes() == images(3)[16:]
+    assert found.train.x.max() <= 1.0
+
+
+def test_images_without_their_labels_are_refused(tmp_path: Path) -> None:
+    where = own_fashion_mnist(tmp_path, images(3), labels(9, 0), images(2), labels(1, 1))
+    with raises(InvalidInput, "fashion-mnist: got 3 images and 2 labels, expected as many of each"):
+        fashion_mnist(where)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "f: got 0 bytes, expected an IDX header of 16"),
+        (images(1)[:15], "f: got 15 bytes, expected an IDX header of 16"),
+        (bytes(4) + images(1)[4:], "f: got magic 0x00000000, expected 0x00000803"),
+        (labels(*range(10), 1, 2), "f: got magic 0x00000801, expected 0x00000803"),
+        (images(2)[:-1], "f: got 1567 bytes of values, expected 1568 as its header says"),
+        (images(2) + b"x", "f: got 1569 bytes of values, expected 1568 as its header says"),
+        (images(0), "f: got no items, expected at least one"),
+        (struct.pack(">4I", 0x803, 1, 28, 27) + bytes(756), "f: got images of 28 x 27, expected 28 x 28"),
+        (
+            struct.pack(">4I", 0x803, (1 << 32) - 1, 28, 28),
+            "f: got 0 bytes of values, expected 3367254359280 as its header says",
+        ),
+    ],
+)
+def test_what_is_no_image_file_is_refused(data: bytes, expected: str) -> None:
+    with raises(InvalidInput, expected):
+        parse_images("f", data)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (labels(1)[:7], "f: got 7 bytes, expected an IDX header of 8"),
+        (images(1), "f: got magic 0x00000803, expected 0x00000801"),
+        (labels(1, 2) + b"\1", "f: got 3 bytes of values, expected 2 as its header says"),
+        (labels(), "f: got no items, expected at least one"),
+        (labels(1, 10), "f: got label 10, expected 0 to 9"),
+    ],
+)
+def test_what_is_no_label_file_is_refused(data: bytes, expected: str) -> None:
+    with raises(InvalidInput, expected):
+        parse_labels("f", data)
+
+
+@LAW
+@given(st.binary(max_size=40) | st.integers(0, 60).map(lambda cut: labels(*[1] * 52)[:cut]))
+def test_any_bytes_are_labels_or_one_error(data: bytes) -> None:
+    try:
+        found = parse_labels("f", data)
+    except InvalidInput:
+        return
+    assert labels(*found.tolist()) == data
+
+
+NAMES = st.sampled_from(("ROMEO", "JULIET", "First Citizen", "All: both"))
+LINES = st.lists(st.text("abc, .!", min_size=1, max_size=40), max_size=6)
+BLOCKS = st.lists(st.tuples(NAMES, LINES), min_size=1, max_size=8)
+CUTTING = Cutting(length=4, min_characters=9, held_fraction=0.25)
+
+
+def play(blocks: list[tuple[str, list[str]]]) -> str:
+    return "\n\n".join("\n".join((f"{name}:", *lines)) for name, lines in blocks) + "\n"
+
+
+def text_of(found: Shakespeare, *rows: np.ndarray) -> str:
+    return "".join(found.vocabulary[token] for row in rows for token in row.ravel())
+
+
+@LAW
+@given(BLOCKS)
+def test_each_speakers_words_come_in_order_and_once(blocks: list[tuple[str, list[str]]]) -> None:
+    said: dict[str, str] = {}
+    for name, lines in blocks:
+        said[name] = said.get(name, "") + "".join(f"{line}\n" for line in lines)
+    enough = {name: words for name, words in said.items() if len(words) >= 9}
+    try:
+        found = split_by_speaker(play(blocks), CUTTING)
+    except InvalidInput as exc:
+        assert not enough
+        assert str(exc) == f"text: none of {len(said)} speakers has 9 characters, expected one"
+        return
+    assert [speaker.name for speaker in found.speakers] == list(enough)
+    assert list(found.vocabulary) == sorted(set(play(blocks)))
+    for speaker, words in zip(found.speakers, enough.values(), strict=True):
+        num = (len(words) - 1) // 4
+        assert text_of(found, speaker.train.x, speaker.held_out.x) == words[: num * 4]
+        assert text_of(found, speaker.train.y, speaker.held_out.y) == words[1 : num * 4 + 1]
+        assert len(speaker.held_out) == max(1, round(num * 0.25))
+        assert speaker.train.x.shape[1:] == speaker.train.y.shape[1:] == (4,)
+        assert speaker.train.x.dtype == speaker.train.y.dtype == np.int32
+    others = "".join(words for name, words in said.items() if name not in enough)
+    if len(others) <= 4:
+        assert found.others is None
+    else:
+        assert found.others is not None
+        assert others.startswith(text_of(found, found.others.x))
+
+
+@LAW
+@given(st.text("ab:\n", max_size=60))
+def test_any_text_is_a_play_or_one_error(text: str) -> None:
+    try:
+        found = split_by_speaker(text, Cutting(length=1, min_characters=3))
+    except InvalidInput:
+        return
+    assert found.speakers
+
+
+def test_a_block_without_a_speaker_is_refused(tmp_path: Path) -> None:
+    with raises(InvalidInput, "text: block 1 begins with 'and then', expected a speaker's name and ':'"):
+        split_by_speaker("A:\nwords\n\nand then\nmore\n", CUTTING)
+    (tmp_path / "tinyshakespeare").mkdir()
+    (tmp_path / "tinyshakespeare/input.txt").write_bytes(b"A:\n\xff\n")
+    with pytest.raises(InvalidInput, match=r"^input\.txt: not UTF-8 text \("):
+        shakespeare(CUTTING, places(tmp_path, data=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"length": 0}, "got length 0 and min_characters 1000, expected at least 1"),
+        ({"min_characters": 128}, "got length 64 and min_characters 128"),
+        ({"held_fraction": 1.0}, "got held_fraction 1.0, expected between 0 and 1"),
+        ({"held_fraction": float("nan")}, "got held_fraction nan"),
+    ],
+)
+def test_a_cutting_that_cannot_be_is_a_callers_mistake(changes: dict[str, float], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        Cutting(**changes)
+
+
+def test_the_real_fashion_mnist_is_the_known_one() -> None:
+    where = real_places("fashion-mnist")
+    contents = list(read_files(where, FASHION_MNIST))
+    known = [(file.size_bytes, file.sha256) for file in FASHION_MNIST.files]
+    assert [(len(content), hashlib.sha256(content).hexdigest()) for content in contents] == known
+    found = fashion_mnist(where)
+    assert (len(found.train), len(found.test)) == (60_000, 10_000)
+    assert np.bincount(found.train.y).tolist() == [6000] * 10
+    assert np.bincount(found.test.y).tolist() == [1000] * 10
+
+
+def test_the_real_shakespeare_is_the_known_one() -> None:
+    where = real_places("tinyshakespeare")
+    (content,) = read_files(where, SHAKESPEARE)
+    (known,) = SHAKESPEARE.files
+    assert (len(content), hashlib.sha256(content).hexdigest()) == (known.size_bytes, known.sha256)
+    found = shakespeare(Cutting(), where)
+    assert (len(found.vocabulary), len(found.speakers)) == (65, 141)
+    assert found.speakers[0].name == "First Citizen"
+    assert text_of(found, found.speakers[0].train.x[:1]).startswith("Before we proceed any further, hear me speak.\n")

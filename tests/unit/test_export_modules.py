@@ -1,0 +1,89 @@
+"""``edge.export`` on odd modules: shared and unused layers, names of operators, small batches, several formats."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from support.models import NUM_CLASSES, app_of, exported, samples
+from torch import Tensor, nn
+
+from fanin.edge.export import Adam, Adapters, Recipe, Sgd
+from fanin.edge.export.prepare import prepare
+from fanin.edge.export.trace import trace_evaluate, trace_infer, trace_train
+from fanin.edge.runtimes.available import open_runtime
+
+
+class Shared(nn.Module):
+    """Layers that stand in two places, a weight of two layers, a norm and a layer that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.again = nn.Linear(64, 64)
+        self.norm = self.norm_again = nn.BatchNorm1d(64)
+        self.tied = nn.Linear(64, 64)
+        self.tied.weight = self.first.weight
+        self.unused, self.unused_norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.head = nn.Linear(64, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        seen = self.norm(self.first(x.flatten(1))).relu()
+        return self.head(self.tied(self.norm_again(self.again(seen)).relu()).relu())
+
+
+class Operators(nn.Module):
+    """Parameters that are called as operators are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Parameter(torch.randn(NUM_CLASSES, 64))
+        for name in ("mul", "add", "view", "mean", "relu", "sub"):
+            self.register_parameter(name, nn.Parameter(torch.full((64,), 0.5)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        seen = (x.view(-1, 64) * self.mul + self.add - self.sub).relu() + self.view + self.mean * self.relu
+        return nn.functional.linear(seen, self.linear)
+
+
+@pytest.mark.parametrize(
+    ("make", "recipe"),
+    [
+        (Shared, Recipe(optimizer=Sgd(weight_decay=0.1))),
+        (Shared, Recipe(trains=Adapters(rank=2), quantization_aware=True)),
+        (Operators, Recipe(optimizer=Adam(weight_decay=0.1, decoupled=True))),
+    ],
+    ids=["shared", "shared-adapters", "operators"],
+)
+def test_odd_modules_are_exported_and_verified(make: Callable[[], nn.Module], recipe: Recipe) -> None:
+    torch.manual_seed(7)
+    bundle = exported(replace(app_of("mlp"), name="odd", module=make(), recipe=recipe))
+    names = {spec.name for spec in bundle.manifest.table.specs}
+    assert not any("again" in name or name == "tied.weight" for name in names)
+    slots = {slot.initializer: slot.parameter for slot in bundle.manifest.slots["onnx"]}
+    assert {*slots.values()} == {name for name in names if not name.startswith("unused")}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_batch_may_be_small(batch_size: int) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, NUM_CLASSES))
+    bundle = exported(replace(app_of("mlp"), name="small", module=module, batch_size=batch_size))
+    predict = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())
+    assert predict(samples(3, seed=1)[0]).shape == (3, NUM_CLASSES)
+
+
+def test_a_module_is_traced_as_it_was_for_the_next_format() -> None:
+    norms = nn.BatchNorm2d(1), nn.BatchNorm2d(1).eval()
+    module = nn.Sequential(*norms, nn.Flatten(), nn.Linear(64, NUM_CLASSES))
+    prepared = prepare(replace(app_of("mlp"), module=module))
+    modes = [layer.training for layer in prepared.module.modules()]
+    first = trace_train(prepared, "onnx")
+    trace_evaluate(prepared, "onnx")
+    trace_infer(prepared)
+    assert [layer.training for layer in prepared.module.modules()] == modes
+    again = trace_train(prepared, "onnx")
+    for got, expected in zip(
+        again.program.module()(*first.examples), first.program.module()(*first.examples), strict=True
+    ):
+        assert torch.equal(got, expected)

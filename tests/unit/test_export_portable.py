@@ -1,0 +1,193 @@
+"""Our portable forms against torch's own kernels, in float64."""
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fanin.edge.export.decompositions import portable, selection
+from fanin.protos.errors import UnsupportedModel
+
+aten = torch.ops.aten
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
+STRIDES = st.one_of(st.just(()), PAIRS)
+SIZES = st.tuples(st.integers(3, 8), st.integers(3, 8))
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple[object, ...]:
+    """x, weight and constants of a convolution of one or two dimensions."""
+    dims = draw(st.integers(1, 2))
+    groups = draw(st.integers(1, 3))
+    kind = draw(st.sampled_from(["plain", "depthwise", "transposed"]))
+    # One kind of plain convolution has few channels, another many.
+    ins, outs = (1, 1) if kind == "depthwise" else (draw(st.integers(1, 5)), draw(st.integers(1, 3)))
+
+    def each(low: int, high: int) -> list[int]:
+        return [draw(st.integers(low, high)) for _ in range(dims)]
+
+    size, kernel, stride, padding, dilation = each(1, 8), each(1, 3), each(1, 3), each(0, 2), each(1, 2)
+    extra = [draw(st.integers(0, step - 1)) for step in stride] if kind == "transposed" else [0] * dims
+    for have, taps, pad, step, dil in zip(size, kernel, padding, stride, dilation, strict=True):
+        assume(have + 2 * pad >= dil * (taps - 1) + 1)
+        assume(kind != "transposed" or (have - 1) * step - 2 * pad + dil * (taps - 1) + 1 > 0)
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    x = torch.randn(draw(st.integers(1, 3)), groups * ins, *size, dtype=torch.float64)
+    rows = (groups * ins, outs) if kind == "transposed" else (groups * outs, ins)
+    weight = torch.randn(*rows, *kernel, dtype=torch.float64)
+    return x, weight, stride, padding, dilation, kind == "transposed", extra, groups
+
+
+@settings(deadline=None)
+@given(case=convolutions())
+def test_gradients_of_a_convolution(case: tuple[object, ...]) -> None:
+    x, weight, *form = case
+    y = aten.convolution(x, weight, None, *form)
+    dy = torch.randn_like(y)
+    arguments = (dy, x, weight, [y.shape[1]], *form, [True, True, True])
+    expected = aten.convolution_backward(*arguments)
+    for got, wanted in zip(portable.convolution_backward(*arguments), expected, strict=True):
+        torch.testing.assert_close(got, wanted, **CLOSE)
+
+
+@settings(deadline=None)
+@given(case=convolutions(), biased=st.booleans())
+def test_a_transposed_convolution_is_a_plain_one_and_a_plain_one_stays(case: tuple[object, ...], biased: bool) -> None:
+    x, weight, *form = case
+    expected = aten.convolution(x, weight, None, *form)
+    bias = torch.randn(expected.shape[1], dtype=torch.float64) if biased else None
+    got = portable.convolution(x, weight, bias, *form)
+    if form[3]:
+        assert isinstance(got, torch.Tensor)
+        torch.testing.assert_close(got, aten.convolution(x, weight, bias, *form), **CLOSE)
+    else:
+        assert got is NotImplemented
+
+
+@settings(deadline=None)
+@given(
+    kernel=PAIRS,
+    stride=STRIDES,
+    share=st.tuples(st.integers(0, 1), st.booleans(), st.booleans(), st.sampled_from([None, 2])),
+    size=SIZES,
+)
+def test_gradient_of_an_average_pool(
+    kernel: tuple[int, int],
+    stride: tuple[int, ...],
+    share: tuple[int, bool, bool, int | None],
+    size: tuple[int, int],
+) -> None:
+    pad, ceil_mode, counts_padding, divisor = share
+    padding = [min(pad, taps // 2) for taps in kernel]
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    form = (list(kernel), list(stride), padding, ceil_mode, counts_padding, divisor)
+    dy = torch.randn_like(aten.avg_pool2d(x, *form))
+    torch.testing.assert_close(
+        portable.avg_pool2d_backward(dy, x, *form), aten.avg_pool2d_backward(dy, x, *form), **CLOSE
+    )
+
+
+@settings(deadline=None)
+@given(size=SIZES, wanted=st.tuples(st.integers(1, 9), st.integers(1, 9)))
+def test_an_adaptive_average_pool_and_its_gradient(size: tuple[int, int], wanted: tuple[int, int]) -> None:
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    y = aten._adaptive_avg_pool2d(x, wanted)
+    torch.testing.assert_close(portable.adaptive_avg_pool2d(x, wanted), y, **CLOSE)
+    dy = torch.randn_like(y)
+    torch.testing.assert_close(
+        portable.adaptive_avg_pool2d_backward(dy, x), aten._adaptive_avg_pool2d_backward(dy, x), **CLOSE
+    )
+
+
+@settings(deadline=None)
+@given(
+    kernel=PAIRS,
+    stride=STRIDES,
+    pad=st.integers(0, 1),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    ceil_mode=st.booleans(),
+    levels=st.integers(1, 50),
+)
+def test_gradient_of_a_max_pool_goes_to_the_first_maximum(
+    kernel: tuple[int, int],
+    stride: tuple[int, ...],
+    pad: int,
+    dilation: tuple[int, int],
+    ceil_mode: bool,
+    levels: int,
+) -> None:
+    # Few levels make many ties.
+    x = torch.randint(0, levels, (2, 3, 7, 6)).to(torch.float64)
+    form = (list(kernel), list(stride), [min(pad, taps // 2) for taps in kernel], list(dilation), ceil_mode)
+    y, indices = aten.max_pool2d_with_indices(x, *form)
+    dy = torch.randn_like(y)
+    expected = aten.max_pool2d_with_indices_backward(dy, x, *form, indices)
+    torch.testing.assert_close(portable.max_pool2d_backward(dy, x, *form, indices), expected, **CLOSE)
+
+
+def test_gradient_of_a_relu() -> None:
+    x = torch.tensor([-1.0, 0.0, 2.0, 7.0], dtype=torch.float64)
+    dy = torch.randn_like(x)
+    expected = aten.threshold_backward(dy, x, 0)
+    torch.testing.assert_close(portable.threshold_backward(dy, x, 0), expected, **CLOSE)
+
+
+@settings(deadline=None)
+@given(num=st.integers(1, 6), padding=st.integers(-1, 5), integer=st.sampled_from([torch.int32, torch.int64]))
+def test_gradient_of_an_embedding(num: int, padding: int, integer: torch.dtype) -> None:
+    assume(padding < num)
+    indices = torch.randint(0, num, (3, 4), dtype=integer)
+    dy = torch.randn(3, 4, 5, dtype=torch.float64)
+    expected = aten.embedding_dense_backward(dy, indices, num, padding, False)
+    torch.testing.assert_close(selection.embedding_backward(dy, indices, num, padding, False), expected, **CLOSE)
+
+
+def test_an_embedding_that_scales_by_frequency_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="embedding: got scale_grad_by_freq=True"):
+        selection.embedding_backward(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64), 4, -1, True)
+
+
+@settings(deadline=None)
+@given(dim=st.integers(-3, 2), first=st.integers(-9, 9), last=st.integers(-9, 9), step=st.integers(1, 3))
+def test_gradients_of_a_slice_and_of_a_selected_row(dim: int, first: int, last: int, step: int) -> None:
+    x = torch.randn(4, 5, 6, dtype=torch.float64)
+    y = aten.slice(x, dim, first, last, step)
+    if y.numel():
+        dy = torch.randn_like(y)
+        expected = aten.slice_backward(dy, x.shape, dim, first, last, step)
+        torch.testing.assert_close(selection.slice_backward(dy, x.shape, dim, first, last, step), expected, **CLOSE)
+    index = first % x.shape[dim] - (x.shape[dim] if last < 0 else 0)
+    dy = torch.randn_like(aten.select(x, dim, index))
+    expected = aten.select_backward(dy, x.shape, dim, index)
+    torch.testing.assert_close(selection.select_backward(dy, x.shape, dim, index), expected, **CLOSE)
+
+
+@settings(deadline=None)
+@given(
+    shape=st.sampled_from([(4,), (3, 4), (3, 4, 2, 2)]),
+    weighted=st.booleans(),
+    reduction=st.integers(0, 2),
+    ignored=st.integers(0, 4),
+)
+def test_a_loss_of_the_right_class_and_its_gradient(
+    shape: tuple[int, ...], weighted: bool, reduction: int, ignored: int
+) -> None:
+    scores = torch.randn(shape, dtype=torch.float64)
+    # The ignored class is not the only one that occurs.
+    labels = torch.arange(scores.numel() // 4).reshape(*shape[:1], *shape[2:]) % 4 if shape[1:] else torch.tensor(2)
+    assume(shape[1:] or ignored != 2)
+    weight = torch.rand(4, dtype=torch.float64) if weighted else None
+    forward, backward = (
+        (aten.nll_loss2d_forward, aten.nll_loss2d_backward)
+        if len(shape) == 4
+        else (aten.nll_loss_forward, aten.nll_loss_backward)
+    )
+    loss, total = forward(scores, labels, weight, reduction, ignored)
+    got, got_total = selection.nll_loss(scores, labels, weight, reduction, ignored)
+    torch.testing.assert_close(got, loss, **CLOSE)
+    dy = torch.randn_like(loss)
+    arguments = (scores, labels, weight, reduction, ignored)
+    torch.testing.assert_close(
+        selection.nll_loss_backward(dy, *arguments, got_total), backward(dy, *arguments, total), **CLOSE
+    )

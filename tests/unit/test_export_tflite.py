@@ -1,0 +1,120 @@
+"""Traced Signatures as one TFLite file."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from ai_edge_litert.interpreter import Interpreter
+from torch import Tensor
+
+from fanin.edge.export.operators import LATEST, check_operators
+from fanin.edge.export.tflite import to_tflite
+from fanin.edge.export.trace import Traced
+from fanin.protos.errors import UnsupportedModel
+
+TABLE = torch.arange(4096, dtype=torch.float32).reshape(64, 64) / 4096
+
+
+class Scaled(torch.nn.Module):
+    """Two inputs in, two outputs out, and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", TABLE)
+
+    def forward(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        return first @ self.table + torch.eye(64), second.sum()
+
+
+def traced(module: torch.nn.Module, examples: tuple[Tensor, ...], outputs: list[str]) -> Traced:
+    """A module's graph; its inputs are named as parameters are."""
+    inputs = [f"body.{index}.weight" for index in range(len(examples))]
+    return Traced(program=torch.export.export(module, examples), examples=examples, inputs=inputs, outputs=outputs)
+
+
+@pytest.fixture(scope="module")
+def two_signatures() -> bytes:
+    """A file with the same module twice."""
+    examples = (torch.ones(64, 64), torch.arange(3, dtype=torch.float32))
+    found = traced(Scaled(), examples, ["next.body.0.weight", "loss"])
+    return to_tflite({"train": found, "evaluate": found}, "App small")
+
+
+def test_ports_have_their_own_names(two_signatures: bytes) -> None:
+    interpreter = Interpreter(model_content=two_signatures, num_threads=1)
+    ports = {"inputs": ["body.0.weight", "body.1.weight"], "outputs": ["loss", "next.body.0.weight"]}
+    assert interpreter.get_signature_list() == {"evaluate": ports, "train": ports}
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    values = {"body.0.weight": x, "body.1.weight": np.array([1, 2, 4], np.float32)}
+    for name in ("train", "evaluate"):
+        found = interpreter.get_signature_runner(name)(**values)
+        np.testing.assert_allclose(found["next.body.0.weight"], x @ TABLE.numpy() + np.eye(64), rtol=0, atol=1e-4)
+        assert found["loss"] == 7.0
+
+
+def test_a_shared_constant_is_stored_once_and_nothing_else_is(two_signatures: bytes) -> None:
+    # A matrix product holds its constant turned.
+    assert two_signatures.count(TABLE.numpy().T.tobytes()) == 1
+    assert len(two_signatures) < 2 * TABLE.nbytes + 4096
+    for word in (b"table", b"MLIR", b"runtime_version", b".py"):
+        assert word not in two_signatures, f"the file says {word!r}"
+
+
+def test_the_same_graphs_give_the_same_bytes(two_signatures: bytes) -> None:
+    examples = (torch.ones(64, 64), torch.arange(3, dtype=torch.float32))
+    found = traced(Scaled(), examples, ["next.body.0.weight", "loss"])
+    assert to_tflite({"train": found, "evaluate": found}, "App small") == two_signatures
+
+
+class Sorted(torch.nn.Module):
+    """Needs an operator that the old runtime lacks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros(8).scatter_reduce(0, x.long(), x, "sum")
+
+
+def test_an_operator_that_a_runtime_lacks_is_named() -> None:
+    with pytest.raises(UnsupportedModel, match=r"App small: needs the operators \['STABLEHLO_SCATTER \(version 1\)'\]"):
+        to_tflite({"infer": traced(Sorted(), (torch.ones(4),), ["logits"])}, "App small")
+
+
+class Spectrum(torch.nn.Module):
+    """Needs what the converter does not know."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.eigvalsh(x)
+
+
+def test_an_operator_without_any_form_is_an_error_of_ours() -> None:
+    with pytest.raises(UnsupportedModel, match=r"App small: cannot become TFLite \(.+\); replace the operator"):
+        to_tflite({"infer": traced(Spectrum(), (torch.eye(4),), ["logits"])}, "App small")
+
+
+def test_later_versions_of_an_operator_are_refused() -> None:
+    check_operators(LATEST.items(), "App small")
+    with pytest.raises(UnsupportedModel, match=r"\['ADD \(version 6\)', 'CUSTOM \(version 1\)'\]"):
+        check_operators([("ADD", 6), ("CUSTOM", 1), ("MUL", 1)], "App small")
+
+
+QUIET = """
+import torch
+from fanin.edge.export.tflite import to_tflite
+from fanin.edge.export.trace import Traced
+class Twice(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+example = (torch.ones(3),)
+found = Traced(program=torch.export.export(Twice(), example), examples=example, inputs=["x"], outputs=["y"])
+to_tflite({"infer": found}, "App small")
+import sys
+print("ours", file=sys.stderr)
+"""
+
+
+def test_the_converter_says_nothing_of_itself() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", QUIET], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert (done.stdout, done.stderr) == ("", "ours\n")

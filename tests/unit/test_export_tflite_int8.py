@@ -1,0 +1,322 @@
+"""The int8 ``infer`` graph of a TFLite file: what of it is int8, and that its slots make it any Version's."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import pairwise
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+import torch
+from ai_edge_litert import schema_py_generated as schema
+from support.remote_runtime import runtime_of
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
+from fanin.edge.export import Adapters, App, Recipe, next_token
+from fanin.edge.export.flatgraph import FlatGraph
+from fanin.edge.export.operators import check_operators
+from fanin.edge.export.prepare import Prepared, prepare
+from fanin.edge.export.tflite import to_tflite
+from fanin.edge.export.tflite_int8 import INFER, Int8File, build_infer, emptied, infer_ranges, quantize_infer
+from fanin.edge.export.trace import trace_infer
+from fanin.edge.manifest import SlotKind
+from fanin.edge.quantize import fill_slots
+from fanin.edge.runtimes.tflite import with_slots
+from fanin.edge.tensors import Float32s
+
+GAP = 0.006
+"""Mean difference of int8 and float logits, of their range: about one step of 256."""
+
+
+class Plain(nn.Module):
+    """A CNN of what is int8 throughout: every kind of kernel, SAME and other padding, a residual, both pools."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.strided = nn.Conv2d(8, 8, 3, stride=2, padding=1)
+        self.deep = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.point = nn.Conv2d(8, 8, 1, bias=False)
+        self.single = nn.Conv2d(8, 1, (1, 2))
+        self.spread = nn.Conv2d(1, 4, 1)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        y = F.relu(F.max_pool2d(self.stem(x), 2))
+        y = F.relu(self.strided(y))
+        y = F.relu(self.point(F.relu6(self.deep(y))) + y)
+        wide = F.avg_pool2d(F.pad(y, (1, 0, 1, 0)), 2, 1)
+        return self.head(wide.mean((2, 3))) + self.spread(self.single(wide)).mean((2, 3))
+
+
+class Odd(nn.Module):
+    """Layers that share parameters, that use an input twice, and whose sum is nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.once, self.tied, self.turned = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.tied.weight = self.once.weight
+        self.less, self.more = nn.Linear(8, 8), nn.Linear(8, 8)
+        with torch.no_grad():
+            for value in (self.once.bias, self.tied.bias):
+                value.zero_()
+            for mine, theirs in zip(self.more.parameters(), self.less.parameters(), strict=True):
+                mine.copy_(-theirs)
+        self.fixed = nn.Linear(8, 8)
+        self.fixed.bias.requires_grad_(False)
+        self.register_buffer("table", torch.linspace(-1.0, 1.0, 40).reshape(5, 8))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        y = F.relu(self.once(x)) + x
+        y = 3.0 * F.relu(self.once(y)) + self.tied(y)
+        y = self.fixed(y) + self.turned(y) @ self.turned.weight + self.once(self.table).mean(0)
+        return self.head(y) + self.head(self.less(x) + self.more(x))
+
+
+class Normed(nn.Module):
+    """Two convolutions, a BatchNorm after the first, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.head = nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.Linear(128, 4)
+        with torch.no_grad():
+            self.norm.running_mean.normal_()
+            self.norm.running_var.uniform_(0.5, 1.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(F.relu(self.second(F.relu(self.norm(self.first(x))))).flatten(1))
+
+
+def decoder() -> nn.Module:
+    """One block over sequences of four tokens."""
+    return DecoderTransformer(shape=DecoderShape(vocabulary=11, context=4, width=8, num_heads=2, num_blocks=1))
+
+
+def images() -> Tensor:
+    """Random ones."""
+    return torch.randn(24, 3, 8, 8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module, what it is given, and how it learns."""
+
+    module: Callable[[], nn.Module]
+    inputs: Callable[[], Tensor]
+    recipe: Recipe = field(default_factory=Recipe)
+
+
+CASES = MappingProxyType(
+    {
+        "plain": Case(Plain, images),
+        "odd": Case(Odd, lambda: torch.randn(24, 8)),
+        "tokens": Case(decoder, lambda: torch.randint(0, 11, (24, 4), dtype=torch.int32)),
+        "norm": Case(Normed, images),
+        "bias": Case(Normed, images, Recipe(trains="bias")),
+        "adapters": Case(Normed, images, Recipe(trains=Adapters(rank=2))),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A case's float file, and its int8 file as it is exported."""
+
+    prepared: Prepared
+    data: bytes
+    empty: Int8File
+    calibration: np.ndarray
+
+    @property
+    def first(self) -> dict[str, Float32s]:
+        """Version 0."""
+        return {name: value.numpy() for name, value in self.prepared.travelling.items()}
+
+    @property
+    def later(self) -> dict[str, Float32s]:
+        """Another Version, with channels that have pruned away but for their biases."""
+        rng = np.random.default_rng(5)
+        moved = {
+            name: (value + np.float32(0.1) * rng.standard_normal(value.shape)).astype(np.float32)
+            for name, value in self.first.items()
+        }
+        for name, value in moved.items():
+            if value.ndim > 1 and name.replace("weight", "bias") in moved:
+                value[: len(value) // 3] = 0.0
+            elif name.endswith("var"):
+                np.abs(value, out=value)
+        return moved
+
+    def fresh(self, parameters: Mapping[str, Float32s]) -> Int8File:
+        """Built anew with these parameters, and Version 0's ranges."""
+        ranges = infer_ranges(self.data, self.first, self.calibration)
+        return build_infer(self.data, parameters, ranges, self.prepared.kept_float)
+
+    def filled(self, parameters: Mapping[str, Float32s]) -> bytes:
+        """The exported file filled with these parameters."""
+        table = self.prepared.table
+        return with_slots(
+            self.empty.data, self.empty.slots, fill_slots(self.empty.slots, table, table.flatten(parameters))
+        )
+
+    def expected(self, parameters: Mapping[str, Float32s]) -> Float32s:
+        """What torch says."""
+        tensors = {name: torch.from_numpy(value.copy()) for name, value in parameters.items()}
+        with torch.no_grad():
+            x = torch.from_numpy(self.calibration)
+            return torch.func.functional_call(self.prepared.eager.eval(), tensors, (x,)).numpy()
+
+    def rows(self) -> Iterator[tuple[str, list[bool]]]:
+        """Each operator, and for each of its operands and results whether it is float."""
+        graph = FlatGraph(schema.ModelT.InitFromPackedBuf(self.empty.data), INFER)
+        for row in graph.operators:
+            yield graph.kind(row), [graph.is_float(int(index)) for index in (*row.inputs, *row.outputs) if index >= 0]
+
+
+@cache
+def made(name: str) -> Made:
+    """The case's files."""
+    case = CASES[name]
+    torch.manual_seed(2)
+    module, x = case.module(), case.inputs()
+    if name != "tokens":
+        loss, num_classes = {}, 4
+    else:
+        loss, num_classes = {"loss": next_token}, 11
+    app = App(
+        name=name, module=module, calibration=x, batch_size=4, num_classes=num_classes, recipe=case.recipe, **loss
+    )
+    prepared = prepare(app)
+    data = to_tflite({INFER: trace_infer(prepared, 1)}, name)
+    parameters = {key: value.numpy() for key, value in prepared.travelling.items()}
+    empty = quantize_infer(data, parameters, x.numpy(), prepared.kept_float)
+    return Made(prepared=prepared, data=data, empty=empty, calibration=x.numpy())
+
+
+def logits_of(data: bytes, runtime: str, x: np.ndarray) -> Float32s:
+    """What the file says to each sample."""
+    model = runtime_of(runtime).open_model(data, "infer graph", INFER)
+    return np.concatenate([model({"x": x[at : at + 1]})["logits"] for at in range(len(x))])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_filled_file_is_one_built_anew_bit_for_bit(name: str) -> None:
+    found = made(name)
+    fresh = [found.fresh(parameters) for parameters in (found.first, found.later)]
+    assert found.filled(found.first) == fresh[0].data
+    assert found.filled(found.later) == fresh[1].data
+    assert fresh[0].slots == fresh[1].slots == found.empty.slots
+    assert fresh[0].data != fresh[1].data
+    assert emptied(fresh[1]) == found.empty
+
+
+@pytest.mark.parametrize("name", ["plain", "odd", "tokens", "bias"])
+@pytest.mark.parametrize("runtime", ["litert", "tflite"])
+def test_every_versions_logits_are_those_of_a_new_file_and_about_those_of_torch(name: str, runtime: str) -> None:
+    found = made(name)
+    for parameters in (found.first, found.later):
+        got = logits_of(found.filled(parameters), runtime, found.calibration)
+        again = logits_of(found.fresh(parameters).data, runtime, found.calibration)
+        assert got.tobytes() == again.tobytes()
+    expected = found.expected(found.first)
+    got = logits_of(found.filled(found.first), runtime, found.calibration)
+    assert np.abs(got - expected).mean() <= GAP * np.ptp(expected)
+
+
+@pytest.mark.parametrize("name", ["norm", "adapters"])
+def test_what_is_frozen_or_normed_says_what_torch_says(name: str) -> None:
+    found = made(name)
+    expected = found.expected(found.first)
+    got = logits_of(found.filled(found.first), "litert", found.calibration)
+    assert np.abs(got - expected).mean() <= GAP * np.ptp(expected)
+
+
+def test_a_plain_network_is_int8_between_one_quantize_and_one_dequantize() -> None:
+    rows = list(made("plain").rows())
+    kinds = [kind for kind, _ in rows]
+    assert Counter(kinds)["QUANTIZE"] == Counter(kinds)["DEQUANTIZE"] == 1
+    begin, end = kinds.index("QUANTIZE"), kinds.index("DEQUANTIZE")
+    assert kinds[begin - 1 :: -1] in ([], ["TRANSPOSE"])
+    assert kinds[end + 1 :] == []
+    assert not any(any(floats) for _, floats in rows[begin + 1 : end])
+    wanted = {"CONV_2D", "DEPTHWISE_CONV_2D", "MAX_POOL_2D", "AVERAGE_POOL_2D", "ADD", "MEAN", "PAD", "RESHAPE"}
+    assert wanted <= set(kinds)
+
+
+def test_linear_layers_on_sequences_are_int8_and_attention_is_not() -> None:
+    products = [(kind, any(floats)) for kind, floats in made("tokens").rows() if "CONV" in kind or "MATMUL" in kind]
+    # Queries, keys and values as one; out; two of the perceptron; the head.
+    assert Counter(products) == {("CONV_2D", False): 5, ("BATCH_MATMUL", True): 2}
+
+
+def test_only_what_moves_is_a_slot() -> None:
+    kinds = {name: Counter(slot.kind for slot in made(name).empty.slots) for name in CASES}
+    scaled = {SlotKind.WEIGHT: 1, SlotKind.WEIGHT_SCALE: 1, SlotKind.BIAS: 1, SlotKind.BIAS_SCALE: 1}
+    assert kinds["bias"] == {SlotKind.FLOAT: 4}
+    assert kinds["adapters"] == {SlotKind.FLOAT: 6}
+    # A BatchNorm's weight, bias and statistics keep their precision.
+    assert kinds["norm"] == dict.fromkeys(scaled, 3) | {SlotKind.FLOAT: 4}
+    # A kernel without a bias has zeros, whose scales follow it.
+    assert kinds["plain"] == dict.fromkeys(scaled, 7) | {SlotKind.BIAS: 6}
+
+
+def test_frozen_products_are_int8_beside_float_adapters() -> None:
+    products = Counter(any(floats) for kind, floats in made("adapters").rows() if "CONV" in kind or "FULLY" in kind)
+    assert products == {False: 3, True: 6}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_slots_lie_apart_within_the_file(name: str) -> None:
+    found = made(name).empty
+    sizes = {SlotKind.WEIGHT: 1}
+    places = sorted(
+        (slot.offset, slot.offset + int(np.prod(slot.shape)) * sizes.get(slot.kind, 4)) for slot in found.slots
+    )
+    assert places[0][0] > 0 and places[-1][1] <= len(found.data)
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(places))
+    assert all(begin % 4 == 0 for begin, _ in places)
+    assert {slot.parameter for slot in found.slots} == set(made(name).first)
+
+
+def test_a_kernel_of_several_products_is_written_once() -> None:
+    slots = made("odd").empty.slots
+    weights = Counter(slot.parameter for slot in slots if slot.kind is SlotKind.WEIGHT)
+    assert weights["head.weight"] == 1
+    assert set(weights.values()) == {1}
+    # Its bias stands on each input's scale.
+    biases = Counter(slot.parameter for slot in slots if slot.kind is SlotKind.BIAS)
+    assert biases["once.bias"] == 2
+
+
+def test_what_says_nothing_over_the_calibration_data_stays_float() -> None:
+    kinds = {slot.kind for slot in made("odd").empty.slots if slot.parameter == "head.bias"}
+    assert kinds == {SlotKind.BIAS, SlotKind.BIAS_SCALE, SlotKind.FLOAT}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operators_are_those_that_every_runtime_has(name: str) -> None:
+    model = schema.ModelT.InitFromPackedBuf(made(name).empty.data)
+    names = {code: key for key, code in vars(schema.BuiltinOperator).items() if not key.startswith("_")}
+    check_operators({(names[row.builtinCode], row.version) for row in model.operatorCodes}, name)
+    assert all(row.deprecatedBuiltinCode == min(row.builtinCode, 127) for row in model.operatorCodes)
+
+
+def test_ranges_beyond_float_keep_a_product_float() -> None:
+    found = made("plain")
+    ranges = infer_ranges(found.data, found.first, found.calibration)
+    endless = {tensor: replace(row, high=float("inf")) for tensor, row in ranges.items()}
+    kept = build_infer(found.data, found.first, endless, ())
+    graph = FlatGraph(schema.ModelT.InitFromPackedBuf(kept.data), INFER)
+    assert not {"QUANTIZE", "DEQUANTIZE"} & {graph.kind(row) for row in graph.operators}
+    assert {slot.kind for slot in kept.slots} == {SlotKind.FLOAT}
+    got = logits_of(kept.data, "litert", found.calibration)
+    np.testing.assert_allclose(got, found.expected(found.first), rtol=0, atol=1e-5)

@@ -1,0 +1,68 @@
+"""The check of a TFLite file before an interpreter follows its offsets."""
+
+import flatbuffers
+import pytest
+from ai_edge_litert import schema_py_generated as schema
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fanin.edge.runtimes.flatbuffer import check_file
+from fanin.protos.errors import InvalidBundle
+
+
+def small_file() -> bytes:
+    """A file with one of everything that is checked: ``y = x + constant``."""
+    model, graph = schema.ModelT(), schema.SubGraphT()
+    model.version, model.description = 3, "a small one"
+    model.buffers = [schema.BufferT(), schema.BufferT(data=list(range(8)))]
+    model.operatorCodes = [schema.OperatorCodeT(version=1)]
+    quantization = schema.QuantizationParametersT(scale=[0.5], zeroPoint=[0])
+    graph.tensors = [
+        schema.TensorT(shape=[2], buffer=int(name == "constant"), name=name, quantization=quantization)
+        for name in ("x", "constant", "y")
+    ]
+    graph.inputs, graph.outputs = [0], [2]
+    options = schema.AddOptionsT()
+    graph.operators = [
+        schema.OperatorT(
+            inputs=[0, 1], outputs=[2], builtinOptionsType=schema.BuiltinOptions.AddOptions, builtinOptions=options
+        )
+    ]
+    model.subgraphs = [graph]
+    ports = [[schema.TensorMapT(name=name, tensorIndex=index)] for name, index in (("x", 0), ("y", 2))]
+    model.signatureDefs = [schema.SignatureDefT(inputs=ports[0], outputs=ports[1], signatureKey="add")]
+    builder = flatbuffers.Builder(64)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+WHOLE = small_file()
+
+
+def test_a_whole_file_passes() -> None:
+    check_file(WHOLE, "train graph")
+
+
+@given(size=st.integers(0, len(WHOLE) - 5))
+def test_a_file_that_is_cut_off_is_refused(size: int) -> None:
+    # The last four bytes may be the end of a text, which nothing reads.
+    with pytest.raises(InvalidBundle, match="train graph: "):
+        check_file(WHOLE[:size], "train graph")
+
+
+@given(flips=st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(1, 255)), min_size=1, max_size=4))
+def test_a_damaged_file_is_refused_or_hangs_together_still(flips: list[tuple[int, int]]) -> None:
+    data = bytearray(WHOLE)
+    for place, change in flips:
+        data[place] ^= change
+    try:
+        check_file(bytes(data), "train graph")
+    except InvalidBundle as exc:
+        assert str(exc).startswith("train graph: ")
+
+
+def test_another_file_is_refused() -> None:
+    with pytest.raises(
+        InvalidBundle, match=r"infer graph: got 17 bytes that begin 6e6f206772617068, expected a TFLite"
+    ):
+        check_file(b"no graph, for one", "infer graph")

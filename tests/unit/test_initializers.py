@@ -1,0 +1,66 @@
+"""``edge.initializers`` against the onnx package: what it lists, fills and empties; and bytes that are no file."""
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from support.linear import BIAS, WEIGHT, infer_graph, train_graph
+
+from fanin.edge.initializers import Constant, empty_constants, fill_constants, list_constants
+from fanin.protos.errors import InvalidBundle
+
+SHAPES = st.lists(st.integers(0, 300), max_size=3).map(tuple)
+
+
+@given(shapes=st.dictionaries(st.text(min_size=1, max_size=200), SHAPES, min_size=1, max_size=4))
+def test_constants_are_those_that_onnx_sees(shapes: dict[str, tuple[int, ...]]) -> None:
+    values = [TensorProto(name=name, dims=shape, data_type=TensorProto.INT8) for name, shape in shapes.items()]
+    model = helper.make_model(helper.make_graph([], "g", [], [], values)).SerializeToString()
+    assert list_constants(model, "m") == {name: Constant(dtype="int8", shape=shape) for name, shape in shapes.items()}
+
+
+def test_other_element_types_have_no_name() -> None:
+    found = list_constants(train_graph(), "m")
+    assert found["along"] == Constant(dtype="", shape=(1,))
+    assert found["one"] == Constant(dtype="float32", shape=())
+
+
+def test_filling_changes_these_constants_and_nothing_else() -> None:
+    before = onnx.load_from_string(infer_graph())
+    model = onnx.load_from_string(fill_constants(infer_graph(), {"w": WEIGHT}, "m"))
+    values = {value.name: numpy_helper.to_array(value) for value in model.graph.initializer}
+    np.testing.assert_array_equal(values["w"], WEIGHT)
+    np.testing.assert_array_equal(values["b"], np.ones_like(BIAS))
+    del model.graph.initializer[:], before.graph.initializer[:]
+    assert model == before
+
+
+def test_what_is_emptied_can_be_filled_again() -> None:
+    empty = empty_constants(infer_graph(), ["w"], "m")
+    found = {value.name: value for value in onnx.load_from_string(empty).graph.initializer}
+    assert found["w"].data_location == TensorProto.EXTERNAL
+    assert {row.key: row.value for row in found["w"].external_data}["length"] == str(WEIGHT.nbytes)
+    assert not found["w"].raw_data
+    assert found["b"].data_location == TensorProto.DEFAULT
+    again = fill_constants(empty, {"w": np.zeros_like(WEIGHT)}, "m")
+    assert onnx.load_from_string(again) == onnx.load_from_string(infer_graph())
+
+
+def test_a_constant_that_is_not_there_is_told() -> None:
+    with pytest.raises(InvalidBundle, match=r"m: has no constants \['v'\], which are to be filled"):
+        empty_constants(infer_graph(), ["v", "w"], "m")
+
+
+@given(st.data())
+def test_damaged_bytes_are_one_error_of_ours(data: st.DataObject) -> None:
+    model = bytearray(infer_graph())
+    end = data.draw(st.integers(0, len(model)))
+    for place in data.draw(st.lists(st.integers(0, len(model) - 1), max_size=3)):
+        model[place] = data.draw(st.integers(0, 255))
+    try:
+        names = list_constants(bytes(model[:end]), "m")
+        empty_constants(bytes(model[:end]), list(names), "m")
+    except InvalidBundle as exc:
+        assert str(exc).startswith("m: ")

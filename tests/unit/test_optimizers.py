@@ -1,0 +1,157 @@
+"""``edge.export.optimizers``: each is torch's own, step for step, in float64."""
+
+import math
+from collections.abc import Mapping
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.laws import LAW
+from torch import Tensor
+
+from fanin.edge.export import Adam, Adapters, Optimizer, Recipe, Sgd
+from fanin.edge.export.optimizers import clipped
+from fanin.protos.errors import UnsupportedModel
+
+CLOSE = {"rtol": 1e-12, "atol": 1e-14}
+RATES = st.floats(1e-4, 0.5)
+DECAYS = st.just(0.0) | st.floats(1e-4, 0.1)
+SGDS = st.builds(Sgd, momentum=st.just(0.0) | st.floats(0.1, 0.99), weight_decay=DECAYS) | st.builds(
+    Sgd, momentum=st.floats(0.1, 0.99), nesterov=st.just(True), weight_decay=DECAYS
+)
+ADAMS = st.builds(
+    Adam,
+    beta1=st.just(0.0) | st.floats(0.5, 0.99),
+    beta2=st.just(0.0) | st.floats(0.9, 0.9999),
+    epsilon=st.sampled_from([1e-8, 1e-3]),
+    weight_decay=DECAYS,
+    decoupled=st.booleans(),
+)
+
+
+def ours(optimizer: Optimizer, start: Tensor, gradients: list[Tensor], rate: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """(the parameter, its state) after a step along each gradient."""
+    value, state = start, {name: torch.zeros_like(start) for name in optimizer.states}
+    learning_rate = torch.tensor(rate, dtype=start.dtype)
+    for number, gradient in enumerate(gradients, start=1):
+        step = torch.tensor(float(number), dtype=start.dtype) if optimizer.counts_steps else None
+        value, state = optimizer.move(value, gradient, state, learning_rate, step)
+    return value, state
+
+
+def theirs(
+    optimizer: Optimizer, start: Tensor, gradients: list[Tensor], rate: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The same by ``torch.optim``, its state by our names."""
+    value = start.clone().requires_grad_()
+    found = optimizer.eager([value], rate)
+    for gradient in gradients:
+        value.grad = gradient.clone()
+        found.step()
+    return value.detach(), {name: found.state[value][key] for name, key in optimizer.states.items()}
+
+
+def close(
+    got: tuple[Tensor, Mapping[str, Tensor]], expected: tuple[Tensor, Mapping[str, Tensor]], **bounds: float
+) -> None:
+    """Parameter and state are alike."""
+    torch.testing.assert_close(got[0], expected[0], **bounds)
+    assert got[1].keys() == expected[1].keys()
+    for name, value in expected[1].items():
+        torch.testing.assert_close(got[1][name], value, **bounds)
+
+
+@LAW
+@given(optimizer=SGDS | ADAMS, rate=RATES, num_steps=st.integers(1, 12), seed=st.integers(0, 1000))
+def test_every_step_is_torchs(optimizer: Optimizer, rate: float, num_steps: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    start, *gradients = torch.randn(num_steps + 1, 5, dtype=torch.float64, generator=generator)
+    close(ours(optimizer, start, gradients, rate), theirs(optimizer, start, gradients, rate), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kind"),
+    [
+        (Sgd(), torch.optim.SGD),
+        (Adam(), torch.optim.Adam),
+        (Adam(decoupled=True, weight_decay=0.01), torch.optim.AdamW),
+    ],
+)
+def test_the_twin_is_the_optimizer_that_it_is_named_after(optimizer: Optimizer, kind: type) -> None:
+    assert type(optimizer.eager([torch.zeros(1, requires_grad=True)], 0.1)) is kind
+
+
+def test_what_each_keeps() -> None:
+    assert dict(Sgd(momentum=0.0).states) == {}
+    assert list(Sgd().states) == ["momentum"]
+    assert list(Adam().states) == ["mean", "square"]
+    assert (Sgd().counts_steps, Adam().counts_steps) == (False, True)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 10])
+def test_the_bias_correction_keeps_its_digits_in_float32(num_steps: int) -> None:
+    # One minus an exponential would be 3e-5 off in the first steps.
+    gradients = [torch.full((1,), 0.5)] * num_steps
+    value, _ = ours(Adam(), torch.zeros(1), gradients, 0.001)
+    expected, _ = theirs(Adam(), torch.zeros(1, dtype=torch.float64), [row.double() for row in gradients], 0.001)
+    assert value.item() == pytest.approx(expected.item(), rel=2e-6)
+
+
+def test_a_gradient_that_is_always_zero_moves_nothing() -> None:
+    for optimizer in (Sgd(), Adam()):
+        value, state = ours(optimizer, torch.ones(3), [torch.zeros(3)] * 3, 0.1)
+        assert torch.equal(value, torch.ones(3))
+        assert not any(tensor.any() for tensor in state.values())
+
+
+@LAW
+@given(
+    max_norm=st.floats(1e-3, 1e3), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), power=st.integers(-6, 6)
+)
+def test_clipping_is_torchs(max_norm: float, sizes: list[int], power: int) -> None:
+    generator = torch.Generator().manual_seed(sum(sizes))
+    found = {
+        str(at): 10.0**power * torch.randn(size, dtype=torch.float64, generator=generator)
+        for at, size in enumerate(sizes)
+    }
+    parameters = [torch.zeros_like(value) for value in found.values()]
+    for parameter, gradient in zip(parameters, found.values(), strict=True):
+        parameter.grad = gradient.clone()
+    torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    got = clipped(found, max_norm)
+    assert list(got) == list(found)
+    for parameter, gradient in zip(parameters, got.values(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, **CLOSE)
+    norm = math.sqrt(sum(float(value.square().sum()) for value in got.values()))
+    assert norm <= max_norm * (1 + 1e-9)
+
+
+def test_without_a_bound_nothing_is_clipped() -> None:
+    found = {"a": torch.full((2,), 1e6)}
+    assert clipped(found, 0.0) is found
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Sgd(momentum=1.0), "optimizer: got momentum 1.0, expected 0.0 to below 1.0"),
+        (lambda: Sgd(momentum=-0.1), "optimizer: got momentum -0.1"),
+        (lambda: Sgd(momentum=float("nan")), "optimizer: got momentum nan"),
+        (lambda: Sgd(weight_decay=-1.0), "optimizer: got weight_decay -1.0, expected 0.0 to below inf"),
+        (lambda: Sgd(momentum=0.0, nesterov=True), "Sgd: got nesterov with momentum 0.0, expected a momentum"),
+        (lambda: Adam(beta1=1.0), "optimizer: got beta1 1.0"),
+        (lambda: Adam(beta2=1.5), "optimizer: got beta2 1.5"),
+        (lambda: Adam(weight_decay=float("inf")), "optimizer: got weight_decay inf"),
+        (lambda: Adam(epsilon=0.0), "Adam: got epsilon 0.0, expected above 0.0 and below 1.0"),
+        (lambda: Recipe(clip_norm=-1.0), "recipe: got clip_norm -1.0"),
+        (lambda: Recipe(clip_norm=float("inf")), "recipe: got clip_norm inf"),
+        (lambda: Recipe(trains="all"), r"recipe: got trains 'all', expected 'full', 'head', 'bias' or Adapters"),
+        (lambda: Adapters(rank=0), "adapters: got rank 0 and alpha 0.0, expected a rank of at least 1"),
+        (lambda: Adapters(rank=1, alpha=-1.0), "adapters: got rank 1 and alpha -1.0"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(UnsupportedModel, match=message):
+        make()

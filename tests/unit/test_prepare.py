@@ -1,0 +1,366 @@
+"""``edge.export.prepare``: what learns, what is frozen to int8, and what is said of it."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from support.laws import LAW
+from support.models import app_of
+from torch import Tensor, nn
+
+from fanin.edge.export import Adapters, App, Recipe
+from fanin.edge.export.adapters import AdaptedConv2d, AdaptedLinear
+from fanin.edge.export.app import Trains
+from fanin.edge.export.places import call_with
+from fanin.edge.export.prepare import MIN_FROZEN_VALUES, Prepared, prepare
+from fanin.edge.quantize import weight_codes, weight_scales
+from fanin.protos.errors import UnsupportedModel
+
+WIDE = 16
+
+
+def prepared_of(module: nn.Module, trains: Trains = "full") -> Prepared:
+    """The module prepared, as an App on 8x8 images."""
+    return prepare(replace(app_of("mlp"), module=module, recipe=Recipe(trains=trains)))
+
+
+def plain(*layers: nn.Module) -> nn.Module:
+    """Layers of 16 between a first and a last one."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, WIDE), *layers, nn.Linear(WIDE, 4))
+
+
+def rounded(weight: Tensor, axis: int = 0) -> Tensor:
+    """The weight as its int8 codes say."""
+    values = weight.detach().numpy()
+    scales = weight_scales(values, axis)
+    column = scales.reshape([-1 if dim == axis else 1 for dim in range(values.ndim)])
+    return torch.from_numpy(weight_codes(values, axis, scales).astype(np.float32) * column)
+
+
+def test_full_is_all_that_requires_a_gradient_and_the_app_stays_as_it_is() -> None:
+    module = plain(nn.ReLU())
+    module[1].weight.requires_grad_(False)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    found = prepared_of(module)
+    assert list(found.learned) == list(found.travelling) == ["1.bias", "3.bias", "3.weight"]
+    assert not found.frozen
+    assert not found.tracked
+    assert [spec.name for spec in found.table.specs] == list(found.travelling)
+    torch.testing.assert_close(found.eager[1].weight, before["1.weight"], rtol=0, atol=0)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_the_head_is_the_last_layer() -> None:
+    module = plain(nn.Linear(WIDE, WIDE))
+    found = prepared_of(module, "head")
+    assert list(found.learned) == ["3.bias", "3.weight"]
+    assert set(found.frozen) == {"1.weight", "2.weight"}
+    assert torch.equal(found.eager[3].weight, module[3].weight)
+
+
+def test_the_head_of_a_module_that_is_one_layer_is_all_of_it() -> None:
+    app = App(name="one", module=nn.Linear(8, 4), calibration=torch.randn(4, 8), batch_size=2, num_classes=4)
+    assert list(prepare(replace(app, recipe=Recipe(trains="head"))).learned) == ["bias", "weight"]
+
+
+def test_a_head_whose_weight_is_another_layers_too_is_found_under_that_name() -> None:
+    module = nn.Sequential(nn.Embedding(32, 8), nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 32, bias=False))
+    module[3].weight = module[0].weight
+    assert list(prepared_of(module, "head").learned) == ["0.weight"]
+
+
+def test_biases_have_that_name_in_recurrent_layers_and_attention_too() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.GRU(8, 8), nn.MultiheadAttention(8, 2), nn.LayerNorm(8))
+    assert set(prepared_of(module, "bias").learned) == {
+        *("0.bias", "1.bias_ih_l0", "1.bias_hh_l0", "2.in_proj_bias", "2.out_proj.bias", "3.bias")
+    }
+
+
+def test_frozen_weights_are_rounded_as_slots_are() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ConvTranspose2d(8, 8, 3), nn.Flatten(), nn.Linear(512, 4))
+    found = prepared_of(module, "head")
+    assert {name: frozen.axis for name, frozen in found.frozen.items()} == {"0.weight": 0, "1.weight": 1}
+    for name, frozen in found.frozen.items():
+        layer = module[int(name[0])]
+        scales = weight_scales(layer.weight.detach().numpy(), frozen.axis)
+        np.testing.assert_array_equal(frozen.scales.numpy(), scales)
+        np.testing.assert_array_equal(
+            frozen.codes.numpy(), weight_codes(layer.weight.detach().numpy(), frozen.axis, scales)
+        )
+        assert frozen.codes.dtype == torch.int8
+        for twin in (found.eager, found.module):
+            assert torch.equal(twin.get_parameter(name), rounded(layer.weight, frozen.axis))
+
+
+@LAW
+@given(
+    weight=arrays.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 5), st.integers(1, 6)),
+        elements=st.floats(-1e4, 1e4, width=32).map(lambda value: 0.0 if abs(value) < 1e-6 else value),
+    ),
+    axis=st.integers(0, 1),
+)
+def test_rounding_again_changes_no_bit(weight: np.ndarray, axis: int) -> None:
+    once = rounded(torch.from_numpy(weight), axis)
+    assert torch.equal(rounded(once, axis), once)
+    first, again = (weight_scales(values, axis) for values in (weight, once.numpy()))
+    np.testing.assert_array_equal(weight_codes(weight, axis, first), weight_codes(once.numpy(), axis, again))
+
+
+def test_small_and_flat_parameters_stay_float() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, WIDE), nn.Linear(WIDE, 2), nn.LayerNorm(2), nn.Linear(2, 4))
+    assert module[2].weight.numel() < MIN_FROZEN_VALUES
+    assert set(prepared_of(module, "head").frozen) == {"1.weight"}
+
+
+def test_a_weight_of_two_layers_is_one_constant() -> None:
+    module = plain(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE))
+    module[3].weight = module[2].weight
+    found = prepared_of(module, "head")
+    assert set(found.frozen) == {"1.weight", "2.weight"}
+    for twin in (found.eager, found.module):
+        assert twin[3].weight is twin[2].weight
+    # One value for both, and nothing of it stays behind.
+    double = {"2.weight": 2.0 * found.module[2].weight.detach()}
+    x = torch.randn(3, 1, 8, 8)
+    expected = call_with(found.module, double, (x,))
+    assert not torch.equal(found.module(x), expected)
+    with torch.no_grad():
+        found.module[2].weight.mul_(2.0)
+    torch.testing.assert_close(found.module(x), expected)
+
+
+def test_a_layer_with_two_places_keeps_its_values() -> None:
+    layer, x = nn.Linear(WIDE, WIDE), torch.randn(3, WIDE)
+    before = layer.weight
+    twice = nn.Sequential(layer, nn.Sequential(layer))
+    got = call_with(twice, {"0.weight": torch.eye(WIDE), "0.bias": torch.ones(WIDE)}, (x,))
+    torch.testing.assert_close(got, x + 2.0)
+    assert layer.weight is before
+
+
+ADAPTED = {
+    "same": lambda: nn.Conv2d(8, 8, 3, padding=1),
+    "valid": lambda: nn.Conv2d(8, 8, 3),
+    "strided": lambda: nn.Conv2d(8, 12, 3, stride=2, padding=1),
+    "dilated": lambda: nn.Conv2d(8, 8, 3, padding=2, dilation=2),
+    "wide": lambda: nn.Conv2d(8, 8, (5, 1), stride=(1, 2), padding=(0, 3)),
+    "depthwise": lambda: nn.Conv2d(8, 8, 3, groups=8, padding=1),
+    "pointwise": lambda: nn.Conv2d(8, 8, 1, stride=2),
+    "named": lambda: nn.Conv2d(8, 8, 3, padding="same", dilation=2),
+    "unpadded": lambda: nn.Conv2d(8, 8, 3, padding="valid"),
+}
+
+
+@pytest.mark.parametrize("kind", ADAPTED)
+def test_a_convolutions_adapter_sees_the_middle_of_each_window(kind: str) -> None:
+    torch.manual_seed(0)
+    layer = ADAPTED[kind]()
+    adapted = AdaptedConv2d(layer, Adapters(rank=2, alpha=3.0), "0")
+    x = torch.randn(2, 8, 9, 10)
+    torch.testing.assert_close(adapted(x), layer(x))
+    with torch.no_grad():
+        adapted.up.weight.normal_()
+    # The adapter is a convolution of the layer's own form whose kernel is zero but in the middle.
+    merged = nn.Conv2d(
+        *(8, layer.out_channels, layer.kernel_size, layer.stride, layer.padding, layer.dilation), bias=False
+    )
+    product = torch.einsum("or,ri->oi", adapted.up.weight[..., 0, 0], adapted.down.weight[..., 0, 0])
+    with torch.no_grad():
+        merged.weight.zero_()
+        merged.weight[..., layer.kernel_size[0] // 2, layer.kernel_size[1] // 2] = 1.5 * product
+    torch.testing.assert_close(adapted(x) - layer(x), merged(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_linear_layers_adapter_is_a_product_of_low_rank() -> None:
+    layer = nn.Linear(6, 5)
+    adapted = AdaptedLinear(layer, Adapters(rank=2, alpha=1.0))
+    x = torch.randn(3, 6)
+    assert torch.equal(adapted(x), layer(x))
+    with torch.no_grad():
+        adapted.up.weight.normal_()
+    expected = layer(x) + 0.5 * x @ (adapted.up.weight @ adapted.down.weight).T
+    torch.testing.assert_close(adapted(x), expected)
+    # Who reads a layer and does not call it reads both.
+    torch.testing.assert_close(nn.functional.linear(x, adapted.weight, adapted.bias), expected)
+
+
+def test_adapters_are_all_that_learns_and_the_first_version_says_the_same() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(512, WIDE),
+        nn.Linear(WIDE, 4),
+    )
+    found = prepared_of(module, Adapters(rank=3))
+    shapes = {name: tuple(value.shape) for name, value in found.learned.items()}
+    assert shapes == {
+        # No rank beyond the layer's own.
+        "0.down.weight": (1, 1, 1, 1),
+        "0.up.weight": (8, 1, 1, 1),
+        "4.down.weight": (3, 512),
+        "4.up.weight": (WIDE, 3),
+        "5.down.weight": (3, WIDE),
+        "5.up.weight": (4, 3),
+    }
+    assert set(found.frozen) == {"0.frozen.weight", "4.frozen.weight", "5.frozen.weight"}
+    frozen = prepared_of(module, "bias").eager
+    x = torch.randn(4, 1, 8, 8)
+    torch.testing.assert_close(found.eager.eval()(x), frozen.eval()(x))
+    again = prepared_of(module, Adapters(rank=3)).learned
+    assert all(torch.equal(value, again[name]) for name, value in found.learned.items())
+
+
+def test_adapters_leave_attention_alone_and_a_shared_layer_shared() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+            self.first = nn.Linear(8, 8)
+            self.again = self.first
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.again(self.first(x.flatten(1).reshape(-1, 8, 8)))
+            return self.mix(x, x, x, need_weights=False)[0].mean(1)
+
+    found = prepared_of(Mixed(), Adapters(rank=2))
+    assert list(found.learned) == ["first.down.weight", "first.up.weight"]
+    assert found.eager.again is found.eager.first
+    assert found.eager(torch.randn(2, 1, 8, 8)).shape == (2, 8)
+    assert "mix.in_proj_weight" in found.frozen
+
+
+def test_a_frozen_backbone_keeps_its_statistics_and_says_so() -> None:
+    module = plain(nn.BatchNorm1d(WIDE), nn.BatchNorm1d(WIDE).eval())
+    full, head = prepared_of(module), prepared_of(module, "head")
+    assert list(full.tracked) == ["2.running_mean", "2.running_var"]
+    assert set(full.travelling) == {*full.learned, *full.tracked}
+    assert full.eager[2].training
+    assert not full.notes
+    assert not head.tracked
+    assert not head.eager[2].training
+    (note,) = head.notes
+    assert note == "module 2 (BatchNorm1d) keeps its running statistics: only with trains 'full' do they move"
+
+
+def test_dropout_is_turned_off_and_said() -> None:
+    module = nn.Sequential(
+        nn.Dropout(0.25),
+        nn.Dropout2d(0.5).eval(),
+        nn.Dropout(0.0),
+        nn.MultiheadAttention(8, 2, dropout=0.1),
+        nn.GRU(8, 8, 2, dropout=0.2),
+    )
+    found = prepared_of(module)
+    assert found.notes == (
+        "module 0 (Dropout) has dropout 0.25 in torch, none on devices: a graph draws no random numbers",
+        "module 3 (MultiheadAttention) has dropout 0.1 in torch, none on devices: a graph draws no random numbers",
+        "module 4 (GRU) has dropout 0.2 in torch, none on devices: a graph draws no random numbers",
+    )
+    assert [found.eager[0].p, found.eager[1].p, found.eager[3].dropout, found.eager[4].dropout] == [0.0] * 4
+    assert (module[0].p, module[4].dropout) == (0.25, 0.2)
+
+
+class Named(nn.Module):
+    """A parameter with this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        layer = nn.Linear(64, 4)
+        *owners, leaf = name.split(".")
+        for owner in reversed(owners):
+            holder = nn.Module()
+            holder.register_parameter(leaf, nn.Parameter(torch.ones(1)))
+            self.add_module(owner, holder)
+        if not owners:
+            self.register_parameter(leaf, nn.Parameter(torch.ones(1)))
+        self.layer = layer
+
+
+def lazy() -> nn.Module:
+    """A layer that has not seen anything."""
+    return nn.Sequential(nn.LazyLinear(4))
+
+
+def with_nan() -> nn.Module:
+    """A layer that diverged."""
+    module = plain()
+    with torch.no_grad():
+        module[1].weight[0, 0] = torch.nan
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "trains", "message"),
+    [
+        (
+            lambda: plain().double(),
+            "full",
+            r"parameter 1.weight is torch.float64, expected torch.float32; call module.f",
+        ),
+        (lambda: plain().to("meta"), "full", r"parameter 1.weight is on meta, expected cpu; call module.cpu\(\)"),
+        (with_nan, "full", "parameter 1.weight holds values that are not finite, expected finite numbers only"),
+        (lazy, "full", "parameter 0.weight has no shape yet; call the module once on an example"),
+        *(
+            (lambda name=name: Named(name), "full", rf"parameters \['{name}'\] are named like a graph's own ports")
+            for name in (
+                "x",
+                "mask",
+                "step",
+                "loss",
+                "learning_rate",
+                "proximal_weight",
+                "logits",
+                "next.a",
+                "anchor.a",
+                "momentum.a",
+            )
+        ),
+        (
+            lambda: plain().requires_grad_(False),
+            "full",
+            r"no parameter requires a gradient \(trains: 'full'\), expected",
+        ),
+        (
+            lambda: plain().requires_grad_(False),
+            "head",
+            r"no parameter requires a gradient \(trains: 'head'\), expected",
+        ),
+        (lambda: nn.Sequential(nn.Linear(64, 4, bias=False)), "bias", r"no parameter requires .*\(trains: 'bias'\)"),
+        (
+            lambda: nn.Linear(64, 4),
+            Adapters(rank=2),
+            "adapters: got a module without linear layers and 2-D conv.* inside",
+        ),
+        (lambda: nn.Sequential(nn.LayerNorm(8)), Adapters(rank=2), "let 'head' or 'bias' train instead"),
+        (
+            lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, (3, 2))),
+            Adapters(rank=2),
+            r"adapters: module 1 \(Conv2d\) has kernel size \(3, 2\), expected an odd one, whose windows have a middle",
+        ),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused(make: Callable[[], nn.Module], trains: Trains, message: str) -> None:
+    module = make()
+    with pytest.raises(UnsupportedModel, match=message):
+        prepared_of(module, trains)
+
+
+def test_an_even_kernel_with_padding_on_one_side_more_is_fine() -> None:
+    layer = nn.Conv2d(4, 4, 2, padding="same")
+    x = torch.randn(1, 4, 5, 5)
+    with warnings.catch_warnings():
+        # torch says, once a process, that this costs a copy.
+        warnings.filterwarnings("ignore", message="Using padding='same' with even kernel")
+        torch.testing.assert_close(AdaptedConv2d(layer, Adapters(rank=2), "0")(x), layer(x))

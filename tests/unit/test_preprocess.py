@@ -1,0 +1,246 @@
+"""``preprocess``: the graph does what its module does, and a device uses it for what is raw and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from support.models import app_of, exported, with_artifact, with_manifest
+from support.raw import BATCH_SIZE, NUM_CLASSES, PREPROCESS, Characters, Pixels, raw_app, raw_of
+from support.values import assignment
+from torch import Tensor, nn
+
+from fanin.clients.data import Examples, MemoryStore
+from fanin.clients.models import OpenedModel
+from fanin.clients.training import RuntimeTrainer
+from fanin.edge.bundle import Bundle
+from fanin.edge.export import App, inputs_of
+from fanin.edge.export.formats import FORMATS
+from fanin.edge.export.preprocess import ENCODERS, trace_preprocess, verify_preprocess
+from fanin.edge.manifest import Port
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import ModelPort, Runtime
+from fanin.edge.runtimes.models import model_inputs, open_preprocess, run_rows
+from fanin.protos.errors import InvalidBundle, UnsupportedModel
+
+RAW = {"pixels": ("uint8", (8, 8, 1)), "spectrogram": ("float32", (512,)), "characters": ("uint8", (12,))}
+X = {"pixels": ("float32", (1, 8, 8)), "spectrogram": ("float32", (10, 15)), "characters": ("int32", (12,))}
+ROUNDING = 1e-5
+
+
+@cache
+def bundle(name: str) -> Bundle:
+    """The App's Bundle in ONNX."""
+    return exported(raw_app(name), ["onnx"])
+
+
+def examples(name: str, *, raw: bool) -> Examples:
+    """Eight examples, raw or as the model takes them."""
+    app = raw_app(name)
+    x = (raw_of(name) if raw else app.calibration)[:8].numpy()
+    return Examples(x=x, y=(np.arange(8) % NUM_CLASSES).astype(np.int32))
+
+
+@pytest.mark.parametrize("name", PREPROCESS)
+@pytest.mark.parametrize(("runtime", "graph_format"), [("onnx", "onnx"), ("reference", "onnx"), ("litert", "tflite")])
+def test_the_graph_is_the_module(name: str, runtime: str, graph_format: str) -> None:
+    app, raw = raw_app(name), raw_of(name).numpy()
+    model = open_runtime(runtime).open_model(file_of(name, graph_format), "graph")
+    batch = -1 if graph_format == "onnx" else 1
+    for (dtype, shape), ports, port in ((RAW[name], model.inputs, "raw"), (X[name], model.outputs, "x")):
+        assert ports == (ModelPort(name=port, dtype=dtype, shape=(batch, *shape)),)
+    got = run_rows(model, {"raw": raw})["x"]
+    expected = app.calibration.numpy()
+    assert got.dtype == expected.dtype
+    np.testing.assert_allclose(got, expected, rtol=0, atol=ROUNDING if got.dtype == np.float32 else 0)
+
+
+@cache
+def file_of(name: str, graph_format: str) -> bytes:
+    """The graph in a format."""
+    return ENCODERS[graph_format](raw_app(name), name)
+
+
+def test_every_format_has_it() -> None:
+    assert set(FORMATS) <= set(ENCODERS)
+
+
+@pytest.mark.parametrize("name", PREPROCESS)
+def test_the_manifest_says_it_and_a_runtime_opens_it(name: str) -> None:
+    manifest = bundle(name).manifest
+    found = manifest.signatures["preprocess"]
+    assert found.inputs == (Port(name="raw", dtype=RAW[name][0], shape=(-1, *RAW[name][1])),)
+    assert found.outputs == manifest.signatures["infer"].inputs
+    preprocess = open_preprocess(open_runtime("onnx"), bundle(name))
+    assert preprocess is not None
+    raw = raw_of(name).numpy()
+    for num in (0, 1, 5):
+        x = preprocess(raw[:num])
+        assert (x.dtype.name, x.shape) == (X[name][0], (num, *X[name][1]))
+        np.testing.assert_allclose(x, raw_app(name).calibration[:num].numpy(), rtol=0, atol=ROUNDING)
+    with pytest.raises(ValueError, match="raw: got float64"):
+        preprocess(raw.astype(np.float64))
+
+
+def without(found: Bundle) -> Bundle:
+    """The Bundle without its ``preprocess``."""
+    signatures = {name: row for name, row in found.manifest.signatures.items() if name != "preprocess"}
+    return with_manifest(found, replace(found.manifest, signatures=signatures))
+
+
+def test_a_bundle_without_it_has_none() -> None:
+    assert open_preprocess(open_runtime("onnx"), without(bundle("pixels"))) is None
+
+
+@pytest.mark.parametrize("name", PREPROCESS)
+def test_raw_examples_train_as_those_that_the_model_takes(name: str) -> None:
+    changes = []
+    for raw in (True, False):
+        trainer = RuntimeTrainer(open_runtime("onnx"), store(name, raw=raw))
+        model = OpenedModel(bundle=bundle(name), parameters=bundle(name).initial_parameters())
+        changes.append(trainer.train(model, assignment(), 0).change)
+    np.testing.assert_allclose(*changes, rtol=0, atol=ROUNDING)
+    assert np.abs(changes[0]).max() > 10 * ROUNDING
+
+
+def store(name: str, *, raw: bool) -> MemoryStore:
+    """The same examples to train and to validate on."""
+    found = examples(name, raw=raw)
+    return MemoryStore(partition=0, train=found, validation=found)
+
+
+class Counting:
+    """A runtime that counts how often a model file is opened."""
+
+    def __init__(self, inner: Runtime) -> None:
+        self._inner = inner
+        self.num_opened = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def open_model(self, *given: object) -> object:
+        self.num_opened += 1
+        return self._inner.open_model(*given)
+
+
+def test_examples_are_mapped_once_for_each_bundle() -> None:
+    runtime = Counting(open_runtime("onnx"))
+    trainer = RuntimeTrainer(runtime, store("pixels", raw=True))
+    renamed = with_manifest(bundle("pixels"), replace(bundle("pixels").manifest, name="other"))
+    for found, opened in ((bundle("pixels"), 1), (bundle("pixels"), 1), (renamed, 2), (bundle("pixels"), 3)):
+        trainer.train(OpenedModel(bundle=found, parameters=found.initial_parameters()), assignment(), 0)
+        assert runtime.num_opened == opened
+    plain = OpenedModel(bundle=without(renamed), parameters=renamed.initial_parameters())
+    with pytest.raises(ValueError, match=r"x: got uint8 \(8, 8, 8, 1\), expected float32 \(-1, 1, 8, 8\)$"):
+        trainer.train(plain, assignment(), 0)
+
+
+def test_what_is_neither_raw_nor_x_is_told() -> None:
+    found = bundle("pixels")
+    preprocess = open_preprocess(open_runtime("onnx"), found)
+    message = r"x: got float32 \(2, 8, 8\), expected float32 \(-1, 1, 8, 8\), or raw as uint8 \(-1, 8, 8, 1\)"
+    with pytest.raises(ValueError, match=message):
+        model_inputs(found, np.zeros((2, 8, 8), np.float32), preprocess)
+    x = np.zeros((2, 1, 8, 8), np.float32)
+    assert model_inputs(found, x, preprocess) is x
+
+
+def test_a_signature_of_another_form_is_refused() -> None:
+    found = bundle("pixels")
+    signatures = found.manifest.signatures
+    wrong = replace(signatures["preprocess"], outputs=signatures["preprocess"].inputs)
+    changed = with_manifest(found, replace(found.manifest, signatures={**signatures, "preprocess": wrong}))
+    with pytest.raises(InvalidBundle, match=r"signature 'preprocess' has inputs .* expected one input 'raw'"):
+        open_preprocess(open_runtime("onnx"), changed)
+    narrow = replace(signatures["preprocess"], inputs=(Port(name="raw", dtype="uint8", shape=(-1, 8, 8, 3)),))
+    changed = with_manifest(found, replace(found.manifest, signatures={**signatures, "preprocess": narrow}))
+    with pytest.raises(InvalidBundle, match=r"preprocess graph: got .*\(8, 8, 1\).* expected 'raw' as uint8"):
+        open_preprocess(open_runtime("onnx"), changed)
+
+
+class Mean(Pixels):
+    """Looks at the other samples of the batch."""
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """Less the mean of all."""
+        x = super().forward(raw)
+        return x - x.mean()
+
+
+class Noise(Pixels):
+    """Draws random numbers."""
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """A little of it."""
+        return super().forward(raw) + torch.rand(1, 8, 8)
+
+
+class Branch(Pixels):
+    """Looks at a value."""
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """Sometimes turned round."""
+        x = super().forward(raw)
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Mean(), r"preprocess \(Mean\) in onnxruntime \S+ differs from torch's by .* each sample by itself"),
+        (Noise(), r"preprocess \(Noise\) in onnxruntime \S+ differs from torch's by .* draw no random numbers"),
+    ],
+)
+def test_a_graph_that_differs_from_its_module_is_refused(module: nn.Module, message: str) -> None:
+    app = replace(raw_app("pixels"), preprocess=module)
+    made = with_artifact(bundle("pixels"), "preprocess.onnx", ENCODERS["onnx"](app, "graph"))
+    with pytest.raises(UnsupportedModel, match=f"App pixels: {message}"):
+        verify_preprocess(app, made, open_runtime("onnx"))
+
+
+def test_a_module_that_cannot_be_traced_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match=r"preprocess \(Branch\) cannot be traced (?s:.*) avoid Python branches"):
+        trace_preprocess(replace(raw_app("pixels"), preprocess=Branch()), 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"raw": None}, "got only one of preprocess and raw, expected both or none"),
+        ({"preprocess": None}, "got only one of preprocess and raw, expected both or none"),
+        ({"raw": raw_of("pixels").long()}, r"raw inputs: got torch.int64 .* or uint8 bytes"),
+        ({"raw": raw_of("pixels")[:1]}, r"raw inputs: got torch.uint8 \(1, 8, 8, 1\)"),
+        ({"raw": raw_app("pixels").calibration}, "like the calibration data, expected another form"),
+        ({"raw": raw_of("characters")}, r"preprocess \(Pixels\) fails on raw inputs"),
+        (
+            {"preprocess": nn.Flatten()},
+            r"preprocess \(Flatten\): got \(torch.uint8, \(2, 64\)\) of two samples, expected",
+        ),
+    ],
+)
+def test_an_app_whose_preprocess_does_not_fit_is_refused(change: Mapping[str, object], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"App pixels: preprocess.*{message}|App pixels: .*{message}"):
+        replace(raw_app("pixels"), **change)
+
+
+def test_making_an_app_leaves_its_modules_as_they_are() -> None:
+    module = nn.Sequential(Pixels(), nn.Dropout(0.5))
+    app = replace(raw_app("pixels"), preprocess=module)
+    assert module.training
+    torch.testing.assert_close(inputs_of(app, raw_of("pixels")), app.calibration, rtol=0, atol=0)
+    assert inputs_of(app, app.calibration) is app.calibration
+    assert trace_preprocess(app, 1).inputs == ["raw"]
+    assert module.training
+
+
+def test_an_app_without_it_takes_what_it_gets() -> None:
+    app: App = app_of("mlp")
+    assert inputs_of(app, app.calibration) is app.calibration
+
+
+def test_a_batch_of_the_app_is_what_the_module_says() -> None:
+    assert Characters()(torch.tensor([list(b"Az a")], dtype=torch.uint8)).tolist() == [[0, 26, 0, 1]]
+    assert raw_app("characters").examples(BATCH_SIZE).dtype == torch.int32

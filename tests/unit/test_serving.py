@@ -1,0 +1,167 @@
+"""Serving: the newest good Version is what an app is told, whatever is offered, and after a restart too."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.models import NUM_CLASSES, PUBLISHER, bundle_of, exported, samples
+from support.raw import raw_app, raw_of
+from support.values import assignment
+
+from fanin.clients.cache import Cache
+from fanin.clients.models import OpenedModel
+from fanin.clients.operator import ref_of
+from fanin.clients.serving import Serving
+from fanin.edge.bundle import Bundle
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.tensors import Float32s, encode_parameters
+from fanin.edge.versions import sign_version
+from fanin.protos.chunks import Artifact, artifact_of, cut
+from fanin.protos.errors import NotFound
+from fanin.protos.messages import Assignment, Version
+
+RUN = "run"
+X, _ = samples(5, seed=1)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    """A device's cache with the graphs of a Bundle in it."""
+    made = Cache(tmp_path / "device")
+    bundle = bundle_of("mlp")
+    keep(made, bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts))
+    return made
+
+
+def keep(cache: Cache, *known: bytes) -> None:
+    """Put the Chunks of these into a cache."""
+    for data in known:
+        for ref, piece in cut(data):
+            cache.fetch(ref, lambda offset, piece=piece: iter([piece[offset:]]))
+
+
+def offer_of(cache: Cache, number: int, scale: float) -> tuple[Assignment, OpenedModel]:
+    """Version ``number`` of the Bundle, its parameters multiplied by ``scale``."""
+    bundle = bundle_of("mlp")
+    parameters = bundle.initial_parameters() * np.float32(scale)
+    data = encode_parameters(bundle.manifest.table, parameters)
+    keep(cache, data)
+    version = signed(bundle, number, artifact_of(data))
+    work = replace(assignment(), run_id=RUN, bundle=ref_of(bundle.signed), version=version, grid=())
+    return work, OpenedModel(bundle=bundle, parameters=parameters)
+
+
+def signed(bundle: Bundle, number: int, parameters: Artifact) -> Version:
+    """The Version with this number, signed by the publisher."""
+    found = None
+    for _ in range(number + 1):
+        found = sign_version(PUBLISHER, parent=found, run_id=RUN, bundle_sha256=bundle.sha256, parameters=parameters)
+    assert found is not None
+    return found
+
+
+def serving(cache: Cache) -> Serving:
+    """A process that serves from this cache."""
+    return Serving(open_runtime("onnx"), cache, [PUBLISHER.public])
+
+
+def expected(scale: float) -> Float32s:
+    """What the Version says, asked directly."""
+    bundle = bundle_of("mlp")
+    return open_runtime("onnx").open_predict(bundle, bundle.initial_parameters() * np.float32(scale))(X)
+
+
+def test_before_there_is_a_version_it_says_so(cache: Cache) -> None:
+    with pytest.raises(NotFound, match="this device has no version yet"):
+        serving(cache).predict(X)
+    assert serving(cache).version is None
+
+
+def test_the_newest_version_is_served_and_an_older_one_is_not(cache: Cache) -> None:
+    found = serving(cache)
+    assert found.offer(*offer_of(cache, 1, 1.0))
+    assert found.version == (RUN, 1)
+    assert found.offer(*offer_of(cache, 3, 0.5))
+    assert not found.offer(*offer_of(cache, 2, 2.0))
+    assert found.version == (RUN, 3)
+    np.testing.assert_array_equal(found.predict(X), expected(0.5))
+
+
+def test_a_version_that_says_nan_leaves_the_last_good_one(cache: Cache) -> None:
+    found = serving(cache)
+    found.offer(*offer_of(cache, 1, 1.0))
+    assert not found.offer(*offer_of(cache, 2, np.nan))
+    assert found.version == (RUN, 1)
+    np.testing.assert_array_equal(found.predict(X), expected(1.0))
+
+
+def test_a_restart_serves_what_was_served(cache: Cache) -> None:
+    serving(cache).offer(*offer_of(cache, 2, 0.5))
+    again = serving(cache)
+    assert again.version == (RUN, 2)
+    np.testing.assert_array_equal(again.predict(X), expected(0.5))
+
+
+def test_what_a_restart_needs_is_never_trimmed(tmp_path: Path, cache: Cache) -> None:
+    found = serving(cache)
+    found.offer(*offer_of(cache, 2, 0.5))
+    small = Cache(tmp_path / "device", max_bytes=1)
+    small.trim(found.chunks)
+    assert serving(small).version == (RUN, 2)
+    small.trim(())
+    assert serving(small).version is None
+
+
+def test_a_record_by_another_publisher_is_not_served(cache: Cache) -> None:
+    serving(cache).offer(*offer_of(cache, 2, 0.5))
+    assert Serving(open_runtime("onnx"), cache, ["00" * 32]).version is None
+
+
+def test_a_damaged_record_or_chunk_is_told_and_not_served(tmp_path: Path, cache: Cache) -> None:
+    work, model = offer_of(cache, 2, 0.5)
+    serving(cache).offer(work, model)
+    path = tmp_path / "device" / "chunks" / work.version.parameters.chunks[0].sha256
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    assert serving(cache).version is None
+    (tmp_path / "device" / "served").write_bytes(b"\xff\xff")
+    assert serving(cache).version is None
+
+
+def test_swaps_under_load_give_one_version_or_the_other(cache: Cache) -> None:
+    found = serving(cache)
+    found.offer(*offer_of(cache, 1, 1.0))
+    known = {scale: expected(scale).tobytes() for scale in (1.0, 0.5)}
+    stop, seen = threading.Event(), set()
+
+    def ask() -> Iterator[bytes]:
+        while not stop.is_set():
+            yield found.predict(X).tobytes()
+
+    threads = [threading.Thread(target=lambda: seen.update(ask())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(2, 8):
+        assert found.offer(*offer_of(cache, number, 1.0 if number % 2 else 0.5))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert seen <= set(known.values())
+    assert found.predict(X).shape == (5, NUM_CLASSES)
+
+
+def test_raw_inputs_are_served_like_the_models_own(tmp_path: Path) -> None:
+    bundle = exported(raw_app("pixels"), ["onnx"])
+    made = Cache(tmp_path / "raw")
+    data = encode_parameters(bundle.manifest.table, bundle.initial_parameters())
+    keep(made, bundle.signed.data, data, *(bundle.artifact(name) for name in bundle.manifest.artifacts))
+    version = signed(bundle, 1, artifact_of(data))
+    work = replace(assignment(), run_id=RUN, bundle=ref_of(bundle.signed), version=version, grid=())
+    assert serving(made).offer(work, OpenedModel(bundle=bundle, parameters=bundle.initial_parameters()))
+    again, raw = serving(made), raw_of("pixels").numpy()
+    np.testing.assert_array_equal(again.predict(raw), again.predict(raw_app("pixels").calibration.numpy()))
+    assert len(again.predict(raw)) == len(raw)
+    with pytest.raises(ValueError, match=r"x: got uint8 \(24, 8, 8\), expected float32 .* or raw as uint8"):
+        again.predict(raw[..., 0])

@@ -1,0 +1,75 @@
+"""The train step's slabs: states are values, and a loop that keeps the last one only works in two of them."""
+
+import numpy as np
+from support.models import BATCH_SIZE, batches, bundle_of
+
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import StepSettings, TrainState
+
+RATE = StepSettings(learning_rate=0.05)
+
+
+def states(num: int) -> list[TrainState]:
+    """All the states of ``num`` steps, each step from the one before."""
+    bundle = bundle_of("mlp")
+    step = open_runtime("onnx").open_train(bundle)
+    found = [step.begin(bundle.initial_parameters())]
+    for index in range(num):
+        (batch,) = batches(BATCH_SIZE, seed=index)
+        found.append(step(found[-1], batch, RATE)[0])
+    return found
+
+
+def test_states_that_are_kept_are_not_written_to() -> None:
+    kept = states(7)
+    bundle = bundle_of("mlp")
+    step = open_runtime("onnx").open_train(bundle)
+    state = step.begin(bundle.initial_parameters())
+    for index, expected in enumerate(kept[1:]):
+        (batch,) = batches(BATCH_SIZE, seed=index)
+        state, _ = step(state, batch, RATE)
+        np.testing.assert_array_equal(state.parameters, expected.parameters)
+        np.testing.assert_array_equal(state.optimizer, expected.optimizer)
+        assert state.num_steps == index + 1
+
+
+def test_a_piece_of_a_state_is_kept_too() -> None:
+    bundle = bundle_of("mlp")
+    step = open_runtime("onnx").open_train(bundle)
+    state = step.begin(bundle.initial_parameters())
+    (batch,) = batches(BATCH_SIZE, seed=1)
+    state, _ = step(state, batch, RATE)
+    piece, copy = state.parameters[:5], state.parameters[:5].copy()
+    for _ in range(5):
+        state, _ = step(state, batch, RATE)
+    np.testing.assert_array_equal(piece, copy)
+
+
+def test_two_steps_from_one_state_are_the_same() -> None:
+    first, *_ = states(1)
+    bundle = bundle_of("mlp")
+    step = open_runtime("onnx").open_train(bundle)
+    (batch,) = batches(BATCH_SIZE, seed=2)
+    one, loss = step(first, batch, RATE)
+    two, again = step(first, batch, RATE)
+    assert loss == again
+    assert one.parameters.tobytes() == two.parameters.tobytes()
+    assert one.parameters is not two.parameters
+
+
+def test_a_loop_works_in_two_slabs() -> None:
+    bundle = bundle_of("mlp")
+    step = open_runtime("onnx").open_train(bundle)
+    state = step.begin(bundle.initial_parameters())
+    (batch,) = batches(BATCH_SIZE, seed=3)
+    seen = set()
+    for _ in range(10):
+        state, _ = step(state, batch, RATE)
+        seen.add(id(state.parameters))
+    assert len(seen) == 2
+
+
+def test_a_state_cannot_be_written_to_by_accident() -> None:
+    state = states(1)[-1]
+    assert not state.parameters.flags.writeable
+    assert not state.optimizer.flags.writeable
