@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Bytes and accuracy of adapters against full training.")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--speakers", type=int, default=12)
-    parser.add_argument("--epochs", type=int, default=6, help="of pre-training")
+    parser.add_argument("--epochs", type=int, default=14, help="of pre-training")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--json", metavar="FILE", default="")
     options = parser.parse_args(argv)

@@ -25,7 +25,13 @@ BATCH_SIZE: Final = 16
 NUM_BATCHES: Final = 4
 LENGTH: Final = 32
 """Tokens that the recurrent classifier reads."""
-DECODER: Final = DecoderShape(num_blocks=1)
+DECODERS: Final = MappingProxyType(
+    {
+        "attention": DecoderShape(num_blocks=1),
+        "attention-small": DecoderShape(vocabulary=64, context=32, width=32, num_blocks=1),
+    }
+)
+"""The first is bound by its products, the second, like the small perceptron, by how often something is called."""
 RECURRENT: Final = RecurrentShape()
 
 
@@ -54,28 +60,33 @@ IMAGES: Final[Mapping[str, Images]] = MappingProxyType(
     }
 )
 """A BatchNorm is frozen: on devices the statistics of a few examples are of little use."""
-MODELS: Final = (*IMAGES, "attention", "gru")
+MODELS: Final = (*IMAGES, *DECODERS, "gru")
 
 
 def app_of(name: str) -> App:
     """The App, always with the same initial parameters."""
     examples = examples_of(name)
-    sequences = {"attention": DECODER.vocabulary, "gru": RECURRENT.num_classes}
+    classes = {
+        **{key: images.num_classes for key, images in IMAGES.items()},
+        **{key: shape.vocabulary for key, shape in DECODERS.items()},
+        "gru": RECURRENT.num_classes,
+    }
     return App(
         name=name,
         module=_module(name),
         calibration=torch.from_numpy(examples.x),
         batch_size=BATCH_SIZE,
-        num_classes=sequences[name] if name in sequences else IMAGES[name].num_classes,
-        loss=next_token if name == "attention" else cross_entropy,
+        num_classes=classes[name],
+        loss=next_token if name in DECODERS else cross_entropy,
     )
 
 
 def examples_of(name: str) -> Examples:
     """NUM_BATCHES batches of noise and chance: what a step costs does not depend on what it learns."""
     rng, num = np.random.default_rng(0), NUM_BATCHES * BATCH_SIZE
-    if name == "attention":
-        tokens = rng.integers(0, DECODER.vocabulary, (num, DECODER.context + 1)).astype(np.int32)
+    if name in DECODERS:
+        shape = DECODERS[name]
+        tokens = rng.integers(0, shape.vocabulary, (num, shape.context + 1)).astype(np.int32)
         return Examples(x=tokens[:, :-1].copy(), y=tokens[:, 1:].copy())
     if name == "gru":
         x = rng.integers(0, RECURRENT.vocabulary, (num, LENGTH)).astype(np.int32)
@@ -86,8 +97,8 @@ def examples_of(name: str) -> Examples:
 
 
 def _module(name: str) -> nn.Module:
-    if name == "attention":
-        return DecoderTransformer(shape=DECODER)
+    if name in DECODERS:
+        return DecoderTransformer(shape=DECODERS[name])
     if name == "gru":
         return RecurrentClassifier(shape=RECURRENT)
     module = IMAGES[name].make()

@@ -5,7 +5,9 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-MIN_SPEED_UP: Final = MappingProxyType({"mlp": 3.0, "mlp-small": 3.0, "cnn": 2.0, "attention": 1.3, "ds-cnn": 1.0})
+MIN_SPEED_UP: Final = MappingProxyType(
+    {"mlp": 3.0, "mlp-small": 3.0, "cnn": 2.0, "attention": 1.3, "attention-small": 1.3, "ds-cnn": 1.0}
+)
 """Train step in onnxruntime: eager torch's time over its."""
 MAX_PEAK_RSS_MB: Final = MappingProxyType({"tflite": 80.0, "litert": 85.0, "onnx": 100.0})
 MAX_INSTALLED_MB: Final = MappingProxyType({"tflite": 150.0})
@@ -16,12 +18,17 @@ Found = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """One budget: what was found, the bound, and whether it is kept."""
+    """One budget: what was found, the bound, and whether it is kept.
+
+    Beside a ratio of medians stands that of the minima, and both must keep the bound: where they differ the machine
+    was busy with something else.
+    """
 
     what: str
     found: float
     bound: float
     kept: bool
+    found_of_minima: float | None = None
 
 
 def gates(found: Found) -> list[dict[str, object]]:
@@ -33,8 +40,10 @@ def _gates(found: Found) -> Iterator[Gate]:
     for model, bound in MIN_SPEED_UP.items():
         row = found["models"].get(model, {}).get("runtimes", {}).get("onnx")
         if row is not None:
-            ratio = row["train_speed_up"]
-            yield Gate(what=f"{model}: train step, eager / onnx", found=ratio, bound=bound, kept=ratio >= bound)
+            ratio, of_minima = row["train_speed_up"], row["train_speed_up_of_minima"]
+            what = f"{model}: train step, eager / onnx"
+            kept = min(ratio, of_minima) >= bound
+            yield Gate(what=what, found=ratio, bound=bound, kept=kept, found_of_minima=of_minima)
     for runtime, bound in MAX_PEAK_RSS_MB.items():
         if runtime in found.get("memory", {}):
             mb = found["memory"][runtime]["peak_rss_mb"]
@@ -62,7 +71,19 @@ def text_of(found: Found) -> str:
 
 
 def _steps(models: Found) -> str:
-    head = ["model", "runtime", "train ms", "(min)", "eager /", "float ms", "int8 1", "int8 batch", "start ms", "RSS"]
+    head = [
+        "model",
+        "runtime",
+        "train ms",
+        "(min)",
+        "eager /",
+        "(min)",
+        "float ms",
+        "int8 1",
+        "int8 batch",
+        "start ms",
+        "RSS",
+    ]
     rows = []
     for model, found in models.items():
         for name, row in {"eager": found["eager"], **found["runtimes"]}.items():
@@ -73,7 +94,10 @@ def _steps(models: Found) -> str:
                     name,
                     f"{row['train']['median_ms']:.3f}",
                     f"{row['train']['min_ms']:.3f}",
-                    f"{row['train_speed_up']:.2f}" if "train_speed_up" in row else "",
+                    *(
+                        f"{row[key]:.2f}" if key in row else ""
+                        for key in ("train_speed_up", "train_speed_up_of_minima")
+                    ),
                     *(f"{ms:.3f}" for ms in times),
                     f"{row['start_up_ms']:.0f}",
                     f"{row['peak_rss_training_mb']:.0f}",
@@ -120,9 +144,16 @@ def _memory(found: Found) -> str:
 
 def _gate_table(found: Sequence[Found]) -> str:
     rows = [
-        [row["what"], f"{row['found']:.2f}", f"{row['bound']:g}", "pass" if row["kept"] else "MISS"] for row in found
+        [
+            row["what"],
+            f"{row['found']:.2f}",
+            "" if row["found_of_minima"] is None else f"{row['found_of_minima']:.2f}",
+            f"{row['bound']:g}",
+            "pass" if row["kept"] else "MISS",
+        ]
+        for row in found
     ]
-    return _table(["gate", "found", "bound", ""], rows)
+    return _table(["gate", "found", "(of minima)", "bound", ""], rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

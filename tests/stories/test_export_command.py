@@ -9,6 +9,7 @@ from support.commands import Fanin, fanin_in_process, one_line
 from fanin.edge.bundle import open_folder
 
 APP = """
+from dataclasses import replace
 import torch
 from torch import nn
 from fanin.edge.export import App, Recipe
@@ -34,6 +35,15 @@ def odd():
 
 def between():
     return of(nn.Conv2d(1, 1, 1), Fold())
+
+class Flip(nn.Module):
+    def forward(self, raw):
+        return torch.special.bessel_j0(raw.float())
+
+def raw():
+    found = of(nn.Conv2d(1, 1, 1))
+    pixels = torch.zeros(64, 1, 4, 4, dtype=torch.uint8)
+    return replace(found, preprocess=Flip(), raw=pixels)
 
 def far():
     # What devices see is far beyond what the scales were calibrated for.
@@ -91,6 +101,7 @@ def test_check_tells_that_all_is_well(fanin: Fanin, app: Path) -> None:
     ("name", "module", "kind", "operator"),
     [
         ("odd", "1", "Upsample", "aten.upsample_bicubic2d_backward"),
+        ("raw", "preprocess", "Flip", "prims.bessel_j0"),
         ("between", "1", "Fold", "aten.grid_sampler_2d_backward"),
     ],
 )

@@ -75,7 +75,7 @@ class Odd(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
         y = F.relu(self.once(x)) + x
-        y = 3.0 * F.relu(self.once(y)) + self.tied(y)
+        y = 3.0 * F.relu(self.once(y)) + self.tied(y * y)
         y = self.fixed(y) + self.turned(y) @ self.turned.weight + self.once(self.table).mean(0)
         return self.head(y) + self.head(self.less(x) + self.more(x))
 
@@ -294,7 +294,7 @@ def test_a_kernel_of_several_products_is_written_once() -> None:
     assert set(weights.values()) == {1}
     # Its bias stands on each input's scale.
     biases = Counter(slot.parameter for slot in slots if slot.kind is SlotKind.BIAS)
-    assert biases["once.bias"] == 2
+    assert (biases["once.bias"], biases["tied.bias"]) == (2, 1)
 
 
 def test_what_says_nothing_over_the_calibration_data_stays_float() -> None:

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from fanin.edge.export.app import App
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.prepare import Prepared, prepare
+from fanin.edge.export.preprocess import ENCODERS
 from fanin.edge.export.trace import example_batch, trace_layer
+from fanin.edge.runtimes.models import PREPROCESS
 from fanin.protos.errors import UnsupportedModel
 
 RUNTIMES: Final = MappingProxyType({"onnx": ("onnxruntime",), "tflite": ("LiteRT", "tflite-runtime")})
@@ -60,6 +62,11 @@ def check_app(app: App, formats: Sequence[str]) -> tuple[Finding, ...]:
             layers = _failing_layers(prepared, name)
             whole = _finding("", type(app.module).__name__, name, str(exc))
             findings += layers or [whole]
+        if app.preprocess is not None:
+            try:
+                ENCODERS[name](app, f"{prepared.what}: the {PREPROCESS} graph")
+            except UnsupportedModel as exc:
+                findings.append(_finding(PREPROCESS, type(app.preprocess).__name__, name, str(exc)))
     return tuple(findings)
 
 

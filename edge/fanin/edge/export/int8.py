@@ -193,14 +193,16 @@ class _Walk:
         """Undo the quantization of biases that move with a Version where the weight does not, or the reverse.
 
         A bias's codes stand on the weight's scales, and kernels take them as such whatever scale is written beside
-        them: the two are filled together or not at all.
+        them: the two are filled together or not at all. The bias of a single channel stays float too: the quantizer
+        gives it one scale and no channel.
         """
         graph = self._model.graph
         floats = {found.name: found for found in original.graph.initializer}
         for node in [node for node in graph.node if self._is_quantized_bias(node)]:
             source = node.input[0].removesuffix(CODES)
             _, weight = self._factors(node)
-            if bool(self._parameter(source)) == bool(self._parameter(weight.input[0].removesuffix(CODES))):
+            move_together = bool(self._parameter(source)) == bool(self._parameter(weight.input[0].removesuffix(CODES)))
+            if move_together and self._values[node.input[2]].dims:
                 continue
             self._only_user(node.output[0]).input[2] = source
             graph.node.remove(node)

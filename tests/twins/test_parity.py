@@ -1,0 +1,31 @@
+"""The reference models in every runtime against eager torch, after twenty steps: too long for every change."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PARITY = Path(__file__).parents[2] / "benchmarks" / "parity.py"
+TOLERANCE = 1e-5
+SMALL = ("mlp", "digits_cnn", "decoder", "gru", "lstm")
+MODELS = (*SMALL, "ds_cnn", "resnet8", "mobilenet")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", MODELS)
+def test_twenty_steps_end_where_eager_torch_ends(model: str, tmp_path: Path) -> None:
+    told = tmp_path / "parity.json"
+    subprocess.run([sys.executable, str(PARITY), "--models", model, "--json", str(told)], check=True)
+    found = json.loads(told.read_text())
+    assert found["max_parameter_movement"][model] > 1e-3
+    for runtime, difference in found["max_parameter_difference_in_a_step"][model].items():
+        assert difference <= TOLERANCE, f"{model} in {runtime}: {difference:.1e} in a step"
+    # Where torch's own rounding is amplified as far as this, no two runtimes end at the same place.
+    if found["max_parameter_difference_eager_float32_to_float64"][model] <= TOLERANCE / 10:
+        for runtime, difference in found["max_parameter_difference"][model].items():
+            assert difference <= TOLERANCE, f"{model} in {runtime}: {difference:.1e}"
+    else:
+        assert model not in SMALL
