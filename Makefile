@@ -37,7 +37,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(VENV)/.installed $(STAMPS) ## the whole loop on this machine; ARGS="--rounds 3" for its flags
+demo: $(VENV)/.installed .venv-device/.installed ## the whole loop on this machine; ARGS="--rounds 3" for its flags
 	$(BIN)/fanin demo $(ARGS)
 
 .PHONY: test
@@ -105,10 +105,10 @@ dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.installed
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
 	@touch $@
 
-.venv-device/.installed: EXTRA := onnx
-.venv-device-litert/.installed: EXTRA := litert
-.venv-device-tflite/.installed: EXTRA := tflite
-.venv-device-tflite/.installed: CONSTRAINTS := $(TFLITE_CONSTRAINTS)
+.venv-device/.installed: private EXTRA := onnx
+.venv-device-litert/.installed: private EXTRA := litert
+.venv-device-tflite/.installed: private EXTRA := tflite
+.venv-device-tflite/.installed: private CONSTRAINTS := $(TFLITE_CONSTRAINTS)
 
 # The first command brings what the wheel needs, the second the wheel itself even if its version is the same.
 $(STAMPS): %/.installed: dist/.built $(CONSTRAINTS) $(TFLITE_CONSTRAINTS)

@@ -28,6 +28,7 @@ from fanin.protos.errors import (
     Conflict,
     InvalidBundle,
     InvalidInput,
+    InvalidPlan,
     InvalidVersion,
     NotFound,
     Unauthenticated,
@@ -327,3 +328,12 @@ def test_after_all_that_the_run_ends_in_the_undisturbed_bits_and_takes_the_next_
         with pytest.raises(Conflict, match="got version 1 made from 0, expected 3 made from 2"):
             operator.publish_version(other, other_data, 0)
         assert snapshot(host.state).rows == published.rows
+
+
+def test_a_plan_that_needs_an_input_which_the_bundle_lacks_is_refused(host: Hosted, devices: list[Peer]) -> None:
+    plan = replace(f.plan(), training=replace(f.plan().training, proximal_weight=0.1))
+    with host.operator() as operator:
+        with pytest.raises(InvalidPlan, match=r"got proximal_weight 0\.1, but the bundle's train graph has no such"):
+            operator.start_run("pulled", plan, devices[0].bundle, f.PUBLISHER)
+        with pytest.raises(NotFound):
+            operator.run("pulled")

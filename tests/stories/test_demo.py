@@ -70,4 +70,5 @@ def test_the_federation_learns_and_the_circle_is_closed(demos: list[dict[str, ob
     assert all(
         sorted(order) == [f"device-{index}" for index in range(NUM_DEVICES)] for order in found["acceptance_order"]
     )
-    assert NUM_DEVICES * 10_000 < found["bytes_up_per_round"] < 2 * NUM_DEVICES * 10_000
+    # A byte a value, and a little around it.
+    assert NUM_DEVICES * 19_946 <= found["bytes_up_per_round"] < 1.1 * NUM_DEVICES * 19_946

@@ -125,8 +125,11 @@ def test_reading_a_chunk_makes_it_young(tmp_path: Path) -> None:
     assert (cache.has(old), cache.has(young)) == (True, False)
 
 
-def test_chunks_that_do_not_verify_can_be_forgotten(cache: Cache) -> None:
+def test_chunks_that_do_not_verify_can_be_forgotten_and_no_others(cache: Cache, tmp_path: Path) -> None:
     cache.fetch(REF, Line(DATA))
+    cache.forget([REF])
+    assert cache.has(REF)
+    (tmp_path / "chunks" / REF.sha256).write_bytes(DATA[:-1])
     for _ in range(2):
         cache.forget([REF])
         assert not cache.has(REF)

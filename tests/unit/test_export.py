@@ -378,12 +378,3 @@ def test_only_the_exporters_own_words_are_hidden(caplog: pytest.LogCaptureFixtur
         logger.removeHandler(caplog.handler)
     assert "something else" in caplog.messages
     assert not any("torchvision" in message for message in caplog.messages)
-
-
-def test_a_layer_with_a_single_channel_is_quantized_but_for_its_bias() -> None:
-    module = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.Flatten(), nn.Linear(64, NUM_CLASSES))
-    bundle = exported(replace(app_of("mlp"), module=module))
-    kinds = {(slot.parameter, slot.kind) for slot in bundle.manifest.slots["onnx"]}
-    assert ("0.weight", SlotKind.WEIGHT) in kinds
-    assert ("0.bias", SlotKind.FLOAT) in kinds
-    assert ("2.bias", SlotKind.BIAS) in kinds

@@ -206,6 +206,10 @@ WRONG_SLOTS: list[tuple[tuple[Slot, ...], str]] = [
         "manifest: slot 'ws0': got axis 0, expected that of the weight_scale slot of 'dense.weight', 1",
     ),
     ((FLOAT, FLOAT), "manifest: two slots name the same initializer"),
+    (
+        (replace(WEIGHT, offset=40), replace(SCALE, offset=51)),
+        "manifest: slots 'w' and 'ws' share bytes of the file, expected none to",
+    ),
 ]
 
 

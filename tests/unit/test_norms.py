@@ -152,3 +152,13 @@ def test_a_norm_that_cannot_be_tracked_is_refused(module: nn.Module, message: st
 def test_one_value_a_channel_is_refused_as_torch_does() -> None:
     with pytest.raises(ValueError, match=r"norm: got one value a channel \(1, 3\), expected more; take a larger batch"):
         passed(random_norm((), 0.1, affine=True), torch.randn(1, 3, dtype=torch.float64), torch.ones(1))
+
+
+def test_a_variance_that_a_grid_took_below_zero_counts_as_none() -> None:
+    (tracked,) = (TrackedNorm(random_norm((4,), 0.1, False)),)
+    tracked.running_var[0] = -1e-3
+    x = torch.randn(3, 3, 4, dtype=torch.float64)
+    assert tracked.eval()(x).isfinite().all()
+    tracked.train().begin(torch.ones(3, dtype=torch.float64))
+    tracked(x)
+    assert (tracked.finish()["running_var"] >= 0.0).all()

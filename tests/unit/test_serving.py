@@ -165,3 +165,19 @@ def test_raw_inputs_are_served_like_the_models_own(tmp_path: Path) -> None:
     assert len(again.predict(raw)) == len(raw)
     with pytest.raises(ValueError, match=r"x: got uint8 \(24, 8, 8\), expected float32 .* or raw as uint8"):
         again.predict(raw[..., 0])
+
+
+def test_what_is_served_survives_a_version_that_does_not_verify(cache: Cache) -> None:
+    work, model = offer_of(cache, 1, 1.0)
+    serving(cache).offer(work, model)
+    # What a client does when the next Version of the same Bundle does not verify.
+    cache.forget((*work.bundle.manifest.chunks, *work.version.parameters.chunks))
+    assert serving(cache).version == (RUN, 1)
+
+
+def test_what_int8_would_make_numbers_of_is_refused(cache: Cache) -> None:
+    found = serving(cache)
+    found.offer(*offer_of(cache, 1, 1.0))
+    for wrong in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="x: got NaN or infinity"):
+            found.predict(np.full_like(X, wrong))

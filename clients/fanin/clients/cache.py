@@ -22,6 +22,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from fanin.edge.keys import SigningKey, load_or_create_key, sync_folder
+from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import ChunkRef, check_chunk, short
 from fanin.protos.convert import assignment_from_proto, assignment_to_proto, header_from_proto, header_to_proto
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound, StorageFull, Unavailable
@@ -137,9 +138,11 @@ class Cache:
         return received
 
     def forget(self, refs: Iterable[ChunkRef]) -> None:
-        """Drop Chunks that do not verify."""
+        """Drop those of these Chunks whose bytes are not what their names say; the others are at no fault."""
         for ref in refs:
-            (self._chunks / ref.sha256).unlink(missing_ok=True)
+            path = self._chunks / ref.sha256
+            if path.exists() and sha256_hex(path.read_bytes()) != ref.sha256:
+                path.unlink()
 
     def trim(self, keep: Iterable[str]) -> None:
         """Drop the Chunks used longest ago until the rest fits, but none of ``keep``."""

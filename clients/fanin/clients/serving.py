@@ -48,6 +48,8 @@ class Served:
     preprocess: Preprocess | None
     lock: threading.Lock
     """A runtime's graph is one set of buffers: one call at a time."""
+    chunks: tuple[str, ...]
+    """The digests of the Chunks that a restart needs."""
 
 
 class Serving:
@@ -69,7 +71,7 @@ class Serving:
     def chunks(self) -> tuple[str, ...]:
         """The digests of the Chunks that a restart needs."""
         served = self._served
-        return () if served is None else self._chunks_of(served.assignment)
+        return () if served is None else served.chunks
 
     def predict(self, x: Inputs) -> Float32s:
         """What the served Version says to ``x`` (n, ...), raw inputs or the model's own: logits, or values, float32.
@@ -119,7 +121,13 @@ class Serving:
             bundle=model.bundle,
             preprocess=open_preprocess(self._runtime, model.bundle),
             lock=threading.Lock(),
+            chunks=self._chunks(assignment, model.bundle),
         )
+
+    def _chunks(self, assignment: Assignment, bundle: Bundle) -> tuple[str, ...]:
+        graphs = graph_chunks(bundle, self._runtime.graph_format)
+        refs = (*manifest_chunks(assignment), *graphs, *assignment.version.parameters.chunks)
+        return tuple(ref.sha256 for ref in refs)
 
     def _restore(self, trusted: Collection[str]) -> None:
         """Serve what was served before this process; a record that does not verify any more is only told."""
@@ -134,12 +142,6 @@ class Serving:
             self._served = self._open(assignment, OpenedModel(bundle=bundle, parameters=parameters))
         except (FaninError, ValueError) as exc:
             LOG.warning("serving: the version of the last time is not served (%s)", exc)
-
-    def _chunks_of(self, assignment: Assignment) -> tuple[str, ...]:
-        bundle = open_bundle(assignment, (assignment.bundle.public_key,), self._cache.read)
-        graphs = graph_chunks(bundle, self._runtime.graph_format)
-        refs = (*manifest_chunks(assignment), *graphs, *assignment.version.parameters.chunks)
-        return tuple(ref.sha256 for ref in refs)
 
 
 def probe_of(bundle: Bundle) -> Inputs:

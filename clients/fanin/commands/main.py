@@ -41,6 +41,9 @@ EXTRA_OF: Final[Mapping[str, str]] = MappingProxyType(
         "torch": "datacenter",
         "onnx": "export",
         "onnxscript": "export",
+        "litert_torch": "export",
+        "flatbuffers": "export",
+        "ai_edge_litert": "litert",
         "onnxruntime": "onnx",
     }
 )

@@ -23,7 +23,17 @@ import numpy as np
 from fanin.edge.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.initializers import empty_constants, fill_constants, list_constants
 from fanin.edge.keys import SigningKey
-from fanin.edge.manifest import DEVICE_SIGNATURES, DTYPES, Manifest, Port, Signature, Slot, SlotKind, dump_manifest
+from fanin.edge.manifest import (
+    DEVICE_SIGNATURES,
+    DTYPES,
+    Manifest,
+    Port,
+    Signature,
+    Slot,
+    SlotKind,
+    check_slots,
+    dump_manifest,
+)
 from fanin.edge.quantize import fill_slots
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import Batch, Model, Runtime, StepSettings
@@ -84,6 +94,9 @@ def assemble(spec: AssembledGraphs, folder: Path, key: SigningKey) -> Bundle:
     """
     runtimes = {graph_format: open_format([graph_format]) for graph_format in spec.graphs}
     slots = {graph_format: _slots(spec, graph_format) for graph_format in spec.graphs}
+    for found in slots.values():
+        # Before they are filled: what is filled here is what the manifest would refuse.
+        check_slots(found, {one.name: one.shape for one in spec.table.specs})
     ports = _ports(spec, runtimes, slots)
     artifacts = {PARAMETERS: encode_parameters(spec.table, spec.table.flatten(spec.parameters))}
     names: dict[str, dict[str, str]] = {name: {} for name in ports}

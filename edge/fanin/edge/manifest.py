@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from math import prod
 from types import MappingProxyType
 from typing import Final
@@ -123,10 +124,10 @@ class Manifest:
         for graph_format, slots in self.slots.items():
             if graph_format not in self.signatures["infer"].graphs:
                 raise InvalidBundle(f"manifest: slots in {graph_format!r}, expected only in formats of the infer graph")
-            _check_slots(slots, shapes)
+            check_slots(slots, shapes)
 
 
-def _check_slots(slots: tuple[Slot, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_slots(slots: tuple[Slot, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Slots must agree with the parameters' shapes and with each other, so that they can be filled blindly."""
     axes: dict[str, int] = {}
     for slot in slots:
@@ -157,9 +158,20 @@ def _check_slots(slots: tuple[Slot, ...], shapes: Mapping[str, tuple[int, ...]])
                 f"manifest: slot {slot.initializer!r}: got axis {slot.axis}, "
                 f"expected that of the weight_scale slot of {weight!r}, {axes.get(weight)}"
             )
+    spans = sorted(
+        (slot.offset, slot.offset + slot_bytes(slot), slot.initializer) for slot in slots if slot.offset >= 0
+    )
+    for (_, end, name), (start, _, other) in pairwise(spans):
+        if start < end:
+            raise InvalidBundle(f"manifest: slots {name!r} and {other!r} share bytes of the file, expected none to")
     names = [slot.initializer for slot in slots]
     if len(set(names)) != len(names):
         raise InvalidBundle("manifest: two slots name the same initializer")
+
+
+def slot_bytes(slot: Slot) -> int:
+    """How many bytes a slot's value takes."""
+    return prod(slot.shape) * (1 if slot.kind is SlotKind.WEIGHT else 4)
 
 
 def _slot_shape(slot: Slot, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

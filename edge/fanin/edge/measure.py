@@ -101,9 +101,9 @@ def measure(runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Ite
 
 def check_drop(what: str, measured: Measured, max_drop_points: float) -> None:
     """Raise InvalidVersion if int8 costs more than ``max_drop_points`` of accuracy."""
-    if measured.drop_points > max_drop_points:
+    if not measured.drop_points <= max_drop_points:
         raise InvalidVersion(
             f"{what}: int8 is {measured.drop_points:.2f} points worse than float ({measured}), expected at most "
             f"{max_drop_points:g}; export anew with calibration data like what devices see, let the recipe be "
-            "quantization_aware, or allow a larger drop"
+            "quantization_aware, or allow a larger drop (fanin export --max-int8-drop)"
         )

@@ -246,7 +246,7 @@ class Assignment:
             )
         if not 0 <= self.training.proximal_weight < math.inf:
             raise InvalidInput(
-                f"assignment: got proximal_weight {self.training.proximal_weight}, expected 0.0 or a finite number above"
+                f"assignment: got proximal_weight {self.training.proximal_weight}, expected 0.0 or a positive number"
             )
 
 

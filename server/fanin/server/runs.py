@@ -186,8 +186,8 @@ class Runs:
         given = {port.name for port in model.manifest.signatures["train"].inputs}
         if start.plan.training.proximal_weight > 0.0 and PROXIMAL_WEIGHT not in given:
             raise InvalidPlan(
-                f"run {start.run_id}: got proximal_weight {start.plan.training.proximal_weight:g}, but the bundle's train "
-                "graph has no such input; export the App with Recipe(proximal=True)"
+                f"run {start.run_id}: got proximal_weight {start.plan.training.proximal_weight:g}, but the bundle's "
+                "train graph has no such input; export the App with Recipe(proximal=True)"
             )
         await self._check_parameters(start.version.parameters, model.table)
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Protocol, TypeVar
 
 from fanin.edge.keys import SigningKey
-from fanin.edge.manifest import DEVICE_SIGNATURES, Manifest
+from fanin.edge.manifest import Manifest
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters, encode_parameters
 from fanin.edge.versions import sign_version
 from fanin.protos import messages as m
@@ -98,7 +98,7 @@ class Model:
     @cached_property
     def graph_formats(self) -> tuple[str, ...]:
         """The formats in which every graph that a device needs is there."""
-        formats = [set(self.manifest.signatures[name].graphs) for name in DEVICE_SIGNATURES]
+        formats = [set(found.graphs) for found in self.manifest.signatures.values()]
         return tuple(sorted(set.intersection(*formats)))
 
     def download_bytes(self, graph_formats: Collection[str]) -> int:

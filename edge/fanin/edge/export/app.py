@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import sys
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Final, Literal
@@ -108,6 +109,10 @@ class App:
                 f"App {self.name}: got batch_size {self.batch_size} and num_classes {self.num_classes}, "
                 "expected at least 1, and at least 2 (or 0 for values)"
             )
+        if not isinstance(self.module, torch.nn.Module):
+            raise UnsupportedModel(
+                f"App {self.name}: got a module of {type(self.module).__name__}, expected a torch.nn.Module"
+            )
         _check_inputs(f"App {self.name}: calibration data", self.calibration)
         if self.validation is not None:
             x, y = self.validation
@@ -117,6 +122,7 @@ class App:
                     f"App {self.name}: got validation data x {x.dtype} {tuple(x.shape)} and y {tuple(y.shape)}, "
                     f"expected as many of both, x as the calibration data is, {tuple(self.calibration.shape)}"
                 )
+            _check_labels(self, y)
         _check_preprocess(self)
 
     @property
@@ -180,6 +186,19 @@ def inputs_of(app: App, x: Tensor) -> Tensor:
     return torch.cat([part for part in parts if isinstance(part, Tensor)])
 
 
+def _check_labels(app: App, y: Tensor) -> None:
+    """Raise UnsupportedModel unless y may be what the module should say: its exact form is known at the export."""
+    is_values = y.is_floating_point()
+    least = -1 if y.dim() > 1 else 0
+    in_range = is_values or (int(y.min()) >= least and int(y.max()) < app.num_classes)
+    if is_values != (app.num_classes == 0) or not in_range or not bool(y.isfinite().all()):
+        wanted = f"integers from {least} to {app.num_classes - 1}" if app.num_classes else "finite float values"
+        raise UnsupportedModel(
+            f"App {app.name}: got validation data y {y.dtype} {tuple(y.shape)} from {y.min()} to {y.max()}, "
+            f"expected {wanted}"
+        )
+
+
 def load_app(where: str) -> App:
     """The App at ``package.module:name`` or ``path/to/file.py:name``; ``name`` may be a function that makes it.
 
@@ -192,6 +211,16 @@ def load_app(where: str) -> App:
     if not hasattr(module, name):
         raise InvalidInput(f"App {where!r}: {place} has no {name!r}")
     found = getattr(module, name)
+    if isinstance(found, torch.nn.Module):
+        raise UnsupportedModel(
+            f"App {where!r}: got a module, {type(found).__name__}; put it into a fanin.edge.export.App, "
+            "with data to calibrate it"
+        )
+    if callable(found) and any(
+        parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        for parameter in signature(found).parameters.values()
+    ):
+        raise UnsupportedModel(f"App {where!r}: got a function with arguments, expected one that is called without")
     made = found() if callable(found) else found
     if not isinstance(made, App):
         raise UnsupportedModel(

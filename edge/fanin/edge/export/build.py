@@ -75,7 +75,7 @@ def export_app(
                     found = measure(runtime, bundle, bundle.initial_parameters(), validation_batches(app))
                     check_drop(f"{prepared.what}: {name}", found, max_drop_points)
                     measured[name] = found
-            except (InvalidBundle, InvalidVersion) as exc:
+            except (InvalidBundle, InvalidVersion, ValueError) as exc:
                 raise UnsupportedModel(f"{prepared.what}: {exc}") from exc
     write_bundle(folder, data, artifacts, key)
     return Exported(

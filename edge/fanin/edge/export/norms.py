@@ -51,7 +51,7 @@ class TrackedNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalized (B, C, ...)."""
         if not self.training:
-            return self._normalized(x, self.running_mean, self.running_var)
+            return self._normalized(x, self.running_mean, self.running_var.clamp(min=0.0))
         assert self._mask is not None, "a pass begins with begin"
         if x.numel() == x.shape[1]:
             raise ValueError(f"norm: got one value a channel {tuple(x.shape)}, expected more; take a larger batch_size")
@@ -64,7 +64,9 @@ class TrackedNorm(nn.Module):
         square_sum = (centred * centred).sum([0, 2])
         # A layer that is used twice in a pass goes on from its first use, and its running variance is the unbiased one.
         now = {"running_mean": mean, "running_var": square_sum / (num - 1.0).clamp(min=1.0)}
-        before = self._following or {name: getattr(self, name) for name in STATISTICS}
+        # The mean over devices is rounded to a grid, which may take a small variance below zero.
+        held = {"running_mean": self.running_mean, "running_var": self.running_var.clamp(min=0.0)}
+        before = self._following or held
         share = self._momentum * (num > 1.0).to(x.dtype)
         self._following = {name: before[name] + share * (now[name] - before[name]) for name in STATISTICS}
         return self._normalized(flat, mean, square_sum / num.clamp(min=1.0)).reshape(x.shape)

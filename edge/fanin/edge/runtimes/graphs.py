@@ -99,6 +99,7 @@ class GraphPredict:
 
     def __call__(self, x: Inputs) -> Float32s:
         check_port(self._x, x)
+        check_values("x", x)
         if len(x) == 0:
             return np.empty((0, *self._logits.shape[1:]), np.float32)
         if not self._fixed_batch:
@@ -119,6 +120,15 @@ def check_port(port: Port, array: Array) -> None:
     )
     if array.dtype != port.dtype or not fits:
         raise ValueError(f"{port.name}: got {array.dtype} {array.shape}, expected {port.dtype} {port.shape}")
+
+
+def check_values(name: str, x: Array) -> None:
+    """Raise ValueError for NaN and infinity, which int8 would turn into confident numbers, and for tokens below 0,
+    which some runtimes count from the end."""
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise ValueError(f"{name}: got NaN or infinity, expected finite values only")
+    if x.dtype.kind == "i" and x.size and x.min() < 0:
+        raise ValueError(f"{name}: got {x.min()}, expected tokens of at least 0")
 
 
 class BatchPorts:

@@ -93,6 +93,8 @@ class OnnxRuntime:
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         options.use_deterministic_compute = True
         options.log_severity_level = FATAL_ONLY
+        # By default a product with an int8 weight is computed from activations that are rounded to 8 bits as well.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if self._plain:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return options
@@ -112,7 +114,8 @@ class _Graph:
         self._what = what
         try:
             self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-        except GRAPH_ERRORS as exc:
+        # Of a damaged file the library tells in bytes that may be no text, or by an error of no kind.
+        except (*GRAPH_ERRORS, RuntimeError, UnicodeDecodeError) as exc:
             raise InvalidBundle(f"{what}: onnxruntime cannot open it ({exc})") from exc
 
     def __call__(self, outputs: Sequence[str], feed: Feed) -> Sequence[Array]:
@@ -136,7 +139,7 @@ class _Graph:
             assert arrays, "held by this function"
             try:
                 self._session.run_with_iobinding(binding)
-            except GRAPH_ERRORS as exc:
+            except (*GRAPH_ERRORS, RuntimeError) as exc:
                 raise InvalidBundle(f"{self._what}: onnxruntime cannot run it ({exc})") from exc
 
         return run

@@ -1,0 +1,49 @@
+"""``edge.export`` at its edges: single channels, frozen products, and what is no App at all."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.models import BATCH_SIZE, NUM_CLASSES, app_of, batches, exported
+from torch import Tensor, nn
+
+from fanin.edge.export import Recipe, load_app
+from fanin.edge.manifest import SlotKind
+from fanin.edge.runtimes.onnx import OnnxRuntime
+from fanin.protos.errors import UnsupportedModel
+
+
+def test_a_layer_with_a_single_channel_is_quantized_but_for_its_bias() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.Flatten(), nn.Linear(64, NUM_CLASSES))
+    bundle = exported(replace(app_of("mlp"), module=module))
+    kinds = {(slot.parameter, slot.kind) for slot in bundle.manifest.slots["onnx"]}
+    assert ("0.weight", SlotKind.WEIGHT) in kinds
+    assert ("0.bias", SlotKind.FLOAT) in kinds
+    assert ("2.bias", SlotKind.BIAS) in kinds
+
+
+def test_a_frozen_product_is_not_rounded_on_the_way() -> None:
+    """onnxruntime's default computes a product with an int8 weight from activations rounded to 8 bits."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, NUM_CLASSES))
+    bundle = exported(replace(app_of("mlp"), module=module, recipe=Recipe(trains="bias")))
+    (batch, *_) = batches(BATCH_SIZE, seed=1)
+    plain = OnnxRuntime(plain=True).open_evaluate(bundle)(bundle.initial_parameters(), batch).loss_sum
+    fused = OnnxRuntime().open_evaluate(bundle)(bundle.initial_parameters(), batch).loss_sum
+    assert fused == pytest.approx(plain, rel=1e-6)
+
+
+def test_what_is_no_app_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "apps.py").write_text("from torch import nn\nmodel = nn.Linear(2, 2)\ndef needs(depth): return depth\n")
+    with pytest.raises(UnsupportedModel, match=r"got a module, Linear; put it into a fanin.edge.export.App"):
+        load_app(f"{tmp_path / 'apps.py'}:model")
+    with pytest.raises(UnsupportedModel, match="got a function with arguments"):
+        load_app(f"{tmp_path / 'apps.py'}:needs")
+    with pytest.raises(UnsupportedModel, match=r"got a module of .*, expected a torch\.nn\.Module"):
+        replace(app_of("mlp"), module=torch.relu_)
+
+
+@pytest.mark.parametrize("y", [torch.full((64,), NUM_CLASSES), torch.full((64,), -1), torch.zeros(64)])
+def test_validation_labels_are_checked(y: Tensor) -> None:
+    with pytest.raises(UnsupportedModel, match=r"got validation data y .*, expected integers from 0 to 3"):
+        replace(app_of("mlp"), validation=(app_of("mlp").calibration, y))
