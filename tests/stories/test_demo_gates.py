@@ -1,11 +1,13 @@
 """The demo as it is run by default, held to what it promises, on several seeds."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.data import real_places
 
 DEVICE_PYTHON = Path(__file__).parents[2] / ".venv-device" / "bin" / "python"
 
@@ -25,3 +27,17 @@ def test_the_demo_keeps_its_promises(tmp_path: Path, seed: int) -> None:
     assert accuracy["final"]["float"] - accuracy["final"]["int8"] <= 0.01
     assert found["int8_agreement"] >= 0.99
     assert found["devices"] == 8
+
+
+@pytest.mark.nightly
+def test_fashion_mnist_is_learnt_from_a_byte_a_value(tmp_path: Path) -> None:
+    places = real_places("fashion-mnist")
+    out = tmp_path / "demo.json"
+    command = [sys.executable, "-m", "fanin.commands.main", "demo", "--dataset", "fashion-mnist", "--codec", "int8"]
+    command += ["--device-python", str(DEVICE_PYTHON), "--json", str(out)]
+    environment = os.environ | {"FANIN_DATA": str(places.data)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    accuracy = json.loads(out.read_text())["accuracy"]
+    assert accuracy["federated"]["int8"] >= 0.80
+    assert accuracy["federated"]["float"] - accuracy["federated"]["int8"] <= 0.005
