@@ -20,7 +20,9 @@ from fanin.protos.errors import Conflict, InvalidInput
 
 APPS = Path(__file__).with_name("apps.py")
 LAUNCH = """
-import sys
+import signal, sys
+# A shell that starts the tests in the background has them ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from fanin.datacenter.job import train
 from fanin.datacenter.jobfiles import read_config
