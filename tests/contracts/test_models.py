@@ -251,8 +251,7 @@ for path in sorted(Path(sys.argv[1]).glob("*.tflite")):
 def test_tflite_runtime_runs_them_too() -> None:
     folder, root = tiny("ad01_int8").parent, Path(__file__).parents[2]
     python = root / ".venv-device-tflite" / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{python} is not here: make devices")
+    assert python.exists(), "make devices makes the devices' environments"
     path = os.pathsep.join(str(root / name) for name in ("server", "clients", "edge", "datacenter", "protos"))
     command = [str(python), "-c", ALL_FILES, str(folder)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
