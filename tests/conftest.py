@@ -13,6 +13,11 @@ from fanin.edge.export.formats import FORMATS
 BundleOf = Callable[[str], Bundle]
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Bytes are named by their length: spelled out, a time or a random salt within them makes the workers' names differ."""
+    return f"{len(val)}-bytes" if isinstance(val, bytes) else None
+
+
 @pytest.fixture(scope="session")
 def both_formats(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> BundleOf:
     """The Bundle of an App of ``support.models``, by name; processes of one session share what one has made."""

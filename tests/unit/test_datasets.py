@@ -31,7 +31,7 @@ from fanin.clients.datasets import (
 from fanin.protos.errors import InvalidInput, StorageFull
 
 CONTENT = b"plain text\n"
-PACKED = gzip.compress(CONTENT)
+PACKED = gzip.compress(CONTENT, mtime=0)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 FILES = DataSet(
     name="small",
@@ -91,7 +91,10 @@ def test_the_systems_package_is_used_without_a_network(tmp_path: Path) -> None:
     assert list(read_files(places(tmp_path), packaged)) == [CONTENT, CONTENT]
 
 
-@pytest.mark.parametrize("damage", [b"", PACKED[:-9], b"no gzip", gzip.compress(b"other"), gzip.compress(bytes(10**6))])
+DAMAGED = (b"", PACKED[:-9], b"no gzip", gzip.compress(b"other", mtime=0), gzip.compress(bytes(10**6), mtime=0))
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_cache_is_mended(tmp_path: Path, damage: bytes) -> None:
     path = put(tmp_path / "cache") / "small/a.gz"
     path.write_bytes(damage)
@@ -115,10 +118,10 @@ def test_offline_the_error_says_what_to_do(tmp_path: Path, fault: Exception) -> 
 def test_a_mirror_that_serves_something_else_leaves_no_trace(tmp_path: Path) -> None:
     other = hashlib.sha256(b"other").hexdigest()
     with raises(InvalidInput, f"http://mirror/small/a.gz: got SHA-256 {other} unpacked, expected {SHA256}"):
-        list(read_files(places(tmp_path, lambda url, max_bytes: gzip.compress(b"other")), FILES))
+        list(read_files(places(tmp_path, lambda url, max_bytes: gzip.compress(b"other", mtime=0)), FILES))
     with pytest.raises(InvalidInput, match=r"http://mirror/small/a\.gz: cannot be read \(Not a gzipped file"):
         list(read_files(places(tmp_path, lambda url, max_bytes: b"<html>"), FILES))
-    bomb = gzip.compress(bytes(10**6))
+    bomb = gzip.compress(bytes(10**6), mtime=0)
     with raises(InvalidInput, f"http://mirror/small/a.gz: unpacks to more than {len(PACKED)} bytes, expected no more"):
         list(read_files(places(tmp_path, lambda url, max_bytes: bomb), FILES))
     assert list((tmp_path / "cache/small").iterdir()) == []
@@ -142,7 +145,7 @@ def labels(*values: int) -> bytes:
 def own_fashion_mnist(folder: Path, *contents: bytes) -> Places:
     (folder / "fashion-mnist").mkdir(parents=True)
     for file, content in zip(FASHION_MNIST.files, contents, strict=True):
-        (folder / "fashion-mnist" / file.name).write_bytes(gzip.compress(content))
+        (folder / "fashion-mnist" / file.name).write_bytes(gzip.compress(content, mtime=0))
     return places(folder, data=folder)
 
 
