@@ -14,7 +14,7 @@ BundleOf = Callable[[str], Bundle]
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Bytes are named by their length: spelled out, a time or a random salt within them makes the workers' names differ."""
+    """Bytes are named by their length: a time or a random salt within them would make the workers' names differ."""
     return f"{len(val)}-bytes" if isinstance(val, bytes) else None
 
 
