@@ -95,6 +95,14 @@ INFO: Final = r.RunInfo(
 START: Final = r.StartRun(run_id=RUN, plan=plan(), version=version(), delegation=DELEGATION)
 
 
+COMMANDS: Final = {
+    "pause": r.Pause(),
+    "resume": r.Resume(num_rounds=3),
+    "stop": r.Stop(),
+    "adopt": r.Adopt(from_run="other", number=7, num_rounds=2),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """One message: the value, its wire form, and the way back."""
@@ -136,6 +144,7 @@ def frames() -> dict[str, Frame]:
         "failed": r.RoundFailed(round=2, reason="nobody came"),
         "published": PUBLISHED,
         "rested": r.RunRested(state=r.RunState.FAILED, reason="nobody came"),
+        "resumed": r.RunResumed(num_rounds=3),
     }
     return {
         "fleet-enroll-request": _frame(enrollment, c.enrollment_to_proto, c.enrollment_from_proto),
@@ -168,6 +177,12 @@ def frames() -> dict[str, Frame]:
         "control-publish-version-request": _plain(
             control_pb2.PublishVersionRequest(version=c.version_to_proto(VERSION), rounds=5)
         ),
+        **{
+            f"control-command-request-{name}": _frame(
+                r.Command(command_id="command-1", run_id=RUN, what=what), cr.command_to_proto, cr.command_from_proto
+            )
+            for name, what in COMMANDS.items()
+        },
         "control-chunk-data": _plain(control_pb2.ChunkData(sha256="ab" * 32, data=b"chunk")),
         **{f"control-event-{name}": _event(number, event) for number, (name, event) in enumerate(events.items(), 1)},
     }

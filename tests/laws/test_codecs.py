@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.folds import fresh
 from support.laws import LAW
 
 from fanin.edge.codecs import CODECS, Encoded, largest_value
 from fanin.edge.tensors import Float32s, TensorTable
-from fanin.server.aggregation import Contribution, accept, begin
+from fanin.protos.messages import CodecSpec
+from fanin.server.aggregation import accept, begin
 
 TABLE = TensorTable.of({"a": (2, 2), "b": (), "c": (0,), "d": (3,)})
 EXPONENTS = st.integers(-60, 10)
@@ -153,7 +155,7 @@ def test_encoded_updates_fold_to_what_python_adds(
         for index, (q, shift) in enumerate(zip(decoded(name, encoded), shifts, strict=True)):
             expected[index] += weight * q * int(shift)
         pieces = (CODECS[name].decode(memoryview(encoded.payload)),)
-        total = accept(total, TABLE, Contribution(weight=weight, shifts=encoded.shifts, counts={}, pieces=pieces))
+        total = accept(total, TABLE, fresh(weight, encoded.shifts, CodecSpec(name=name, max_shift=8), pieces))
     assert total.values.tolist() == expected
 
 

@@ -45,6 +45,7 @@ PAIRS: Final[dict[str, Pair]] = {
         cr.version_with_bundle_from_proto,
         control_pb2.GetVersionReply,
     ),
+    "command": (s.COMMANDS, cr.command_to_proto, cr.command_from_proto, control_pb2.CommandRequest),
     "event": (s.EVENTS, cr.event_to_proto, cr.event_from_proto, control_pb2.Event),
 }
 

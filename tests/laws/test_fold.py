@@ -3,15 +3,18 @@
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.folds import fresh
 from support.laws import LAW, plans, tables
 
 from fanin.edge.codecs import CODECS, Integers, largest_value
 from fanin.edge.tensors import TensorTable
+from fanin.protos.messages import SATURATED
 from fanin.protos.plans import CODEC_BITS, WEIGHT_UNIT, Plan
 from fanin.server.aggregation import Contribution, PartialSum, accept, begin, finish, merge
 
@@ -20,11 +23,15 @@ LIMIT = largest_value(32)
 
 
 def contribution(table: TensorTable, rng: random.Random) -> Contribution:
-    """Any Update of a Plan with max_shift 8: whole, in one piece."""
+    """Any Update of a Plan with max_shift 8, some of them made for an earlier grid: whole, in one piece."""
     values = np.array([rng.choice((rng.randint(-LIMIT, LIMIT), LIMIT, -LIMIT, 0)) for _ in range(table.num_values)])
+    fresh_weight = rng.randint(1, 4096 * WEIGHT_UNIT)
     return Contribution(
-        weight=rng.randint(1, 4096 * WEIGHT_UNIT),
-        shifts=tuple(rng.randint(0, 8) for _ in table.specs),
+        weight=rng.randint(1, fresh_weight),
+        fresh_weight=fresh_weight,
+        shifts=tuple(rng.randint(*rng.choice(((0, 8), (-70, 70)))) for _ in table.specs),
+        bits=32,
+        max_shift=8,
         counts={"examples": rng.randint(1, 100), "loss": rng.randint(-100, 100)},
         pieces=(values.astype(np.int32),),
     )
@@ -35,7 +42,7 @@ def cut(update: Contribution, rng: random.Random) -> Contribution:
     (whole,) = update.pieces
     cuts = sorted(rng.randint(0, whole.size) for _ in range(rng.randint(0, 5)))
     pieces: Iterator[Integers] = iter(np.split(whole, cuts))
-    return Contribution(weight=update.weight, shifts=update.shifts, counts=update.counts, pieces=pieces)
+    return replace(update, pieces=pieces)
 
 
 def fold(table: TensorTable, updates: list[Contribution]) -> PartialSum:
@@ -80,7 +87,7 @@ def test_begin_is_the_zero_of_merge(table: TensorTable, rng: random.Random) -> N
 
 
 @LAW
-@given(tables(), st.randoms(use_true_random=False), st.sampled_from(("shift", "weight", "longer", "shorter")))
+@given(tables(), st.randoms(use_true_random=False), st.sampled_from(("shift", "weight", "heavy", "longer", "shorter")))
 def test_accept_raises_before_it_changes_anything(table: TensorTable, rng: random.Random, fault: str) -> None:
     total = fold(table, [contribution(table, rng)])
     before = facts(total)
@@ -90,10 +97,10 @@ def test_accept_raises_before_it_changes_anything(table: TensorTable, rng: rando
         fault = "longer"
     # The shorter one lacks its last value only: all that comes before it must not be added either.
     pieces = {"longer": (values, np.ones(1, np.int32)), "shorter": (values[:-1],)}.get(fault, (values,))
-    bad = Contribution(
-        weight=0 if fault == "weight" else good.weight,
+    bad = replace(
+        good,
+        weight={"weight": 0, "heavy": good.fresh_weight + 1}.get(fault, good.weight),
         shifts=(*good.shifts, 0) if fault == "shift" else good.shifts,
-        counts=good.counts,
         pieces=pieces,
     )
     with pytest.raises(ValueError, match=r"got -?\d+.*, expected"):
@@ -131,10 +138,27 @@ def test_the_extreme_update_of_an_admitted_plan_folds_exactly(wanted: Plan, sign
     value = largest_value(codec.bits) if sign > 0 else -(1 << (codec.bits - 1))
     payload = value.to_bytes(codec.bits // 8, "little", signed=True)
     weight, shift = wanted.aggregation.max_examples * WEIGHT_UNIT, wanted.codec.max_shift
-    update = Contribution(weight=weight, shifts=(shift,), counts={}, pieces=(codec.decode(memoryview(payload)),))
+    pieces = (codec.decode(memoryview(payload)),)
+    update = fresh(weight, (shift,), wanted.codec, pieces)
     one = accept(begin(table), table, update)
     assert int(one.values[0]) == weight * (value << shift)
     # All of the Round's Updates at once: the last doubling is where an overflow would be.
     half = PartialSum(values=one.values * (wanted.cohort.buffer - 1))
     whole = merge(half, one)
     assert int(whole.values[0]) == wanted.cohort.buffer * weight * (value << shift)
+
+
+@LAW
+@given(plans(), st.integers(-80, 80), st.sampled_from((1, -1)))
+def test_no_update_from_an_earlier_grid_leaves_the_headroom(wanted: Plan, shift: int, sign: int) -> None:
+    table, codec = TensorTable.of({"a": (1,)}), CODECS[wanted.codec.name]
+    value = largest_value(codec.bits) if sign > 0 else -(1 << (codec.bits - 1))
+    payload = value.to_bytes(codec.bits // 8, "little", signed=True)
+    update = fresh(1, (shift,), wanted.codec, (codec.decode(memoryview(payload)),))
+    total = accept(begin(table), table, update)
+    limit = 1 << (codec.bits - 1 + wanted.codec.max_shift)
+    assert abs(int(total.values[0])) <= limit
+    exact = value * 2.0**shift
+    assert total.counts[SATURATED] == (abs(exact) > limit)
+    if abs(exact) <= limit:
+        assert abs(int(total.values[0]) - exact) <= 0.5

@@ -41,24 +41,6 @@ FLEET_RPCS = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].methods_by_name
 CONTROL_RPCS = control_pb2.DESCRIPTOR.services_by_name["Control"].methods_by_name
 
 
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
-    """A coordinator with an open Round of three, all of whose devices are at work."""
-    host = Hosted(tmp_path_factory.mktemp("callers")).start()
-    host.start_run(f.plan(), f.bundle_in(host.folder), f.PUBLISHER)
-    yield host
-    host.stop()
-
-
-@pytest.fixture(scope="module")
-def devices(host: Hosted) -> list[Peer]:
-    """The three."""
-    found = f.peers(host, f.bundle_in(host.folder), host.folder)
-    for device in found:
-        device.begin()
-    return found
-
-
 @pytest.fixture
 def line(host: Hosted) -> Iterator[Line]:
     """A line of its own."""
@@ -86,7 +68,7 @@ def call(line: Line, service: str, name: str, options: CallOptions) -> None:
 
 def test_both_protocols_are_looped_over() -> None:
     assert len(FLEET_RPCS) == 5
-    assert len(CONTROL_RPCS) == 11
+    assert len(CONTROL_RPCS) == 12
 
 
 @pytest.mark.parametrize("name", CONTROL_RPCS)

@@ -6,7 +6,7 @@ The coordinator's record does not change by it, and the Round ends in the undist
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,24 +25,6 @@ from fanin.protos.chunks import CHUNK_BYTES, MAX_CHUNK_BYTES, Artifact, ChunkRef
 
 NO_GRID = "training: grid: got 0 blocks, expected 2"
 STRANGER = SigningKey(bytes(range(1, 33)))
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
-    """A coordinator with an open Round of three."""
-    host = Hosted(tmp_path_factory.mktemp("versions")).start()
-    host.start_run(f.plan(), f.bundle_in(host.folder), f.PUBLISHER)
-    yield host
-    host.stop()
-
-
-@pytest.fixture(scope="module")
-def devices(host: Hosted) -> list[Peer]:
-    """The three, at work."""
-    found = f.peers(host, f.bundle_in(host.folder), host.folder)
-    for device in found:
-        device.begin()
-    return found
 
 
 def chunk_of(device: Peer, what: str) -> str:

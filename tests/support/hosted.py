@@ -22,11 +22,12 @@ from fanin.protos.runs import RunInfo, VersionPublished
 from fanin.server.authority import local_identity
 from fanin.server.coordinator import Coordinator, Limits
 from fanin.server.disk import Durability
+from fanin.server.lanes import ThreadLane
 from fanin.server.observe import LogObserver
 from fanin.server.registry import Registry
 from fanin.server.runs import Runs
 from fanin.server.service import Services, bind_server
-from fanin.server.state import ThreadLane, open_state
+from fanin.server.state import open_state
 from fanin.server.store.devices import Role
 
 NAMES = ("localhost", "127.0.0.1")
@@ -39,6 +40,7 @@ class Hosted:
 
     folder: Path
     names: tuple[str, ...] = NAMES
+    limits: Limits = field(default_factory=Limits)
     port: int = 0
     ca: bytes = b""
     device_token: str = ""
@@ -94,6 +96,16 @@ class Hosted:
             found = [recorded.event for recorded in operator.watch(run_id)]
         return [event for event in found if isinstance(event, VersionPublished)]
 
+    def num_tasks(self) -> int:
+        """How many tasks its event loop has."""
+
+        async def count() -> int:
+            # But for the one that counts.
+            return len(asyncio.all_tasks()) - 1
+
+        assert self._loop is not None, "only one that serves has tasks"
+        return asyncio.run_coroutine_threadsafe(count(), self._loop).result(START_S)
+
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         store, disk = ThreadLane(1, "store"), ThreadLane(2, "disk")
@@ -103,16 +115,17 @@ class Hosted:
             self.device_token, self.operator_token = registry.new_token(Role.DEVICE), registry.new_token(Role.OPERATOR)
         identity = local_identity(self.state / "tls", self.names, datetime.now(UTC))
         runs = Runs(tools)
-        coordinator = Coordinator(runs, tools, Limits(), random.Random(0))
+        coordinator = Coordinator(runs, tools, self.limits, random.Random(0))
         services = Services(coordinator=coordinator, runs=runs, registry=registry, tools=tools)
-        server, self.port = bind_server(services, identity, self.address)
+        bound = bind_server(services, identity, self.address)
+        self.port = bound.port
         await runs.start()
-        await server.start()
+        await bound.start()
         self.ca = identity.ca_certificate
         self._ready.set()
         await self._stop.wait()
         await coordinator.stop()
-        await server.stop(1.0)
+        await bound.drain(1.0)
         await runs.stop()
         store.close()
         disk.close()

@@ -16,6 +16,7 @@ from fanin.protos import messages as m
 from fanin.protos import plans as p
 from fanin.protos import runs as r
 from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef
+from fanin.protos.convert_runs import MAX_NUMBER
 
 LAW: Final = settings(
     derandomize=True, deadline=None, max_examples=60, suppress_health_check=(HealthCheck.too_slow,), database=None
@@ -108,6 +109,7 @@ TELEMETRY: Final = st.builds(
     train_s=SECONDS,
     num_steps=UINT32,
     bytes_downloaded=st.integers(0, m.MAX_COUNT),
+    bytes_resumed=st.integers(0, m.MAX_COUNT),
     fanin_version=TEXTS,
 )
 STATISTICS: Final = st.dictionaries(NAMES, st.integers(-m.MAX_COUNT, m.MAX_COUNT), max_size=4).map(
@@ -142,7 +144,8 @@ def cohorts(draw: st.DrawFn) -> p.CohortPlan:
     concurrency = draw(st.integers(1, p.MAX_COHORT))
     buffer = draw(st.integers(1, concurrency))
     quorum = draw(st.integers(1, buffer))
-    return p.CohortPlan(concurrency=concurrency, buffer=buffer, quorum=quorum, deadline_s=draw(POSITIVE))
+    times = {"deadline_s": draw(POSITIVE), "min_report_s": draw(POSITIVE | st.just(float("inf")))}
+    return p.CohortPlan(concurrency=concurrency, buffer=buffer, quorum=quorum, **times)
 
 
 @st.composite
@@ -161,7 +164,10 @@ def plans(draw: st.DrawFn) -> p.Plan:
         codec=m.CodecSpec(name=name, max_shift=shift),
         aggregation=p.AggregationPlan(max_examples=examples, outer_learning_rate=draw(POSITIVE)),
         stop=p.StopPlan(
-            max_rounds=draw(st.integers(1, 1 << 20)), patience=draw(st.integers(0, 100)), min_delta=draw(SECONDS)
+            max_rounds=draw(st.integers(1, 1 << 20)),
+            patience=draw(st.integers(0, 100)),
+            min_delta=draw(SECONDS),
+            max_int8_drop=draw(st.floats(0.0, 100.0)),
         ),
     )
 
@@ -195,6 +201,8 @@ PUBLISHED: Final = st.builds(
     round=UINT32,
     round_s=FLOATS,
     bytes_down=UINT64,
+    bytes_down_resumed=UINT64,
+    bytes_up_resumed=UINT64,
     bytes_up=UINT64,
     num_saturated=UINT64,
     num_rounded=UINT64,
@@ -202,6 +210,8 @@ PUBLISHED: Final = st.builds(
     total_examples=UINT64,
     evaluation=st.none() | EVALUATIONS,
     runtimes=st.dictionaries(TEXTS, UINT32, max_size=3).map(MappingProxyType),
+    adopted_run=TEXTS,
+    adopted_number=UINT64,
 )
 EVENTS: Final = st.builds(
     r.Recorded,
@@ -211,7 +221,17 @@ EVENTS: Final = st.builds(
     | st.builds(r.RoundClosed, round=UINT32, accepted=st.lists(TEXTS, max_size=3).map(tuple))
     | st.builds(r.RoundFailed, round=UINT32, reason=TEXTS)
     | PUBLISHED
-    | st.builds(r.RunRested, state=st.sampled_from(r.RunState), reason=TEXTS),
+    | st.builds(r.RunRested, state=st.sampled_from(r.RunState), reason=TEXTS)
+    | st.builds(r.RunResumed, num_rounds=UINT32),
+)
+COMMANDS: Final = st.builds(
+    r.Command,
+    command_id=NAMES,
+    run_id=TEXTS,
+    what=st.builds(r.Pause)
+    | st.builds(r.Resume, num_rounds=UINT32)
+    | st.builds(r.Stop)
+    | st.builds(r.Adopt, from_run=TEXTS, number=st.integers(0, MAX_NUMBER), num_rounds=UINT32),
 )
 
 

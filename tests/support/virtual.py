@@ -17,10 +17,11 @@ from fanin.protos.runs import StartRun
 from fanin.server.blobs import Blobs
 from fanin.server.coordinator import Coordinator, Limits
 from fanin.server.disk import Durability
+from fanin.server.lanes import Lane, inline
 from fanin.server.observe import LogObserver
 from fanin.server.runs import Runs
-from fanin.server.state import inline, open_state
-from fanin.server.work import Lane, Tools
+from fanin.server.state import open_state
+from fanin.server.work import Tools
 
 PUBLISHER = SigningKey(bytes(range(32)))
 
@@ -28,6 +29,7 @@ PUBLISHER = SigningKey(bytes(range(32)))
 def plan(**changes: object) -> Plan:
     """Four devices, four Updates a Round."""
     fields = {"concurrency": 4, "buffer": 4, "quorum": 4, "deadline_s": 600.0, "max_rounds": 3} | changes
+    max_staleness = int(fields.pop("max_staleness", 0))
     stop = StopPlan(max_rounds=int(fields.pop("max_rounds")))
     codec = fields.pop("codec", CodecSpec(name="fixed32", max_shift=0))
     return Plan(
@@ -35,7 +37,7 @@ def plan(**changes: object) -> Plan:
         cohort=CohortPlan(**fields),
         training=Training(epochs=1, learning_rate=0.1, seed=7),
         codec=codec,
-        aggregation=AggregationPlan(),
+        aggregation=AggregationPlan(max_staleness=max_staleness),
         stop=stop,
     )
 

@@ -2,22 +2,27 @@
 
 import math
 import struct
+from fractions import Fraction
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from support.folds import fresh
 from support.laws import LAW
 
 from fanin.edge.codecs import largest_value
 from fanin.edge.tensors import TensorTable
-from fanin.server.aggregation import Contribution, accept, begin, finish
+from fanin.protos.messages import CodecSpec
+from fanin.server.aggregation import accept, begin, finish
 from fanin.server.outer import apply_fedavg
 
 TABLE = TensorTable.of({"a": (2, 2), "b": (), "c": (0,), "d": (3,)})
 LIMIT = largest_value(32)
 BLOCKS = (0, 0, 0, 0, 1, 3, 3, 3)
 VALUES = st.lists(st.integers(-LIMIT, LIMIT), min_size=len(BLOCKS), max_size=len(BLOCKS))
-SHIFTS = st.lists(st.integers(0, 4), min_size=4, max_size=4)
+CODEC = CodecSpec(name="fixed32", max_shift=4)
+# Beyond what the codec allows too: from the grid of an earlier Round.
+SHIFTS = st.lists(st.integers(0, 4) | st.integers(-70, 70), min_size=4, max_size=4)
 UPDATES = st.lists(st.tuples(st.integers(1, 1 << 20), SHIFTS, VALUES), min_size=1, max_size=5)
 GRIDS = st.lists(st.integers(-60, 10), min_size=4, max_size=4)
 PARAMETERS = st.lists(st.floats(-1e6, 1e6, width=32), min_size=len(BLOCKS), max_size=len(BLOCKS))
@@ -29,8 +34,16 @@ def slow_sums(updates: list[Update]) -> list[int]:
     sums = [0] * len(BLOCKS)
     for weight, shifts, values in updates:
         for index, block in enumerate(BLOCKS):
-            sums[index] += weight * (values[index] << shifts[block])
+            sums[index] += weight * slow_move(values[index], shifts[block])
     return sums
+
+
+def slow_move(value: int, shift: int) -> int:
+    """A value on another grid: halves are rounded to even, and what leaves the codec's range is cut."""
+    if shift < 0:
+        return round(Fraction(value, 1 << -shift))
+    limit = 1 << (31 + CODEC.max_shift)
+    return max(-limit, min(limit, value << shift)) if shift > CODEC.max_shift else value << shift
 
 
 def slow_fedavg(updates: list[Update], grid: list[int], parameters: list[float], rate: float) -> list[float]:
@@ -52,7 +65,7 @@ def test_numpy_and_plain_python_agree_in_bits(
     total = begin(TABLE)
     for weight, shifts, values in updates:
         pieces = (np.array(values, np.int32),)
-        total = accept(total, TABLE, Contribution(weight=weight, shifts=tuple(shifts), counts={}, pieces=pieces))
+        total = accept(total, TABLE, fresh(weight, tuple(shifts), CODEC, pieces))
     assert total.values.tolist() == slow_sums(updates)
 
     start = np.array(parameters, np.float32)

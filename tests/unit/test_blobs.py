@@ -105,6 +105,6 @@ def test_on_a_full_disk_nothing_half_written_stays(blobs: Blobs, tmp_path: Path)
 def test_other_trouble_with_the_disk_is_not_called_full(tmp_path: Path) -> None:
     blobs = Blobs(tmp_path, Durability.PROCESS)
     (tmp_path / DIGEST[:2]).write_text("a file where a folder should be")
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(FileExistsError):
         blobs.put(DIGEST, DATA)
     assert stat.S_ISREG((tmp_path / DIGEST[:2]).stat().st_mode)

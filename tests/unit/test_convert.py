@@ -27,7 +27,7 @@ def test_unknown_states_are_refused() -> None:
 
 
 def test_an_unknown_run_state_is_refused() -> None:
-    with raises(InvalidInput, "run state: got 0, expected one of [1, 2, 3]"):
+    with raises(InvalidInput, "run state: got 0, expected one of [1, 2, 3, 4, 5]"):
         cr.run_state_from_proto(0)
     assert cr.run_state_from_proto(control_pb2.RUN_STATE_FAILED) is RunState.FAILED
 

@@ -144,12 +144,12 @@ def test_a_run_outlives_an_error_that_nobody_expects(tmp_path: Path) -> None:
         )
         task = asyncio.create_task(device.run())
         await asyncio.sleep(1.7)
-        trouble = (await place.runs.driver("run").info()).reason
+        trouble = (await place.runs.info("run")).reason
         events = [recorded.event async for recorded in place.runs.watch("run", 0)]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert trouble == "Fold is tried again: nobody expects this"
-        assert (await place.runs.driver("run").info()).state is RunState.FINISHED
+        assert (await place.runs.info("run")).state is RunState.FINISHED
         assert sum(isinstance(event, RoundOpened) for event in events) == 1
         await place.runs.stop()
 
@@ -211,7 +211,7 @@ def test_an_operator_who_hangs_up_leaves_no_version_without_its_rounds(tmp_path:
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         await asyncio.sleep(1.0)
-        newest = (await driver.info()).version
+        newest = (await place.runs.info("run")).version
         # Either nothing of it happened, or all of it: the Version and the Round from it.
         assert (newest, driver.num_places > 0) in ((0, False), (1, True))
         assert (await place.runs.publish_version(version, 1)).version == 1

@@ -14,10 +14,11 @@ from fanin.clients.transport import KEEPALIVE_MS
 from fanin.protos.errors import InvalidInput, Unauthenticated, Unavailable
 from fanin.server.disk import Durability
 from fanin.server.interceptors import FLEET, MAX_TEXT_CHARS, Rim
+from fanin.server.lanes import inline
 from fanin.server.observe import LogObserver
 from fanin.server.registry import Registry
 from fanin.server.service import SERVER_OPTIONS
-from fanin.server.state import inline, open_state
+from fanin.server.state import open_state
 
 UPLOAD = f"{FLEET}Upload"
 

@@ -62,7 +62,10 @@ WRONG = [
     (
         "concurrency = 8",
         "size = 8",
-        "plan.toml: [cohort]: got ['size'], expected only ['buffer', 'concurrency', 'deadline_s', 'quorum']",
+        (
+            "plan.toml: [cohort]: got ['size'], expected only ['buffer', 'concurrency', 'deadline_s', 'min_report_s', "
+            "'quorum']"
+        ),
     ),
     ("concurrency = 8", "concurrency = 8.0", "plan.toml: [cohort]: concurrency = 8.0, expected int"),
     ("concurrency = 8", "concurrency = true", "plan.toml: [cohort]: concurrency = True, expected int"),
@@ -143,6 +146,21 @@ WRONG = [
         "learning_rate = 1",
         "learning_rate = 1\n[aggregation]\nouter_learning_rate = -1",
         "plan: got outer_learning_rate -1.0, expected a positive number",
+    ),
+    (
+        "learning_rate = 1",
+        "learning_rate = 1\n[aggregation]\nmax_staleness = 1001",
+        "plan: got max_staleness 1001, expected 0 (none) to 1000 versions",
+    ),
+    (
+        "learning_rate = 1",
+        "learning_rate = 1\n[stop]\nmax_int8_drop = -0.5",
+        "plan: got max_int8_drop -0.5, expected 0.0 (never pause) to 100 points of accuracy",
+    ),
+    (
+        "concurrency = 8",
+        "concurrency = 8\nmin_report_s = 0",
+        "plan: got min_report_s 0.0, expected a positive number of seconds",
     ),
     (
         "learning_rate = 1",

@@ -13,6 +13,7 @@ from support.errors import raises
 from support.laws import LAW
 
 from fanin.server import rounds as r
+from fanin.server.diagram import diagram
 from fanin.server.rounds import Phase, Round, Rules
 
 PAGE = Path(__file__).parents[2] / "docs" / "rounds.md"
@@ -32,6 +33,9 @@ SAMPLES: tuple[r.Event, ...] = (
     r.Missed(),
     r.Folded(),
     r.Published(),
+    r.Paused(),
+    r.Resumed(),
+    r.Stopped(),
 )
 
 
@@ -180,6 +184,21 @@ def test_at_the_deadline_the_record_is_asked() -> None:
         assert state.phase is Phase.CLOSING
 
 
+def test_from_the_minimum_reporting_time_on_a_quorum_suffices() -> None:
+    rules = Rules(concurrency=4, buffer=4, quorum=2, deadline_s=60.0, min_report_s=20.0)
+    state, _ = follow(Round(rules=rules), *check_in("a", "b", "c", "d"), *commit("a"))
+    assert state.wake_at == 60.0
+    assert follow(state, r.TimePassed(), now=59.0) == (state, [])
+    early, _ = follow(state, *commit("b"), now=5.0)
+    assert (early.phase, early.wake_at) == (Phase.TRAINING, 20.0)
+    assert follow(early, r.TimePassed(), now=19.0) == (early, [])
+    closing, asked = follow(early, r.TimePassed(), now=20.0)
+    assert (closing.phase, asked) == (Phase.CLOSING, [r.Close()])
+    # Later the Update that makes the quorum closes the Round.
+    closing, asked = follow(state, *commit("b"), now=30.0)
+    assert (closing.phase, asked) == (Phase.CLOSING, [r.Accumulate(device="b"), r.Close()])
+
+
 def test_a_round_fails_when_the_record_says_that_the_quorum_was_missed() -> None:
     state, _ = follow(Round(rules=SYNCHRONOUS), *check_in("a", "b"), *commit("b"))
     state, asked = follow(state, r.TimePassed(), r.Missed(), now=60.0)
@@ -250,6 +269,6 @@ def test_no_story_takes_more_places_than_there_are(story: list[tuple[r.Event, fl
 
 def test_the_page_in_docs_shows_this_table() -> None:
     text = PAGE.read_text()
-    assert f"```mermaid\n{r.diagram()}```" in text, f"put what fanin.server.rounds.diagram() returns into {PAGE}"
+    assert f"```mermaid\n{diagram()}```" in text, f"put what fanin.server.diagram.diagram() returns into {PAGE}"
     for phase in Phase:
         assert f"**{phase.value}**" in text, f"{PAGE} says nothing of {phase.value}"

@@ -20,9 +20,10 @@ from fanin.protos.errors import InvalidVersion, NotFound
 from fanin.protos.messages import Version
 from fanin.protos.runs import StartRun
 from fanin.server.disk import Durability
+from fanin.server.lanes import inline
 from fanin.server.observe import LogObserver
 from fanin.server.runs import Runs
-from fanin.server.state import inline, open_state
+from fanin.server.state import open_state
 
 SHAPES = {"a": (2, 3), "b": (4,)}
 TABLE = TensorTable.of(SHAPES)

@@ -6,16 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import IntegrityError
+from support.errors import raises
 from support.values import BUNDLE, DELEGATION, RUN, assignment, plan, update, version
 
 from fanin.protos import runs as r
-from fanin.protos.errors import Corrupted, StorageFull
+from fanin.protos.convert import header_to_proto
+from fanin.protos.errors import Conflict, Corrupted, StorageFull
 from fanin.protos.plans import CohortPlan
 from fanin.server.disk import Durability
+from fanin.server.store import engine as engine_module
+from fanin.server.store.control import ControlStore, Newest
 from fanin.server.store.devices import Device, DeviceStore, Role
 from fanin.server.store.engine import open_engine
 from fanin.server.store.rounds import CommittedUpdate, RoundMark, RoundRecord, RoundStore
@@ -45,7 +51,13 @@ def rounds(engine: Engine) -> RoundStore:
 
 def committed(device: str, examples: int = 10) -> CommittedUpdate:
     header, _ = update(assignment(device=device), examples=examples)
-    return CommittedUpdate(device_id=device, header=header)
+    return CommittedUpdate(device_id=device, round=header.round, header=header)
+
+
+def commit(rounds: RoundStore, wanted: CommittedUpdate, buffer: int) -> CommittedUpdate | None:
+    """One Update, in a transaction of its own."""
+    (found,) = rounds.commit([(wanted, buffer)])
+    return found
 
 
 def events(engine: Engine) -> list[tuple[int, r.RunEvent]]:
@@ -112,51 +124,94 @@ def test_a_database_that_cannot_grow_says_so_and_goes_on_later(engine: Engine, r
         connection.execute(text(f"PRAGMA max_page_count = {pages}"))
     with pytest.raises(StorageFull, match=r"fanin\.db: the database cannot grow \(database or disk is full\)"):
         for index in range(1000):
-            rounds.commit(committed(f"device-{index}"), buffer=1000)
+            commit(rounds, committed(f"device-{index}"), 1000)
     taken = len(rounds.updates(RUN, 1))
     assert taken < 1000
     with engine.connect() as connection:
         connection.execute(text("PRAGMA max_page_count = 1000000"))
-    assert rounds.commit(committed("later"), buffer=1000)
+    assert commit(rounds, committed("later"), 1000)
     assert len(rounds.updates(RUN, 1)) == taken + 1
 
 
 def test_a_device_has_one_update_in_a_round(rounds: RoundStore) -> None:
-    first = committed("a", examples=10).header
-    assert rounds.commit(committed("a", examples=10), buffer=2) == first
+    first = committed("a", examples=10)
+    assert commit(rounds, committed("a", examples=10), 2) == first
     # Told what stands for the device, so that the caller knows that its own did not replace it.
-    assert rounds.commit(committed("a", examples=99), buffer=2) == first
+    assert commit(rounds, committed("a", examples=99), 2) == first
     assert rounds.updates(RUN, 1) == (committed("a", examples=10),)
 
 
-def test_the_database_itself_holds_a_second_update_off(engine: Engine, rounds: RoundStore) -> None:
-    rounds.commit(committed("a"), buffer=2)
+@pytest.mark.parametrize("numbers", ["round, made_for + 1", "round + 1, made_for"])
+def test_the_database_itself_holds_a_second_update_off(engine: Engine, rounds: RoundStore, numbers: str) -> None:
+    """A device has one Update in a Round, and one for an Assignment."""
+    commit(rounds, committed("a"), 2)
+    close(rounds, quorum=1)
+    rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), now_s=30.0)
+    assert rounds.open(replace(OPEN, round=2, base_version=1))
     again = (
-        "INSERT INTO updates (run_id, round, device_id, header_proto) SELECT run_id, round, device_id, '' FROM updates"
+        "INSERT INTO updates (run_id, round, made_for, device_id, header_proto) "
+        f"SELECT run_id, {numbers}, device_id, '' FROM updates"
     )
     with pytest.raises(IntegrityError, match="UNIQUE"), engine.begin() as connection:
         connection.execute(text(again))
 
 
+def test_an_update_that_was_made_for_an_earlier_round_is_found_by_either(rounds: RoundStore) -> None:
+    commit(rounds, committed("a"), 1)
+    close(rounds, quorum=1)
+    rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), now_s=30.0)
+    rounds.open(replace(OPEN, round=2, base_version=1))
+    late = replace(committed("b"), round=2)
+    assert commit(rounds, late, 2) == late
+    assert rounds.updates(RUN, 2) == (late,)
+    assert rounds.made_for(RUN, 1) == {"a": committed("a").header, "b": late.header}
+    assert rounds.has_update(RUN, 1, "b")
+    # One that is folded in a later Round already stands for its Assignment there.
+    assert commit(rounds, committed("b"), 2) == late
+    assert [record.round for record in rounds.since(RUN, 1)] == [2]
+
+
+def test_an_older_database_is_brought_to_the_newest_form(tmp_path: Path) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(engine_module.__file__).parent / "migrations"))
+    older = create_engine(f"sqlite:///{tmp_path / 'fanin.db'}")
+    header = committed("a").header
+    row = {"header": header_to_proto(header).SerializeToString()}
+    with older.connect() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        rounds = "INSERT INTO rounds (run_id, round, base_version, grid, state, opened_at) VALUES"
+        connection.execute(text(f"{rounds} ('run', 1, 0, '[]', 'open', 1.0)"))
+        updates = "INSERT INTO updates (run_id, round, device_id, header_proto) VALUES"
+        connection.execute(text(f"{updates} ('run', 1, 'a', :header)"), row)
+        connection.commit()
+    older.dispose()
+    with pytest.raises(Corrupted, match="the database has form 0001, expected 0002; let a coordinator"):
+        open_engine(tmp_path / "fanin.db", Durability.PROCESS, only_look=True)
+    engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
+    assert RoundStore(engine).made_for(RUN, 1) == {"a": header}
+    engine.dispose()
+
+
 def test_never_more_updates_than_the_buffer(rounds: RoundStore) -> None:
-    taken = [rounds.commit(committed(device), buffer=2) is not None for device in "abc"]
+    taken = [commit(rounds, committed(device), 2) is not None for device in "abc"]
     assert taken == [True, True, False]
     assert [found.device_id for found in rounds.updates(RUN, 1)] == ["a", "b"]
     # One that is in stays in, though no place is left.
-    assert rounds.commit(committed("b"), buffer=2)
+    assert commit(rounds, committed("b"), 2)
 
 
 def test_an_update_for_a_round_that_never_was_is_not_accepted(rounds: RoundStore) -> None:
     header, _ = update(assignment(round_number=7))
-    assert not rounds.commit(CommittedUpdate(device_id="a", header=header), buffer=2)
+    assert not commit(rounds, CommittedUpdate(device_id="a", round=7, header=header), 2)
 
 
 def test_a_closed_round_takes_no_more_and_keeps_its_first_set(engine: Engine, rounds: RoundStore) -> None:
     for device in "ba":
-        rounds.commit(committed(device), buffer=9)
+        commit(rounds, committed(device), 9)
     assert close(rounds, quorum=2).accepted == ("b", "a")
-    assert not rounds.commit(committed("c"), buffer=9)
-    assert rounds.commit(committed("a"), buffer=9)
+    assert not commit(rounds, committed("c"), 9)
+    assert commit(rounds, committed("a"), 9)
     assert close(rounds, quorum=9).accepted == ("b", "a")
     (record,) = rounds.rounds(RUN)
     assert (record.mark, record.accepted) == (RoundMark.CLOSED, ("b", "a"))
@@ -166,11 +221,11 @@ def test_a_closed_round_takes_no_more_and_keeps_its_first_set(engine: Engine, ro
 
 
 def test_without_a_quorum_the_round_fails_and_takes_no_more(engine: Engine, rounds: RoundStore) -> None:
-    rounds.commit(committed("b"), buffer=9)
+    commit(rounds, committed("b"), 9)
     for quorum in (2, 1):
         # What was recorded once stays, whoever asks again.
         assert close(rounds, quorum=quorum).mark is RoundMark.FAILED
-    assert not rounds.commit(committed("a"), buffer=9)
+    assert not commit(rounds, committed("a"), 9)
     assert rounds.rounds(RUN)[0].mark is RoundMark.FAILED
     failed = r.RoundFailed(round=1, reason="1 updates within 60 s, expected at least 2")
     assert [event for _, event in events(engine) if isinstance(event, r.RoundFailed)] == [failed]
@@ -178,7 +233,7 @@ def test_without_a_quorum_the_round_fails_and_takes_no_more(engine: Engine, roun
 
 def test_counts_and_the_newest_round_need_no_look_at_all_of_them(rounds: RoundStore) -> None:
     assert (rounds.last(RUN), rounds.last("other")) == (OPEN, None)
-    rounds.commit(committed("a"), buffer=9)
+    commit(rounds, committed("a"), 9)
     assert [rounds.has_update(RUN, 1, device) for device in "ab"] == [True, False]
     close(rounds, quorum=1)
     assert rounds.num_published(RUN) == 0
@@ -192,10 +247,17 @@ def close(rounds: RoundStore, *, quorum: int, round_number: int = 1) -> RoundRec
     return rounds.close(RUN, round_number, cohort=cohort, now_s=20.0)
 
 
-def test_the_first_deadline_stays(rounds: RoundStore) -> None:
-    rounds.set_deadline(RUN, 1, 70.0)
-    rounds.set_deadline(RUN, 1, 99.0)
-    assert rounds.rounds(RUN) == (replace(OPEN, deadline_at_s=70.0),)
+def test_a_deadline_that_is_recorded_while_the_run_is_paused_stands_still(engine: Engine, rounds: RoundStore) -> None:
+    rounds.set_deadline(RUN, 1, 70.0, 10.0)
+    assert (rounds.rounds(RUN)[0].deadline_at_s, rounds.rounds(RUN)[0].left_s) == (70.0, None)
+    rounds.set_deadline(RUN, 1, 80.0, 10.0)
+    assert rounds.rounds(RUN)[0].deadline_at_s == 80.0
+    ControlStore(engine).pause(r.Command(command_id="1", run_id=RUN, what=r.Pause()), 50.0)
+    assert (rounds.rounds(RUN)[0].deadline_at_s, rounds.rounds(RUN)[0].left_s) == (None, 30.0)
+    rounds.set_deadline(RUN, 1, 90.0, 50.0)
+    assert (rounds.rounds(RUN)[0].deadline_at_s, rounds.rounds(RUN)[0].left_s) == (None, 40.0)
+    ControlStore(engine).resume(r.Command(command_id="2", run_id=RUN, what=r.Resume()), 0, 1000.0)
+    assert (rounds.rounds(RUN)[0].deadline_at_s, rounds.rounds(RUN)[0].left_s) == (1040.0, None)
 
 
 def published(number: int) -> r.VersionPublished:
@@ -203,7 +265,7 @@ def published(number: int) -> r.VersionPublished:
 
 
 def test_a_round_is_published_with_its_version_or_not_at_all(engine: Engine, rounds: RoundStore) -> None:
-    rounds.commit(committed("a"), buffer=2)
+    commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     second = version(parent=FIRST)
     rounds.publish(second, published(1), next_grid=(-20, -21), now_s=30.0)
@@ -222,12 +284,12 @@ def test_events_are_numbered_from_1_without_gaps_in_each_run(engine: Engine, rou
     other = replace(START, run_id="other", version=replace(FIRST, run_id="other"))
     runs.add_run(other, 6.0)
     rounds.open(replace(OPEN, run_id="other"))
-    rounds.commit(committed("a"), buffer=2)
+    commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     rounds.publish(version(parent=FIRST), published(1), next_grid=(), now_s=30.0)
     rounds.open(replace(OPEN, round=2, base_version=1))
     close(rounds, quorum=1, round_number=2)
-    runs.rest(RUN, r.RunRested(state=r.RunState.FAILED, reason="nobody came"), 50.0)
+    runs.rest(RUN, r.RunRested(state=r.RunState.FAILED, reason="nobody came"), 50.0, next_sequence=99)
     assert events(engine) == [
         (1, r.RoundOpened(round=1, base_version=0)),
         (2, r.RoundClosed(round=1, accepted=("a",))),
@@ -258,14 +320,39 @@ def test_bundles_and_versions_are_found_by_their_names(engine: Engine) -> None:
 
 
 def test_a_version_from_outside_sets_a_run_going_again(engine: Engine, rounds: RoundStore) -> None:
-    runs = RunStore(engine)
-    runs.rest(RUN, r.RunRested(state=r.RunState.FINISHED, reason="done"), 20.0)
+    runs, control = RunStore(engine), ControlStore(engine)
+    close(rounds, quorum=1)
+    runs.rest(RUN, r.RunRested(state=r.RunState.FINISHED, reason="done"), 20.0, next_sequence=99)
     assert runs.run(RUN) == RunRecord(start=START, state=r.RunState.FINISHED, reason="done", max_rounds=3)
     second = version(parent=FIRST)
-    runs.publish_outside(second, replace(published(1), round=0), max_rounds=0, now_s=30.0)
+    control.publish(RUN, Newest(version=second, event=replace(published(1), round=0)), 30.0)
     assert runs.runs()[0].state is r.RunState.FINISHED
-    runs.publish_outside(version(parent=second), replace(published(2), round=0), max_rounds=5, now_s=40.0)
+    third = Newest(version=version(parent=second), event=replace(published(2), round=0, num_rounds=5))
+    control.publish(RUN, third, 40.0)
     assert runs.runs() == (RunRecord(start=START, state=r.RunState.RUNNING, reason="", max_rounds=5),)
+    runs.rest(RUN, r.RunRested(state=r.RunState.FINISHED, reason="done"), 50.0, next_sequence=99)
+    with raises(Conflict, "run run: got version 2, expected 3; another one came first"):
+        control.publish(RUN, third, 60.0)
+
+
+def test_nothing_is_published_while_a_set_is_being_folded(engine: Engine, rounds: RoundStore) -> None:
+    commit(rounds, committed("a"), 2)
+    close(rounds, quorum=1)
+    RunStore(engine).rest(RUN, r.RunRested(state=r.RunState.PAUSED, reason="paused"), 20.0, next_sequence=99)
+    newest = Newest(version=version(parent=FIRST), event=replace(published(1), round=0))
+    with raises(Conflict, "run run: a round is being folded; publish again when its version is there"):
+        ControlStore(engine).publish(RUN, newest, 30.0)
+
+
+def test_no_round_is_opened_in_a_run_that_rests_and_no_rest_overwrites_another(engine: Engine) -> None:
+    runs = RunStore(engine)
+    runs.add_run(START, 5.0)
+    runs.rest(RUN, r.RunRested(state=r.RunState.PAUSED, reason="first"), 20.0, next_sequence=99)
+    runs.rest(RUN, r.RunRested(state=r.RunState.FINISHED, reason="second"), 30.0, next_sequence=99)
+    assert (runs.runs()[0].state, runs.runs()[0].reason) == (r.RunState.PAUSED, "first")
+    second = RoundRecord(run_id=RUN, round=2, base_version=0, grid=(1,), mark=RoundMark.OPEN, opened_at_s=30.0)
+    assert not RoundStore(engine).open(second)
+    assert [record.round for record in RoundStore(engine).rounds(RUN)] == []
 
 
 def test_devices_and_tokens(engine: Engine) -> None:
@@ -284,8 +371,8 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: R
     runs, devices = RunStore(engine), DeviceStore(engine)
     runs.add_bundle(BUNDLE)
     runs.run_key(RUN, b"first")
-    rounds.set_deadline(RUN, 1, 70.0)
-    rounds.commit(committed("a"), buffer=2)
+    rounds.set_deadline(RUN, 1, 70.0, 10.0)
+    commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), now_s=30.0)
     devices.enroll(Device(device_id="d", public_key="ab" * 32), 1.0)

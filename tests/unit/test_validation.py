@@ -85,3 +85,8 @@ def test_a_model_without_values_has_an_update_without_chunks() -> None:
 @pytest.mark.parametrize(("examples", "weight"), [(1, 256), (10, 2560), (100, 25600), (101, 25600), (1 << 40, 25600)])
 def test_examples_weigh_256_each_up_to_the_cap(examples: int, weight: int) -> None:
     assert weight_of(with_counts(examples=examples), 100) == weight
+
+
+@pytest.mark.parametrize(("staleness", "weight"), [(0, 256), (1, 181), (2, 148), (3, 128), (8, 85), (1000, 8)])
+def test_a_stale_update_weighs_less_by_the_root_of_its_age(staleness: int, weight: int) -> None:
+    assert weight_of(with_counts(examples=7), 100, staleness) == 7 * weight

@@ -228,6 +228,7 @@ def telemetry_to_proto(telemetry: m.Telemetry) -> pb.Telemetry:
         train_s=telemetry.train_s,
         num_steps=telemetry.num_steps,
         bytes_downloaded=telemetry.bytes_downloaded,
+        bytes_resumed=telemetry.bytes_resumed,
         fanin_version=telemetry.fanin_version,
     )
 
@@ -238,6 +239,7 @@ def telemetry_from_proto(message: pb.Telemetry) -> m.Telemetry:
         train_s=message.train_s,
         num_steps=message.num_steps,
         bytes_downloaded=message.bytes_downloaded,
+        bytes_resumed=message.bytes_resumed,
         fanin_version=message.fanin_version,
     )
 

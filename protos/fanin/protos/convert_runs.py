@@ -1,5 +1,6 @@
 """Between the operator's protocol's values and their wire form; the rules are those of ``convert``."""
 
+import math
 from types import MappingProxyType
 from typing import Final
 
@@ -18,15 +19,16 @@ from fanin.protos.convert import (
     version_to_proto,
 )
 from fanin.protos.errors import InvalidInput, NotFound
+from fanin.protos.runs import MAX_NUMBER
 from fanin.v1 import control_pb2 as pb
 from fanin.v1 import plan_pb2
 
-MAX_NUMBER: Final = (1 << 63) - 1
-"""The highest Version or sequence number that there can be: what a database's integer holds."""
 _RUN_STATES: Final = {
     r.RunState.RUNNING: pb.RUN_STATE_RUNNING,
     r.RunState.FINISHED: pb.RUN_STATE_FINISHED,
     r.RunState.FAILED: pb.RUN_STATE_FAILED,
+    r.RunState.PAUSED: pb.RUN_STATE_PAUSED,
+    r.RunState.STOPPED: pb.RUN_STATE_STOPPED,
 }
 
 
@@ -38,14 +40,21 @@ def plan_to_proto(plan: p.Plan) -> plan_pb2.Plan:
             buffer=plan.cohort.buffer,
             quorum=plan.cohort.quorum,
             deadline_s=plan.cohort.deadline_s,
+            min_report_s=plan.cohort.min_report_s if math.isfinite(plan.cohort.min_report_s) else 0.0,
         ),
         training=training_to_proto(plan.training),
         codec=codec_to_proto(plan.codec),
         aggregation=plan_pb2.Aggregation(
             max_examples=plan.aggregation.max_examples,
             outer_learning_rate=plan.aggregation.outer_learning_rate,
+            max_staleness=plan.aggregation.max_staleness,
         ),
-        stop=plan_pb2.Stop(max_rounds=plan.stop.max_rounds, patience=plan.stop.patience, min_delta=plan.stop.min_delta),
+        stop=plan_pb2.Stop(
+            max_rounds=plan.stop.max_rounds,
+            patience=plan.stop.patience,
+            min_delta=plan.stop.min_delta,
+            max_int8_drop=plan.stop.max_int8_drop,
+        ),
     )
 
 
@@ -57,15 +66,20 @@ def plan_from_proto(message: plan_pb2.Plan) -> p.Plan:
             buffer=message.cohort.buffer,
             quorum=message.cohort.quorum,
             deadline_s=message.cohort.deadline_s,
+            min_report_s=message.cohort.min_report_s or math.inf,
         ),
         training=training_from_proto(message.training),
         codec=codec_from_proto(message.codec),
         aggregation=p.AggregationPlan(
             max_examples=message.aggregation.max_examples,
             outer_learning_rate=message.aggregation.outer_learning_rate,
+            max_staleness=message.aggregation.max_staleness,
         ),
         stop=p.StopPlan(
-            max_rounds=message.stop.max_rounds, patience=message.stop.patience, min_delta=message.stop.min_delta
+            max_rounds=message.stop.max_rounds,
+            patience=message.stop.patience,
+            min_delta=message.stop.min_delta,
+            max_int8_drop=message.stop.max_int8_drop,
         ),
     )
 
@@ -121,6 +135,42 @@ def run_info_from_proto(message: pb.RunInfo) -> r.RunInfo:
     )
 
 
+def command_to_proto(command: r.Command) -> pb.CommandRequest:
+    message = pb.CommandRequest(command_id=command.command_id, run_id=command.run_id)
+    match command.what:
+        case r.Pause():
+            message.pause.SetInParent()
+        case r.Resume() as resume:
+            message.resume.CopyFrom(pb.ResumeRun(rounds=resume.num_rounds))
+        case r.Stop():
+            message.stop.SetInParent()
+        case r.Adopt() as adopt:
+            found = pb.AdoptVersion(from_run_id=adopt.from_run, number=adopt.number, rounds=adopt.num_rounds)
+            message.adopt.CopyFrom(found)
+    return message
+
+
+def command_from_proto(message: pb.CommandRequest) -> r.Command:
+    return r.Command(command_id=message.command_id, run_id=message.run_id, what=_what(message))
+
+
+def _what(message: pb.CommandRequest) -> r.Pause | r.Resume | r.Stop | r.Adopt:
+    match message.WhichOneof("what"):
+        case "pause":
+            return r.Pause()
+        case "resume":
+            return r.Resume(num_rounds=message.resume.rounds)
+        case "stop":
+            return r.Stop()
+        case "adopt":
+            adopt = message.adopt
+            if adopt.number > MAX_NUMBER:
+                raise NotFound(f"run {(adopt.from_run_id or message.run_id)[:64]!r}: has no version {adopt.number}")
+            return r.Adopt(from_run=adopt.from_run_id, number=adopt.number, num_rounds=adopt.rounds)
+        case other:
+            raise InvalidInput(f"command: got {other}, expected one that this fanin knows; install a newer one")
+
+
 def version_with_bundle_to_proto(found: r.VersionWithBundle) -> pb.GetVersionReply:
     return pb.GetVersionReply(version=version_to_proto(found.version), bundle=bundle_to_proto(found.bundle))
 
@@ -142,6 +192,8 @@ def event_to_proto(recorded: r.Recorded) -> pb.Event:
             message.version_published.CopyFrom(_published_to_proto(event))
         case r.RunRested() as event:
             message.run_rested.CopyFrom(pb.RunRested(state=_RUN_STATES[event.state], reason=event.reason))
+        case r.RunResumed() as event:
+            message.run_resumed.CopyFrom(pb.RunResumed(rounds=event.num_rounds))
     return message
 
 
@@ -161,6 +213,8 @@ def _run_event(message: pb.Event) -> r.RunEvent:
             return _published_from_proto(message.version_published)
         case "run_rested":
             return r.RunRested(state=run_state_from_proto(message.run_rested.state), reason=message.run_rested.reason)
+        case "run_resumed":
+            return r.RunResumed(num_rounds=message.run_resumed.rounds)
         case other:
             raise InvalidInput(f"event: got {other}, expected a kind that this fanin knows; install a newer one")
 
@@ -175,11 +229,17 @@ def _published_to_proto(event: r.VersionPublished) -> pb.VersionPublished:
         round_s=event.round_s,
         bytes_down=event.bytes_down,
         bytes_up=event.bytes_up,
+        bytes_down_resumed=event.bytes_down_resumed,
+        bytes_up_resumed=event.bytes_up_resumed,
         num_saturated=event.num_saturated,
         num_rounded=event.num_rounded,
         train_loss=event.train_loss,
         total_examples=event.total_examples,
         runtimes=dict(event.runtimes),
+        adopted_run_id=event.adopted_run,
+        adopted_number=event.adopted_number,
+        num_stale=event.num_stale,
+        rounds=event.num_rounds,
         evaluation=None
         if evaluation is None
         else pb.Evaluation(
@@ -202,11 +262,17 @@ def _published_from_proto(message: pb.VersionPublished) -> r.VersionPublished:
         round_s=message.round_s,
         bytes_down=message.bytes_down,
         bytes_up=message.bytes_up,
+        bytes_down_resumed=message.bytes_down_resumed,
+        bytes_up_resumed=message.bytes_up_resumed,
         num_saturated=message.num_saturated,
         num_rounded=message.num_rounded,
         train_loss=message.train_loss,
         total_examples=message.total_examples,
         runtimes=MappingProxyType(dict(message.runtimes)),
+        adopted_run=message.adopted_run_id,
+        adopted_number=message.adopted_number,
+        num_stale=message.num_stale,
+        num_rounds=message.rounds,
         evaluation=r.Evaluation(
             num_examples=evaluation.num_examples,
             loss=evaluation.loss,

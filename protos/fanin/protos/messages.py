@@ -306,6 +306,7 @@ class Telemetry:
     train_s: float = 0.0
     num_steps: int = 0
     bytes_downloaded: int = 0
+    bytes_resumed: int = 0
     fanin_version: str = ""
 
     def __post_init__(self) -> None:
@@ -314,10 +315,10 @@ class Telemetry:
             raise InvalidInput(f"telemetry: got a name of {longest} characters, expected at most {MAX_NAME_CHARS}")
         if not 0 <= self.train_s < float("inf"):
             raise InvalidInput(f"telemetry: got train_s {self.train_s}, expected a finite number of at least 0")
-        if not 0 <= self.bytes_downloaded <= MAX_COUNT:
-            raise InvalidInput(
-                f"telemetry: got bytes_downloaded {self.bytes_downloaded}, expected at least 0 and at most {MAX_COUNT}"
-            )
+        for name in ("bytes_downloaded", "bytes_resumed"):
+            count = getattr(self, name)
+            if not 0 <= count <= MAX_COUNT:
+                raise InvalidInput(f"telemetry: got {name} {count}, expected at least 0 and at most {MAX_COUNT}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,8 @@ WEIGHT_UNIT: Final = 256
 """The integer weight of one example in a fresh Update."""
 HEADROOM_BITS: Final = 62
 MAX_COHORT: Final = 1_000_000
+MAX_STALENESS: Final = 1000
+"""Further back an Update counts for less than a 30th, and the coordinator would remember that many Rounds."""
 MAX_TIMES: Final = (1 << 32) - 1
 """Most Rounds, and most examples that one Update weighs: what the wire's uint32 can say."""
 
@@ -37,14 +39,15 @@ MAX_TIMES: Final = (1 << 32) - 1
 class CohortPlan:
     """Who takes part in a Round.
 
-    ``concurrency`` devices work at the same time; ``buffer`` Updates close the Round; after ``deadline_s``
-    seconds ``quorum`` Updates suffice, and with fewer the Round fails and is run again.
+    ``concurrency`` devices work at the same time; ``buffer`` Updates close the Round; after ``min_report_s`` seconds
+    ``quorum`` Updates suffice, by default after ``deadline_s``; with fewer then the Round fails and is run again.
     """
 
     concurrency: int
     buffer: int
     quorum: int
     deadline_s: float = 600.0
+    min_report_s: float = float("inf")
 
     def __post_init__(self) -> None:
         if not 1 <= self.quorum <= self.buffer <= self.concurrency <= MAX_COHORT:
@@ -54,30 +57,44 @@ class CohortPlan:
             )
         if not 0 < self.deadline_s < float("inf"):
             raise InvalidPlan(f"plan: got deadline_s {self.deadline_s}, expected a positive number of seconds")
+        if not self.min_report_s > 0:
+            raise InvalidPlan(f"plan: got min_report_s {self.min_report_s}, expected a positive number of seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationPlan:
-    """How Updates become a Version. ``max_examples`` caps the weight of one Update."""
+    """How Updates become a Version. ``max_examples`` caps the weight of one Update.
+
+    An Update that was trained from a Version up to ``max_staleness`` before the Round's counts with less weight
+    (``server.validation.weight_of``). With 0, the rest of a Cohort that is larger than its buffer is spare; with more,
+    its work is not lost, and the Run is FedBuff's.
+    """
 
     max_examples: int = 4096
     outer_learning_rate: float = 1.0
+    max_staleness: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_examples <= MAX_TIMES:
             raise InvalidPlan(f"plan: got max_examples {self.max_examples}, expected 1 to {MAX_TIMES}")
         if not 0 < self.outer_learning_rate < float("inf"):
             raise InvalidPlan(f"plan: got outer_learning_rate {self.outer_learning_rate}, expected a positive number")
+        if not 0 <= self.max_staleness <= MAX_STALENESS:
+            raise InvalidPlan(
+                f"plan: got max_staleness {self.max_staleness}, expected 0 (none) to {MAX_STALENESS} versions"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPlan:
     """When a Run rests: after ``max_rounds``, or ``patience`` Rounds in which the validation loss did not fall
-    by ``min_delta`` nats (patience 0: never)."""
+    by ``min_delta`` nats (patience 0: never). It pauses once int8 loses more than ``max_int8_drop`` points of accuracy
+    on the devices' validation parts (0.0: never)."""
 
     max_rounds: int = 100
     patience: int = 0
     min_delta: float = 0.0
+    max_int8_drop: float = 0.0
 
     def __post_init__(self) -> None:
         counts_fit = 1 <= self.max_rounds <= MAX_TIMES and 0 <= self.patience <= MAX_TIMES
@@ -85,6 +102,10 @@ class StopPlan:
             raise InvalidPlan(
                 f"plan: got max_rounds {self.max_rounds}, patience {self.patience}, min_delta {self.min_delta}, "
                 f"expected max_rounds from 1 and the others from 0 on, counts up to {MAX_TIMES}"
+            )
+        if not 0 <= self.max_int8_drop <= 100:
+            raise InvalidPlan(
+                f"plan: got max_int8_drop {self.max_int8_drop}, expected 0.0 (never pause) to 100 points of accuracy"
             )
 
 

@@ -4,17 +4,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import Final
 
-from fanin.protos.messages import BundleRef, Delegation, Version
-from fanin.protos.plans import Plan
+from fanin.protos.errors import InvalidInput
+from fanin.protos.messages import BundleRef, Delegation, Version, check_name
+from fanin.protos.plans import MAX_TIMES, Plan
+
+MAX_NUMBER: Final = (1 << 63) - 1
+"""The highest Version or sequence number that there can be: what a database's integer holds."""
 
 
 class RunState(Enum):
-    """Whether a Run opens Rounds; FINISHED and FAILED rest until a Version is published to them."""
+    """Whether a Run opens Rounds; a PAUSED one keeps its open Round, the others rest until they are set going."""
 
     RUNNING = "running"
+    PAUSED = "paused"
     FINISHED = "finished"
     FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there is, or can at any moment be, an open Round."""
+        return self in (RunState.RUNNING, RunState.PAUSED)
+
+
+def _check_rounds(num_rounds: int) -> None:
+    if not 0 <= num_rounds <= MAX_TIMES:
+        raise InvalidInput(f"rounds: got {num_rounds}, expected 0 to {MAX_TIMES}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +56,52 @@ class StartRun:
     plan: Plan
     version: Version
     delegation: Delegation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Take no further devices; the open Round and its deadline stand still."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Go on; ``num_rounds`` Rounds from now, or, where it is 0, those that were left."""
+
+    num_rounds: int = 0
+
+    def __post_init__(self) -> None:
+        _check_rounds(self.num_rounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End the Run; an open Round fails."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopt:
+    """Make Version ``number`` of ``from_run`` (empty: of this Run) the newest one, and run ``num_rounds`` from it."""
+
+    from_run: str = ""
+    number: int
+    num_rounds: int = 0
+
+    def __post_init__(self) -> None:
+        _check_rounds(self.num_rounds)
+        if not 0 <= self.number <= MAX_NUMBER:
+            raise InvalidInput(f"version: got number {self.number}, expected 0 to {MAX_NUMBER}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What an operator wants of a Run, under an id of the operator's choice: once carried out, never again."""
+
+    command_id: str
+    run_id: str
+    what: Pause | Resume | Stop | Adopt
+
+    def __post_init__(self) -> None:
+        check_name("command id", self.command_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +149,13 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPublished:
-    """A new Version. ``round`` 0: made outside. ``evaluation`` is of the parent, None if nobody validated;
-    ``runtimes`` counts the Updates by the runtime that they were made with."""
+    """A new Version. ``round`` 0: not of a Round, but made outside or adopted from Version ``adopted_number`` of
+    ``adopted_run``. ``evaluation`` is of the parent, None if nobody validated; ``runtimes`` counts the Updates by the
+    runtime that they were made with, ``num_stale`` those that were trained from a Version before the parent.
+    ``num_rounds`` are to be run from one that is not of a Round; 0: those that were left.
+
+    What is ``resumed`` had come before a transfer was cut, and was not sent again; of uploads, as far as the process
+    knows that publishes."""
 
     number: int
     version_sha256: str
@@ -96,23 +164,36 @@ class VersionPublished:
     round_s: float = 0.0
     bytes_down: int = 0
     bytes_up: int = 0
+    bytes_down_resumed: int = 0
+    bytes_up_resumed: int = 0
     num_saturated: int = 0
     num_rounded: int = 0
     train_loss: float = 0.0
     total_examples: int = 0
     evaluation: Evaluation | None = None
     runtimes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    adopted_run: str = ""
+    adopted_number: int = 0
+    num_stale: int = 0
+    num_rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRested:
-    """No more Rounds until a Version is published to the Run."""
+    """No more Rounds until the Run is set going again."""
 
     state: RunState
     reason: str
 
 
-RunEvent = RoundOpened | RoundClosed | RoundFailed | VersionPublished | RunRested
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResumed:
+    """The Run goes on, for ``num_rounds`` Rounds, or, where it is 0, those that were left."""
+
+    num_rounds: int = 0
+
+
+RunEvent = RoundOpened | RoundClosed | RoundFailed | VersionPublished | RunRested | RunResumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,9 @@ isort:skip_file
 The operator's protocol: publish Bundles and Versions, start Runs, look on.
 
 Every call carries the metadata entry authorization: "Bearer TOKEN" with an operator's token. Every command can
-be repeated: a Run is named by the caller, a Version by its number and digest, a Bundle and a Chunk by digest;
-the same command again gets the same answer, another command under a used name gets FAILED_PRECONDITION.
+be repeated: a Run is named by the caller, a Version by its number and digest, a Bundle and a Chunk by digest, all
+else by a command id of the caller's choice; the same command again changes nothing more, another command under a
+used name gets FAILED_PRECONDITION.
 
 Errors are those of the device protocol. NOT_FOUND: no such Run, Version or Bundle.
 """
@@ -40,6 +41,10 @@ class _RunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunState.Val
     """The stop condition of the Plan was met; a published Version can set it going again."""
     RUN_STATE_FAILED: _RunState.ValueType  # 3
     """Too many Rounds in a row failed; a published Version can set it going again."""
+    RUN_STATE_PAUSED: _RunState.ValueType  # 4
+    """By an operator, or because int8 lost more than the Plan allows."""
+    RUN_STATE_STOPPED: _RunState.ValueType  # 5
+    """By an operator; a published Version can set it going again."""
 
 class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper): ...
 
@@ -49,6 +54,10 @@ RUN_STATE_FINISHED: RunState.ValueType  # 2
 """The stop condition of the Plan was met; a published Version can set it going again."""
 RUN_STATE_FAILED: RunState.ValueType  # 3
 """Too many Rounds in a row failed; a published Version can set it going again."""
+RUN_STATE_PAUSED: RunState.ValueType  # 4
+"""By an operator, or because int8 lost more than the Plan allows."""
+RUN_STATE_STOPPED: RunState.ValueType  # 5
+"""By an operator; a published Version can set it going again."""
 Global___RunState: _TypeAlias = RunState  # noqa: Y015
 
 @_typing.final
@@ -265,6 +274,137 @@ class PublishVersionRequest(_message.Message):
 Global___PublishVersionRequest: _TypeAlias = PublishVersionRequest  # noqa: Y015
 
 @_typing.final
+class PauseRun(_message.Message):
+    """The open Round takes no further devices and waits; its deadline stands still. Devices at work may finish, and their
+    Updates count when the Run goes on.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseRun: _TypeAlias = PauseRun  # noqa: Y015
+
+@_typing.final
+class ResumeRun(_message.Message):
+    """Goes on where a pause, a failure or a stop left off. With rounds: so many Rounds from now on, which a Run that has
+    finished or been stopped needs.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    rounds: _builtins.int
+    def __init__(
+        self,
+        *,
+        rounds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRun: _TypeAlias = ResumeRun  # noqa: Y015
+
+@_typing.final
+class StopRun(_message.Message):
+    """Ends the Run: an open Round fails, one that is being folded still becomes a Version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopRun: _TypeAlias = StopRun  # noqa: Y015
+
+@_typing.final
+class AdoptVersion(_message.Message):
+    """Makes a Version that is there already the newest one of a Run that is not running, under a new number: to roll back,
+    or to promote what another Run of the same Bundle learnt. A paused Round ends.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_RUN_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    from_run_id: _builtins.str
+    """Empty: the same Run."""
+    number: _builtins.int
+    rounds: _builtins.int
+    """How many Rounds to run from it; 0: none."""
+    def __init__(
+        self,
+        *,
+        from_run_id: _builtins.str = ...,
+        number: _builtins.int = ...,
+        rounds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_run_id", b"from_run_id", "number", b"number", "rounds", b"rounds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptVersion: _TypeAlias = AdoptVersion  # noqa: Y015
+
+@_typing.final
+class CommandRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    ADOPT_FIELD_NUMBER: _builtins.int
+    command_id: _builtins.str
+    """1 to 64 letters, digits, "-" and "_"; a random one will do."""
+    run_id: _builtins.str
+    @_builtins.property
+    def pause(self) -> Global___PauseRun: ...
+    @_builtins.property
+    def resume(self) -> Global___ResumeRun: ...
+    @_builtins.property
+    def stop(self) -> Global___StopRun: ...
+    @_builtins.property
+    def adopt(self) -> Global___AdoptVersion: ...
+    def __init__(
+        self,
+        *,
+        command_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        pause: Global___PauseRun | None = ...,
+        resume: Global___ResumeRun | None = ...,
+        stop: Global___StopRun | None = ...,
+        adopt: Global___AdoptVersion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "pause", b"pause", "resume", b"resume", "stop", b"stop", "what", b"what"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "command_id", b"command_id", "pause", b"pause", "resume", b"resume", "run_id", b"run_id", "stop", b"stop", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["pause", "resume", "stop", "adopt"]  # noqa: Y015
+    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
+
+Global___CommandRequest: _TypeAlias = CommandRequest  # noqa: Y015
+
+@_typing.final
 class ListRunsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -446,6 +586,7 @@ class Event(_message.Message):
     ROUND_FAILED_FIELD_NUMBER: _builtins.int
     VERSION_PUBLISHED_FIELD_NUMBER: _builtins.int
     RUN_RESTED_FIELD_NUMBER: _builtins.int
+    RUN_RESUMED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     time: _builtins.float
     """Seconds since the Unix epoch."""
@@ -459,6 +600,8 @@ class Event(_message.Message):
     def version_published(self) -> Global___VersionPublished: ...
     @_builtins.property
     def run_rested(self) -> Global___RunRested: ...
+    @_builtins.property
+    def run_resumed(self) -> Global___RunResumed: ...
     def __init__(
         self,
         *,
@@ -469,12 +612,13 @@ class Event(_message.Message):
         round_failed: Global___RoundFailed | None = ...,
         version_published: Global___VersionPublished | None = ...,
         run_rested: Global___RunRested | None = ...,
+        run_resumed: Global___RunResumed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["round_closed", b"round_closed", "round_failed", b"round_failed", "round_opened", b"round_opened", "run_rested", b"run_rested", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round_closed", b"round_closed", "round_failed", b"round_failed", "round_opened", b"round_opened", "run_rested", b"run_rested", "run_resumed", b"run_resumed", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round_closed", b"round_closed", "round_failed", b"round_failed", "round_opened", b"round_opened", "run_rested", b"run_rested", "sequence", b"sequence", "time", b"time", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["round_closed", b"round_closed", "round_failed", b"round_failed", "round_opened", b"round_opened", "run_rested", b"run_rested", "run_resumed", b"run_resumed", "sequence", b"sequence", "time", b"time", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["round_opened", "round_closed", "round_failed", "version_published", "run_rested"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["round_opened", "round_closed", "round_failed", "version_published", "run_rested", "run_resumed"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
@@ -620,6 +764,12 @@ class VersionPublished(_message.Message):
     EVALUATION_FIELD_NUMBER: _builtins.int
     TOTAL_EXAMPLES_FIELD_NUMBER: _builtins.int
     RUNTIMES_FIELD_NUMBER: _builtins.int
+    ADOPTED_RUN_ID_FIELD_NUMBER: _builtins.int
+    ADOPTED_NUMBER_FIELD_NUMBER: _builtins.int
+    NUM_STALE_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    BYTES_DOWN_RESUMED_FIELD_NUMBER: _builtins.int
+    BYTES_UP_RESUMED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     version_sha256: _builtins.str
     parent: _builtins.int
@@ -632,6 +782,16 @@ class VersionPublished(_message.Message):
     num_rounded: _builtins.int
     train_loss: _builtins.float
     total_examples: _builtins.int
+    adopted_run_id: _builtins.str
+    """The Version whose parameters were adopted; empty: none."""
+    adopted_number: _builtins.int
+    num_stale: _builtins.int
+    """Updates that were trained from an older Version than the parent."""
+    rounds: _builtins.int
+    """How many Rounds are to be run from it, if it is not of a Round; 0: those that were left."""
+    bytes_down_resumed: _builtins.int
+    """Bytes that were not sent twice, for they had come before a transfer was cut: downloads and uploads."""
+    bytes_up_resumed: _builtins.int
     @_builtins.property
     def evaluation(self) -> Global___Evaluation:
         """Of the parent."""
@@ -656,10 +816,16 @@ class VersionPublished(_message.Message):
         evaluation: Global___Evaluation | None = ...,
         total_examples: _builtins.int = ...,
         runtimes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        adopted_run_id: _builtins.str = ...,
+        adopted_number: _builtins.int = ...,
+        num_stale: _builtins.int = ...,
+        rounds: _builtins.int = ...,
+        bytes_down_resumed: _builtins.int = ...,
+        bytes_up_resumed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "runtimes", b"runtimes", "total_examples", b"total_examples", "train_loss", b"train_loss", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "total_examples", b"total_examples", "train_loss", b"train_loss", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -686,3 +852,23 @@ class RunRested(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunRested: _TypeAlias = RunRested  # noqa: Y015
+
+@_typing.final
+class RunResumed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    rounds: _builtins.int
+    """Rounds to do from now on; 0: those that were left."""
+    def __init__(
+        self,
+        *,
+        rounds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunResumed: _TypeAlias = RunResumed  # noqa: Y015

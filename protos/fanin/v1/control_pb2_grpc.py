@@ -70,6 +70,11 @@ class ControlStub:
                 request_serializer=fanin_dot_v1_dot_control__pb2.PublishVersionRequest.SerializeToString,
                 response_deserializer=fanin_dot_v1_dot_control__pb2.RunInfo.FromString,
                 _registered_method=True)
+        self.Command = channel.unary_unary(
+                '/fanin.v1.Control/Command',
+                request_serializer=fanin_dot_v1_dot_control__pb2.CommandRequest.SerializeToString,
+                response_deserializer=fanin_dot_v1_dot_control__pb2.RunInfo.FromString,
+                _registered_method=True)
         self.ListRuns = channel.unary_unary(
                 '/fanin.v1.Control/ListRuns',
                 request_serializer=fanin_dot_v1_dot_control__pb2.ListRunsRequest.SerializeToString,
@@ -146,6 +151,14 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Command(self, request, context):
+        """Pauses, resumes or stops a Run, or makes an older Version, or one of another Run, its newest.
+        FAILED_PRECONDITION: the Run's state does not allow it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRuns(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -166,7 +179,7 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Everything that happened in a Run so far, then what happens, until the Run has finished or failed.
+        """Everything that happened in a Run so far, then what happens, until the Run has finished, failed or been stopped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -208,6 +221,11 @@ def add_ControlServicer_to_server(servicer, server):
             'PublishVersion': grpc.unary_unary_rpc_method_handler(
                     servicer.PublishVersion,
                     request_deserializer=fanin_dot_v1_dot_control__pb2.PublishVersionRequest.FromString,
+                    response_serializer=fanin_dot_v1_dot_control__pb2.RunInfo.SerializeToString,
+            ),
+            'Command': grpc.unary_unary_rpc_method_handler(
+                    servicer.Command,
+                    request_deserializer=fanin_dot_v1_dot_control__pb2.CommandRequest.FromString,
                     response_serializer=fanin_dot_v1_dot_control__pb2.RunInfo.SerializeToString,
             ),
             'ListRuns': grpc.unary_unary_rpc_method_handler(
@@ -419,6 +437,33 @@ class Control:
             target,
             '/fanin.v1.Control/PublishVersion',
             fanin_dot_v1_dot_control__pb2.PublishVersionRequest.SerializeToString,
+            fanin_dot_v1_dot_control__pb2.RunInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Command(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fanin.v1.Control/Command',
+            fanin_dot_v1_dot_control__pb2.CommandRequest.SerializeToString,
             fanin_dot_v1_dot_control__pb2.RunInfo.FromString,
             options,
             channel_credentials,

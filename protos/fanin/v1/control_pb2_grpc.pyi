@@ -4,8 +4,9 @@ isort:skip_file
 The operator's protocol: publish Bundles and Versions, start Runs, look on.
 
 Every call carries the metadata entry authorization: "Bearer TOKEN" with an operator's token. Every command can
-be repeated: a Run is named by the caller, a Version by its number and digest, a Bundle and a Chunk by digest;
-the same command again gets the same answer, another command under a used name gets FAILED_PRECONDITION.
+be repeated: a Run is named by the caller, a Version by its number and digest, a Bundle and a Chunk by digest, all
+else by a command id of the caller's choice; the same command again changes nothing more, another command under a
+used name gets FAILED_PRECONDITION.
 
 Errors are those of the device protocol. NOT_FOUND: no such Run, Version or Bundle.
 """
@@ -57,12 +58,16 @@ class ControlStub:
     """Adds a Version that was made elsewhere, for example in the datacenter, as the newest of a Run that rests, and
     goes on for some Rounds. FAILED_PRECONDITION: a Round is open, or the number is not the next one.
     """
+    Command: _grpc.UnaryUnaryMultiCallable[_control_pb2.CommandRequest, _control_pb2.RunInfo]
+    """Pauses, resumes or stops a Run, or makes an older Version, or one of another Run, its newest.
+    FAILED_PRECONDITION: the Run's state does not allow it.
+    """
     ListRuns: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListRunsRequest, _control_pb2.ListRunsReply]
     GetRun: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetRunRequest, _control_pb2.RunInfo]
     GetVersion: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetVersionRequest, _control_pb2.GetVersionReply]
     """A Version of a Run with its Bundle; without a number the newest."""
     Watch: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.Event]
-    """Everything that happened in a Run so far, then what happens, until the Run has finished or failed."""
+    """Everything that happened in a Run so far, then what happens, until the Run has finished, failed or been stopped."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -85,12 +90,16 @@ class ControlAsyncStub(ControlStub):
     """Adds a Version that was made elsewhere, for example in the datacenter, as the newest of a Run that rests, and
     goes on for some Rounds. FAILED_PRECONDITION: a Round is open, or the number is not the next one.
     """
+    Command: _aio.UnaryUnaryMultiCallable[_control_pb2.CommandRequest, _control_pb2.RunInfo]  # type: ignore[assignment]
+    """Pauses, resumes or stops a Run, or makes an older Version, or one of another Run, its newest.
+    FAILED_PRECONDITION: the Run's state does not allow it.
+    """
     ListRuns: _aio.UnaryUnaryMultiCallable[_control_pb2.ListRunsRequest, _control_pb2.ListRunsReply]  # type: ignore[assignment]
     GetRun: _aio.UnaryUnaryMultiCallable[_control_pb2.GetRunRequest, _control_pb2.RunInfo]  # type: ignore[assignment]
     GetVersion: _aio.UnaryUnaryMultiCallable[_control_pb2.GetVersionRequest, _control_pb2.GetVersionReply]  # type: ignore[assignment]
     """A Version of a Run with its Bundle; without a number the newest."""
     Watch: _aio.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.Event]  # type: ignore[assignment]
-    """Everything that happened in a Run so far, then what happens, until the Run has finished or failed."""
+    """Everything that happened in a Run so far, then what happens, until the Run has finished, failed or been stopped."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -154,6 +163,16 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def Command(
+        self,
+        request: _control_pb2.CommandRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.RunInfo, _abc.Awaitable[_control_pb2.RunInfo]]:
+        """Pauses, resumes or stops a Run, or makes an older Version, or one of another Run, its newest.
+        FAILED_PRECONDITION: the Run's state does not allow it.
+        """
+
+    @_abc_1.abstractmethod
     def ListRuns(
         self,
         request: _control_pb2.ListRunsRequest,
@@ -181,6 +200,6 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.Event], _abc.AsyncIterator[_control_pb2.Event]]:
-        """Everything that happened in a Run so far, then what happens, until the Run has finished or failed."""
+        """Everything that happened in a Run so far, then what happens, until the Run has finished, failed or been stopped."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -637,12 +637,15 @@ class Telemetry(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     BYTES_DOWNLOADED_FIELD_NUMBER: _builtins.int
     FANIN_VERSION_FIELD_NUMBER: _builtins.int
+    BYTES_RESUMED_FIELD_NUMBER: _builtins.int
     runtime: _builtins.str
     train_s: _builtins.float
     num_steps: _builtins.int
     bytes_downloaded: _builtins.int
     """Payload bytes of Chunks that were fetched for this Assignment."""
     fanin_version: _builtins.str
+    bytes_resumed: _builtins.int
+    """Of those Chunks, bytes that an earlier try had brought and that were not fetched again."""
     def __init__(
         self,
         *,
@@ -651,10 +654,11 @@ class Telemetry(_message.Message):
         num_steps: _builtins.int = ...,
         bytes_downloaded: _builtins.int = ...,
         fanin_version: _builtins.str = ...,
+        bytes_resumed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_downloaded", b"bytes_downloaded", "fanin_version", b"fanin_version", "num_steps", b"num_steps", "runtime", b"runtime", "train_s", b"train_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_downloaded", b"bytes_downloaded", "bytes_resumed", b"bytes_resumed", "fanin_version", b"fanin_version", "num_steps", b"num_steps", "runtime", b"runtime", "train_s", b"train_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fanin.v1 import fleet_pb2 as fanin_dot_v1_dot_fleet__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x66\x61nin/v1/plan.proto\x12\x08\x66\x61nin.v1\x1a\x14\x66\x61nin/v1/fleet.proto\"\xc6\x01\n\x04Plan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x06\x63ohort\x18\x02 \x01(\x0b\x32\x10.fanin.v1.Cohort\x12$\n\x08training\x18\x03 \x01(\x0b\x32\x12.fanin.v1.Training\x12\x1e\n\x05\x63odec\x18\x04 \x01(\x0b\x32\x0f.fanin.v1.Codec\x12*\n\x0b\x61ggregation\x18\x05 \x01(\x0b\x32\x15.fanin.v1.Aggregation\x12\x1c\n\x04stop\x18\x06 \x01(\x0b\x32\x0e.fanin.v1.Stop\"Q\n\x06\x43ohort\x12\x13\n\x0b\x63oncurrency\x18\x01 \x01(\r\x12\x0e\n\x06\x62uffer\x18\x02 \x01(\r\x12\x0e\n\x06quorum\x18\x03 \x01(\r\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\"@\n\x0b\x41ggregation\x12\x14\n\x0cmax_examples\x18\x01 \x01(\r\x12\x1b\n\x13outer_learning_rate\x18\x02 \x01(\x01\"?\n\x04Stop\x12\x12\n\nmax_rounds\x18\x01 \x01(\r\x12\x10\n\x08patience\x18\x02 \x01(\r\x12\x11\n\tmin_delta\x18\x03 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x66\x61nin/v1/plan.proto\x12\x08\x66\x61nin.v1\x1a\x14\x66\x61nin/v1/fleet.proto\"\xc6\x01\n\x04Plan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x06\x63ohort\x18\x02 \x01(\x0b\x32\x10.fanin.v1.Cohort\x12$\n\x08training\x18\x03 \x01(\x0b\x32\x12.fanin.v1.Training\x12\x1e\n\x05\x63odec\x18\x04 \x01(\x0b\x32\x0f.fanin.v1.Codec\x12*\n\x0b\x61ggregation\x18\x05 \x01(\x0b\x32\x15.fanin.v1.Aggregation\x12\x1c\n\x04stop\x18\x06 \x01(\x0b\x32\x0e.fanin.v1.Stop\"g\n\x06\x43ohort\x12\x13\n\x0b\x63oncurrency\x18\x01 \x01(\r\x12\x0e\n\x06\x62uffer\x18\x02 \x01(\r\x12\x0e\n\x06quorum\x18\x03 \x01(\r\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\x12\x14\n\x0cmin_report_s\x18\x05 \x01(\x01\"W\n\x0b\x41ggregation\x12\x14\n\x0cmax_examples\x18\x01 \x01(\r\x12\x1b\n\x13outer_learning_rate\x18\x02 \x01(\x01\x12\x15\n\rmax_staleness\x18\x03 \x01(\r\"V\n\x04Stop\x12\x12\n\nmax_rounds\x18\x01 \x01(\r\x12\x10\n\x08patience\x18\x02 \x01(\r\x12\x11\n\tmin_delta\x18\x03 \x01(\x01\x12\x15\n\rmax_int8_drop\x18\x04 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,9 +35,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PLAN']._serialized_start=56
   _globals['_PLAN']._serialized_end=254
   _globals['_COHORT']._serialized_start=256
-  _globals['_COHORT']._serialized_end=337
-  _globals['_AGGREGATION']._serialized_start=339
-  _globals['_AGGREGATION']._serialized_end=403
-  _globals['_STOP']._serialized_start=405
-  _globals['_STOP']._serialized_end=468
+  _globals['_COHORT']._serialized_end=359
+  _globals['_AGGREGATION']._serialized_start=361
+  _globals['_AGGREGATION']._serialized_end=448
+  _globals['_STOP']._serialized_start=450
+  _globals['_STOP']._serialized_end=536
 # @@protoc_insertion_point(module_scope)

@@ -64,6 +64,7 @@ class Cohort(_message.Message):
     BUFFER_FIELD_NUMBER: _builtins.int
     QUORUM_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
+    MIN_REPORT_S_FIELD_NUMBER: _builtins.int
     concurrency: _builtins.int
     """Devices at work at the same time."""
     buffer: _builtins.int
@@ -72,6 +73,8 @@ class Cohort(_message.Message):
     """Updates that suffice once the deadline has passed."""
     deadline_s: _builtins.float
     """Seconds from the first Assignment on."""
+    min_report_s: _builtins.float
+    """Seconds from the first Assignment on after which the quorum suffices; 0: only at the deadline."""
     def __init__(
         self,
         *,
@@ -79,10 +82,11 @@ class Cohort(_message.Message):
         buffer: _builtins.int = ...,
         quorum: _builtins.int = ...,
         deadline_s: _builtins.float = ...,
+        min_report_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer", b"buffer", "concurrency", b"concurrency", "deadline_s", b"deadline_s", "quorum", b"quorum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer", b"buffer", "concurrency", b"concurrency", "deadline_s", b"deadline_s", "min_report_s", b"min_report_s", "quorum", b"quorum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -94,19 +98,23 @@ class Aggregation(_message.Message):
 
     MAX_EXAMPLES_FIELD_NUMBER: _builtins.int
     OUTER_LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_FIELD_NUMBER: _builtins.int
     max_examples: _builtins.int
     """The most examples that one Update may weigh."""
     outer_learning_rate: _builtins.float
     """The server learning rate of FedAvg's outer step."""
+    max_staleness: _builtins.int
+    """By how many Versions the one that an Update was trained from may be behind the Round's; 0: by none."""
     def __init__(
         self,
         *,
         max_examples: _builtins.int = ...,
         outer_learning_rate: _builtins.float = ...,
+        max_staleness: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_examples", b"max_examples", "outer_learning_rate", b"outer_learning_rate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_examples", b"max_examples", "max_staleness", b"max_staleness", "outer_learning_rate", b"outer_learning_rate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -119,20 +127,24 @@ class Stop(_message.Message):
     MAX_ROUNDS_FIELD_NUMBER: _builtins.int
     PATIENCE_FIELD_NUMBER: _builtins.int
     MIN_DELTA_FIELD_NUMBER: _builtins.int
+    MAX_INT8_DROP_FIELD_NUMBER: _builtins.int
     max_rounds: _builtins.int
     patience: _builtins.int
     """Stop after this many Rounds without the validation loss falling by min_delta; 0: never."""
     min_delta: _builtins.float
+    max_int8_drop: _builtins.float
+    """Pause once int8 loses more points of accuracy than this on the devices' validation parts; 0: never."""
     def __init__(
         self,
         *,
         max_rounds: _builtins.int = ...,
         patience: _builtins.int = ...,
         min_delta: _builtins.float = ...,
+        max_int8_drop: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_rounds", b"max_rounds", "min_delta", b"min_delta", "patience", b"patience"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_int8_drop", b"max_int8_drop", "max_rounds", b"max_rounds", "min_delta", b"min_delta", "patience", b"patience"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,10 @@
 Integer addition is associative and commutative, so any order, interleaving or tree of partial sums gives the
 same bits. It cannot overflow: Plan validation holds |sum| < 2^62 (``protos.plans``).
 
+An Update that was made for an earlier Round lies on that Round's grid. It is brought to this one's by a shift that
+may be below zero, and then rounds, or beyond what the Plan allows, and then its largest values are cut: each a pure
+function of the Update alone, so the order still does not matter.
+
 Laws (tests/laws): accept in any order is the same; merge is associative and commutative with ``begin`` as
 zero; accept raises before it changes anything.
 
@@ -15,20 +19,24 @@ has a sum of 4 GB; one is enough), ``finish`` reads it.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fanin.edge.codecs import Integers
 from fanin.edge.tensors import TensorTable
+from fanin.protos.messages import SATURATED
 
+MAX_SHIFT: Final = 62
+"""What an int64 can be shifted by; no value of 32 bits outlives it."""
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True, kw_only=True)
 class PartialSum:
-    """The sum of some Updates: weighted values (num_values,), total weight, plain sums of the statistics."""
+    """The sum of some Updates: weighted values (num_values,), total fresh weight, plain sums of the statistics."""
 
     values: Int64s
     total_weight: int = 0
@@ -40,12 +48,16 @@ class PartialSum:
 class Contribution:
     """One Update as the fold sees it.
 
-    ``weight`` multiplies the values and is what FedAvg divides by the sum of; ``shifts`` has one entry a block.
-    ``pieces`` are the encoded values (num_values,) in consecutive pieces of any length.
+    ``weight`` multiplies the values, the sum of ``fresh_weight`` divides them: what it would weigh were it not stale.
+    ``shifts`` has one entry a block; the Plan's headroom is for values of ``bits``, sign included, and shifts from 0 to
+    ``max_shift``. ``pieces`` are the encoded values (num_values,) in consecutive pieces of any length.
     """
 
     weight: int
+    fresh_weight: int
     shifts: tuple[int, ...]
+    bits: int
+    max_shift: int
     counts: Mapping[str, int]
     pieces: Iterable[Integers]
 
@@ -63,20 +75,27 @@ def accept(state: PartialSum, table: TensorTable, update: Contribution) -> Parti
     """
     if len(update.shifts) != len(table.specs):
         raise ValueError(f"shifts: got {len(update.shifts)}, expected {len(table.specs)}")
-    if update.weight < 1:
-        raise ValueError(f"weight: got {update.weight}, expected at least 1")
+    if not 1 <= update.weight <= update.fresh_weight:
+        raise ValueError(f"weight: got {update.weight}, expected 1 to {update.fresh_weight}")
     if isinstance(update.pieces, Sequence):
         _check_length(sum(piece.size for piece in update.pieces), table)
-    position = 0
+    position, num_cut, limit = 0, 0, 1 << (update.bits - 1 + update.max_shift)
     for piece in update.pieces:
         for start, stop, shift in _blocks_within(table, update.shifts, position, position + piece.size):
+            found = piece[start - position : stop - position].astype(np.int64)
+            if not 0 <= shift <= update.max_shift:
+                found, num = _moved(found, shift, limit)
+                num_cut += num
+                shift = 0
             values = state.values[start:stop]
-            values += piece[start - position : stop - position].astype(np.int64) * (update.weight << shift)
+            values += found * (update.weight << shift)
         position += piece.size
     _check_length(position, table)
-    state.total_weight += update.weight
+    state.total_weight += update.fresh_weight
     state.num_updates += 1
     state.counts.update(update.counts)
+    if num_cut:
+        state.counts[SATURATED] += num_cut
     return state
 
 
@@ -92,7 +111,7 @@ def merge(left: PartialSum, right: PartialSum) -> PartialSum:
 
 
 def finish(state: PartialSum, table: TensorTable, grid: Sequence[int]) -> Float64s:
-    """The weighted mean update (num_values,): sum * step / total weight, in float64.
+    """The weighted mean update (num_values,): sum * step / total fresh weight, in float64.
 
     Each operation is one IEEE 754 rounding, so the result is the same on every machine.
     """
@@ -104,6 +123,18 @@ def finish(state: PartialSum, table: TensorTable, grid: Sequence[int]) -> Float6
         np.ldexp(block, exponent, out=block)
     mean /= float(state.total_weight)
     return mean
+
+
+def _moved(values: Int64s, shift: int, limit: int) -> tuple[Int64s, int]:
+    """Values on another grid, halves rounded to even, and how many were cut to ``limit``."""
+    if shift < 0:
+        down = min(-shift, MAX_SHIFT)
+        return (values + (1 << (down - 1)) - 1 + ((values >> down) & 1)) >> down, 0
+    most = limit >> shift
+    above, below = values > most, values < -most
+    moved = np.clip(values, -most, most) << min(shift, MAX_SHIFT)
+    moved[above], moved[below] = limit, -limit
+    return moved, int(np.count_nonzero(above | below))
 
 
 def _blocks_within(table: TensorTable, shifts: Sequence[int], first: int, last: int) -> Iterator[tuple[int, int, int]]:

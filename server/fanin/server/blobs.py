@@ -12,16 +12,18 @@ from pathlib import Path
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import Artifact, artifact_of, assemble, check_sha256, cut, short
 from fanin.protos.errors import Corrupted, InvalidInput, NotFound
-from fanin.server.disk import Durability, full_disk_as_our_error, sync_file, sync_folder
+from fanin.server.disk import Disk, full_disk_as_our_error, make_folder
 
 
 class Blobs:
     """Chunks in a folder; two letters of the digest make a sub-folder, so that none holds millions."""
 
-    def __init__(self, folder: Path, durability: Durability) -> None:
+    def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder = folder
-        self._durability = durability
-        folder.mkdir(parents=True, exist_ok=True)
+        self._disk = disk
+        # Sub-folders whose names are durable.
+        self._synced: set[Path] = set()
+        make_folder(folder, disk)
 
     def put(self, digest: str, data: bytes) -> None:
         """Store a Chunk. Raises InvalidInput if the bytes are not what the name says, StorageFull."""
@@ -30,10 +32,11 @@ class Blobs:
         if got != digest:
             raise InvalidInput(f"chunk: digest mismatch (got {short(got)}, expected {short(digest)})")
         path = self._path(digest)
-        if path.exists():
-            return
         with full_disk_as_our_error(f"chunk {short(digest)}"):
-            self._write(path, data)
+            if path.exists():
+                self._sync(path)
+            else:
+                self._write(path, data)
 
     def put_artifact(self, data: bytes) -> Artifact:
         """Store all Chunks of some bytes."""
@@ -71,18 +74,25 @@ class Blobs:
     def _path(self, digest: str) -> Path:
         return self._folder / digest[:2] / digest
 
+    def _sync(self, path: Path) -> None:
+        """What is there may be another's who died, or has not come, before it was durable; if it is, this is quick."""
+        with path.open("rb") as file:
+            self._disk.sync_file(file.fileno())
+        self._disk.sync_folder(path.parent)
+        self._disk.sync_folder(self._folder)
+
     def _write(self, path: Path, data: bytes) -> None:
-        if not path.parent.exists():
-            path.parent.mkdir(exist_ok=True)
-            sync_folder(self._folder, self._durability)
+        if path.parent not in self._synced:
+            make_folder(path.parent, self._disk)
+            self._synced.add(path.parent)
         draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
         try:
             with draft.open("wb") as file:
                 file.write(data)
                 file.flush()
-                sync_file(file.fileno(), self._durability)
+                self._disk.sync_file(file.fileno())
             draft.replace(path)
         except OSError:
             draft.unlink(missing_ok=True)
             raise
-        sync_folder(path.parent, self._durability)
+        self._disk.sync_folder(path.parent)

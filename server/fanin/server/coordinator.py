@@ -20,7 +20,6 @@ from fanin.server.driver import RunDriver
 from fanin.server.runs import Runs
 from fanin.server.selection import choose, retry_window
 from fanin.server.spool import Upload
-from fanin.server.store.rounds import CommittedUpdate
 from fanin.server.validation import Expected, check_header
 from fanin.server.work import Tools, whole
 
@@ -82,7 +81,9 @@ class Coordinator:
         self._parked[device] = poll
         self._hand_out(asking=device)
         try:
-            return await asyncio.wait_for(poll.answer, min(check_in.wait_s, self._limits.max_wait_s))
+            # Not wait_for: before Python 3.12 it forgets that it was cancelled if the answer came at that moment.
+            async with asyncio.timeout(min(check_in.wait_s, self._limits.max_wait_s)):
+                return await poll.answer
         except TimeoutError:
             # It has waited its turn on the line and may ask again at once.
             return m.Wait(retry_min_s=0.0, retry_max_s=1.0)
@@ -129,15 +130,15 @@ class Coordinator:
     ) -> AsyncGenerator[m.UploadReply, None]:
         round_number = driver.check_assignment(header.assignment_id, device)
         outcome = await driver.outcome(round_number, device)
-        work = driver.open_work(round_number)
-        if outcome.update_state is not m.UpdateState.RECEIVING or work is None:
+        if outcome.update_state is not m.UpdateState.RECEIVING or not driver.may_count(round_number):
             yield outcome
             return
+        plan = driver.run.start.plan
         expected = Expected(
             run_id=driver.run_id,
             round=round_number,
-            version_sha256=work.base.sha256,
-            codec=work.plan.codec,
+            version_sha256=driver.made(round_number).base.sha256,
+            codec=plan.codec,
             table=driver.model.table,
         )
         check_header(header, expected)
@@ -147,14 +148,14 @@ class Coordinator:
             upload = await whole(tools.disk_lane(lambda: files.enter_context(closing(tools.spool.open(header)))))
             try:
                 yield _receiving(upload)
-                while not upload.is_whole() and driver.open_work(round_number) is not None:
+                while not upload.is_whole() and driver.may_count(round_number):
                     piece = await self._next_piece(pieces)
                     if piece is None:
                         return
                     await whole(tools.disk_lane(partial(upload.append, piece)))
-                    if not upload.is_whole() and driver.open_work(round_number) is not None:
+                    if not upload.is_whole() and driver.may_count(round_number):
                         yield _receiving(upload)
-                yield await whole(self._finish(driver, device, upload))
+                yield await self._accepted(driver, device, upload)
             except InvalidUpdate:
                 await whole(tools.disk_lane(lambda: tools.spool.discard(header.assignment_id)))
                 raise
@@ -182,16 +183,34 @@ class Coordinator:
                 poll.answer.set_result(m.Wait(retry_min_s=1.0, retry_max_s=5.0))
         self._parked.clear()
 
-    async def _finish(self, driver: RunDriver, device: str, upload: Upload) -> m.UploadReply:
+    async def _accepted(self, driver: RunDriver, device: str, upload: Upload) -> m.UploadReply:
+        """What becomes of an upload that is whole, or no longer needed. Where stale Updates count, one that comes while
+        a Round ends waits for the next; a device that hangs up meanwhile is let go."""
+        number = upload.header.round
+        while upload.is_whole() and driver.may_count(number):
+            changed = driver.changed
+            if driver.takes(number):
+                reply = await whole(self._commit(driver, device, upload))
+                if reply is not None:
+                    return reply
+            await changed.wait()
+        return await whole(self._finish(driver, upload, None))
+
+    async def _commit(self, driver: RunDriver, device: str, upload: Upload) -> m.UploadReply | None:
+        """One try; None if the open Round does not take the Update, but the next one may."""
         tools, header = self._tools, upload.header
-        found = None
-        if upload.is_whole():
-            await tools.disk_lane(lambda: tools.spool.commit(upload, device))
-            found = await driver.commit(CommittedUpdate(device_id=device, header=header))
-            if found is None or found.payload != header.payload:
-                await tools.disk_lane(lambda: tools.spool.withdraw(header, device))
+        await tools.disk_lane(lambda: tools.spool.commit(upload, device))
+        found = await driver.commit(device, header, upload.resumed_bytes)
+        if found is None and not driver.is_refused(header.round):
+            return None
+        if found is None or found.payload != header.payload:
+            await tools.disk_lane(lambda: tools.spool.withdraw(header, device))
+        return await self._finish(driver, upload, found)
+
+    async def _finish(self, driver: RunDriver, upload: Upload, found: m.UpdateHeader | None) -> m.UploadReply:
+        tools, header = self._tools, upload.header
         await tools.disk_lane(lambda: tools.spool.discard(header.assignment_id))
-        is_open = driver.open_work(header.round) is not None
+        is_open = driver.may_count(header.round)
         return m.UploadReply(
             round_state=m.RoundState.OPEN if is_open else m.RoundState.CLOSED,
             update_state=m.UpdateState.ACCEPTED if found is not None else m.UpdateState.DISCARDED,
@@ -200,7 +219,8 @@ class Coordinator:
 
     async def _next_piece(self, pieces: AsyncIterator[m.Piece]) -> m.Piece | None:
         try:
-            return await asyncio.wait_for(anext(pieces), self._limits.stall_s)
+            async with asyncio.timeout(self._limits.stall_s):
+                return await anext(pieces)
         except StopAsyncIteration:
             return None
         except TimeoutError as exc:

@@ -16,6 +16,7 @@ from fanin.protos.messages import SATURATED, UpdateHeader
 from fanin.protos.plans import Plan
 from fanin.server.aggregation import Contribution, PartialSum, finish
 from fanin.server.outer import apply_fedavg
+from fanin.server.store.rounds import RoundRecord
 from fanin.server.validation import weight_of
 
 
@@ -28,12 +29,34 @@ class Outcome:
     counts: Mapping[str, int]
 
 
-def contribution_of(header: UpdateHeader, payload: Iterable[memoryview], plan: Plan) -> Contribution:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """How far the Round that an Update was made for is from the one that it is folded in.
+
+    ``staleness`` in Versions; ``shifts`` have for each block the exponent of its grid minus the one here.
+    """
+
+    staleness: int
+    shifts: tuple[int, ...]
+
+
+def lag_of(made_for: RoundRecord, folded_in: RoundRecord) -> Lag:
+    """Nothing for an Update of the Round itself."""
+    return Lag(
+        staleness=folded_in.base_version - made_for.base_version,
+        shifts=tuple(there - here for there, here in zip(made_for.grid, folded_in.grid, strict=True)),
+    )
+
+
+def contribution_of(header: UpdateHeader, payload: Iterable[memoryview], plan: Plan, lag: Lag) -> Contribution:
     """A committed Update as the fold sees it."""
     codec = codec_named(header.codec)
     return Contribution(
-        weight=weight_of(header, plan.aggregation.max_examples),
-        shifts=header.shifts,
+        weight=weight_of(header, plan.aggregation.max_examples, lag.staleness),
+        fresh_weight=weight_of(header, plan.aggregation.max_examples),
+        shifts=tuple(own + more for own, more in zip(header.shifts, lag.shifts, strict=True)),
+        bits=codec.bits,
+        max_shift=plan.codec.max_shift,
         counts=header.statistics.counts,
         pieces=(codec.decode(piece) for piece in payload),
     )

@@ -167,7 +167,8 @@ class Rim(aio.ServerInterceptor):
     ) -> AsyncIterator[Message]:
         stream = aiter(requests)
         try:
-            first = await asyncio.wait_for(anext(stream), self._first_request_s)
+            async with asyncio.timeout(self._first_request_s):
+                first = await anext(stream)
         except StopAsyncIteration as exc:
             raise Unauthenticated(f"call: {method} carried no request to be checked") from exc
         except TimeoutError as exc:

@@ -13,11 +13,13 @@ Walk of a Round::
     FOLDING     the set is durable and can no longer change; the sum and the outer step are computed
     PUBLISHING  the new parameters are known; the Version is being written
     PUBLISHED   done
-    FAILED      there was no quorum at the deadline
+    FAILED      there was no quorum at the deadline, or an operator ended it
+    PAUSED      nobody is assigned and the deadline stands still; Updates that were under way still count
 
 ``now`` and ``deadline`` are seconds of one monotonic clock that the caller chooses.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -35,6 +37,7 @@ class Phase(Enum):
     PUBLISHING = "publishing"
     PUBLISHED = "published"
     FAILED = "failed"
+    PAUSED = "paused"
 
 
 class IllegalEvent(Exception):
@@ -89,7 +92,34 @@ class Published:
     """The Version is durable."""
 
 
-Event = CheckedIn | GaveUp | UpdateCommitted | TimePassed | Closed | Missed | Folded | Published
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """The Run's pause is durable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """The end of the pause is durable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """The Round is to end without a Version, and that is durable unless its set was named before."""
+
+
+Event = (
+    CheckedIn
+    | GaveUp
+    | UpdateCommitted
+    | TimePassed
+    | Closed
+    | Missed
+    | Folded
+    | Published
+    | Paused
+    | Resumed
+    | Stopped
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,17 +176,21 @@ class Rules:
     buffer: int
     quorum: int
     deadline_s: float
+    min_report_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One Round. ``deadline`` is set by the first Assignment; ``accepted`` is in the order of commits."""
+    """One Round. ``deadline`` is set by the first Assignment; ``accepted`` is in the order of commits. While the Round
+    is paused there is no deadline, but ``left_s``, what was left of it. Among those ``at_work`` may be devices whose
+    work is for an earlier Round and counts in this one."""
 
     rules: Rules
     phase: Phase = Phase.SELECTING
     at_work: frozenset[str] = frozenset()
     accepted: tuple[str, ...] = field(default=())
     deadline: float | None = None
+    left_s: float | None = None
 
     def step(self, event: Event, now: float) -> tuple["Round", tuple[Effect, ...]]:
         """The Round after ``event``, and what to do now. Raises IllegalEvent and changes nothing."""
@@ -168,6 +202,14 @@ class Round:
         return after, effects
 
     @property
+    def wake_at(self) -> float | None:
+        """The next moment at which time alone may close the Round: where a quorum suffices, or the deadline."""
+        if self.deadline is None or not self.assigns:
+            return None
+        early_s = max(self.rules.deadline_s - self.rules.min_report_s, 0.0)
+        return self.deadline if len(self.accepted) < self.rules.quorum else self.deadline - early_s
+
+    @property
     def num_places(self) -> int:
         """How many more devices can be assigned."""
         if self.phase is not Phase.SELECTING:
@@ -177,16 +219,24 @@ class Round:
     @property
     def is_open(self) -> bool:
         """Whether Updates are still taken."""
-        return self.phase in (Phase.SELECTING, Phase.TRAINING)
+        return self.phase in (*_ASSIGNING, Phase.PAUSED)
+
+    @property
+    def assigns(self) -> bool:
+        """Whether devices are told what to do: a new one if there is a place, one at work again what it was told."""
+        return self.phase in _ASSIGNING
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the next Round may be opened."""
+        return self.phase in (Phase.PUBLISHED, Phase.FAILED)
 
 
 def _check_in(state: Round, event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
     assert isinstance(event, CheckedIn)
     if event.device in state.accepted:
         return state, ()
-    if event.device in state.at_work:
-        return state, (Assign(device=event.device),)
-    if state.phase is Phase.TRAINING:
+    if event.device not in state.at_work and state.phase is Phase.TRAINING:
         return state, ()
     after = _by_places(replace(state, at_work=state.at_work | {event.device}))
     if state.deadline is not None:
@@ -200,6 +250,11 @@ def _give_up(state: Round, event: Event, _now: float) -> tuple[Round, tuple[Effe
     return _by_places(replace(state, at_work=state.at_work - {event.device})), ()
 
 
+def _give_up_paused(state: Round, event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
+    assert isinstance(event, GaveUp)
+    return replace(state, at_work=state.at_work - {event.device}), ()
+
+
 def _commit(state: Round, event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
     assert isinstance(event, UpdateCommitted)
     if event.device in state.accepted:
@@ -207,17 +262,19 @@ def _commit(state: Round, event: Event, now: float) -> tuple[Round, tuple[Effect
     accepted = (*state.accepted, event.device)
     after = replace(state, at_work=state.at_work - {event.device}, accepted=accepted)
     effects: tuple[Effect, ...] = (Accumulate(device=event.device),)
+    if state.phase is Phase.PAUSED:
+        return after, effects
     if after.deadline is None:
         # The one of the first Assignment was lost with the process that had not recorded it yet.
         after = replace(after, deadline=now + state.rules.deadline_s)
         effects = (KeepDeadline(deadline=now + state.rules.deadline_s), *effects)
-    if len(accepted) < state.rules.buffer:
+    if len(accepted) < state.rules.buffer and (after.wake_at is None or now < after.wake_at):
         return _by_places(after), effects
     return replace(after, phase=Phase.CLOSING), (*effects, Close())
 
 
 def _look_at_deadline(state: Round, _event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
-    if state.deadline is None or now < state.deadline:
+    if state.wake_at is None or now < state.wake_at:
         return state, ()
     # Whether there is a quorum is the record's to say: a commit may be under way at this moment.
     return replace(state, phase=Phase.CLOSING), (Close(),)
@@ -244,8 +301,37 @@ def _published(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[E
     return replace(state, phase=Phase.PUBLISHED), (GoOn(),)
 
 
+def _pause(state: Round, _event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
+    left_s = None if state.deadline is None else max(state.deadline - now, 0.0)
+    return replace(state, phase=Phase.PAUSED, deadline=None, left_s=left_s), ()
+
+
+def _resume(state: Round, _event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
+    left_s = state.rules.deadline_s if state.left_s is None and state.accepted else state.left_s
+    deadline = None if left_s is None else now + left_s
+    # The one that was recorded may be from before the pause.
+    effects: tuple[Effect, ...] = () if deadline is None else (KeepDeadline(deadline=deadline),)
+    after = replace(state, deadline=deadline, left_s=None)
+    if len(state.accepted) < state.rules.buffer:
+        return _by_places(after), effects
+    return replace(after, phase=Phase.CLOSING), (*effects, Close())
+
+
+def _stop(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
+    return replace(state, phase=Phase.FAILED), (GoOn(),)
+
+
 def _nothing(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
     return state, ()
+
+
+def opened(state: Round, now: float) -> tuple[Round, tuple[Effect, ...]]:
+    """A Round that begins, perhaps with devices still at work for an earlier one, and what to do now."""
+    if state.deadline is not None or not state.at_work:
+        return _by_places(state), ()
+    # Else nobody would ever give up on them.
+    deadline = now + state.rules.deadline_s
+    return _by_places(replace(state, deadline=deadline)), (KeepDeadline(deadline=deadline),)
 
 
 def _by_places(state: Round) -> Round:
@@ -265,37 +351,49 @@ def _row(rule: Callable[[Round, Event, float], tuple[Round, tuple[Effect, ...]]]
     return Row(rule, frozenset(targets))
 
 
-_OPEN: Final = (Phase.SELECTING, Phase.TRAINING)
+_ASSIGNING: Final = (Phase.SELECTING, Phase.TRAINING)
 
 TRANSITIONS: Final[Mapping[tuple[Phase, type[Event]], Row]] = MappingProxyType(
     {
-        (Phase.SELECTING, CheckedIn): _row(_check_in, *_OPEN),
+        (Phase.SELECTING, CheckedIn): _row(_check_in, *_ASSIGNING),
         (Phase.SELECTING, GaveUp): _row(_give_up, Phase.SELECTING),
-        (Phase.SELECTING, UpdateCommitted): _row(_commit, *_OPEN, Phase.CLOSING),
+        (Phase.SELECTING, UpdateCommitted): _row(_commit, *_ASSIGNING, Phase.CLOSING),
         (Phase.SELECTING, TimePassed): _row(_look_at_deadline, Phase.SELECTING, Phase.CLOSING),
         (Phase.SELECTING, Closed): _row(_closed, Phase.FOLDING),
+        (Phase.SELECTING, Paused): _row(_pause, Phase.PAUSED),
+        # A Run that is set going again may have its Round already, or still, under way.
+        (Phase.SELECTING, Resumed): _row(_nothing, Phase.SELECTING),
+        (Phase.SELECTING, Stopped): _row(_stop, Phase.FAILED),
         (Phase.TRAINING, CheckedIn): _row(_check_in, Phase.TRAINING),
-        (Phase.TRAINING, GaveUp): _row(_give_up, *_OPEN),
+        (Phase.TRAINING, GaveUp): _row(_give_up, *_ASSIGNING),
         (Phase.TRAINING, UpdateCommitted): _row(_commit, Phase.TRAINING, Phase.CLOSING),
         (Phase.TRAINING, TimePassed): _row(_look_at_deadline, Phase.TRAINING, Phase.CLOSING),
         (Phase.TRAINING, Closed): _row(_closed, Phase.FOLDING),
+        (Phase.TRAINING, Paused): _row(_pause, Phase.PAUSED),
+        (Phase.TRAINING, Resumed): _row(_nothing, Phase.TRAINING),
+        (Phase.TRAINING, Stopped): _row(_stop, Phase.FAILED),
+        (Phase.PAUSED, GaveUp): _row(_give_up_paused, Phase.PAUSED),
+        (Phase.PAUSED, UpdateCommitted): _row(_commit, Phase.PAUSED),
+        (Phase.PAUSED, TimePassed): _row(_nothing, Phase.PAUSED),
+        (Phase.PAUSED, Paused): _row(_nothing, Phase.PAUSED),
+        (Phase.PAUSED, Resumed): _row(_resume, *_ASSIGNING, Phase.CLOSING),
+        (Phase.PAUSED, Stopped): _row(_stop, Phase.FAILED),
         (Phase.CLOSING, TimePassed): _row(_nothing, Phase.CLOSING),
         (Phase.CLOSING, Closed): _row(_closed, Phase.FOLDING),
         (Phase.CLOSING, Missed): _row(_missed, Phase.FAILED),
+        # What is being closed or folded goes on: the record, not the moment, says whether it was stopped before.
+        (Phase.CLOSING, Paused): _row(_nothing, Phase.CLOSING),
+        (Phase.CLOSING, Resumed): _row(_nothing, Phase.CLOSING),
+        (Phase.CLOSING, Stopped): _row(_nothing, Phase.CLOSING),
         (Phase.FOLDING, TimePassed): _row(_nothing, Phase.FOLDING),
         (Phase.FOLDING, Folded): _row(_folded, Phase.PUBLISHING),
+        (Phase.FOLDING, Paused): _row(_nothing, Phase.FOLDING),
+        (Phase.FOLDING, Resumed): _row(_nothing, Phase.FOLDING),
+        (Phase.FOLDING, Stopped): _row(_nothing, Phase.FOLDING),
         (Phase.PUBLISHING, TimePassed): _row(_nothing, Phase.PUBLISHING),
         (Phase.PUBLISHING, Published): _row(_published, Phase.PUBLISHED),
+        (Phase.PUBLISHING, Paused): _row(_nothing, Phase.PUBLISHING),
+        (Phase.PUBLISHING, Resumed): _row(_nothing, Phase.PUBLISHING),
+        (Phase.PUBLISHING, Stopped): _row(_nothing, Phase.PUBLISHING),
     }
 )
-
-
-def diagram() -> str:
-    """The state diagram of ``TRANSITIONS`` as Mermaid text."""
-    lines = ["stateDiagram-v2", f"    [*] --> {Phase.SELECTING.value}"]
-    for (phase, event), row in TRANSITIONS.items():
-        for target in sorted(row.targets, key=lambda found: list(Phase).index(found)):
-            if target is not phase:
-                lines.append(f"    {phase.value} --> {target.value}: {event.__name__}")
-    lines += [f"    {phase.value} --> [*]" for phase in (Phase.PUBLISHED, Phase.FAILED)]
-    return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
 """The coordinator towards operators: Bundles, Runs, Versions and what happens in them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from fanin.edge.versions import check_delegation, check_version
 from fanin.protos.chunks import Artifact, assemble, short
 from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion, NotFound
 from fanin.protos.messages import BundleRef, Version, check_run_id
-from fanin.protos.runs import Recorded, RunInfo, RunState, StartRun, VersionWithBundle
+from fanin.protos.runs import Command, Recorded, RunInfo, RunState, StartRun, VersionWithBundle
+from fanin.server.control import RunControl
 from fanin.server.driver import RunDriver
 from fanin.server.observe import LOG
 from fanin.server.store.runs import RunRecord
@@ -26,6 +27,7 @@ class Runs:
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._drivers: dict[str, RunDriver] = {}
+        self._controls: dict[str, RunControl] = {}
         self._broken: dict[str, str] = {}
         self._starting = asyncio.Lock()
         self.on_change: Callable[[], None] = _nothing
@@ -36,12 +38,12 @@ class Runs:
         for record in await tools.store_lane(tools.runs.runs):
             try:
                 await self._drive(record)
-            except FaninError as exc:
-                # One damaged Run must not keep the others from being served.
+            except Exception as exc:  # Whatever it is: one damaged Run must not keep the others from being served.
                 self._broken[record.start.run_id] = str(exc)
-                LOG.error("run %s: cannot be taken up: %s", record.start.run_id, exc)
-        open_rounds = [driver.open_round for driver in self._drivers.values() if driver.open_round is not None]
-        await tools.disk_lane(lambda: tools.spool.sweep(open_rounds))
+                known = isinstance(exc, FaninError)
+                LOG.error("run %s: cannot be taken up: %s", record.start.run_id, exc, exc_info=not known)
+        recent = [one for driver in self._drivers.values() for one in driver.recent_rounds]
+        await tools.disk_lane(lambda: tools.spool.sweep(recent))
 
     async def stop(self) -> None:
         """Stop all drivers."""
@@ -90,7 +92,7 @@ class Runs:
         check_run_id(start.run_id)
         # Whole: an operator who hangs up must not leave a Run that is recorded but not driven.
         await whole(self._start_run(start))
-        return await self.driver(start.run_id).info()
+        return await self.info(start.run_id)
 
     async def _start_run(self, start: StartRun) -> None:
         async with self._starting:
@@ -105,12 +107,23 @@ class Runs:
         driver = self.driver(version.run_id)
         self._verify_version(version, driver.model)
         await self._check_parameters(version.parameters, driver.model.table)
-        await driver.publish_outside(version, num_rounds)
-        return await driver.info()
+        await self._controls[version.run_id].publish(version, num_rounds)
+        return await self.info(version.run_id)
+
+    async def command(self, command: Command) -> RunInfo:
+        """Carry out an operator's command, once. Raises NotFound, Conflict."""
+        self.driver(command.run_id)
+        await self._controls[command.run_id].command(command)
+        return await self.info(command.run_id)
+
+    async def info(self, run_id: str) -> RunInfo:
+        """Where a Run stands. Raises NotFound."""
+        self.driver(run_id)
+        return await self._controls[run_id].info()
 
     async def infos(self) -> tuple[RunInfo, ...]:
         """Where all Runs stand."""
-        return tuple([await driver.info() for driver in tuple(self._drivers.values())])
+        return tuple([await control.info() for control in tuple(self._controls.values())])
 
     async def version(self, run_id: str, number: int | None) -> VersionWithBundle:
         """A Version with its Bundle. Raises NotFound."""
@@ -120,8 +133,8 @@ class Runs:
             raise NotFound(f"run {run_id}: has no version {number}")
         return VersionWithBundle(version=found, bundle=driver.model.bundle)
 
-    async def watch(self, run_id: str, from_sequence: int) -> AsyncIterator[Recorded]:
-        """What happened in a Run from a sequence number on, then what happens, until it rests. Raises NotFound."""
+    async def watch(self, run_id: str, from_sequence: int) -> AsyncGenerator[Recorded, None]:
+        """What happened in a Run from a sequence number on, then what happens, until it has ended. Raises NotFound."""
         driver = self.driver(run_id)
         sequence = from_sequence
         while True:
@@ -129,7 +142,7 @@ class Runs:
             for recorded in await self._events(run_id, sequence):
                 sequence = recorded.sequence + 1
                 yield recorded
-            if driver.run.state is not RunState.RUNNING and driver.changed is changed:
+            if not driver.run.state.is_live and driver.is_idle and driver.changed is changed:
                 return
             await changed.wait()
 
@@ -154,6 +167,7 @@ class Runs:
         driver = RunDriver(record, await self._model(record.start), self._tools, lambda: self.on_change())
         await driver.start()
         self._drivers[record.start.run_id] = driver
+        self._controls[record.start.run_id] = RunControl(driver, self._tools)
 
     async def _model(self, start: StartRun) -> Model:
         tools, sha256 = self._tools, start.version.bundle_sha256

@@ -7,6 +7,8 @@ from typing import Final
 
 import grpc
 from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from fanin.protos import convert as c
 from fanin.protos import convert_runs as cr
@@ -20,6 +22,8 @@ from fanin.server.runs import Runs
 from fanin.server.work import Tools
 from fanin.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 
+FLEET_SERVICE: Final = "fanin.v1.Fleet"
+CONTROL_SERVICE: Final = "fanin.v1.Control"
 SERVER_OPTIONS: Final = (
     # Two coordinators on one port would each see half of the devices: never share it.
     ("grpc.so_reuseport", 0),
@@ -122,13 +126,17 @@ class ControlService(control_pb2_grpc.ControlServicer):
         version = c.version_from_proto(request.version)
         return cr.run_info_to_proto(await self._runs.publish_version(version, request.rounds))
 
+    async def Command(self, request: control_pb2.CommandRequest, context: object) -> control_pb2.RunInfo:
+        """See control.proto."""
+        return cr.run_info_to_proto(await self._runs.command(cr.command_from_proto(request)))
+
     async def ListRuns(self, request: control_pb2.ListRunsRequest, context: object) -> control_pb2.ListRunsReply:
         """See control.proto."""
         return control_pb2.ListRunsReply(runs=[cr.run_info_to_proto(info) for info in await self._runs.infos()])
 
     async def GetRun(self, request: control_pb2.GetRunRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""
-        return cr.run_info_to_proto(await self._runs.driver(request.run_id).info())
+        return cr.run_info_to_proto(await self._runs.info(request.run_id))
 
     async def GetVersion(self, request: control_pb2.GetVersionRequest, context: object) -> control_pb2.GetVersionReply:
         """See control.proto."""
@@ -151,22 +159,47 @@ class Services:
     tools: Tools
 
 
-def bind_server(services: Services, identity: ServerIdentity, address: str) -> tuple[aio.Server, int]:
-    """A TLS server that has its port but serves nobody before it is started, and the port.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """A TLS server that has its port, and serves nobody before it is started.
 
-    Raises Conflict if the address is taken.
+    Beside Fleet and Control it has gRPC's own health and reflection services, which need no credential and tell no more
+    than that it serves, and the protocol.
     """
+
+    server: aio.Server
+    port: int
+    health: health.aio.HealthServicer
+
+    async def start(self) -> None:
+        """Serve."""
+        await self.server.start()
+        for name in ("", FLEET_SERVICE, CONTROL_SERVICE):
+            await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def drain(self, grace_s: float) -> None:
+        """Say that this server goes, take no more calls, and let those under way end within ``grace_s`` seconds."""
+        await self.health.enter_graceful_shutdown()
+        await self.server.stop(grace_s)
+
+
+def bind_server(services: Services, identity: ServerIdentity, address: str) -> Bound:
+    """Take the port. Raises Conflict if the address is taken."""
     _check_free(address)
     server = aio.server(interceptors=(Rim(services.registry, services.tools),), options=SERVER_OPTIONS)
     fleet = FleetService(services.coordinator, services.registry, services.tools)
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
     control_pb2_grpc.add_ControlServicer_to_server(ControlService(services.runs), server)
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    names = (FLEET_SERVICE, CONTROL_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
     credentials = grpc.ssl_server_credentials([(identity.key, identity.certificate)])
     try:
         port = server.add_secure_port(address, credentials)
     except RuntimeError as exc:
         raise _not_ours(address, str(exc)) from exc
-    return server, port
+    return Bound(server=server, port=port, health=servicer)
 
 
 def _check_free(address: str) -> None:

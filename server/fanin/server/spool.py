@@ -20,7 +20,7 @@ from fanin.protos.chunks import CHUNK_BYTES, check_chunk, short
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, InvalidInput, InvalidUpdate, Unavailable
 from fanin.protos.messages import Piece, UpdateHeader
-from fanin.server.disk import Durability, full_disk_as_our_error, sync_file, sync_folder
+from fanin.server.disk import Disk, full_disk_as_our_error, make_folder
 
 _READ_BYTES: Final = CHUNK_BYTES
 _NAME_CHARS: Final = 16
@@ -30,12 +30,15 @@ _PAYLOAD: Final = ".payload"
 class Spool:
     """The folder of uploads under way and of committed payloads."""
 
-    def __init__(self, uploads: Path, updates: Path, durability: Durability) -> None:
+    def __init__(self, uploads: Path, updates: Path, disk: Disk) -> None:
         self._uploads = uploads
         self._updates = updates
-        self._durability = durability
+        self._disk = disk
+        # Payloads of open Rounds that this process has verified, and folders whose names are durable.
+        self._own: set[Path] = set()
+        self._synced: set[Path] = set()
         for folder in (uploads, updates):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder, disk)
 
     def open(self, header: UpdateHeader) -> "Upload":
         """Begin an upload, or go on with it. Raises StorageFull."""
@@ -56,16 +59,21 @@ class Spool:
         """
         path = self._payload(upload.header, device)
         with full_disk_as_our_error(f"spool {upload.header.assignment_id}"):
-            upload.verify_whole(self._durability)
+            upload.verify_whole(self._disk)
             if upload.is_at(path):
                 return
             if not upload.is_at(upload.part):
                 raise Unavailable(f"spool {upload.header.assignment_id}: a later upload took this one's place; go on")
+            # A folder that was made in vain, by a process that died before it was synced, is made known as well.
+            is_known = path.parent in self._synced
             path.parent.mkdir(parents=True, exist_ok=True)
             upload.part.replace(path)
-            sync_folder(path.parent, self._durability)
-            sync_folder(path.parent.parent, self._durability)
-            sync_folder(self._updates, self._durability)
+            self._disk.sync_folder(path.parent)
+            if not is_known:
+                self._disk.sync_folder(path.parent.parent)
+                self._disk.sync_folder(self._updates)
+                self._synced.add(path.parent)
+            self._own.add(path)
         self.discard(upload.header.assignment_id)
 
     def discard(self, assignment_id: str) -> None:
@@ -75,19 +83,23 @@ class Spool:
 
     def withdraw(self, header: UpdateHeader, device: str) -> None:
         """Remove a payload that the store did not record: its Round had closed, or has another of this device."""
-        self._payload(header, device).unlink(missing_ok=True)
+        path = self._payload(header, device)
+        self._own.discard(path)
+        path.unlink(missing_ok=True)
 
     def clear_round(self, run_id: str, round_number: int, keep: Mapping[str, UpdateHeader]) -> None:
-        """Forget the uploads of a Round that is over, and the payloads other than those of ``keep``, by device:
-        those whose Update the store could not record, and that never came back."""
+        """Forget what devices sent in vain for a Round whose Updates no longer count: uploads, and payloads other than
+        those of ``keep``, by device, whose Update the store could not record, and that never came back."""
         for path in self._uploads.iterdir():
             if _round_of(path) == (run_id, round_number):
                 path.unlink(missing_ok=True)
         kept = {self._payload(header, device) for device, header in keep.items()}
         folder = self._updates / run_id / str(round_number)
         for path in folder.iterdir() if folder.exists() else ():
+            self._own.discard(path)
             if path not in kept:
                 path.unlink(missing_ok=True)
+        self._synced.discard(folder)
 
     def sweep(self, open_rounds: Collection[tuple[str, int]]) -> None:
         """Forget the uploads of all Rounds but these: what a process left that ended right after a Round did."""
@@ -96,8 +108,12 @@ class Spool:
                 path.unlink(missing_ok=True)
 
     def read(self, header: UpdateHeader, device: str) -> Iterator[memoryview]:
-        """A committed payload in consecutive pieces, verified. Raises Corrupted, for a wrong digest at the end."""
+        """A committed payload in consecutive pieces, verified. Raises Corrupted, for a wrong digest at the end.
+
+        What this process has just verified and written is not hashed again.
+        """
         path = self._payload(header, device)
+        is_own = path in self._own
         digest = hashlib.sha256()
         try:
             with path.open("rb") as file:
@@ -105,11 +121,12 @@ class Spool:
                 if got != header.payload.size_bytes:
                     raise Corrupted(f"{path}: got {got} bytes, expected {header.payload.size_bytes}")
                 while piece := file.read(_READ_BYTES):
-                    digest.update(piece)
+                    if not is_own:
+                        digest.update(piece)
                     yield memoryview(piece)
         except FileNotFoundError as exc:
             raise Corrupted(f"{path}: a committed update is missing") from exc
-        if digest.hexdigest() != header.payload.sha256:
+        if not is_own and digest.hexdigest() != header.payload.sha256:
             raise Corrupted(f"{path}: a committed update was changed on disk; its digest does not match its record")
 
     def _payload(self, header: UpdateHeader, device: str) -> Path:
@@ -125,12 +142,13 @@ def _round_of(path: Path) -> tuple[str, int]:
 
 
 class Upload:
-    """One upload under way. ``received_bytes`` is where the next piece must begin."""
+    """One upload under way. ``received_bytes`` is where the next piece begins, ``resumed_bytes`` where the first."""
 
     def __init__(self, part: Path, header: UpdateHeader) -> None:
         self.part = part
         self.header = header
         self._chunk = bytearray()
+        self._digest = hashlib.sha256()
         self._num_chunks = self._verified_chunks()
         whole = sum(ref.size_bytes for ref in header.payload.chunks[: self._num_chunks])
         self._file: BufferedRandom = part.open("r+b") if part.exists() else part.open("w+b")
@@ -141,6 +159,7 @@ class Upload:
             self._file.close()
             raise
         self.received_bytes = whole
+        self.resumed_bytes = whole
 
     def is_whole(self) -> bool:
         """Whether all Chunks are here and verified."""
@@ -176,19 +195,19 @@ class Upload:
             with full_disk_as_our_error(f"spool {self.header.assignment_id}"):
                 self._file.write(data)
                 self._file.flush()
+            self._digest.update(data)
             del self._chunk[: ref.size_bytes]
             self._num_chunks += 1
 
-    def verify_whole(self, durability: Durability) -> None:
+    def verify_whole(self, disk: Disk) -> None:
         """Check the digest of all bytes, and make them durable. Raises InvalidUpdate."""
         self._file.flush()
-        self._file.seek(0)
-        got = hashlib.file_digest(self._file, "sha256").hexdigest()
+        got = self._digest.hexdigest()
         if got != self.header.payload.sha256:
             raise InvalidUpdate(
                 f"update: digest mismatch (got {short(got)}, expected {short(self.header.payload.sha256)})"
             )
-        sync_file(self._file.fileno(), durability)
+        disk.sync_file(self._file.fileno())
 
     def close(self) -> None:
         """Let go of the file; what is whole stays for the next ``Spool.open``. After a full disk the file cannot
@@ -207,4 +226,5 @@ class Upload:
                 data = file.read(ref.size_bytes)
                 if hashlib.sha256(data).hexdigest() != ref.sha256:
                     return index
+                self._digest.update(data)
         return len(self.header.payload.chunks)

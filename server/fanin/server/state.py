@@ -9,46 +9,25 @@ tokens/         the first tokens, for the user who started it (``commands.serve`
 lock            held by the coordinator that serves from here
 """
 
-import asyncio
 import fcntl
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from fanin.protos.errors import Conflict
 from fanin.server.blobs import Blobs
+from fanin.server.commits import GroupCommit
 from fanin.server.disk import Durability
+from fanin.server.lanes import Lane
 from fanin.server.observe import Observer
 from fanin.server.spool import Spool
+from fanin.server.store.control import ControlStore
 from fanin.server.store.devices import DeviceStore
 from fanin.server.store.engine import open_engine
 from fanin.server.store.rounds import RoundStore
 from fanin.server.store.runs import RunStore
-from fanin.server.work import Lane, Tools
-
-T = TypeVar("T")
-
-
-class ThreadLane:
-    """Work on threads of its own. One thread makes a lane on which work is done one after the other."""
-
-    def __init__(self, num_threads: int, name: str) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
-
-    async def __call__(self, work: Callable[[], T]) -> T:
-        """Await ``work`` on a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-    def close(self) -> None:
-        """Wait for work under way, take no more."""
-        self._threads.shutdown()
-
-
-async def inline(work: Callable[[], T]) -> T:
-    """Work done at once, on the event loop: for simulations, where a thread would escape the virtual clock."""
-    return work()
+from fanin.server.verify import Record
+from fanin.server.work import Tools
 
 
 @contextmanager
@@ -80,16 +59,32 @@ def open_state(
     Raises Corrupted if the database cannot be opened.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    durability.sync_folder(folder.parent)
     engine = open_engine(folder / "fanin.db", durability)
     store_lane, disk_lane = lanes
+    rounds = RoundStore(engine)
     return Tools(
         devices=DeviceStore(engine),
         runs=RunStore(engine),
-        rounds=RoundStore(engine),
+        rounds=rounds,
+        commits=GroupCommit(rounds, store_lane),
+        control=ControlStore(engine),
         blobs=Blobs(folder / "blobs", durability),
         spool=Spool(folder / "spool", folder / "updates", durability),
         store_lane=store_lane,
         disk_lane=disk_lane,
         wall=wall,
         observer=observer,
+    )
+
+
+def look_into(folder: Path) -> Record:
+    """What a coordinator's folder records of its Runs, while one serves from it or not. Raises Corrupted."""
+    durability = Durability.PROCESS
+    engine = open_engine(folder / "fanin.db", durability, only_look=True)
+    return Record(
+        runs=RunStore(engine),
+        rounds=RoundStore(engine),
+        blobs=Blobs(folder / "blobs", durability),
+        spool=Spool(folder / "spool", folder / "updates", durability),
     )

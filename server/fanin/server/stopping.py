@@ -1,11 +1,20 @@
-"""When a Run rests, and what the statistics of a Round say. Pure functions of the Run's record."""
+"""When a Run rests, and what the statistics of a Round say: functions of the Run's record."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from fanin.protos import messages as m
 from fanin.protos.plans import StopPlan
-from fanin.protos.runs import Evaluation, RoundFailed, RunEvent, RunRested, RunState, VersionPublished
+from fanin.protos.runs import (
+    Evaluation,
+    Recorded,
+    RoundFailed,
+    RunEvent,
+    RunRested,
+    RunResumed,
+    RunState,
+    VersionPublished,
+)
 
 MAX_FAILED_ROUNDS: Final = 3
 """Rounds that may fail in a row before a Run gives up; each has waited for a whole deadline."""
@@ -49,6 +58,20 @@ def reason_to_rest(losses: Sequence[float], num_rounds: int, max_rounds: int, st
     return ""
 
 
+def int8_reason_to_pause(last: RunEvent | None, stop: StopPlan) -> str:
+    """Why a Run pauses after its last event; empty to go on. An operator who resumes it has seen the drop."""
+    if not stop.max_int8_drop or not isinstance(last, VersionPublished) or last.evaluation is None:
+        return ""
+    drop = 100 * (last.evaluation.accuracy_float - last.evaluation.accuracy_int8)
+    if drop <= stop.max_int8_drop:
+        return ""
+    return (
+        f"int8 loses {drop:.2f} points of accuracy on {last.evaluation.num_examples} examples of the devices (version "
+        f"{last.parent}), the plan allows {stop.max_int8_drop:g}; export anew, calibrated on what the model is now, or "
+        "resume"
+    )
+
+
 def rest_of(since: Sequence[RunEvent], max_rounds: int, stop: StopPlan) -> RunRested | None:
     """Whether a Run rests, after what happened since it was last set going, oldest first."""
     last = since[-MAX_FAILED_ROUNDS:]
@@ -56,7 +79,40 @@ def rest_of(since: Sequence[RunEvent], max_rounds: int, stop: StopPlan) -> RunRe
     if len(failures) == MAX_FAILED_ROUNDS:
         reason = f"{MAX_FAILED_ROUNDS} rounds in a row: {failures[-1].reason}"
         return RunRested(state=RunState.FAILED, reason=reason)
-    published = [event for event in since if isinstance(event, VersionPublished)]
-    losses = [event.evaluation.loss for event in published if event.evaluation is not None]
+    if reason := int8_reason_to_pause(since[-1] if since else None, stop):
+        return RunRested(state=RunState.PAUSED, reason=reason)
+    published = [event for event in since if isinstance(event, VersionPublished) and event.round]
+    # A Version from outside may be worse at first: it begins anew.
+    begun = max((place for place, event in enumerate(since) if _is_outside(event)), default=0)
+    later = [event for event in since[begun:] if isinstance(event, VersionPublished) and event.round]
+    losses = [event.evaluation.loss for event in later if event.evaluation is not None]
     reason = reason_to_rest(losses, len(published), max_rounds, stop)
     return RunRested(state=RunState.FINISHED, reason=reason) if reason else None
+
+
+def _is_outside(event: RunEvent) -> bool:
+    return isinstance(event, VersionPublished) and not event.round
+
+
+class History:
+    """The events of a Run that decide when it rests, as its record has them, since it was last set going."""
+
+    def __init__(self) -> None:
+        self._since: list[RunEvent] = []
+        self.next_sequence = 0
+
+    def add(self, events: Iterable[Recorded]) -> None:
+        """Take note of what was recorded since the last time."""
+        for recorded in events:
+            self.next_sequence = recorded.sequence + 1
+            match recorded.event:
+                case VersionPublished(round=0) | RunResumed() if recorded.event.num_rounds:
+                    self._since = [recorded.event]
+                case VersionPublished() | RoundFailed() | RunResumed():
+                    self._since.append(recorded.event)
+                case _:
+                    pass
+
+    def rest_of(self, max_rounds: int, stop: StopPlan) -> RunRested | None:
+        """Whether the Run rests now."""
+        return rest_of(self._since, max_rounds, stop)

@@ -1,5 +1,6 @@
 """Is an Update what its Assignment asked for? Everything that can be said before a byte of it is stored."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,9 +52,14 @@ def check_header(header: UpdateHeader, expected: Expected) -> None:
             raise InvalidUpdate(f"update: got {name} = {count}, expected at least 0")
 
 
-def weight_of(header: UpdateHeader, max_examples: int) -> int:
-    """The integer weight of a fresh Update: its examples, capped, in units of 1/256."""
-    return min(header.statistics.counts[EXAMPLES], max_examples) * WEIGHT_UNIT
+def weight_of(header: UpdateHeader, max_examples: int, staleness: int = 0) -> int:
+    """The integer weight of an Update: its examples, capped, times round(256 / sqrt(1 + staleness)).
+
+    The discount is FedBuff's (Nguyen et al. 2022, arXiv 2106.06639, section 5.2); a fresh Update weighs 256 an example
+    and so exactly what FedAvg gives it. sqrt and division round as IEEE 754 says: the same integer everywhere.
+    """
+    examples = min(header.statistics.counts[EXAMPLES], max_examples)
+    return examples * round(WEIGHT_UNIT / math.sqrt(1 + staleness))
 
 
 def _check_shape(header: UpdateHeader, expected: Expected) -> None:

@@ -2,21 +2,25 @@
 
 For each published Round: the parent's parameters, the committed payloads, their headers and the grid are read
 from the coordinator's folder; the fold and the outer step are repeated; the digest must be the signed one.
-Reads only, and needs no running coordinator.
+It needs no running coordinator; a database of an older form is refused, never changed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fanin.edge.bundle import Bundle, SignedManifest
 from fanin.edge.tensors import TensorTable, encode_parameters, sha256_hex
 from fanin.edge.versions import check_version
 from fanin.protos.errors import Corrupted, FaninError, NotFound
-from fanin.protos.messages import Version
+from fanin.protos.messages import UpdateHeader, Version
 from fanin.protos.plans import Plan
+from fanin.protos.runs import VersionPublished
 from fanin.server import aggregation
-from fanin.server.folding import Outcome, contribution_of, outcome_of
-from fanin.server.store.rounds import RoundMark, RoundRecord
+from fanin.server.blobs import Blobs
+from fanin.server.folding import Outcome, contribution_of, lag_of, outcome_of
+from fanin.server.spool import Spool
+from fanin.server.store.rounds import RoundMark, RoundRecord, RoundStore
+from fanin.server.store.runs import RunStore
 from fanin.server.work import Tools, load_parameters
 
 
@@ -31,53 +35,101 @@ class Verdict:
     problem: str
 
 
-def verify_run(tools: Tools, run_id: str) -> Iterator[Verdict]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Where a coordinator keeps what it knows of its Runs."""
+
+    runs: RunStore
+    rounds: RoundStore
+    blobs: Blobs
+    spool: Spool
+
+
+def verify_run(kept: Record | Tools, run_id: str) -> Iterator[Verdict]:
     """A Verdict for each Version of a Run, oldest first. Raises NotFound for an unknown Run."""
-    run = tools.runs.run(run_id)
+    run = kept.runs.run(run_id)
     if run is None:
         raise NotFound(f"run {run_id}: not in this coordinator's folder")
-    bundle_ref = tools.runs.bundle(run.start.version.bundle_sha256)
+    bundle_ref = kept.runs.bundle(run.start.version.bundle_sha256)
     if bundle_ref is None:
         raise Corrupted(f"run {run_id}: its bundle is missing")
-    data = tools.blobs.read_artifact("manifest", bundle_ref.manifest)
+    data = kept.blobs.read_artifact("manifest", bundle_ref.manifest)
     signed = SignedManifest(data=data, public_key=bundle_ref.public_key, signature=bundle_ref.signature)
-    bundle = Bundle.open(signed, trusted=(bundle_ref.public_key,), read=tools.blobs.read)
-    made_by = {record.base_version + 1: record for record in tools.rounds.rounds(run_id) if _published(record)}
-    previous: RoundRecord | None = None
-    number = 0
-    while (version := tools.runs.version(run_id, number)) is not None:
-        record = made_by.get(number)
+    bundle = Bundle.open(signed, trusted=(bundle_ref.public_key,), read=kept.blobs.read)
+    recorded = _Recorded(
+        kept=kept,
+        plan=run.start.plan,
+        table=bundle.manifest.table,
+        rounds={record.round: record for record in kept.rounds.rounds(run_id)},
+        adopted={
+            recorded.event.number: (recorded.event.adopted_run, recorded.event.adopted_number)
+            for recorded in kept.runs.events(run_id, 0)
+            if isinstance(recorded.event, VersionPublished) and recorded.event.adopted_run
+        },
+    )
+    beginning, previous = 0, None
+    for number, made_by in sorted(kept.runs.made_by(run_id).items()):
+        version = kept.runs.version(run_id, number)
+        assert version is not None, "it is in the same table"
+        record = recorded.rounds.get(made_by)
+        beginning = beginning if made_by else number
         try:
             check_version(version, run_id=run_id, bundle_sha256=bundle.sha256, publisher=signed.public_key, seen=-1)
-            problem = (
-                "" if record is None else _recompute(tools, run.start.plan, version, record, bundle.manifest.table)
-            )
-            if record is not None and previous is not None and record.grid != previous.next_grid:
-                problem = (
-                    problem or f"round {record.round}: its grid is not the one that round {previous.round} ended in"
-                )
-            if record is None:
-                load_parameters(tools.blobs, version, bundle.manifest.table)
+            if made_by:
+                problem = _check_round(recorded, version, record, _Before(beginning=beginning, round=previous))
+            else:
+                problem = _check_given(recorded, version)
         except FaninError as exc:
             problem = str(exc)
         previous = record or previous
         yield Verdict(
             version=number,
-            round=0 if record is None else record.round,
+            round=made_by,
             version_sha256=version.sha256,
             num_updates=0 if record is None else len(record.accepted),
             problem=problem,
         )
-        number += 1
 
 
-def _published(record: RoundRecord) -> bool:
-    return record.mark is RoundMark.PUBLISHED
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recorded:
+    kept: Record | Tools
+    plan: Plan
+    table: TensorTable
+    rounds: Mapping[int, RoundRecord]
+    adopted: Mapping[int, tuple[str, int]]
 
 
-def _recompute(tools: Tools, plan: Plan, version: Version, record: RoundRecord, table: TensorTable) -> str:
-    outcome = _outcome(tools, plan, record, table)
-    got = sha256_hex(encode_parameters(table, outcome.parameters))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Before:
+    """What a Round goes on from: the newest Version that no Round made, and the last Round that made one."""
+
+    beginning: int
+    round: RoundRecord | None
+
+
+def _check_given(recorded: _Recorded, version: Version) -> str:
+    """Of a Version from outside there is nothing to compute; one that was adopted is its source's parameters."""
+    load_parameters(recorded.kept.blobs, version, recorded.table)
+    if version.number not in recorded.adopted:
+        return ""
+    from_run, number = recorded.adopted[version.number]
+    source = recorded.kept.runs.version(from_run, number)
+    if source is None or source.sha256 != version.sha256:
+        return f"adopted from version {number} of run {from_run}, which has other parameters"
+    return ""
+
+
+def _check_round(recorded: _Recorded, version: Version, record: RoundRecord | None, before: _Before) -> str:
+    cohort = recorded.plan.cohort
+    if record is None or record.mark is not RoundMark.PUBLISHED or record.base_version != version.parent:
+        return "the record of the round that made it is missing, or is another's"
+    if not cohort.quorum <= len(record.accepted) <= cohort.buffer:
+        return f"round {record.round}: {len(record.accepted)} updates, expected {cohort.quorum} to {cohort.buffer}"
+    if before.round is not None and record.grid != before.round.next_grid:
+        return f"round {record.round}: its grid is not the one that round {before.round.round} ended in"
+    outcome = _outcome(recorded, record, before.beginning)
+    got = sha256_hex(encode_parameters(recorded.table, outcome.parameters))
     if got != version.sha256:
         return f"round {record.round}: recomputed {got}, signed {version.sha256}"
     if outcome.next_grid != record.next_grid:
@@ -85,15 +137,31 @@ def _recompute(tools: Tools, plan: Plan, version: Version, record: RoundRecord, 
     return ""
 
 
-def _outcome(tools: Tools, plan: Plan, record: RoundRecord, table: TensorTable) -> Outcome:
-    headers = {update.device_id: update.header for update in tools.rounds.updates(record.run_id, record.round)}
+def _outcome(recorded: _Recorded, record: RoundRecord, beginning: int) -> Outcome:
+    kept, plan, table = recorded.kept, recorded.plan, recorded.table
+    headers = {update.device_id: update.header for update in kept.rounds.updates(record.run_id, record.round)}
     missing = sorted(set(record.accepted) - set(headers))
-    base = tools.runs.version(record.run_id, record.base_version)
+    base = kept.runs.version(record.run_id, record.base_version)
     if missing or base is None:
         raise Corrupted(f"round {record.round}: no record of {missing or f'version {record.base_version}'}")
     total = aggregation.begin(table)
     for device in record.accepted:
         header = headers[device]
-        payload = tools.spool.read(header, device)
-        total = aggregation.accept(total, table, contribution_of(header, payload, plan))
-    return outcome_of(total, table, record.grid, load_parameters(tools.blobs, base, table), plan)
+        lag = lag_of(_made_for(recorded, record, header, beginning), record)
+        payload = kept.spool.read(header, device)
+        total = aggregation.accept(total, table, contribution_of(header, payload, plan, lag))
+    return outcome_of(total, table, record.grid, load_parameters(kept.blobs, base, table), plan)
+
+
+def _made_for(recorded: _Recorded, record: RoundRecord, header: UpdateHeader, beginning: int) -> RoundRecord:
+    """The Round that an Update was made for. Raises Corrupted unless it could count in this one."""
+    made_for = recorded.rounds.get(header.round)
+    oldest = max(record.base_version - recorded.plan.aggregation.max_staleness, beginning)
+    base = None if made_for is None else recorded.kept.runs.version(record.run_id, made_for.base_version)
+    if made_for is None or base is None or base.sha256 != header.version_sha256:
+        raise Corrupted(
+            f"round {record.round}: an update says that it was made for round {header.round}, which differs"
+        )
+    if made_for.round > record.round or made_for.base_version < oldest:
+        raise Corrupted(f"round {record.round}: an update of round {header.round} is too old to count in it")
+    return made_for

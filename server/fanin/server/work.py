@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from fanin.edge.keys import SigningKey
 from fanin.edge.manifest import Manifest
@@ -23,10 +23,14 @@ from fanin.protos.plans import Plan
 from fanin.protos.runs import StartRun, VersionPublished
 from fanin.server import aggregation
 from fanin.server.blobs import Blobs
-from fanin.server.folding import Outcome, contribution_of, outcome_of
+from fanin.server.commits import GroupCommit
+from fanin.server.folding import Lag, Outcome, contribution_of, lag_of, outcome_of
+from fanin.server.lanes import Lane
 from fanin.server.observe import Observer
+from fanin.server.recent import Made, RecentRounds
 from fanin.server.spool import Spool
 from fanin.server.stopping import evaluation_of, train_loss_of
+from fanin.server.store.control import ControlStore
 from fanin.server.store.devices import DeviceStore
 from fanin.server.store.rounds import RoundRecord, RoundStore
 from fanin.server.store.runs import RunStore
@@ -53,14 +57,6 @@ async def whole(work: Awaitable[T]) -> T:
     return task.result()
 
 
-class Lane(Protocol):
-    """A place where blocking work is done while the event loop goes on: a thread, or right here in a simulation."""
-
-    def __call__(self, work: Callable[[], T]) -> Awaitable[T]:
-        """The outcome of ``work``; what it raises is raised."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
     """What the coordinator works with. The store is used from its lane only, one transaction at a time."""
@@ -68,6 +64,8 @@ class Tools:
     devices: DeviceStore
     runs: RunStore
     rounds: RoundStore
+    commits: GroupCommit
+    control: ControlStore
     blobs: Blobs
     spool: Spool
     store_lane: Lane
@@ -109,15 +107,17 @@ class Model:
 
 
 class RoundWork:
-    """Carries out the effects of one Round."""
+    """Carries out the effects of one Round; ``recent`` knows the Rounds that its Updates were made for."""
 
-    def __init__(self, record: RoundRecord, base: m.Version, start: StartRun, model: Model, tools: Tools) -> None:
-        self.record = record
-        self.base = base
+    def __init__(self, made: Made, recent: RecentRounds, start: StartRun, model: Model, tools: Tools) -> None:
+        self.record = made.record
+        self.base = made.base
+        self._recent = recent
         self._start = start
         self._model = model
         self._tools = tools
         self._headers: dict[str, m.UpdateHeader] = {}
+        self._resumed_bytes = 0
         self._sum = aggregation.begin(model.table)
         self._summed: set[str] = set()
         self._outcome: tuple[Outcome, Artifact] | None = None
@@ -127,9 +127,10 @@ class RoundWork:
         """The Run's Plan."""
         return self._start.plan
 
-    def add_committed(self, device: str, header: m.UpdateHeader) -> None:
-        """Remember the header of a committed Update."""
+    def add_committed(self, device: str, header: m.UpdateHeader, resumed_bytes: int = 0) -> None:
+        """Remember the header of a committed Update, and how much of it had come before its upload was cut."""
         self._headers[device] = header
+        self._resumed_bytes += resumed_bytes
 
     async def accumulate(self, device: str) -> None:
         """Add one committed Update to the sum, right after its commit, while its bytes are in memory."""
@@ -171,8 +172,11 @@ class RoundWork:
             round_s=now_s - record.opened_at_s,
             bytes_down=sum(header.telemetry.bytes_downloaded for header in self._headers.values()),
             bytes_up=sum(_wire_bytes(header) for header in self._headers.values()),
+            bytes_down_resumed=sum(header.telemetry.bytes_resumed for header in self._headers.values()),
+            bytes_up_resumed=self._resumed_bytes,
             num_saturated=outcome.counts.get(m.SATURATED, 0),
             num_rounded=outcome.counts.get(m.ROUNDED, 0),
+            num_stale=sum(self._lag(header).staleness > 0 for header in self._headers.values()),
             train_loss=train_loss_of(outcome.counts),
             total_examples=outcome.counts.get(m.EXAMPLES, 0),
             evaluation=evaluation_of(outcome.counts),
@@ -181,26 +185,24 @@ class RoundWork:
         await tools.store_lane(lambda: tools.rounds.publish(version, event, next_grid=outcome.next_grid, now_s=now_s))
         return event
 
-    async def clear_spool(self) -> None:
-        """Forget the uploads that the Round no longer needs, and payloads that no row speaks of."""
-        tools, run_id, number = self._tools, self.record.run_id, self.record.round
-        updates = await tools.store_lane(lambda: tools.rounds.updates(run_id, number))
-        keep = {update.device_id: update.header for update in updates}
-        await tools.disk_lane(lambda: tools.spool.clear_round(run_id, number, keep))
-
     def _accumulate(self, device: str) -> None:
         if device in self._summed:
             return
         header = self._headers[device]
         payload = self._tools.spool.read(header, device)
         try:
-            update = contribution_of(header, payload, self.plan)
+            update = contribution_of(header, payload, self.plan, self._lag(header))
             self._sum = aggregation.accept(self._sum, self._model.table, update)
         except BaseException:
             # Half an Update may be in the sum: begin again, ``fold`` will add what is missing.
             self._sum, self._summed = aggregation.begin(self._model.table), set()
             raise
         self._summed.add(device)
+
+    def _lag(self, header: m.UpdateHeader) -> Lag:
+        made_for = self._recent.get(header.round)
+        assert made_for is not None, "an update is accepted only for a round that is remembered"
+        return lag_of(made_for.record, self.record)
 
     def _fold(self, accepted: tuple[str, ...]) -> tuple[Outcome, Artifact]:
         for device in accepted:

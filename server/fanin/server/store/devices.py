@@ -1,5 +1,6 @@
 """Who is known: devices by their keys, and tokens by their digests."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -34,9 +35,14 @@ class DeviceStore:
 
     def enroll(self, device: Device, now_s: float) -> None:
         """Remember a device; harmless if it is known."""
-        row = {"device_id": device.device_id, "public_key": device.public_key, "enrolled_at": now_s}
-        with self._engine.begin() as connection:
-            connection.execute(upsert(schema.devices).values(row).on_conflict_do_nothing())
+        self.enroll_all([device], now_s)
+
+    def enroll_all(self, devices: Iterable[Device], now_s: float) -> None:
+        """Remember devices, all or none."""
+        rows = [{"device_id": one.device_id, "public_key": one.public_key, "enrolled_at": now_s} for one in devices]
+        if rows:
+            with self._engine.begin() as connection:
+                connection.execute(upsert(schema.devices).on_conflict_do_nothing(), rows)
 
     def find(self, device_id: str) -> Device | None:
         """The device of this id."""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -18,10 +20,10 @@ from fanin.protos.errors import Corrupted, StorageFull, Unavailable
 from fanin.server.disk import Durability
 
 
-def open_engine(path: Path, durability: Durability) -> Engine:
-    """The database in this file, made or migrated if need be.
+def open_engine(path: Path, durability: Durability, *, only_look: bool = False) -> Engine:
+    """The database in this file, made or migrated if need be, unless somebody wants to ``only_look``.
 
-    Raises Corrupted if the file is no database or one that a newer fanin wrote.
+    Raises Corrupted if the file is no database or one that a newer fanin wrote; to look also if an older one did.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(
@@ -52,7 +54,10 @@ def open_engine(path: Path, durability: Durability) -> Engine:
 
     try:
         with engine.connect() as connection:
-            migrate(connection)
+            if only_look:
+                _check_form(connection, path)
+            else:
+                migrate(connection)
     except (DatabaseError, CommandError) as exc:
         engine.dispose()
         reason = exc.orig if isinstance(exc, DatabaseError) else exc
@@ -62,7 +67,22 @@ def open_engine(path: Path, durability: Durability) -> Engine:
 
 def migrate(connection: Connection) -> None:
     """Bring the database to the newest migration."""
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+def _check_form(connection: Connection, path: Path) -> None:
+    got = MigrationContext.configure(connection).get_current_revision()
+    newest = ScriptDirectory.from_config(_config()).get_current_head()
+    if got != newest:
+        raise Corrupted(
+            f"{path}: the database has form {got}, expected {newest}; let a coordinator of this fanin open it once, or "
+            "look with the fanin that wrote it"
+        )
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config

@@ -14,9 +14,9 @@ from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, func, inse
 from fanin.protos.convert import header_from_proto, header_to_proto
 from fanin.protos.messages import UpdateHeader, Version
 from fanin.protos.plans import CohortPlan
-from fanin.protos.runs import RoundClosed, RoundFailed, RoundOpened, VersionPublished
+from fanin.protos.runs import RoundClosed, RoundFailed, RoundOpened, RunState, VersionPublished
 from fanin.server.store import schema
-from fanin.server.store.runs import add_event, add_version
+from fanin.server.store.runs import add_event, add_version, run_state
 from fanin.v1 import fleet_pb2
 
 
@@ -31,7 +31,8 @@ class RoundMark(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """A Round as it is kept; ``deadline_at_s`` is wall time, None until a device was assigned."""
+    """A Round as it is kept; ``deadline_at_s`` is wall time, None until a device was assigned and while the Run is
+    paused, when ``left_s`` is what was left of it."""
 
     run_id: str
     round: int
@@ -40,15 +41,18 @@ class RoundRecord:
     mark: RoundMark
     opened_at_s: float
     deadline_at_s: float | None = None
+    left_s: float | None = None
     accepted: tuple[str, ...] = ()
     next_grid: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedUpdate:
-    """An Update of a Round, in the order of commits."""
+    """An Update of a Round, in the order of commits. ``header.round`` is the one that it was made for: the same, or
+    where the Plan allows staleness an earlier one."""
 
     device_id: str
+    round: int
     header: UpdateHeader
 
 
@@ -58,9 +62,11 @@ class RoundStore:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def open(self, record: RoundRecord) -> None:
-        """Record a new Round."""
+    def open(self, record: RoundRecord) -> bool:
+        """Record a new Round, if its Run is running; whether it is."""
         with self._engine.begin() as connection:
+            if run_state(connection, record.run_id) is not RunState.RUNNING:
+                return False
             connection.execute(
                 insert(schema.rounds).values(
                     run_id=record.run_id,
@@ -73,41 +79,24 @@ class RoundStore:
             )
             opened = RoundOpened(round=record.round, base_version=record.base_version)
             add_event(connection, record.run_id, opened, record.opened_at_s)
+            return True
 
-    def set_deadline(self, run_id: str, round_number: int, deadline_at_s: float) -> None:
-        """Record the wall time of the deadline; the first one stays."""
-        table = schema.rounds
+    def set_deadline(self, run_id: str, round_number: int, deadline_at_s: float, now_s: float) -> None:
+        """Record the wall time of the deadline, or, if the Run was paused meanwhile, what is left until then."""
         with self._engine.begin() as connection:
-            connection.execute(
-                update(table)
-                .where(_is(run_id, round_number), table.c.deadline_at.is_(None))
-                .values(deadline_at=deadline_at_s)
-            )
+            is_paused = run_state(connection, run_id) is RunState.PAUSED
+            left_s = max(deadline_at_s - now_s, 0.0)
+            values = {"left_s": left_s} if is_paused else {"deadline_at": deadline_at_s, "left_s": None}
+            connection.execute(update(schema.rounds).where(_is(run_id, round_number)).values(values))
 
-    def commit(self, update_: CommittedUpdate, *, buffer: int) -> UpdateHeader | None:
-        """Accept an Update, durably, if its Round is open and has a place.
+    def commit(self, wanted: Sequence[tuple[CommittedUpdate, int]]) -> list[CommittedUpdate | None]:
+        """Accept Updates, durably and in one transaction, each if its Round is open and has a place in its buffer.
 
-        Returns the header that stands for the device in the Round: this one, an earlier one, which it cannot
-        replace, or None if the Round does not take it.
+        For each the Update that stands for the device's Assignment: this one, an earlier one, which it cannot replace,
+        or None if the Round does not take it.
         """
-        header, table = update_.header, schema.updates
         with self._engine.begin() as connection:
-            found = _update(connection, header.run_id, header.round, update_.device_id)
-            if found is not None:
-                return found
-            state = connection.execute(select(schema.rounds.c.state).where(_is(header.run_id, header.round))).scalar()
-            taken = _num_updates(connection, header.run_id, header.round)
-            if state != RoundMark.OPEN.value or taken >= buffer:
-                return None
-            connection.execute(
-                insert(table).values(
-                    run_id=header.run_id,
-                    round=header.round,
-                    device_id=update_.device_id,
-                    header_proto=header_to_proto(header).SerializeToString(deterministic=True),
-                )
-            )
-            return header
+            return [_commit(connection, found, buffer) for found, buffer in wanted]
 
     def close(self, run_id: str, round_number: int, *, cohort: CohortPlan, now_s: float) -> RoundRecord:
         """Name the set: the Updates that are committed now, in order; or, without a quorum, the failure.
@@ -149,6 +138,13 @@ class RoundStore:
         with self._engine.connect() as connection:
             return tuple(_record(row) for row in connection.execute(query).mappings())
 
+    def since(self, run_id: str, base_version: int) -> tuple[RoundRecord, ...]:
+        """The Rounds of a Run that began with this Version or a later one, oldest first."""
+        table = schema.rounds
+        query = select(table).where(table.c.run_id == run_id, table.c.base_version >= base_version)
+        with self._engine.connect() as connection:
+            return tuple(_record(row) for row in connection.execute(query.order_by(table.c.round)).mappings())
+
     def last(self, run_id: str) -> RoundRecord | None:
         """The newest Round of a Run."""
         table = schema.rounds
@@ -165,7 +161,7 @@ class RoundStore:
             return int(connection.execute(select(func.count()).select_from(table).where(published)).scalar_one())
 
     def has_update(self, run_id: str, round_number: int, device_id: str) -> bool:
-        """Whether an Update of this device is in a Round."""
+        """Whether the Update that a device made for a Round was accepted."""
         with self._engine.connect() as connection:
             return _update(connection, run_id, round_number, device_id) is not None
 
@@ -173,6 +169,15 @@ class RoundStore:
         """The Updates of a Round in the order of commits."""
         with self._engine.connect() as connection:
             return _updates(connection, run_id, round_number)
+
+    def made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
+        """By device, the Updates that were made for a Round and accepted, whichever Round they are folded in."""
+        table = schema.updates
+        query = select(table.c.device_id, table.c.header_proto).where(
+            table.c.run_id == run_id, table.c.made_for == round_number
+        )
+        with self._engine.connect() as connection:
+            return {device: _header(data) for device, data in connection.execute(query)}
 
 
 def failure_of(round_number: int, num_updates: int, cohort: CohortPlan) -> RoundFailed:
@@ -185,19 +190,45 @@ def _is(run_id: str, round_number: int) -> ColumnElement[bool]:
     return (schema.rounds.c.run_id == run_id) & (schema.rounds.c.round == round_number)
 
 
-def _update(connection: Connection, run_id: str, round_number: int, device_id: str) -> UpdateHeader | None:
+def _update(connection: Connection, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
     table = schema.updates
-    query = select(table.c.header_proto).where(
-        table.c.run_id == run_id, table.c.round == round_number, table.c.device_id == device_id
+    query = select(table.c.round, table.c.header_proto).where(
+        table.c.run_id == run_id, table.c.made_for == made_for, table.c.device_id == device_id
     )
-    data = connection.execute(query).scalar()
-    return None if data is None else header_from_proto(fleet_pb2.UpdateHeader.FromString(data))
+    row = connection.execute(query).first()
+    return None if row is None else CommittedUpdate(device_id=device_id, round=row[0], header=_header(row[1]))
 
 
-def _num_updates(connection: Connection, run_id: str, round_number: int) -> int:
+def _has_place(connection: Connection, wanted: CommittedUpdate, buffer: int) -> bool:
     table = schema.updates
-    query = select(func.count()).select_from(table).where(table.c.run_id == run_id, table.c.round == round_number)
-    return int(connection.execute(query).scalar_one())
+    in_round = (table.c.run_id == wanted.header.run_id) & (table.c.round == wanted.round)
+    count = select(func.count()).select_from(table).where(in_round)
+    own = select(table.c.sequence).where(in_round, table.c.device_id == wanted.device_id)
+    return connection.execute(count).scalar_one() < buffer and connection.execute(own).first() is None
+
+
+def _commit(connection: Connection, wanted: CommittedUpdate, buffer: int) -> CommittedUpdate | None:
+    header, number = wanted.header, wanted.round
+    found = _update(connection, header.run_id, header.round, wanted.device_id)
+    if found is not None:
+        return found
+    state = connection.execute(select(schema.rounds.c.state).where(_is(header.run_id, number))).scalar()
+    if state != RoundMark.OPEN.value or not _has_place(connection, wanted, buffer):
+        return None
+    connection.execute(
+        insert(schema.updates).values(
+            run_id=header.run_id,
+            round=number,
+            made_for=header.round,
+            device_id=wanted.device_id,
+            header_proto=header_to_proto(header).SerializeToString(deterministic=True),
+        )
+    )
+    return wanted
+
+
+def _header(data: bytes) -> UpdateHeader:
+    return header_from_proto(fleet_pb2.UpdateHeader.FromString(data))
 
 
 def _round(connection: Connection, run_id: str, round_number: int) -> RoundRecord | None:
@@ -213,7 +244,7 @@ def _updates(connection: Connection, run_id: str, round_number: int) -> tuple[Co
         .order_by(table.c.sequence)
     )
     return tuple(
-        CommittedUpdate(device_id=device, header=header_from_proto(fleet_pb2.UpdateHeader.FromString(data)))
+        CommittedUpdate(device_id=device, round=round_number, header=_header(data))
         for device, data in connection.execute(query)
     )
 
@@ -227,6 +258,7 @@ def _record(row: RowMapping) -> RoundRecord:
         mark=RoundMark(row["state"]),
         opened_at_s=row["opened_at"],
         deadline_at_s=row["deadline_at"],
+        left_s=row["left_s"],
         accepted=tuple(json.loads(row["accepted"] or "[]")),
         next_grid=tuple(json.loads(row["next_grid"] or "[]")),
     )

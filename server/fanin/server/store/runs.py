@@ -81,27 +81,15 @@ class RunStore:
             row = connection.execute(query).mappings().first()
         return None if row is None else _record(row)
 
-    def rest(self, run_id: str, rested: RunRested, now_s: float) -> None:
-        """Record that a Run rests, and why."""
+    def rest(self, run_id: str, rested: RunRested, now_s: float, *, next_sequence: int) -> bool:
+        """Record that a running Run rests, and why, unless something has happened since this was decided, which was
+        when the next event would have had ``next_sequence``; whether it was recorded."""
         with self._engine.begin() as connection:
-            connection.execute(
-                update(schema.runs)
-                .where(schema.runs.c.run_id == run_id)
-                .values(state=rested.state.value, reason=rested.reason)
-            )
+            if run_state(connection, run_id) is not RunState.RUNNING or _next(connection, run_id) > next_sequence:
+                return False
+            set_run(connection, run_id, state=rested.state, reason=rested.reason)
             add_event(connection, run_id, rested, now_s)
-
-    def publish_outside(self, version: Version, event: RunEvent, *, max_rounds: int, now_s: float) -> None:
-        """Add a Version that was made outside, and set the Run going for ``max_rounds`` (0: let it rest)."""
-        with self._engine.begin() as connection:
-            add_version(connection, version, round_number=0)
-            if max_rounds:
-                connection.execute(
-                    update(schema.runs)
-                    .where(schema.runs.c.run_id == version.run_id)
-                    .values(state=RunState.RUNNING.value, reason="", max_rounds=max_rounds)
-                )
-            add_event(connection, version.run_id, event, now_s)
+            return True
 
     def version(self, run_id: str, number: int | None = None) -> Version | None:
         """A Version by number, or the newest."""
@@ -113,6 +101,20 @@ class RunStore:
         with self._engine.connect() as connection:
             data = connection.execute(query).scalar()
         return None if data is None else version_from_proto(fleet_pb2.Version.FromString(data))
+
+    def made_by(self, run_id: str) -> dict[int, int]:
+        """By number of the Version the Round that made it; 0: none."""
+        table = schema.versions
+        query = select(table.c.number, table.c.round).where(table.c.run_id == run_id)
+        with self._engine.connect() as connection:
+            return {int(number): int(made_by) for number, made_by in connection.execute(query)}
+
+    def beginning(self, run_id: str) -> int:
+        """The newest Version of a Run that no Round made: what it began from, or was given since."""
+        table = schema.versions
+        query = select(func.max(table.c.number)).where(table.c.run_id == run_id, table.c.round == 0)
+        with self._engine.connect() as connection:
+            return int(connection.execute(query).scalar_one())
 
     def events(self, run_id: str, from_sequence: int) -> tuple[Recorded, ...]:
         """What happened in a Run, from a sequence number on."""
@@ -126,6 +128,20 @@ class RunStore:
             return tuple(
                 event_from_proto(control_pb2.Event.FromString(data)) for data in connection.execute(query).scalars()
             )
+
+
+def run_state(connection: Connection, run_id: str) -> RunState:
+    """The state of a Run that is there, within somebody's transaction."""
+    table = schema.runs
+    return RunState(connection.execute(select(table.c.state).where(table.c.run_id == run_id)).scalar_one())
+
+
+def set_run(connection: Connection, run_id: str, *, state: RunState, reason: str = "", max_rounds: int = 0) -> None:
+    """Change a Run's state within somebody's transaction; ``max_rounds`` 0: as many as before."""
+    values: dict[str, object] = {"state": state.value, "reason": reason}
+    if max_rounds:
+        values["max_rounds"] = max_rounds
+    connection.execute(update(schema.runs).where(schema.runs.c.run_id == run_id).values(values))
 
 
 def add_version(connection: Connection, version: Version, *, round_number: int) -> None:
@@ -142,11 +158,17 @@ def add_version(connection: Connection, version: Version, *, round_number: int) 
 
 def add_event(connection: Connection, run_id: str, event: RunEvent, now_s: float) -> None:
     """Append an event to a Run's record within somebody's transaction."""
+    sequence = _next(connection, run_id)
+    data = event_to_proto(Recorded(sequence=sequence, time_s=now_s, event=event)).SerializeToString()
+    row = {"run_id": run_id, "sequence": sequence, "time": now_s, "event_proto": data}
+    connection.execute(insert(schema.events).values(row))
+
+
+def _next(connection: Connection, run_id: str) -> int:
+    """The sequence number of a Run's next event."""
     table = schema.events
-    last = connection.execute(select(func.max(table.c.sequence)).where(table.c.run_id == run_id)).scalar() or 0
-    recorded = Recorded(sequence=last + 1, time_s=now_s, event=event)
-    data = event_to_proto(recorded).SerializeToString()
-    connection.execute(insert(table).values(run_id=run_id, sequence=last + 1, time=now_s, event_proto=data))
+    last = connection.execute(select(func.max(table.c.sequence)).where(table.c.run_id == run_id)).scalar()
+    return (last or 0) + 1
 
 
 def _record(row: RowMapping) -> RunRecord:

@@ -87,6 +87,8 @@ rounds = Table(
     Column("state", String, nullable=False),
     Column("opened_at", Float, nullable=False),
     Column("deadline_at", Float),
+    # Seconds that were left until the deadline when the Run was paused.
+    Column("left_s", Float),
     # JSON list of device ids in the order of acceptance, from closed on.
     Column("accepted", Text),
     # JSON list of exponents for the Round after this one, from published on.
@@ -98,11 +100,23 @@ updates = Table(
     METADATA,
     Column("sequence", Integer, primary_key=True, autoincrement=True),
     Column("run_id", String, nullable=False),
+    # The Round that it is folded in, and the one that it was made for, which may be earlier.
     Column("round", Integer, nullable=False),
+    Column("made_for", Integer, nullable=False),
     Column("device_id", String, nullable=False),
     Column("header_proto", LargeBinary, nullable=False),
     UniqueConstraint("run_id", "round", "device_id", name="one_update_a_device_and_round"),
+    UniqueConstraint("run_id", "made_for", "device_id", name="one_update_an_assignment"),
     ForeignKeyConstraint(["run_id", "round"], ["rounds.run_id", "rounds.round"], name="updates_round"),
+)
+
+commands = Table(
+    "commands",
+    METADATA,
+    Column("command_id", String, primary_key=True),
+    # Of the command, to tell a repeated one from another one under the same id.
+    Column("command_sha256", String, nullable=False),
+    Column("carried_out_at", Float, nullable=False),
 )
 
 events = Table(

@@ -1,0 +1,108 @@
+"""From Round to Round: the record of the next one, and what a restart has to know of those before it."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from fanin.edge.grid import first_grid
+from fanin.protos.messages import Version
+from fanin.protos.runs import RunState
+from fanin.server import rounds as r
+from fanin.server.recent import Made, RecentRounds
+from fanin.server.store.rounds import RoundMark, RoundRecord
+from fanin.server.store.runs import RunRecord
+from fanin.server.work import Model, Tools, load_parameters
+
+
+async def under_way(run_id: str, tools: Tools) -> RoundRecord | None:
+    """The Round of a Run that was opened and has not ended."""
+    last = await tools.store_lane(lambda: tools.rounds.last(run_id))
+    return last if last is not None and last.mark in (RoundMark.OPEN, RoundMark.CLOSED) else None
+
+
+async def next_round(run: RunRecord, model: Model, tools: Tools) -> Made | None:
+    """Record the next Round of a Run, from its newest Version; None if it was paused or stopped in this moment."""
+    run_id = run.start.run_id
+    base = await tools.store_lane(lambda: tools.runs.version(run_id))
+    last = await tools.store_lane(lambda: tools.rounds.last(run_id))
+    assert base is not None, "a run has at least version 0"
+    record = RoundRecord(
+        run_id=run_id,
+        round=1 if last is None else last.round + 1,
+        base_version=base.number,
+        grid=await _grid(run, base, model, tools) if last is None else last.next_grid or last.grid,
+        mark=RoundMark.OPEN,
+        opened_at_s=tools.wall(),
+    )
+    is_open = await tools.store_lane(lambda: tools.rounds.open(record))
+    return Made(record=record, base=base) if is_open else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One moment on two clocks: the monotonic one of the machine, and the wall's, by which deadlines are recorded."""
+
+    now: float
+    wall_s: float
+
+
+def begun(
+    run: RunRecord, record: RoundRecord, at_work: frozenset[str], moment: Moment
+) -> tuple[r.Round, tuple[r.Effect, ...]]:
+    """The machine of a Round as its record has it, and what to do now."""
+    cohort = run.start.plan.cohort
+    rules = r.Rules(
+        concurrency=cohort.concurrency,
+        buffer=cohort.buffer,
+        quorum=cohort.quorum,
+        deadline_s=cohort.deadline_s,
+        min_report_s=cohort.min_report_s,
+    )
+    is_paused = run.state is RunState.PAUSED and record.mark is RoundMark.OPEN
+    left_s = record.left_s
+    if not is_paused and record.deadline_at_s is not None:
+        left_s = record.deadline_at_s - moment.wall_s
+    if left_s is not None:
+        # A wall clock that was set back meanwhile must not put the deadline off.
+        left_s = min(left_s, cohort.deadline_s)
+    if is_paused:
+        return r.Round(rules=rules, phase=r.Phase.PAUSED, at_work=at_work, left_s=left_s), ()
+    deadline = None if left_s is None else moment.now + left_s
+    return r.opened(r.Round(rules=rules, deadline=deadline, at_work=at_work), moment.now)
+
+
+async def recall(run_id: str, recent: RecentRounds, tools: Tools) -> None:
+    """Put the Rounds whose Updates may count after a restart into ``recent``, and those just before them, which the
+    process that ended may not have cleared."""
+    newest = await tools.store_lane(lambda: tools.runs.version(run_id))
+    assert newest is not None, "a run has at least version 0"
+    recent.begin_at(await tools.store_lane(lambda: tools.runs.beginning(run_id)))
+    oldest = recent.oldest_base(newest.number) - 1
+    for earlier in await tools.store_lane(lambda: tools.rounds.since(run_id, oldest)):
+        base = await tools.store_lane(partial(tools.runs.version, run_id, earlier.base_version))
+        assert base is not None, "a round has its base version"
+        recent.add(Made(record=earlier, base=base))
+
+
+async def clear_spool(run: RunRecord, current: RoundRecord | None, recent: RecentRounds, tools: Tools) -> None:
+    """Forget the Rounds whose Updates no longer count, and what devices sent for them in vain.
+
+    Between two Rounds of a Run that goes on, those stay that will count in the next one.
+    """
+    run_id = run.start.run_id
+    newest = await tools.store_lane(lambda: tools.runs.version(run_id))
+    assert newest is not None, "a run has at least version 0"
+    for made in recent:
+        number = made.record.round
+        if current is not None:
+            counts = recent.counts_in(number, current)
+        else:
+            counts = run.state.is_live and recent.counts_from(number, newest.number)
+        if not counts:
+            keep = await tools.store_lane(partial(tools.rounds.made_for, run_id, number))
+            await tools.disk_lane(partial(tools.spool.clear_round, run_id, number, keep))
+            recent.forget(made.record)
+
+
+async def _grid(run: RunRecord, base: Version, model: Model, tools: Tools) -> tuple[int, ...]:
+    table, codec = model.table, run.start.plan.codec
+    return await tools.disk_lane(lambda: first_grid(table, load_parameters(tools.blobs, base, table), codec))

@@ -1,0 +1,26 @@
+"""What several stories begin with: a coordinator in this process, and a Round that is open."""
+
+from collections.abc import Iterator
+
+import pytest
+from support import federations as f
+from support.hosted import Hosted
+from support.peers import Peer
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    """A coordinator with an open Round of three."""
+    host = Hosted(tmp_path_factory.mktemp("host")).start()
+    host.start_run(f.plan(), f.bundle_in(host.folder), f.PUBLISHER)
+    yield host
+    host.stop()
+
+
+@pytest.fixture(scope="module")
+def devices(host: Hosted) -> list[Peer]:
+    """The three, at work."""
+    found = f.peers(host, f.bundle_in(host.folder), host.folder)
+    for device in found:
+        device.begin()
+    return found

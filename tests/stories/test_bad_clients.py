@@ -1,0 +1,214 @@
+"""Clients that behave badly for long: after each of them the coordinator has what it had before, and nothing leaks.
+
+Open files, tasks and files of the spool are counted before and after; then the Round ends in the undisturbed bits.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from support import federations as f
+from support.hosted import Hosted
+from support.peers import FLEET, PIECE_BYTES, Peer, pieces, sign
+from support.snapshot import snapshot
+
+from fanin.clients.transport import Line
+from fanin.edge.keys import SigningKey
+from fanin.protos import convert as c
+from fanin.protos import messages as m
+from fanin.protos.errors import InvalidUpdate, NotFound, Unauthenticated, Unavailable
+from fanin.server.coordinator import Limits
+from fanin.v1 import fleet_pb2 as pb
+
+STALL_S = 0.3
+SETTLE_S = 20.0
+NUM_RECONNECTS = 200
+STRANGER = SigningKey(bytes(range(1, 33)))
+CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    """A coordinator with an open Round, the first of two, that does not wait long for a client."""
+    host = Hosted(tmp_path_factory.mktemp("clients"), limits=Limits(stall_s=STALL_S)).start()
+    host.start_run(f.plan(num_rounds=2), f.bundle_in(host.folder), f.PUBLISHER)
+    yield host
+    host.stop()
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a coordinator holds, in whose process its clients are too."""
+
+    num_files: int
+    num_tasks: int
+    spool: frozenset[str]
+
+
+def held(host: Hosted) -> Held:
+    """At this moment."""
+    num_files = len(list(Path("/proc/self/fd").iterdir()))
+    # Not a snapshot: SQLite keeps a file of it open as long as another connection of this process holds a lock.
+    spool = frozenset(path.name for path in (host.state / "spool").iterdir())
+    return Held(num_files=num_files, num_tasks=host.num_tasks(), spool=spool)
+
+
+@contextmanager
+def nothing_leaks(host: Hosted, *, left: tuple[str, ...] = ()) -> Iterator[None]:
+    """Soon after, the coordinator holds what it held before; until the Round ends ``left`` may be in its spool."""
+    before = held(host)
+    yield
+    until = time.monotonic() + SETTLE_S
+    while not _is_as(before, after := held(host), left):
+        assert time.monotonic() < until, (before, after)
+        time.sleep(0.05)
+
+
+def _is_as(before: Held, after: Held, left: tuple[str, ...]) -> bool:
+    # Fewer is no leak: what an earlier test left may have gone meanwhile.
+    few = after.num_files <= before.num_files and after.num_tasks <= before.num_tasks
+    return few and after.spool - before.spool <= set(left)
+
+
+def spooled(header: m.UpdateHeader) -> tuple[str, ...]:
+    """An upload's files."""
+    return f"{header.assignment_id}.header", f"{header.assignment_id}.part"
+
+
+def test_one_that_stops_in_mid_chunk_for_ever(
+    host: Hosted, devices: list[Peer], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    header, payload = devices[0].update()
+    is_over = threading.Event()
+
+    def stalling() -> Iterator[bytes]:
+        yield c.upload_to_proto(header).SerializeToString()
+        for piece in pieces(payload, 0, PIECE_BYTES + 100):
+            yield c.upload_to_proto(piece).SerializeToString()
+        is_over.wait(SETTLE_S)
+
+    with nothing_leaks(host, left=spooled(header)), devices[0].line() as line:
+        requests = stalling()
+        first = c.upload_to_proto(header).SerializeToString()
+        call = sign(devices[0].key, "Upload", first)
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="try again later"):
+            list(line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
+        assert time.monotonic() - began < SETTLE_S / 2
+        is_over.set()
+    assert f"upload: nothing came for {STALL_S:g} s; go on later" in caplog.text
+
+
+def test_one_that_sends_the_chunks_of_another_update(host: Hosted, devices: list[Peer]) -> None:
+    mine, theirs = devices[0].update(), devices[1].update()
+    before = snapshot(host.state).rows
+    with nothing_leaks(host), pytest.raises(InvalidUpdate, match=r"update: chunk 0: digest mismatch \(got "):
+        devices[0].send(mine[0], pieces(theirs[1]))
+    assert snapshot(host.state).rows == before
+
+
+def test_one_that_sends_without_end(host: Hosted, devices: list[Peer]) -> None:
+    header, payload = devices[0].update()
+
+    def endless() -> Iterator[bytes]:
+        yield c.upload_to_proto(header).SerializeToString()
+        for at in itertools.count(0, PIECE_BYTES):
+            # The right bytes as long as they are whole pieces.
+            data = payload[at : at + PIECE_BYTES] if at + PIECE_BYTES < len(payload) else bytes(PIECE_BYTES)
+            yield c.upload_to_proto(m.Piece(offset=at, data=data)).SerializeToString()
+
+    with nothing_leaks(host), devices[0].line() as line:
+        call = sign(devices[0].key, "Upload", c.upload_to_proto(header).SerializeToString())
+        with pytest.raises(InvalidUpdate, match=f"expected some, up to {len(payload)}"):
+            list(line.stream_stream(f"{FLEET}Upload", endless(), pb.UploadReply.FromString, call))
+
+
+def test_one_that_reconnects_without_end_while_it_uploads(host: Hosted, devices: list[Peer]) -> None:
+    header, payload = devices[0].update()
+    first = c.upload_to_proto(header).SerializeToString()
+    some = c.upload_to_proto(m.Piece(offset=0, data=payload[:1000])).SerializeToString()
+    with nothing_leaks(host, left=spooled(header)), devices[0].line() as line:
+        for number in range(NUM_RECONNECTS):
+            call = sign(devices[0].key, "Upload", first)
+            requests = iter([first, some]) if number % 2 else iter([first])
+            with closing(line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call)) as replies:
+                if number % 3 == 0:
+                    next(replies)
+
+
+def test_one_that_reconnects_without_end_while_it_waits(host: Hosted, devices: list[Peer]) -> None:
+    body = c.check_in_to_proto(m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)).SerializeToString()
+    waiting = Peer(host, devices[0].bundle, 9, host.folder / "waiting")
+    with waiting.transport() as transport:
+        transport.enroll(host.device_token)
+    with nothing_leaks(host):
+        for number in range(NUM_RECONNECTS):
+            line = Line(host.address, host.ca)
+            # All places are taken, so it is parked; and hangs up, at once or a little later.
+            with pytest.raises(Unavailable):
+                call = replace(sign(waiting.key, "CheckIn", body), timeout_s=0.001 if number % 10 else 0.1)
+                line.unary(f"{FLEET}CheckIn", body, pb.CheckInReply.FromString, call)
+            line.close()
+
+
+def test_one_that_claims_to_be_another_device(host: Hosted, devices: list[Peer]) -> None:
+    header, payload = devices[0].update()
+    first = c.upload_to_proto(header).SerializeToString()
+    before = snapshot(host.state)
+    with nothing_leaks(host), devices[0].line() as line:
+        for _ in range(20):
+            call = sign(STRANGER, "Upload", first, device_id=devices[0].device_id)
+            requests = iter([first, *(c.upload_to_proto(piece).SerializeToString() for piece in pieces(payload))])
+            with pytest.raises(Unauthenticated):
+                list(line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
+    assert snapshot(host.state) == before
+
+
+def test_one_that_comes_for_a_round_that_ended_yesterday(host: Hosted, devices: list[Peer], tmp_path: Path) -> None:
+    yesterday = [(device.work, device.update()) for device in devices]
+    for device, (_, update) in zip(devices, yesterday, strict=True):
+        assert device.upload(*update).update_state is m.UpdateState.ACCEPTED
+    for device in devices:
+        # The work of today.
+        device.begin()
+        assert device.work.round == 2
+    stranger = Peer(host, devices[0].bundle, 8, host.folder / "stranger")
+    before = snapshot(host.state)
+    with nothing_leaks(host):
+        for device, (work, (header, payload)) in zip(devices, yesterday, strict=True):
+            louder = replace(header, statistics=m.Statistics(counts={"examples": 4000}))
+            assert device.upload(louder, payload).update_state is m.UpdateState.ACCEPTED
+            with device.transport() as transport:
+                # It cannot give up what it has done, nor by that the place that it has today.
+                report = m.Report(assignment_id=work.assignment_id, failure="tired")
+                closed = m.UploadReply(round_state=m.RoundState.CLOSED, update_state=m.UpdateState.ACCEPTED)
+                assert transport.report(report) == closed
+        with stranger.transport() as transport:
+            transport.enroll(host.device_token)
+            with pytest.raises(NotFound, match="not made for device"):
+                transport.report(m.Report(assignment_id=yesterday[0][0].assignment_id, failure="not mine"))
+    after = snapshot(host.state)
+    assert {**after.rows, "devices": []} == {**before.rows, "devices": []}
+    assert after.files == before.files
+    for device in devices:
+        assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
+    versions = [event.version_sha256 for event in host.published()]
+    assert versions[:1] == f.undisturbed(tmp_path)
+    assert len(versions) == 2
+    # Nor does anything stay of what was begun in all these ways.
+    assert snapshot(host.state).under("spool") == []
+    # Today is yesterday too, for the Run is over, and so after a restart.
+    host.stop()
+    host.start()
+    with nothing_leaks(host):
+        for device, (work, update) in zip(devices, yesterday, strict=True):
+            assert device.upload(*update).update_state is m.UpdateState.ACCEPTED
+            with device.transport() as transport, pytest.raises(NotFound, match="not one that this assignment needs"):
+                chunk = device.work.version.parameters.chunks[0].sha256
+                list(transport.download(m.Download(assignment_id=work.assignment_id, sha256=chunk, offset=0)))

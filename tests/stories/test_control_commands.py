@@ -1,0 +1,97 @@
+"""``fanin pause``, ``resume``, ``stop``, ``rollback`` and ``promote``, to a coordinator behind real gRPC and TLS."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from support import federations as f
+from support.commands import Fanin, fanin_in_process, one_line
+from support.hosted import Hosted
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    """A coordinator with a Run that has ended after one Round."""
+    host = Hosted(tmp_path_factory.mktemp("control")).start()
+    bundle = f.bundle_in(host.folder, f.SMALL_SHAPES)
+    host.start_run(f.plan(), bundle, f.PUBLISHER)
+    for peer in f.peers(host, bundle, host.folder):
+        peer.take_part()
+    (digest,) = [event.version_sha256 for event in host.published()]
+    assert digest
+    host.start_run(f.plan(), bundle, f.PUBLISHER, run_id="other")
+    (host.state / "tokens").mkdir()
+    (host.state / "tokens" / "operator.token").write_text(host.operator_token)
+    (host.state / "address").write_text(host.address)
+    yield host
+    host.stop()
+
+
+def test_a_run_from_pause_to_stop_and_on(fanin: Fanin, host: Hosted) -> None:
+    def say(*words: object) -> str:
+        outcome = fanin(*words, "--state", host.state)
+        assert outcome.status == 0, outcome
+        return outcome.out
+
+    newest = "its newest version is"
+    assert say("pause", "other") == f"run other is paused (by an operator), {newest} 0\n"
+    assert say("pause", "other") == f"run other is paused (by an operator), {newest} 0\n"
+    assert json.loads(say("runs", "--json"))["runs"][1]["state"] == "paused"
+    assert say("resume", "other") == f"run other is running, {newest} 0\n"
+    assert one_line(fanin("rollback", "other", "0", "--state", host.state), "rollback") == (
+        "run other: a round is open; publish when the run rests, or pause it"
+    )
+    assert say("stop", "other") == f"run other is stopped (by an operator), {newest} 0\n"
+    assert one_line(fanin("resume", "other", "--state", host.state), "resume") == (
+        "run other: it is stopped; say for how many rounds it is to go on"
+    )
+    row = json.loads(say("promote", "run", "1", "other", "--json"))
+    assert (row["state"], row["version"]) == ("stopped", 1)
+    assert row["version_sha256"] == json.loads(say("runs", "--json"))["runs"][0]["version_sha256"]
+    assert say("rollback", "other", "0", "--rounds", "2") == f"run other is running, {newest} 2\n"
+    assert say("stop", "other") == f"run other is stopped (by an operator), {newest} 2\n"
+
+    watched = fanin("watch", "other", "--state", host.state)
+    assert watched.status == 1
+    lines = watched.out.splitlines()
+    assert lines[:6] == [
+        "round 1 opened from version 0",
+        "run paused: by an operator",
+        "run resumed",
+        "round 1 failed: stopped by an operator",
+        "run stopped: by an operator",
+        f"version 1 {row['version_sha256'][:8]}.. adopted from version 1 of run run",
+    ]
+    assert lines[6].endswith(" adopted from version 0 of run other")
+    assert lines[7:] == [
+        "round 2 opened from version 2",
+        "round 2 failed: stopped by an operator",
+        "run stopped: by an operator",
+    ]
+    assert all(line.endswith(": verified") for line in say("verify", "other").splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("pause", "none"), "run 'none': there is none of this id here"),
+        (("pause", "run"), "run run: it is finished, there is nothing to pause"),
+        (("stop", "run"), "run run: it is finished, there is nothing to stop"),
+        (("resume", "run"), "run run: it is finished; say for how many rounds it is to go on"),
+        (("rollback", "run", "7"), "run run: has no version 7"),
+        (("promote", "nowhere", "0", "run"), "run nowhere: has no version 0"),
+    ],
+)
+def test_commands_that_cannot_be_carried_out(fanin: Fanin, host: Hosted, words: tuple[str, ...], said: str) -> None:
+    assert one_line(fanin(*words, "--state", host.state), words[0]) == said
+
+
+@pytest.mark.parametrize("number", ["-1", "x"])
+def test_a_version_that_is_no_number_is_wrong_usage(fanin: Fanin, host: Hosted, number: str) -> None:
+    assert fanin("rollback", "run", "--state", host.state, "--", number).status == 2

@@ -1,0 +1,273 @@
+"""A coordinator that is killed at any place where it could matter ends its Run in the bits of the undisturbed one.
+
+On a virtual clock, so that there is time for all of them; ``test_kills`` does it with real processes. `make kills`
+runs both, the nightly ones too.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, get_args, get_type_hints
+
+import numpy as np
+import pytest
+from support.mortal import Mortal
+from support.virtual import PUBLISHER, bundle_in, plan, start
+
+from fanin.clients.operator import next_version
+from fanin.clients.testing import run_virtual
+from fanin.edge.bundle import Bundle
+from fanin.protos.chunks import cut
+from fanin.protos.plans import Plan
+from fanin.protos.runs import Adopt, Command, Pause, Resume, RunEvent, RunInfo, Stop, VersionPublished
+from fanin.server import rounds as r
+from fanin.server.runs import Runs
+from fanin.server.verify import verify_run
+
+EFFECTS: Final = [effect.__name__ for effect in get_args(r.Effect) if effect is not r.Assign]
+"""All that the driver's worker carries out. Assign is not among them: it is answered at once and leaves nothing that
+is durable, so a device that did not hear the answer asks again."""
+COMMANDS: Final = {what.__name__ for what in get_args(get_type_hints(Command)["what"])}
+NUM_MOMENTS: Final = 50
+NUM_DEVICES: Final = 3
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a Run ended in, as far as a kill may not change it; its moments, and those of each of the commands."""
+
+    happened: tuple[object, ...]
+    moments: tuple[str, ...]
+    kills: tuple[str, ...]
+    commands: dict[str, range]
+    num_stale: int
+
+
+def places(concurrency: int, max_rounds: int) -> Plan:
+    """A Plan without spare places."""
+    return plan(concurrency=concurrency, buffer=concurrency, quorum=concurrency, deadline_s=60.0, max_rounds=max_rounds)
+
+
+@dataclass
+class Scene:
+    """A Run, from the publication of its Bundle on."""
+
+    mortal: Mortal
+    bundle: Bundle
+    tasks: list[asyncio.Task[None]]
+
+    async def rested(self) -> None:
+        """Wait until no Round is to come."""
+
+        async def watch(runs: Runs) -> None:
+            async with aclosing(runs.watch("run", 0)) as events:
+                async for _ in events:
+                    pass
+
+        await self.mortal.operate(watch)
+
+    async def end(self, commands: dict[str, range]) -> Ending:
+        """Everybody goes home; the record is looked at."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.mortal.stop()
+        tools = self.mortal.life.tools
+        assert [verdict.problem for verdict in verify_run(tools, "run") if verdict.problem] == []
+        assert self.mortal.accepted
+        assert all(tools.rounds.has_update("run", number, device) for device, number in self.mortal.accepted)
+        events = [recorded.event for recorded in tools.runs.events("run", 0)]
+        return Ending(
+            happened=tuple(told(event) for event in events),
+            num_stale=sum(event.num_stale for event in events if isinstance(event, VersionPublished)),
+            moments=tuple(self.mortal.moments),
+            kills=tuple(self.mortal.kills),
+            commands=commands,
+        )
+
+
+async def begin(mortal: Mortal, folder: Path, wanted: Plan, work_s: Iterator[float]) -> Scene:
+    """Publish, start, and let devices work for so many seconds each time."""
+    await mortal.start()
+    bundle = bundle_in(folder)
+    await mortal.operate(lambda runs: start(runs, bundle, wanted))
+    tasks = [asyncio.create_task(one.run()) for one in mortal.devices(NUM_DEVICES, lambda _: next(work_s))]
+    return Scene(mortal=mortal, bundle=bundle, tasks=tasks)
+
+
+def told(event: RunEvent) -> tuple[object, ...]:
+    """An event without what time, and the order of arrival, have to do with."""
+    names = ("number", "round", "version_sha256", "base_version", "num_rounds", "state", "reason", "adopted_number")
+    return type(event).__name__, *(getattr(event, name, None) for name in names)
+
+
+def first_then(first: float, then: float) -> Iterator[float]:
+    """Seconds of work."""
+    yield first
+    while True:
+        yield then
+
+
+async def federate(folder: Path, kill_at: Collection[int], loses_power: bool = False) -> Ending:
+    """One Round fails, because a device misses its deadline; two make a Version."""
+    mortal = Mortal(folder, kill_at, loses_power=loses_power)
+    scene = await begin(mortal, folder, places(NUM_DEVICES, 2), first_then(80.0, 10.0))
+    await scene.rested()
+    return await scene.end({})
+
+
+async def stream(folder: Path, kill_at: Collection[int], loses_power: bool = False) -> Ending:
+    """Two of three Updates close a Round, and the third counts in a later one: which one is a matter of time."""
+    wanted = plan(concurrency=NUM_DEVICES, buffer=2, quorum=1, deadline_s=60.0, max_rounds=4, max_staleness=3)
+    mortal = Mortal(folder, kill_at, loses_power=loses_power)
+    scene = await begin(mortal, folder, wanted, first_then(25.0, 10.0))
+    await scene.rested()
+    return await scene.end({})
+
+
+async def command(folder: Path, kill_at: Collection[int], loses_power: bool = False) -> Ending:
+    """An operator pauses, resumes, rolls back, publishes, resumes and stops."""
+    mortal = Mortal(folder, kill_at, loses_power=loses_power)
+    scene = await begin(mortal, folder, places(NUM_DEVICES, 2), first_then(30.0, 30.0))
+    spans: dict[str, range] = {}
+
+    async def carry_out(name: str, call: Callable[[Runs], Awaitable[RunInfo]]) -> None:
+        first = len(mortal.moments) + 1
+        await mortal.operate(call)
+        spans[name] = range(first, len(mortal.moments) + 1)
+
+    async def do(what: Pause | Resume | Stop | Adopt) -> None:
+        name = type(what).__name__
+        wanted = Command(command_id=f"{name}-{len(spans)}", run_id="run", what=what)
+        await carry_out(name, lambda runs: runs.command(wanted))
+
+    await asyncio.sleep(5.0)
+    await do(Pause())
+    await asyncio.sleep(5.0)
+    await do(Resume())
+    await scene.rested()
+    await do(Adopt(number=1, num_rounds=1))
+    await scene.rested()
+    parent = (await mortal.operate(lambda runs: runs.version("run", None))).version
+    version, data = next_version(parent, np.ones(22, np.float32), scene.bundle, PUBLISHER)
+
+    async def publish(runs: Runs) -> RunInfo:
+        for ref, piece in cut(data):
+            await runs.put_chunk(ref.sha256, piece)
+        return await runs.publish_version(version, 5)
+
+    await carry_out("publish", publish)
+    await asyncio.sleep(5.0)
+    await do(Stop())
+    return await scene.end(spans)
+
+
+Story = Callable[[Path, Collection[int], bool], Awaitable[Ending]]
+
+
+def ending(story: Story, folder: Path, kill_at: Collection[int] = (), *, loses_power: bool = False) -> Ending:
+    """What a story ends in. One that hangs fails the test: virtual time passes quickly."""
+
+    async def main() -> Ending:
+        async with asyncio.timeout(10_000.0):
+            return await story(folder, kill_at, loses_power)
+
+    return run_virtual(main())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ending:
+    """The Run to which nothing happens."""
+    return ending(federate, tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.fixture(scope="module")
+def commanded(tmp_path_factory: pytest.TempPathFactory) -> Ending:
+    """The commanded Run to which nothing else happens."""
+    return ending(command, tmp_path_factory.mktemp("commanded"))
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory: pytest.TempPathFactory) -> Ending:
+    """The Run with stale Updates to which nothing happens."""
+    return ending(stream, tmp_path_factory.mktemp("streamed"))
+
+
+def drawn(seed: str, moments: tuple[str, ...]) -> list[int]:
+    """One moment of the Run, and sometimes a second one soon after: a kill while the first is recovered from."""
+    rng = random.Random(seed)
+    first = rng.randint(1, len(moments))
+    return [first, first + rng.randint(1, 40)] if rng.random() < 0.3 else [first]
+
+
+def test_the_undisturbed_run_has_every_effect_and_every_command(undisturbed: Ending, commanded: Ending) -> None:
+    counted = {moment for moment in undisturbed.moments if moment.split()[1] not in ("work", "sync")}
+    assert counted == {f"{when} {effect}" for when in ("before", "after") for effect in EFFECTS}
+    assert [event[0] for event in undisturbed.happened].count("RoundFailed") == 1
+    assert [event[0] for event in undisturbed.happened].count("VersionPublished") == 2
+    assert set(commanded.commands) == COMMANDS | {"publish"}
+    assert [event[0] for event in commanded.happened].count("VersionPublished") == 5
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_killed_before_and_after_every_effect(undisturbed: Ending, tmp_path: Path, effect: str, when: str) -> None:
+    moment = f"{when} {effect}"
+    found = [number for number, name in enumerate(undisturbed.moments, 1) if name == moment]
+    for number in {found[0], found[-1]}:
+        killed = ending(federate, tmp_path / str(number), [number])
+        assert killed.kills == (moment,)
+        assert killed.happened == undisturbed.happened
+
+
+@pytest.mark.parametrize("seed", range(NUM_MOMENTS))
+def test_killed_at_random_moments(undisturbed: Ending, tmp_path: Path, seed: int) -> None:
+    killed = ending(federate, tmp_path, drawn(f"kill {seed}", undisturbed.moments))
+    assert killed.kills
+    assert killed.happened == undisturbed.happened
+
+
+@pytest.mark.parametrize("name", [*sorted(COMMANDS), "publish"])
+def test_killed_while_a_command_is_carried_out(commanded: Ending, tmp_path: Path, name: str) -> None:
+    # Right after each piece of work, the command's transaction among them, and before anybody is told.
+    numbers = [number for number in commanded.commands[name] if commanded.moments[number - 1] == "after work"]
+    for number in numbers:
+        killed = ending(command, tmp_path / str(number), [number])
+        assert killed.kills == ("after work",)
+        assert killed.happened == commanded.happened
+
+
+@pytest.mark.parametrize("seed", range(NUM_MOMENTS // 3))
+def test_what_was_synced_is_enough(undisturbed: Ending, tmp_path: Path, seed: int) -> None:
+    killed = ending(federate, tmp_path, drawn(f"power {seed}", undisturbed.moments), loses_power=True)
+    assert killed.kills
+    assert killed.happened == undisturbed.happened
+
+
+@pytest.mark.parametrize("seed", range(NUM_MOMENTS // 5))
+def test_stale_updates_are_folded_once_whatever_happens(streamed: Ending, tmp_path: Path, seed: int) -> None:
+    # The sets depend on time here. That each of them gives its Version, and no Update is lost, is looked at by ``end``.
+    assert streamed.num_stale
+    killed = ending(stream, tmp_path, drawn(f"stale {seed}", streamed.moments), loses_power=seed % 2 == 1)
+    assert killed.kills
+    assert [event[0] for event in killed.happened].count("VersionPublished") == 4
+    assert killed.happened[-1] == streamed.happened[-1]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("loses_power", [False, True], ids=["killed", "without power"])
+@pytest.mark.parametrize("story", [federate, command])
+def test_every_moment(
+    undisturbed: Ending, commanded: Ending, tmp_path: Path, story: Story, *, loses_power: bool
+) -> None:
+    expected = undisturbed if story is federate else commanded
+    different = []
+    for number in range(1, len(expected.moments) + 1):
+        killed = ending(story, tmp_path / str(number), [number], loses_power=loses_power)
+        if killed.happened != expected.happened or len(killed.kills) != 1:
+            different.append((number, expected.moments[number - 1]))
+    assert different == []

@@ -1,0 +1,236 @@
+"""Transfers that go on where they stopped: up and down, after a SIGKILL of either side, and no Chunk twice.
+
+A coordinator that is killed is a process of its own. All that outlives a device is in its folder, so the production
+client in this process, over the folder of a process that was killed, is that device come back.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import federations as f
+from support.hosted import Hosted
+from support.peers import Peer, pieces
+from support.processes import Site
+
+from fanin.clients.operator import Operator, next_version
+from fanin.clients.transport import PIECE_BYTES, GrpcTransport, Line
+from fanin.protos import messages as m
+from fanin.protos.chunks import CHUNK_BYTES
+from fanin.protos.errors import Unavailable
+from fanin.protos.runs import Command, Pause, Recorded, VersionPublished
+
+SHAPES = {"a": (1000, 1500), "b": (3,)}
+"""6 MB an Update and a Version: six Chunks."""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A coordinator's place, with its processes."""
+    site = Site(tmp_path)
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Hosted]:
+    """A coordinator in this process."""
+    host = Hosted(tmp_path).start()
+    yield host
+    host.stop()
+
+
+class CountingTransport(GrpcTransport):
+    """The production transport of a Counting device."""
+
+    def __init__(self, line: Line, device: "Counting") -> None:
+        super().__init__(line, device.key)
+        self._device = device
+
+    def download(self, download: m.Download) -> Iterator[bytes]:
+        """Counts each piece as it comes."""
+        device = self._device
+        if download.offset:
+            device.offsets.append(download.offset)
+        for data in super().download(download):
+            device.num_received += len(data)
+            yield data
+            if device.num_received >= device.act_at:
+                device.act_at = 1 << 60
+                device.act()
+
+
+class Counting(Peer):
+    """A device that counts what it downloads, and does something once, when so many bytes of it have come."""
+
+    num_received = 0
+    act_at = 1 << 60
+    act: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.offsets: list[int] = []
+
+    @contextmanager
+    def transport(self) -> Iterator[GrpcTransport]:
+        """See CountingTransport."""
+        with self.line() as line:
+            yield CountingTransport(line, self)
+
+    @property
+    def num_needed(self) -> int:
+        """Bytes of all that it fetches for its first Round; the parameters are zeros, so some Chunks are one."""
+        artifacts = self.bundle.manifest.artifacts
+        refs = {ref.sha256: ref.size_bytes for name in ("graph", "initial") for ref in artifacts[name].chunks}
+        return len(self.bundle.signed.data) + sum(refs.values())
+
+
+def kill_and_serve(site: Site) -> None:
+    """SIGKILL the coordinator, and start it again."""
+    site.started[-1].kill()
+    site.serve()
+
+
+def begun(site: Site) -> list[Peer]:
+    """The devices of a Run that has begun."""
+    site.serve()
+    bundle = f.bundle_in(site.folder, SHAPES)
+    site.start_run(f.plan(), bundle, f.PUBLISHER)
+    return f.peers(site, bundle, site.folder)
+
+
+def published(recorded: list[Recorded]) -> VersionPublished:
+    """The one Version of a Run."""
+    (found,) = [one.event for one in recorded if isinstance(one.event, VersionPublished)]
+    return found
+
+
+def test_an_upload_goes_on_after_the_coordinator_was_killed(site: Site, tmp_path: Path) -> None:
+    first, *others = begun(site)
+    first.begin()
+    header, payload = first.update()
+    first.send(header, pieces(payload, 0, 2 * CHUNK_BYTES + 1000))
+    kill_and_serve(site)
+    sent: list[int] = []
+
+    def read(offset: int, size_bytes: int) -> bytes:
+        sent.append(min(size_bytes, len(payload) - offset))
+        return payload[offset : offset + size_bytes]
+
+    with first.transport() as transport:
+        assert transport.upload(header, read).update_state is m.UpdateState.ACCEPTED
+    # The Chunk that was cut is sent again, the whole ones are not.
+    assert sum(sent) == len(payload) - 2 * CHUNK_BYTES
+    for device in others:
+        device.take_part()
+    version = published(site.events())
+    assert version.bytes_up_resumed == 2 * CHUNK_BYTES
+    assert [version.version_sha256] == f.undisturbed(tmp_path / "undisturbed", SHAPES)
+
+
+def test_what_was_accepted_before_a_kill_is_not_sent_again(site: Site) -> None:
+    first, *_ = begun(site)
+    first.begin()
+    header, payload = first.update()
+    assert first.upload(header, payload).update_state is m.UpdateState.ACCEPTED
+    kill_and_serve(site)
+    (reply,) = first.send(header, [])
+    assert reply.update_state is m.UpdateState.ACCEPTED
+
+
+def test_a_download_goes_on_after_the_coordinator_was_killed(site: Site) -> None:
+    first, *others = begun(site)
+    device = Counting(site, first.bundle, 0, first.folder)
+    device.act_at = CHUNK_BYTES + 3 * PIECE_BYTES
+
+    def kill() -> None:
+        kill_and_serve(site)
+        # What gRPC has taken from the line already is not to count.
+        raise Unavailable("the line broke")
+
+    device.act = kill
+    device.take_part()
+    (offset,) = device.offsets
+    assert 0 < offset < CHUNK_BYTES
+    assert device.num_received == device.num_needed
+    for other in others:
+        other.take_part()
+    assert published(site.events()).bytes_down_resumed == offset
+
+
+def test_a_download_goes_on_after_the_device_was_killed(site: Site) -> None:
+    first, *_ = begun(site)
+    dying = site.device(0, die_at=f"down:{CHUNK_BYTES + 3 * PIECE_BYTES}")
+    assert dying.wait(60.0) == -9, dying.text()
+    kept = {path.name: path.stat().st_size for path in (first.folder / "chunks").iterdir()}
+    (part,) = [size for name, size in kept.items() if name.endswith(".part")]
+    assert 0 < part < CHUNK_BYTES < sum(kept.values())
+    device = Counting(site, first.bundle, 0, first.folder)
+    device.take_part()
+    assert device.offsets == [part]
+    assert device.num_received == device.num_needed - sum(kept.values())
+
+
+def test_a_version_that_changed_meanwhile_is_fetched_from_its_beginning(host: Hosted, tmp_path: Path) -> None:
+    bundle = f.bundle_in(tmp_path, SHAPES)
+    host.start_run(f.plan(), bundle, f.PUBLISHER)
+    device = Counting(host, bundle, 0, tmp_path / "device-0")
+    device.act_at = CHUNK_BYTES + 3 * PIECE_BYTES
+    with device.transport() as transport:
+        client = device.client(transport, 1)
+
+        def cut() -> None:
+            client.stop()
+            raise Unavailable("the line broke")
+
+        device.act = cut
+        client.run()
+    assert len(list((device.folder / "chunks").glob("*.part"))) == 1
+    with host.operator() as operator:
+        size_bytes = change_version(operator, device)
+    device.num_received = 0
+    for one in (device, *f.peers(host, bundle, tmp_path)[1:]):
+        one.take_part()
+    assert device.offsets == []
+    assert device.num_received == size_bytes
+    assert [event.parent for event in host.published()] == [0, 1]
+
+
+def change_version(operator: Operator, device: Peer) -> int:
+    """Put another Version in the place of the one that a Round is open for; how many bytes it has."""
+    operator.command(Command(command_id="pause", run_id="run", what=Pause()))
+    parent = operator.version("run").version
+    flat = np.arange(device.bundle.manifest.table.num_values, dtype=np.float32)
+    version, data = next_version(parent, flat, device.bundle, f.PUBLISHER)
+    operator.publish_version(version, data, 1)
+    return len(data)
+
+
+def test_an_upload_ends_at_once_when_its_round_has_closed(host: Hosted, tmp_path: Path) -> None:
+    bundle = f.bundle_in(tmp_path, {"a": (1000, 2500)})
+    host.start_run(f.plan(num_spare=1), bundle, f.PUBLISHER)
+    late, *in_time = f.peers(host, bundle, tmp_path, f.NUM_DEVICES + 1)
+    for device in (late, *in_time):
+        device.begin()
+    header, payload = late.update()
+    after: list[int] = []
+
+    def read(offset: int, size_bytes: int) -> bytes:
+        if offset == 2 * CHUNK_BYTES:
+            for device in in_time:
+                assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
+            host.published()
+        if offset >= 2 * CHUNK_BYTES:
+            after.append(size_bytes)
+            # A slow line: over loopback all would be sent before anything is heard.
+            time.sleep(0.2)
+        return payload[offset : offset + size_bytes]
+
+    with late.transport() as transport:
+        reply = transport.upload(header, read)
+    assert (reply.round_state, reply.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
+    # 10 MB were announced. It hears of the end with the answer to its next piece.
+    assert sum(after) <= CHUNK_BYTES

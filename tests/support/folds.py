@@ -1,0 +1,21 @@
+"""Updates for the fold, as the coordinator hands them over."""
+
+from collections.abc import Iterable
+
+from fanin.edge.codecs import Integers
+from fanin.protos.messages import CodecSpec
+from fanin.protos.plans import CODEC_BITS
+from fanin.server.aggregation import Contribution
+
+
+def fresh(weight: int, shifts: tuple[int, ...], codec: CodecSpec, pieces: Iterable[Integers]) -> Contribution:
+    """One that was made for the Round it is folded in."""
+    return Contribution(
+        weight=weight,
+        fresh_weight=weight,
+        shifts=shifts,
+        bits=CODEC_BITS[codec.name],
+        max_shift=codec.max_shift,
+        counts={},
+        pieces=pieces,
+    )

@@ -1,0 +1,233 @@
+"""A coordinator on a virtual clock that can be killed at any moment, and is started anew.
+
+At that very moment the folder is copied, as the disk has it, and the next life begins with the copy. The life before
+may go on for a while, as what no longer counts: nobody hears of it, and what it writes goes to a folder that nobody
+reads. Devices and operators see a line that broke. After a SIGKILL the disk has all that was written; after a loss of
+power only what was synced (``forgetful``).
+
+The moments are counted: before and after every effect, every piece of work on a lane (a transaction is one), and
+every sync of a file or folder. The same seed gives the same moments, up to the kill.
+"""
+
+import asyncio
+import random
+import shutil
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice
+from fanin.protos import messages as m
+from fanin.protos.errors import FaninError, Unavailable
+from fanin.server.blobs import Blobs
+from fanin.server.coordinator import Coordinator, Limits
+from fanin.server.disk import Durability
+from fanin.server.rounds import Effect
+from fanin.server.runs import Runs
+from fanin.server.spool import Spool
+from fanin.server.state import open_state
+from fanin.server.work import Tools
+from support.forgetful import ForgetfulDisk
+from support.virtual import PUBLISHER
+
+T = TypeVar("T")
+PAUSE_S: Final = 1.0
+"""How long it takes until the coordinator is started again, and until an operator tries again."""
+
+
+@dataclass
+class Life:
+    """One process of a coordinator: from its start to its kill."""
+
+    folder: Path
+    tick: Callable[["Life", str], None]
+    rng: random.Random
+    dead: asyncio.Event = field(default_factory=asyncio.Event)
+    serves: bool = False
+    disk: ForgetfulDisk = field(init=False)
+    tools: Tools = field(init=False)
+    runs: Runs = field(init=False)
+    coordinator: Coordinator = field(init=False)
+
+    def __post_init__(self) -> None:
+        clock = asyncio.get_running_loop().time
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.disk = ForgetfulDisk(self.folder, lambda what: self.tick(self, what))
+        tools = open_state(self.folder, Durability.PROCESS, (self.lane, self.lane), clock, self)
+        blobs, spool = self.folder / "blobs", self.folder / "spool"
+        self.tools = replace(
+            tools, blobs=Blobs(blobs, self.disk), spool=Spool(spool, self.folder / "updates", self.disk)
+        )
+        self.runs = Runs(self.tools)
+        self.coordinator = Coordinator(self.runs, self.tools, Limits(), self.rng)
+
+    async def lane(self, work: Callable[[], T]) -> T:
+        """Work that takes its time before and after."""
+        await asyncio.sleep(self.rng.uniform(0.0, 0.02))
+        self.tick(self, "before work")
+        found = work()
+        self.tick(self, "after work")
+        await asyncio.sleep(self.rng.uniform(0.0, 0.02))
+        return found
+
+    def starting(self, run_id: str, effect: Effect) -> None:
+        """An Observer's word."""
+        self.tick(self, f"before {type(effect).__name__}")
+
+    def finished(self, run_id: str, effect: Effect) -> None:
+        """An Observer's word."""
+        self.tick(self, f"after {type(effect).__name__}")
+
+    async def stop(self) -> None:
+        """Let nothing of it be left."""
+        await self.runs.stop()
+        self.disk.close()
+
+    async def heard(self, work: Coroutine[object, object, T]) -> T:
+        """The outcome of a call to this life; a broken line if it is killed first."""
+        call, end = asyncio.create_task(work), asyncio.create_task(self.dead.wait())
+        try:
+            await asyncio.wait({call, end}, return_when=asyncio.FIRST_COMPLETED)
+            if self.dead.is_set():
+                raise Unavailable("the line broke")
+            return call.result()
+        finally:
+            call.cancel()
+            end.cancel()
+            await asyncio.gather(call, end, return_exceptions=True)
+
+
+class Mortal:
+    """The coordinator whom devices and operators know, whichever life it is in. ``kill_at`` are numbers of moments."""
+
+    def __init__(self, folder: Path, kill_at: Collection[int] = (), *, loses_power: bool = False) -> None:
+        self.moments: list[str] = []
+        self.kills: list[str] = []
+        self.accepted: set[tuple[str, int]] = set()
+        self._loses_power = loses_power
+        self._folder = folder
+        self._kill_at = frozenset(kill_at)
+        self._rng = random.Random(0)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.life = self._born(folder / "life-0")
+
+    async def start(self) -> None:
+        """The first life."""
+        await self._serve(self.life)
+
+    async def stop(self) -> None:
+        """The end of the last one."""
+        await self.life.stop()
+        await asyncio.gather(*self._tasks)
+
+    # What devices see: the production coordinator's methods, with a line that breaks.
+
+    async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
+        """See Coordinator."""
+        life = self._serving()
+        return await life.heard(life.coordinator.check_in(device, check_in))
+
+    async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
+        """See Coordinator."""
+        life = self._serving()
+        async for data in _each(life, life.coordinator.download(device, download)):
+            yield data
+
+    async def upload(
+        self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
+    ) -> AsyncIterator[m.UploadReply]:
+        """See Coordinator."""
+        life = self._serving()
+        async for reply in _each(life, life.coordinator.upload(device, header, pieces)):
+            if reply.update_state is m.UpdateState.ACCEPTED:
+                self.accepted.add((device, header.round))
+            yield reply
+
+    async def report(self, device: str, report: m.Report) -> m.UploadReply:
+        """See Coordinator."""
+        life = self._serving()
+        return await life.heard(life.coordinator.report(device, report))
+
+    # What operators do.
+
+    async def operate(self, call: Callable[[Runs], Coroutine[object, object, T]]) -> T:
+        """A call that is repeated until a life has answered it."""
+        while True:
+            try:
+                life = self._serving()
+                return await life.heard(call(life.runs))
+            except Unavailable:
+                await asyncio.sleep(PAUSE_S)
+
+    def devices(self, num_devices: int, work_s: Callable[[random.Random], float]) -> list[VirtualDevice]:
+        """Devices that outlive the coordinator; they are not running yet."""
+        found = []
+        for index in range(num_devices):
+            line = LoopbackTransport(fleet=self, device=f"device-{index}", latency_s=0.01)
+            trainer = SyntheticTrainer(partition=index, num_examples=10 + index)
+            rng = random.Random(f"device {index}")
+            found.append(VirtualDevice(line, trainer, (PUBLISHER.public,), rng, work_s))
+        return found
+
+    # Life and death.
+
+    def _serving(self) -> Life:
+        if not self.life.serves:
+            raise Unavailable("nobody serves")
+        return self.life
+
+    def _born(self, folder: Path) -> Life:
+        return Life(folder, self._tick, random.Random(self._rng.random()))
+
+    async def _serve(self, life: Life) -> None:
+        await life.runs.start()
+        life.serves = not life.dead.is_set()
+
+    def _tick(self, life: Life, what: str) -> None:
+        if life.dead.is_set():
+            return
+        self.moments.append(what)
+        if len(self.moments) in self._kill_at:
+            self._kill(life)
+
+    def _kill(self, life: Life) -> None:
+        life.dead.set()
+        life.serves = False
+        self.kills.append(self.moments[-1])
+        after = self._folder / f"life-{len(self.kills)}"
+        if self._loses_power:
+            life.disk.lose_power(after)
+        else:
+            shutil.copytree(life.folder, after)
+        task = asyncio.get_running_loop().create_task(self._begin_anew(life, after))
+        self._tasks.add(task)
+
+    async def _begin_anew(self, before: Life, folder: Path) -> None:
+        await asyncio.sleep(PAUSE_S)
+        await before.stop()
+        self.life = self._born(folder)
+        await self._serve(self.life)
+
+
+async def _each(life: Life, stream: AsyncIterator[T]) -> AsyncIterator[T]:
+    """What a stream yields, served by one task as every call is, until the life ends."""
+    found: asyncio.Queue[T | FaninError | None] = asyncio.Queue()
+
+    async def serve() -> None:
+        try:
+            async for one in stream:
+                found.put_nowait(one)
+            found.put_nowait(None)
+        except FaninError as exc:
+            found.put_nowait(exc)
+
+    task = asyncio.create_task(serve())
+    try:
+        while (one := await life.heard(found.get())) is not None:
+            if isinstance(one, FaninError):
+                raise one
+            yield one
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,107 @@
+"""A Run whose devices are of unlike speed, on a virtual clock, and devices that a test plays itself."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
+from fanin.clients.updates import TrainingOutcome, make_update
+from fanin.edge.tensors import TensorTable
+from fanin.protos import messages as m
+from fanin.protos.plans import Plan
+from fanin.protos.runs import VersionPublished
+from fanin.server.verify import verify_run
+from support.virtual import PUBLISHER, Place, bundle_in, open_place, start
+
+T = TypeVar("T")
+Story = Callable[[Place], Awaitable[None]]
+CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
+TABLE = TensorTable.of({"a": (3, 5), "b": (7,)})
+SLOW_S = (1.0, 2.0, 7.0, 19.0)
+"""How long each of four devices works: while the last trains once, the first could fill many Rounds."""
+
+
+def devices(folder: Path, place: Place, seed: int = 0) -> list[asyncio.Task[None]]:
+    """Four devices that are each as slow as ever."""
+    tasks = []
+    for index, work_s in enumerate(SLOW_S):
+        line = LoopbackTransport(fleet=place.coordinator, device=f"device-{index}", latency_s=0.01)
+        trainer = SyntheticTrainer(partition=index, num_examples=10 + index)
+        rng = random.Random(f"{seed}/{index}")
+        device = VirtualDevice(line, trainer, (PUBLISHER.public,), rng, lambda _, work_s=work_s: work_s)
+        tasks.append(asyncio.create_task(device.run()))
+    return tasks
+
+
+async def hang_up(place: Place, tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await place.runs.stop()
+
+
+async def check_in(place: Place, device: str) -> m.CheckInAnswer:
+    """What a device is told that asks for a moment."""
+    return await place.coordinator.check_in(device, m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=0.1))
+
+
+async def assignment(place: Place, device: str) -> m.Assignment:
+    """A check-in that must be answered with work."""
+    answer = await check_in(place, device)
+    assert isinstance(answer, m.Assigned), answer
+    return answer.assignment
+
+
+def update(made_for: m.Assignment, size: float = 0.01) -> tuple[m.UpdateHeader, bytes]:
+    """An Update of 10 examples that moves every parameter alike."""
+    change = np.full(TABLE.num_values, size, np.float32)
+    outcome = TrainingOutcome(change=change, counts={m.EXAMPLES: 10}, telemetry=m.Telemetry(runtime="synthetic 1"))
+    return make_update(made_for, TABLE, outcome)
+
+
+async def send(place: Place, device: str, made_for: m.Assignment | None = None) -> m.UploadReply:
+    """Send an Update for an Assignment, by default for a new one."""
+    line = LoopbackTransport(fleet=place.coordinator, device=device, latency_s=0.01)
+    return await line.upload(*update(made_for or await assignment(place, device)))
+
+
+async def settle() -> None:
+    """Let the coordinator do all that it has to do now."""
+    await asyncio.sleep(1.0)
+
+
+async def watched(place: Place) -> list[VersionPublished]:
+    """The Versions, once the Run rests."""
+    events = [recorded.event async for recorded in place.runs.watch("run", 0)]
+    return [event for event in events if isinstance(event, VersionPublished)]
+
+
+def federate(
+    folder: Path, wanted: Plan, story: Callable[[Place], Awaitable[None]] | None = None
+) -> list[VersionPublished]:
+    """A Run by four devices of unlike speed; its Versions, after each was computed again from the record."""
+
+    async def main() -> list[VersionPublished]:
+        place = open_place(folder)
+        await start(place.runs, bundle_in(folder), wanted)
+        tasks = devices(folder, place)
+        if story is not None:
+            await story(place)
+        versions = await watched(place)
+        await hang_up(place, tasks)
+        assert [verdict.problem for verdict in verify_run(place.tools, "run") if verdict.problem] == []
+        return versions
+
+    return run_virtual(main())
+
+
+async def slow_store(work: Callable[[], T]) -> T:
+    """A lane on which everything takes a moment before and after, so that a Round takes some time to end."""
+    await asyncio.sleep(0.01)
+    found = work()
+    await asyncio.sleep(0.01)
+    return found

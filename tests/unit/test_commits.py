@@ -1,0 +1,88 @@
+"""Group commit: who waits shares the next transaction, and nobody is answered before it is durable."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+from support.values import assignment, update
+
+from fanin.clients.testing import run_virtual
+from fanin.protos.errors import StorageFull
+from fanin.server.commits import GroupCommit
+from fanin.server.store.rounds import CommittedUpdate, RoundStore
+
+T = TypeVar("T")
+
+
+class CountingStore(RoundStore):
+    """Takes every Update, or none while the disk is full; remembers in which company each came."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[str]] = []
+        self.is_full = False
+
+    def commit(self, wanted: Sequence[tuple[CommittedUpdate, int]]) -> list[CommittedUpdate | None]:
+        """One transaction."""
+        self.groups.append([found.device_id for found, _ in wanted])
+        if self.is_full:
+            raise StorageFull("the database cannot grow")
+        return [found if found.device_id != "late" else None for found, _ in wanted]
+
+
+async def slow(work: Callable[[], T]) -> T:
+    """A disk that takes a second to sync."""
+    await asyncio.sleep(1.0)
+    return work()
+
+
+def made_by(device: str) -> CommittedUpdate:
+    header, _ = update(assignment(device=device))
+    return CommittedUpdate(device_id=device, round=1, header=header)
+
+
+def test_those_who_come_during_a_sync_share_the_next_one() -> None:
+    async def main() -> None:
+        store = CountingStore()
+        commits = GroupCommit(store, slow)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+
+        async def one(device: str, after_s: float) -> tuple[CommittedUpdate | None, float]:
+            await asyncio.sleep(after_s)
+            return await commits.commit(made_by(device), buffer=9), clock() - began
+
+        devices = {"a": 0.0, "b": 0.1, "late": 0.2, "c": 0.9, "d": 5.0}
+        outcomes = await asyncio.gather(*(one(device, after_s) for device, after_s in devices.items()))
+        assert store.groups == [["a"], ["b", "late", "c"], ["d"]]
+        assert [found and found.device_id for found, _ in outcomes] == ["a", "b", None, "c", "d"]
+        assert [took_s for _, took_s in outcomes] == pytest.approx([1.0, 2.0, 2.0, 2.0, 6.0])
+
+    run_virtual(main())
+
+
+def test_all_hear_of_a_full_disk_and_the_next_ones_are_tried_again() -> None:
+    async def main() -> None:
+        store = CountingStore()
+        commits = GroupCommit(store, slow)
+        store.is_full = True
+        calls = (commits.commit(made_by(device), buffer=9) for device in "ab")
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [StorageFull, StorageFull]
+        store.is_full = False
+        assert await commits.commit(made_by("a"), buffer=9) is not None
+
+    run_virtual(main())
+
+
+def test_a_device_that_hangs_up_does_not_keep_the_others_waiting() -> None:
+    async def main() -> None:
+        commits = GroupCommit(CountingStore(), slow)
+        gone = asyncio.create_task(commits.commit(made_by("a"), buffer=9))
+        await asyncio.sleep(0.1)
+        gone.cancel()
+        found = await commits.commit(replace(made_by("b"), round=1), buffer=9)
+        assert found is not None
+
+    run_virtual(main())

@@ -1,0 +1,257 @@
+"""What operators command: pause, resume, stop, adopt; on a virtual clock, over restarts, and said twice."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.errors import raises
+from support.scenes import Scene, What, finished, play, versions
+from support.virtual import PUBLISHER, bundle_in, plan, start
+
+from fanin.clients.testing import synthetic_bundle
+from fanin.protos import messages as m
+from fanin.protos.errors import Conflict, NotFound
+from fanin.protos.plans import StopPlan
+from fanin.protos.runs import (
+    Adopt,
+    Command,
+    Evaluation,
+    Pause,
+    Resume,
+    RoundClosed,
+    RoundFailed,
+    RoundOpened,
+    RunRested,
+    RunResumed,
+    RunState,
+    Stop,
+    VersionPublished,
+)
+from fanin.server.stopping import rest_of
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_paused_round_waits_and_then_ends_in_the_same_bits(tmp_path: Path, restarts: bool) -> None:
+    undisturbed = versions(play(tmp_path / "a", finished))
+
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(15.0)
+        assert (await scene.command(Pause())).state is RunState.PAUSED
+        if restarts:
+            await scene.restart()
+        await asyncio.sleep(5000.0)
+        assert len(versions(await scene.events())) <= 1
+        assert (await scene.command(Resume())).state is RunState.RUNNING
+        await finished(scene)
+
+    events = play(tmp_path / "b", story)
+    assert [event.version_sha256 for event in versions(events)] == [event.version_sha256 for event in undisturbed]
+    assert RunRested(state=RunState.PAUSED, reason="by an operator") in events
+    assert RunResumed() in events
+    assert not [event for event in events if isinstance(event, RoundFailed)]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_deadline_stands_still_while_a_run_is_paused(tmp_path: Path, restarts: bool) -> None:
+    """Three of four devices: the Round closes with its quorum 60 s of running time after the first Assignment."""
+
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(40.0)
+        await scene.command(Pause())
+        await asyncio.sleep(1000.0)
+        if restarts:
+            await scene.restart()
+        await scene.command(Resume())
+        resumed_at = asyncio.get_running_loop().time()
+        await scene.until(RoundClosed)
+        assert asyncio.get_running_loop().time() - resumed_at == pytest.approx(20.0, abs=1.0)
+
+    play(tmp_path, story, plan(quorum=3, deadline_s=60.0), devices=3)
+
+
+def test_updates_under_way_count_and_close_the_round_when_it_is_resumed(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(5.0)
+        await scene.command(Pause())
+        await asyncio.sleep(100.0)
+        assert len(scene.place.tools.rounds.updates("run", 1)) == 4
+        assert versions(await scene.events()) == []
+        await scene.command(Resume())
+        await scene.until(VersionPublished)
+
+    play(tmp_path, story)
+
+
+def test_nobody_is_given_work_while_a_run_is_paused(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.command(Pause())
+        can = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
+        answer = await scene.place.coordinator.check_in("late", m.CheckIn(protocol=1, capabilities=can, wait_s=1.0))
+        assert isinstance(answer, m.Wait)
+
+    play(tmp_path, story, devices=1)
+
+
+def test_a_run_paused_between_two_rounds_opens_none(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.until(RoundClosed)
+        await scene.command(Pause())
+        await asyncio.sleep(1000.0)
+        assert [event.number for event in versions(await scene.events())] == [1]
+        assert len([event for event in await scene.events() if isinstance(event, RoundOpened)]) <= 2
+        await scene.command(Resume())
+        await finished(scene)
+        assert [event.number for event in versions(await scene.events())] == [1, 2, 3]
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_stopped_run_fails_its_round_and_rests(tmp_path: Path, paused: bool) -> None:
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(5.0)
+        if paused:
+            await scene.command(Pause())
+        info = await scene.command(Stop())
+        assert (info.state, info.reason) == (RunState.STOPPED, "by an operator")
+        await scene.restart()
+        await asyncio.sleep(100.0)
+        assert scene.place.runs.driver("run").recent_rounds == ()
+
+    events = play(tmp_path, story)
+    assert events[-2:] == [
+        RoundFailed(round=1, reason="stopped by an operator"),
+        RunRested(state=RunState.STOPPED, reason="by an operator"),
+    ]
+    assert versions(events) == []
+
+
+def test_a_stopped_run_goes_on_for_the_rounds_that_it_is_given(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.until(VersionPublished)
+        await asyncio.sleep(3.0)
+        await scene.command(Stop())
+        with pytest.raises(Conflict, match="it is stopped; say for how many rounds it is to go on"):
+            await scene.command(Resume())
+        await scene.command(Resume(num_rounds=4))
+        await finished(scene)
+
+    events = play(tmp_path, story)
+    assert [event.number for event in versions(events)] == [1, 2, 3, 4, 5]
+    assert events[-1] == RunRested(state=RunState.FINISHED, reason="4 of 4 rounds done")
+
+
+def test_a_failed_run_tries_again_when_it_is_resumed(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        await finished(scene)
+        assert (await scene.place.runs.info("run")).state is RunState.FAILED
+        scene.num_devices = 5
+        await scene.restart()
+        assert (await scene.command(Resume())).state is RunState.RUNNING
+        await finished(scene)
+
+    events = play(tmp_path, story, plan(deadline_s=30.0), devices=3)
+    assert len([event for event in events if isinstance(event, RoundFailed)]) == 3
+    assert [event.number for event in versions(events)] == [1, 2, 3]
+
+
+def test_rolling_back_gives_an_older_version_a_new_number(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.until(VersionPublished, 2)
+        await scene.command(Pause())
+        info = await scene.command(Adopt(number=1))
+        assert (info.state, info.version) == (RunState.PAUSED, 3)
+        await scene.command(Resume(num_rounds=1))
+        await finished(scene)
+
+    events = play(tmp_path, story)
+    first, second, back, after = versions(events)
+    assert back.version_sha256 == first.version_sha256 != second.version_sha256
+    assert (back.adopted_run, back.adopted_number, back.round) == ("run", 1, 0)
+    assert after.parent == back.number
+    assert RoundFailed(round=3, reason="version 3 was published") in events
+
+
+def test_a_version_is_promoted_to_another_run_of_its_bundle_only(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        await finished(scene)
+        runs = scene.place.runs
+        await start(runs, bundle_in(tmp_path), plan(), run_id="other")
+        await runs.command(Command(command_id="p", run_id="other", what=Pause()))
+        adopt = Adopt(from_run="run", number=3, num_rounds=1)
+        info = await runs.command(Command(command_id="a", run_id="other", what=adopt))
+        assert info.version_sha256 == versions(await scene.events())[-1].version_sha256
+        assert (info.state, info.version) == (RunState.RUNNING, 1)
+        with raises(NotFound, "run run: has no version 9"):
+            await scene.command(Adopt(number=9))
+        with raises(NotFound, "run nowhere: has no version 0"):
+            await scene.command(Adopt(from_run="nowhere", number=0))
+        other = synthetic_bundle(tmp_path / "else", PUBLISHER, {"a": (2,)})
+        await start(runs, other, plan(), run_id="else")
+        with pytest.raises(Conflict, match="only versions of one bundle can be adopted"):
+            await scene.command(Adopt(from_run="else", number=0))
+
+    play(tmp_path, story)
+
+
+def test_a_command_is_carried_out_once_whatever_has_happened_since(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.command(Pause(), "first")
+        await scene.command(Resume(), "second")
+        assert (await scene.command(Pause(), "first")).state is RunState.RUNNING
+        await scene.restart()
+        assert (await scene.command(Pause(), "first")).state is RunState.RUNNING
+        with raises(Conflict, "command first: the id is taken by another command; choose another"):
+            await scene.command(Stop(), "first")
+        await finished(scene)
+        await scene.command(Adopt(number=0), "third")
+        assert (await scene.command(Adopt(number=0), "third")).version == 4
+
+    events = play(tmp_path, story)
+    assert len([event for event in events if isinstance(event, RunRested) and event.state is RunState.PAUSED]) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "what", "said"),
+    [
+        (None, Pause(), "run run: it is finished, there is nothing to pause"),
+        (None, Stop(), "run run: it is finished, there is nothing to stop"),
+        (None, Resume(), "run run: it is finished; say for how many rounds it is to go on"),
+        (Resume(num_rounds=9), Resume(num_rounds=2), "it is running; pause it to give it another number of rounds"),
+        (Resume(num_rounds=9), Adopt(number=0), "run run: a round is open; publish when the run rests, or pause it"),
+    ],
+)
+def test_a_command_that_makes_no_sense_changes_nothing(
+    tmp_path: Path, before: What | None, what: What, said: str
+) -> None:
+    async def story(scene: Scene) -> None:
+        await finished(scene)
+        if before is not None:
+            await scene.command(before)
+        state = await scene.events()
+        with pytest.raises(Conflict, match=said):
+            await scene.command(what, "refused")
+        assert await scene.events() == state
+        # Its id is free again.
+        assert not scene.place.tools.control.is_done(Command(command_id="refused", run_id="run", what=Pause()))
+
+    play(tmp_path, story)
+
+
+def evaluated(accuracy_int8: float) -> VersionPublished:
+    found = Evaluation(num_examples=1000, loss=1.0, accuracy_float=0.9, accuracy_int8=accuracy_int8, int8_agreement=0.9)
+    return VersionPublished(number=2, version_sha256="0" * 64, parent=1, round=2, evaluation=found)
+
+
+def test_a_run_pauses_when_int8_loses_more_than_the_plan_allows() -> None:
+    stop = StopPlan(max_int8_drop=2.0)
+    assert rest_of([evaluated(0.881)], 100, stop) is None
+    rested = rest_of([evaluated(0.875)], 100, stop)
+    assert rested is not None
+    assert rested.state is RunState.PAUSED
+    assert rested.reason.startswith(
+        "int8 loses 2.50 points of accuracy on 1000 examples of the devices (version 1), the plan allows 2; "
+    )
+    assert rest_of([evaluated(0.875)], 100, replace(stop, max_int8_drop=0.0)) is None
+    assert rest_of([evaluated(0.875), RunResumed()], 100, stop) is None

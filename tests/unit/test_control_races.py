@@ -1,0 +1,123 @@
+"""Commands at awkward moments: in every phase of a Round, said again, with effects still queued."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from support.errors import raises
+from support.scenes import Scene, finished, play, versions
+
+from fanin.protos.errors import InvalidInput
+from fanin.protos.runs import (
+    Adopt,
+    Command,
+    Pause,
+    Resume,
+    RoundClosed,
+    RunState,
+    Stop,
+    VersionPublished,
+)
+
+T = TypeVar("T")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_commands_at_any_moment_leave_a_run_that_ends_in_the_same_bits(tmp_path: Path, seed: int) -> None:
+    """Pauses, restarts and resumptions by chance: whichever phase they meet, the Versions are the undisturbed ones."""
+    undisturbed = [event.version_sha256 for event in versions(play(tmp_path / "a", finished))]
+
+    async def story(scene: Scene) -> None:
+        rng = random.Random(seed)
+        for _ in range(12):
+            await asyncio.sleep(rng.choice((0.0, 0.01, rng.uniform(0, 12))))
+            if not (await scene.place.runs.info("run")).state.is_live:
+                break
+            await rng.choice((lambda: scene.command(Pause()), lambda: scene.command(Resume()), scene.restart))()
+        if (await scene.place.runs.info("run")).state is RunState.PAUSED:
+            await scene.command(Resume())
+        await finished(scene)
+
+    events = play(tmp_path / "b", story)
+    assert [event.version_sha256 for event in versions(events)] == undisturbed
+
+
+def test_a_run_goes_on_after_a_round_that_was_stopped_while_much_was_left_to_do(tmp_path: Path) -> None:
+    """Effects of a Round that was stopped are let go, in whatever order operators' wishes and Updates came."""
+
+    async def story(scene: Scene) -> None:
+        gate = asyncio.Event()
+
+        async def slow_lane(work: Callable[[], object]) -> object:
+            await gate.wait()
+            return work()
+
+        await asyncio.sleep(5.0)
+        object.__setattr__(scene.place.tools, "disk_lane", slow_lane)
+        await asyncio.sleep(0.0)
+        await scene.command(Pause())
+        await scene.command(Resume())
+        await scene.command(Stop())
+        gate.set()
+        await asyncio.sleep(1.0)
+        await scene.command(Resume(num_rounds=2))
+        await finished(scene)
+
+    events = play(tmp_path, story)
+    assert [event.number for event in versions(events)] == [1, 2]
+
+
+def test_a_command_whose_caller_failed_is_told_to_the_machine_when_it_is_repeated(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(5.0)
+        await scene.command(Pause())
+        control = scene.place.tools.control
+        # As if the process had recorded it, and had failed before it told the machine.
+        control.resume(Command(command_id="again", run_id="run", what=Resume()), 0, asyncio.get_running_loop().time())
+        assert (await scene.command(Resume(), "again")).state is RunState.RUNNING
+        await finished(scene)
+
+    assert [event.number for event in versions(play(tmp_path, story))] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 1.0])
+def test_rounds_that_are_asked_for_while_the_last_one_ends_are_run(tmp_path: Path, after_s: float) -> None:
+    async def slow_store(work: Callable[[], T]) -> T:
+        await asyncio.sleep(0.01)
+        found = work()
+        await asyncio.sleep(0.01)
+        return found
+
+    async def story(scene: Scene) -> None:
+        await scene.until(RoundClosed, 3)
+        await scene.command(Pause())
+        await asyncio.sleep(after_s)
+        await scene.command(Resume(num_rounds=2))
+        await finished(scene)
+
+    events = play(tmp_path, story, store_lane=slow_store)
+    assert [event.number for event in versions(events)] == [1, 2, 3, 4, 5]
+
+
+def test_a_rollback_leaves_the_rounds_that_were_left(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.until(VersionPublished, 2)
+        await scene.command(Pause())
+        await scene.command(Adopt(number=1))
+        await scene.command(Resume())
+        await finished(scene)
+
+    events = play(tmp_path, story)
+    assert [event.round for event in versions(events)] == [1, 2, 0, 4]
+
+
+@pytest.mark.parametrize("what", [{"num_rounds": -1}, {"num_rounds": 1 << 32}])
+def test_rounds_are_a_number_that_the_wire_knows(what: dict[str, int]) -> None:
+    for make in (lambda: Resume(**what), lambda: Adopt(number=1, **what)):
+        with raises(InvalidInput, f"rounds: got {what['num_rounds']}, expected 0 to 4294967295"):
+            make()
+    with raises(InvalidInput, f"version: got number {1 << 63}, expected 0 to {(1 << 63) - 1}"):
+        Adopt(number=1 << 63)

@@ -1,0 +1,278 @@
+"""Stale Updates and what can happen to them: rests, restarts, dead devices, and records that do not fit."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import text
+from support.errors import raises
+from support.staleness import (
+    assignment,
+    check_in,
+    devices,
+    federate,
+    hang_up,
+    send,
+    settle,
+    slow_store,
+    update,
+    watched,
+)
+from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
+
+from fanin.clients.operator import next_version
+from fanin.clients.testing import run_virtual
+from fanin.edge.tensors import TensorTable
+from fanin.protos import messages as m
+from fanin.protos.convert_runs import start_run_to_proto
+from fanin.protos.errors import InvalidPlan, Unavailable
+from fanin.protos.plans import AggregationPlan
+from fanin.protos.runs import Adopt, Command, Pause, Resume, RoundClosed, RunState, Stop
+from fanin.server.aggregation import Contribution, accept, begin, finish
+from fanin.server.disk import Durability
+from fanin.server.state import look_into
+from fanin.server.store.engine import open_engine
+from fanin.server.verify import verify_run
+
+
+@pytest.mark.parametrize("adopts", [False, True])
+def test_what_was_trained_before_a_version_from_outside_never_counts(tmp_path: Path, adopts: bool) -> None:
+    """Or what a roll-back takes out would come back in with the next Update."""
+
+    async def main() -> None:
+        place, bundle = open_place(tmp_path), bundle_in(tmp_path)
+        await start(place.runs, bundle, plan(buffer=1, quorum=1, max_staleness=50, max_rounds=9))
+        slow = await assignment(place, "slow")
+        await send(place, "fast-1")
+        await settle()
+        await place.runs.command(Command(command_id="1", run_id="run", what=Pause()))
+        if adopts:
+            await place.runs.command(Command(command_id="2", run_id="run", what=Adopt(number=0)))
+        else:
+            parent = (await place.runs.version("run", None)).version
+            table = bundle.manifest.table
+            made, data = next_version(parent, np.ones(table.num_values, np.float32), bundle, PUBLISHER)
+            await place.runs.put_chunk(made.parameters.chunks[0].sha256, data)
+            await place.runs.publish_version(made, 0)
+        await place.runs.command(Command(command_id="3", run_id="run", what=Resume()))
+        await settle()
+        for opened in (place, open_place(tmp_path)):
+            if opened is not place:
+                await place.runs.stop()
+                await opened.runs.start()
+            assert (await send(opened, "slow", slow)).update_state is m.UpdateState.DISCARDED
+        await opened.runs.stop()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.05, 0.07, 0.1, 0.12, 0.15, 0.2, 0.3])
+def test_an_update_that_comes_while_a_round_ends_is_in_the_next(tmp_path: Path, after_s: float) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path, store_lane=slow_store)
+        await start(place.runs, bundle_in(tmp_path), plan(buffer=1, quorum=1, max_staleness=3, max_rounds=3))
+        await settle()
+        fast, slow = await assignment(place, "fast"), await assignment(place, "slow")
+        first = asyncio.create_task(send(place, "fast", fast))
+        await asyncio.sleep(after_s)
+        second = await send(place, "slow", slow)
+        assert [(await first).update_state, second.update_state] == [m.UpdateState.ACCEPTED] * 2
+        await settle()
+        rounds = place.tools.rounds
+        assert [len(rounds.updates("run", number)) for number in (1, 2)] == [1, 1]
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_an_update_that_waits_for_the_next_round_is_let_go_when_the_run_ends(tmp_path: Path) -> None:
+    async def story(place: Place) -> None:
+        await asyncio.sleep(8.0)
+        await place.runs.command(Command(command_id="1", run_id="run", what=Stop()))
+
+    wanted = plan(buffer=1, quorum=1, max_staleness=50, max_rounds=1000)
+    assert len(federate(tmp_path, wanted, story)) > 3
+
+
+def test_stale_uploads_are_kept_until_they_no_longer_count(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan(buffer=1, quorum=1, max_staleness=1, max_rounds=2))
+        slow = await assignment(place, "slow")
+        place.tools.spool.open(update(slow)[0]).close()
+        folder = tmp_path / "state" / "spool"
+        await send(place, "fast-1")
+        await settle()
+        assert [path.name for path in folder.glob("*.header")] == [f"{slow.assignment_id}.header"]
+        await send(place, "fast-2")
+        await settle()
+        assert place.runs.driver("run").run.state is RunState.FINISHED
+        assert list(folder.iterdir()) == []
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_the_mean_divides_by_what_the_updates_would_weigh_were_they_fresh() -> None:
+    """DESIGN decision 4: a stale Update moves the model less, instead of giving its weight to the others."""
+    table = TensorTable.of({"a": (1,)})
+    pieces = (np.array([100], np.int32),)
+    stale = Contribution(weight=128, fresh_weight=256, shifts=(0,), bits=32, max_shift=0, counts={}, pieces=pieces)
+    assert finish(accept(begin(table), table, stale), table, (0,)).tolist() == [50.0]
+
+
+@pytest.mark.parametrize("max_staleness", [-1, 1001])
+def test_a_plan_says_how_stale_an_update_may_be(max_staleness: int) -> None:
+    with raises(InvalidPlan, f"plan: got max_staleness {max_staleness}, expected 0 (none) to 1000 versions"):
+        AggregationPlan(max_staleness=max_staleness)
+
+
+def test_devices_that_keep_all_places_lose_them_at_the_deadline(tmp_path: Path) -> None:
+    """Those at work for an earlier Round may be dead: a Round that opens with nobody else has a deadline too."""
+
+    async def main() -> None:
+        place = open_place(tmp_path)
+        wanted = plan(concurrency=2, buffer=1, quorum=1, max_staleness=5, deadline_s=60.0, max_rounds=9)
+        await start(place.runs, bundle_in(tmp_path), wanted)
+        late = await assignment(place, "late")
+        await assignment(place, "dead-0")
+        # Round 1 misses its deadline; the places of round 2 go to two others, and the late one closes it.
+        await asyncio.sleep(61.0)
+        for device in ("dead-1", "dead-2"):
+            await assignment(place, device)
+        assert (await send(place, "late", late)).update_state is m.UpdateState.ACCEPTED
+        await settle()
+        assert isinstance(await check_in(place, "new"), m.Wait)
+        await asyncio.sleep(61.0)
+        assert isinstance(await check_in(place, "new"), m.Assigned)
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_dead_devices_do_not_make_every_later_round_wait_for_its_deadline(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        wanted = plan(concurrency=4, buffer=2, quorum=1, max_staleness=50, deadline_s=60.0, max_rounds=6)
+        await start(place.runs, bundle_in(tmp_path), wanted)
+        for index in range(3):
+            await assignment(place, f"dead-{index}")
+        tasks = devices(tmp_path, place)
+        versions = await watched(place)
+        await hang_up(place, tasks)
+        assert [version.round_s > 30.0 for version in versions] == [True] + [False] * 5
+
+    run_virtual(main())
+
+
+def test_hanging_up_a_thousand_times_while_waiting_for_a_round_leaves_no_task(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan(buffer=2, quorum=2, max_staleness=3, max_rounds=9))
+        first = await assignment(place, "device")
+        await assignment(place, "other")
+        await place.coordinator.report("device", m.Report(assignment_id=first.assignment_id, failure="it diverged"))
+        for device in ("fast-1", "fast-2"):
+            await send(place, device)
+        await settle()
+        # Its Update of round 2 is in; the one of round 1 has to wait until round 2 is over.
+        assert (await send(place, "device")).update_state is m.UpdateState.ACCEPTED
+        before = len(asyncio.all_tasks())
+        for _ in range(100):
+            call = asyncio.create_task(send(place, "device", first))
+            await asyncio.sleep(0.1)
+            assert not call.done()
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+        await settle()
+        assert len(asyncio.all_tasks()) == before
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_coordinator_that_leaves_lets_go_of_those_who_wait(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan(buffer=2, quorum=2, max_staleness=3, max_rounds=9))
+        first = await assignment(place, "device")
+        await place.coordinator.report("device", m.Report(assignment_id=first.assignment_id, failure="it diverged"))
+        for device in ("fast-1", "fast-2"):
+            await send(place, device)
+        await settle()
+        await send(place, "device")
+        waiting = asyncio.create_task(send(place, "device", first))
+        await settle()
+        await place.runs.stop()
+        with pytest.raises(Unavailable, match="run run: takes no updates at this moment; go on later"):
+            await waiting
+
+    run_virtual(main())
+
+
+def test_a_pause_between_two_rounds_tells_devices_to_come_back(tmp_path: Path) -> None:
+    """Their Updates count when the Run goes on; they must not be thrown away for a pause."""
+
+    async def main() -> None:
+        place = open_place(tmp_path, store_lane=slow_store)
+        await start(place.runs, bundle_in(tmp_path), plan(buffer=1, quorum=1, max_staleness=3, max_rounds=9))
+        await settle()
+        slow = await assignment(place, "slow")
+        place.tools.spool.open(update(slow)[0]).close()
+        fast = await assignment(place, "fast")
+        sent = asyncio.create_task(send(place, "fast", fast))
+        async with aclosing(place.runs.watch("run", 0)) as events:
+            async for recorded in events:
+                if isinstance(recorded.event, RoundClosed):
+                    break
+        await place.runs.command(Command(command_id="1", run_id="run", what=Pause()))
+        assert (await sent).update_state is m.UpdateState.ACCEPTED
+        await settle()
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="go on later"):
+                await send(place, "slow", slow)
+        assert list((tmp_path / "state" / "spool").glob("*.header")) != []
+        await place.runs.command(Command(command_id="2", run_id="run", what=Resume()))
+        await settle()
+        assert (await send(place, "slow", slow)).update_state is m.UpdateState.ACCEPTED
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("UPDATE rounds SET state = 'failed' WHERE round = 3", "the record of the round that made it is missing"),
+        ("UPDATE rounds SET accepted = '[]' WHERE round = 3", "round 3: 0 updates, expected 1 to 1"),
+        ("UPDATE rounds SET base_version = 0 WHERE round = 2", "the record of the round that made it is missing"),
+        ("UPDATE runs SET start_proto = :older", "an update of round 1 is too old to count in it"),
+    ],
+)
+def test_verify_believes_no_record_that_does_not_fit(tmp_path: Path, change: str, problem: str) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan(buffer=1, quorum=1, max_staleness=5, max_rounds=3))
+        slow = await assignment(place, "slow")
+        for device in ("fast-1", "fast-2"):
+            await send(place, device)
+            await settle()
+        await send(place, "slow", slow)
+        await settle()
+        await place.runs.stop()
+        run = place.tools.runs.run("run")
+        assert run is not None
+        stricter = replace(run.start, plan=plan(buffer=1, quorum=1, max_staleness=1, max_rounds=3))
+        older = {"older": start_run_to_proto(stricter).SerializeToString()} if ":older" in change else {}
+        engine = open_engine(tmp_path / "state" / "fanin.db", Durability.PROCESS)
+        with engine.begin() as connection:
+            connection.execute(text(change), older)
+        engine.dispose()
+        found = [verdict.problem for verdict in verify_run(look_into(tmp_path / "state"), "run")]
+        assert found[0] == ""
+        assert any(problem in one for one in found)
+
+    run_virtual(main())

@@ -1,0 +1,112 @@
+"""Buffered and streaming Rounds: Updates that were made for an earlier Round count, for less, and never twice."""
+
+from pathlib import Path
+
+import pytest
+from support.staleness import assignment, check_in, federate, send, settle
+from support.virtual import Place, bundle_in, open_place, plan, start
+
+from fanin.clients.testing import run_virtual
+from fanin.protos import messages as m
+from fanin.protos.runs import RoundClosed
+from fanin.server.verify import verify_run
+
+
+@pytest.mark.parametrize("buffer", [1, 2, 3])
+def test_stale_updates_count_and_the_record_gives_the_same_versions_again(tmp_path: Path, buffer: int) -> None:
+    wanted = plan(buffer=buffer, quorum=buffer, max_staleness=50, max_rounds=30)
+    versions = federate(tmp_path, wanted)
+    assert len(versions) == 30
+    assert sum(version.num_stale for version in versions) > 0
+    # Whoever is slow has its part: the slowest gets in once in 19 s.
+    assert {name for version in versions for name in version.runtimes} == {"synthetic 1"}
+
+
+def test_the_slowest_device_has_its_part_only_where_stale_updates_count(tmp_path: Path) -> None:
+    def parts(max_staleness: int) -> set[str]:
+        found: set[str] = set()
+
+        async def story(place: Place) -> None:
+            async for recorded in place.runs.watch("run", 0):
+                if isinstance(recorded.event, RoundClosed):
+                    found.update(recorded.event.accepted)
+
+        folder = tmp_path / str(max_staleness)
+        wanted = plan(buffer=2, quorum=2, max_staleness=max_staleness, max_rounds=20)
+        versions = federate(folder, wanted, story)
+        assert any(version.num_stale for version in versions) == (max_staleness > 0)
+        return found
+
+    assert parts(50) == {f"device-{index}" for index in range(4)}
+    assert "device-3" not in parts(0)
+
+
+def test_with_the_whole_cohort_in_the_buffer_it_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
+    fedavg = federate(tmp_path / "a", plan())
+    allowed = federate(tmp_path / "b", plan(max_staleness=50))
+    assert [version.version_sha256 for version in allowed] == [version.version_sha256 for version in fedavg]
+
+
+def test_no_more_devices_are_at_work_than_the_plan_says(tmp_path: Path) -> None:
+    """Those at work for an earlier Round keep their places."""
+
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan(concurrency=3, buffer=1, quorum=1, max_staleness=5))
+        for index in range(3):
+            assert isinstance(await check_in(place, f"early-{index}"), m.Assigned)
+        assert isinstance(await check_in(place, "late"), m.Wait)
+        again = await check_in(place, "early-2")
+        assert isinstance(again, m.Assigned)
+        await send(place, "early-0")
+        await settle()
+        # One place is free, whoever asks for it; who is at work is told the same as before.
+        told = await check_in(place, "early-2")
+        assert isinstance(told, m.Assigned)
+        assert told.assignment.assignment_id == again.assignment.assignment_id
+        assert told.assignment.round == 1
+        answers = [await check_in(place, device) for device in ("late", "later")]
+        assert [type(answer) for answer in answers] == [m.Assigned, m.Wait]
+        assert isinstance(answers[0], m.Assigned)
+        assert answers[0].assignment.round == 2
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_stale_update_is_accepted_once_and_only_as_long_as_the_plan_says(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan(buffer=1, quorum=1, max_staleness=1, max_rounds=9))
+        slow, slower = await assignment(place, "slow"), await assignment(place, "slower")
+        await send(place, "fast-1")
+        await settle()
+        assert (await send(place, "slow", slow)).update_state is m.UpdateState.ACCEPTED
+        await settle()
+        assert (await send(place, "slow", slow)).update_state is m.UpdateState.ACCEPTED
+        assert [len(place.tools.rounds.updates("run", number)) for number in (1, 2, 3)] == [1, 1, 0]
+        reply = await send(place, "slower", slower)
+        assert (reply.round_state, reply.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
+        await place.runs.stop()
+        assert [verdict.problem for verdict in verify_run(place.tools, "run") if verdict.problem] == []
+
+    run_virtual(main())
+
+
+def test_a_stale_update_is_accepted_after_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan(buffer=1, quorum=1, max_staleness=3, max_rounds=9))
+        slow = await assignment(place, "slow")
+        await send(place, "fast-1")
+        await settle()
+        await place.runs.stop()
+        again = open_place(tmp_path)
+        await again.runs.start()
+        assert (await send(again, "slow", slow)).update_state is m.UpdateState.ACCEPTED
+        await settle()
+        await again.runs.stop()
+        verdicts = list(verify_run(again.tools, "run"))
+        assert [(verdict.version, verdict.problem) for verdict in verdicts] == [(0, ""), (1, ""), (2, "")]
+
+    run_virtual(main())
