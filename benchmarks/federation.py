@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 
 from fanin.clients.data import Examples
-from fanin.clients.operator import Operator, read_token
+from fanin.clients.operator import Operator
+from fanin.clients.textfiles import read_token
 from fanin.clients.transport import Line
 
 START_S: Final = 30.0

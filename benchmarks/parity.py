@@ -1,6 +1,7 @@
 """Parity: twenty train steps of each reference model in each runtime, against eager torch.
 
     python benchmarks/parity.py [--models resnet8,gru] [--json FILE]          (tflite-runtime: `make devices`)
+    python benchmarks/parity.py --layers [--json FILE]                        (each kind of layer instead)
 
 Told is the largest difference of a parameter, max |a - b| / max(1, |b|), after twenty steps of SGD with momentum; and
 ", 1": after a single step from where eager torch itself was, the worst of the twenty. Beside them stands what eager
@@ -29,6 +30,9 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from support.layer_parity import RUNTIMES as FORMATS
+from support.layer_parity import Course as LayerCourse
+from support.layers import CASES
 from support.remote_runtime import runtime_of
 
 from fanin.datacenter.models import cnn, ds_cnn, mlp, mobilenet, resnet8
@@ -187,9 +191,12 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Parameters after 20 steps in each runtime, against eager torch.")
     parser.add_argument("--models", default=",".join(name for name in MODELS if "-" not in name))
     parser.add_argument("--runtimes", default=",".join(RUNTIMES))
+    parser.add_argument("--layers", action="store_true", help="the small modules of tests/support/layers.py instead")
     parser.add_argument("--json", metavar="FILE", default="")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
+    if options.layers:
+        return layers(options.json)
     runtimes = options.runtimes.split(",")
     rows = {}
     heads = [*runtimes, *(f"{name}, 1" for name in runtimes)]
@@ -201,6 +208,21 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.flush()
     if options.json:
         Path(options.json).write_text(json.dumps(told(rows), indent=1) + "\n")
+    return 0
+
+
+def layers(json_file: str) -> int:
+    """The table of layers: the worst parameter of each kind's module after all steps, in each runtime."""
+    rows = {}
+    sys.stdout.write(f"{'layers':16} {' '.join(f'{name:>9}' for name in RUNTIMES)}\n")
+    for case in CASES:
+        course = LayerCourse(case)
+        errors = {runtime: found for name in FORMATS for runtime, found in course.errors(name).items()}
+        rows[case] = {runtime: max(errors[runtime].values()) for runtime in RUNTIMES}
+        sys.stdout.write(f"{case:16} {' '.join(f'{value:9.1e}' for value in rows[case].values())}\n")
+        sys.stdout.flush()
+    if json_file:
+        Path(json_file).write_text(json.dumps({"max_parameter_difference": rows}, indent=1) + "\n")
     return 0
 
 

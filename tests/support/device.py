@@ -2,7 +2,8 @@
 
     device.py FOLDER INDEX [DIE_AT]
 
-FOLDER is the site's; DIE_AT is the byte of the first upload at which the device SIGKILLs itself.
+FOLDER is the site's; DIE_AT is the byte of the first upload at which the device SIGKILLs itself, or with ``down:``
+before it, of its downloads.
 """
 
 import logging
@@ -11,20 +12,31 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from fanin.clients.cache import Cache
 from fanin.clients.client import Client, Options, Parts
 from fanin.clients.testing import SyntheticTrainer
 from fanin.clients.transport import GrpcTransport, Line, ReadPayload
-from fanin.protos.messages import UpdateHeader, UploadReply
+from fanin.protos.messages import Download, UpdateHeader, UploadReply
 
 
 class DyingTransport(GrpcTransport):
-    """Dies when the upload asks for bytes past ``die_at``."""
+    """Dies when the upload asks for bytes past ``die_at``, or when ``die_down_at`` bytes were downloaded."""
 
-    die_at: int = 0
+    die_at: int = 1 << 60
+    die_down_at: int = 1 << 60
+    num_received: int = 0
     spool: Path = Path()
+
+    def download(self, download: Download) -> Iterator[bytes]:
+        """Never ends if there is enough."""
+        for data in super().download(download):
+            self.num_received += len(data)
+            yield data
+            if self.num_received >= self.die_down_at:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def upload(self, header: UpdateHeader, read: ReadPayload) -> UploadReply:
         """Never returns if the Update is long enough."""
@@ -51,7 +63,10 @@ def main() -> None:
     transport = GrpcTransport(line, cache.key())
     if die_at:
         transport = DyingTransport(line, cache.key())
-        transport.die_at = int(die_at)
+        if die_at.startswith("down:"):
+            transport.die_down_at = int(die_at.removeprefix("down:"))
+        else:
+            transport.die_at = int(die_at)
         transport.spool = state / "spool"
     parts = Parts(
         transport=transport,

@@ -60,6 +60,29 @@ class Call(nn.Module):
         return self._function(self.layer(x))
 
 
+class Normed(nn.Module):
+    """A BatchNorm after every kind of product, one that keeps its statistics, and one with no product before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lead = nn.BatchNorm2d(3)
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.deep, self.kept = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8).eval()
+        self.second = nn.Conv2d(8, 8, 3, stride=2, padding=1)
+        self.dense, self.last = nn.Linear(128, 8), nn.BatchNorm1d(8, affine=False)
+        self.head = nn.Linear(8, 4)
+        with torch.no_grad():
+            for norm in (self.lead, self.norm, self.kept, self.last):
+                norm.running_mean.normal_(0.0, 0.2)
+                norm.running_var.uniform_(0.5, 1.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        y = F.relu(self.norm(self.first(self.lead(x))))
+        y = F.relu(self.second(F.relu(self.kept(self.deep(y)))))
+        return self.head(F.relu(self.last(self.dense(y.flatten(1)))))
+
+
 class Sequence(nn.Module):
     """Tokens through an embedding and a layer over (B, T, width), to logits of each token's class."""
 
@@ -131,6 +154,36 @@ def convolutions() -> nn.Module:
     )
 
 
+class Residual(nn.Module):
+    """A layer beside which its input goes on, added in place."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, ...) to the same shape."""
+        y = self.layer(x)
+        y += x
+        return y
+
+
+def separable() -> nn.Module:
+    """Depthwise and 1x1 convolutions of narrow images, one after another, with frozen norms and activations between."""
+
+    def block(stride: int, activation: nn.Module, bias: bool = False) -> list[nn.Module]:
+        made = [nn.Conv2d(4, 4, 3, stride, 1, groups=4, bias=bias), nn.BatchNorm2d(4).eval(), activation]
+        made += [nn.Conv2d(4, 4, 1, bias=bias), nn.BatchNorm2d(4).eval()]
+        return made
+
+    kinds = {
+        "relu": nn.Sequential(*block(1, nn.ReLU()), nn.ReLU(), *block(1, nn.ReLU(), bias=True)),
+        "in_place": nn.Sequential(*block(1, nn.ReLU(inplace=True)), nn.ReLU6(inplace=True), *block(2, nn.ReLU6())),
+        "residual": nn.Sequential(Residual(nn.Sequential(*block(1, nn.ReLU()))), *block(1, nn.SiLU())),
+    }
+    return Branches(IMAGE, {key: nn.Sequential(nn.AvgPool2d(2), kind) for key, kind in kinds.items()})
+
+
 def signals() -> nn.Module:
     """Convolutions and pools of one dimension."""
     return Branches(
@@ -183,6 +236,20 @@ def norms() -> nn.Module:
     return Branches(IMAGE, {key: nn.Sequential(nn.Conv2d(4, 6, 3, 2, 1), kind) for key, kind in kinds.items()})
 
 
+def batch_norms() -> nn.Module:
+    """BatchNorms that train: of images, behind a depthwise convolution, of signals and of plain features."""
+    return Branches(
+        IMAGE,
+        {
+            "image": nn.Sequential(nn.Conv2d(4, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU()),
+            "deep": nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4, momentum=0.3)),
+            "plain": nn.Sequential(Scale(4), nn.BatchNorm2d(4, affine=False)),
+            "signal": nn.Sequential(nn.Flatten(2), nn.Conv1d(4, 6, 5, stride=3), nn.BatchNorm1d(6)),
+            "features": nn.Sequential(nn.Flatten(), nn.Linear(784, 6), nn.BatchNorm1d(6)),
+        },
+    )
+
+
 def shapes() -> nn.Module:
     """What modules do to shapes between layers."""
     functions = {
@@ -225,9 +292,11 @@ CASES: Final[Mapping[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]]]
     {
         "activations": (activations, lambda: torch.randn(5, BATCH_SIZE, 12)),
         "convolutions": (convolutions, _images),
+        "separable": (separable, lambda: torch.randn(5, BATCH_SIZE, *IMAGE)),
         "signals": (signals, lambda: torch.randn(5, BATCH_SIZE, 4, 23)),
         "pools": (pools, _images),
         "norms": (norms, _images),
+        "batch_norms": (batch_norms, lambda: torch.randn(5, BATCH_SIZE, *IMAGE)),
         "shapes": (shapes, _images),
         "decoder_gelu": (_decoder(), _tokens),
         "decoder_silu": (_decoder(norm="rms", activation="silu"), _tokens),

@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from fanin.edge.derived import Derived, Folded
 from fanin.edge.manifest import Manifest, Port, Signature, Slot, SlotKind
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
@@ -14,6 +15,17 @@ INITIAL: Final = encode_parameters(TABLE, np.arange(TABLE.num_values, dtype=np.f
 ARTIFACTS: Final = MappingProxyType(
     {"evaluate.onnx": b"an evaluate graph", "infer.onnx": b"an infer graph", "initial": INITIAL, "train.onnx": b"train"}
 )
+DERIVED: Final = Derived(
+    constants=MappingProxyType({"spread": np.array([1.0, 0.5, 2.0], "<f4").tobytes()}),
+    folded=MappingProxyType(
+        {
+            "dense.weight:folded": Folded(
+                value="dense.weight", axis=1, gain="dense.bias", variance="spread", epsilon=0.001, mean="", offset=""
+            )
+        }
+    ),
+)
+FOLDED: Final = Slot(initializer="f", kind=SlotKind.FLOAT, parameter="dense.weight:folded", shape=(4, 3))
 _SCALE: Final = 0.0625
 
 
@@ -60,7 +72,8 @@ def manifest() -> Manifest:
                 for name in ("evaluate", "infer", "train")
             }
         ),
-        slots=MappingProxyType({"onnx": slots()}),
+        slots=MappingProxyType({"onnx": (*slots(), FOLDED)}),
         artifacts=MappingProxyType({name: artifact_of(data) for name, data in ARTIFACTS.items()}),
         initial="initial",
+        derived=DERIVED,
     )

@@ -10,18 +10,20 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import TensorProto
 from support import linear
 from support.linear import BATCH_SIZE, BIAS, NUM_CLASSES, NUM_INPUTS, WEIGHT, linear_graphs, numpy_step
 from support.models import app_of, batches, bundle_of, samples
 from support.values import PUBLISHER
 
-from fanin.edge.assemble import AssembledGraphs, assemble
+from fanin.edge.assemble import AssembledGraphs, _slot_at, assemble
 from fanin.edge.bundle import open_folder
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tflite import to_tflite
 from fanin.edge.export.trace import Traced, trace_evaluate, trace_train
-from fanin.edge.manifest import Slot, SlotKind
+from fanin.edge.manifest import Slot, SlotKind, check_slots
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Batch, StepSettings
 from fanin.protos.errors import InvalidBundle, InvalidInput
@@ -135,10 +137,38 @@ def test_a_tflite_file_of_three_signatures_becomes_a_bundle(tmp_path: Path) -> N
         np.testing.assert_allclose(got, torch.func.functional_call(module, tensors, torch.from_numpy(x)), atol=1e-4)
 
 
+def test_slots_of_a_tflite_file_are_found_by_what_stands_there(tmp_path: Path) -> None:
+    spec = tflite_spec()
+    bundle = assemble(replace(spec, slots={}), tmp_path, PUBLISHER)
+    assert bundle.manifest.slots == spec.slots
+
+
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=0, max_size=3).map(tuple),
+    order=st.permutations(range(3)),
+    before=st.integers(0, 3),
+)
+def test_values_are_found_in_any_order_of_dimensions(shape: tuple[int, ...], order: list[int], before: int) -> None:
+    value = np.arange(1, 1 + np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    turned = value.transpose([dim for dim in order if dim < value.ndim])
+    data = bytes(4 * before) + turned.tobytes() + bytes(4)
+    slot = _slot_at("w", value, data, "here")
+    assert slot.offset == 4 * before
+    found = value.transpose(slot.permutation) if slot.permutation else value
+    assert (found.tobytes(), found.shape) == (turned.tobytes(), slot.shape)
+    check_slots((slot,), {"w": shape})
+    for twice in (data + turned.tobytes(), bytes(8)):
+        with pytest.raises(InvalidBundle, match=r"'w' stand at [02] places in the file, expected one"):
+            _slot_at("w", value, twice, "here")
+
+
 def test_a_tflite_file_needs_its_slots_and_its_signatures(tmp_path: Path) -> None:
     spec = tflite_spec()
-    with pytest.raises(InvalidBundle, match=r"infer graph \(tflite\): got no slots, expected them with their offsets"):
-        assemble(replace(spec, slots={}), tmp_path, PUBLISHER)
+    flat = {**spec.parameters, "1.bias": np.zeros(32, np.float32)}
+    with pytest.raises(
+        InvalidBundle, match=r"infer graph \(tflite\): the values of '1.bias' stand at \d+ places in the"
+    ):
+        assemble(replace(spec, slots={}, parameters=flat), tmp_path, PUBLISHER)
     alone = to_tflite({"other": trace_evaluate(prepare(app_of("mlp")), "tflite")}, "mlp")
     graphs = {"tflite": {**spec.graphs["tflite"], "train": alone}}
     with pytest.raises(
@@ -219,3 +249,40 @@ def test_a_spec_that_lacks_something_is_refused(tmp_path: Path) -> None:
     infer = linear.file(linear.FORWARD, [linear.port("x", "n", 6)], outputs, wide)
     with pytest.raises(InvalidBundle, match=r"train graph: got 'b' as float32 \(3,\), expected float32 \(4,\)"):
         assemble(replace(with_graphs(infer=infer), parameters=wide), tmp_path, PUBLISHER)
+
+
+def test_slots_that_contradict_each_other_are_told_before_they_are_filled(tmp_path: Path) -> None:
+    slots = tuple(
+        Slot(initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=value.shape, permutation=(0,))
+        for name, value in (("b", BIAS), ("w", WEIGHT))
+    )
+    with pytest.raises(InvalidBundle, match=r"slot 'w': got permutation \(0,\), expected one of 2 dimensions"):
+        assemble(replace(linear_graphs(), slots={"onnx": slots}), tmp_path / "bundle", PUBLISHER)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_preprocess_in_one_format_alone_is_refused() -> None:
+    graphs = linear_graphs().graphs["onnx"]
+    with pytest.raises(InvalidBundle, match=r"got graphs for \[.*\] in .*, expected the same .* in all or in none"):
+        replace(linear_graphs(), graphs={"onnx": {**graphs, "preprocess": b""}, "tflite": graphs})
+
+
+def test_a_step_that_fails_while_it_runs_is_an_error_of_ours(tmp_path: Path) -> None:
+    # The graph opens: only the labels are looked up beyond the table, in every batch.
+    nodes = [copy.deepcopy(node) for node in linear.STEP]
+    (lookup,) = (node for node in nodes if node.op_type == "Gather")
+    lookup.input[1] = "far"
+    nodes.insert(nodes.index(lookup), onnx.helper.make_node("Add", ["y", "hundred"], ["far"]))
+    model = onnx.load_from_string(TRAIN)
+    constants = {**linear.CONSTANTS, "hundred": np.array(100, np.int32)}
+    train = linear.file(nodes, model.graph.input, model.graph.output, constants)
+    with pytest.raises(InvalidBundle, match=r"train graph: onnxruntime cannot run it \(.*(out of|within).*"):
+        assemble(with_graphs(train=train), tmp_path / "bundle", PUBLISHER)
+
+
+def test_a_damaged_name_in_a_file_is_an_error_of_ours() -> None:
+    # The library's own message quotes these bytes, which are no text.
+    damaged = TRAIN.replace(b"LogSoftmax", b"Log\xff\xfe\xfdtmax")
+    assert damaged != TRAIN
+    with pytest.raises(InvalidBundle, match="m: onnxruntime cannot open it"):
+        open_runtime("onnx").open_model(damaged, "m")

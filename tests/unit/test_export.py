@@ -64,10 +64,11 @@ def test_a_model_of_many_layers_becomes_a_verified_bundle(mixed: App) -> None:
     assert "stem.weight" not in names
     slots = bundle.manifest.slots["onnx"]
     covered = {slot.parameter for slot in slots}
-    assert covered == set(names) - {"unused"}
+    # A frozen bias beside a weight that moves is a constant of the manifest, and so are the scales of a frozen weight.
+    assert covered == set(names) - {"unused"} | {"head.bias"}
+    assert set(bundle.manifest.derived.constants) == {"head.bias", "stem.weight:scales"}
     kinds = {slot.parameter: slot.kind for slot in slots}
-    # Of one of these the weight is frozen, of the other the bias: what is left moves alone, and stays float.
-    assert kinds["stem.bias"] == kinds["norm.bias"] == SlotKind.FLOAT
+    assert (kinds["stem.bias"], kinds["norm.bias"]) == (SlotKind.BIAS_SCALE, SlotKind.FLOAT)
     assert kinds["head.weight"] == SlotKind.WEIGHT_SCALE
     transposed = [slot for slot in slots if slot.permutation]
     assert {slot.parameter for slot in transposed} == {"mix.in_proj_weight"}

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.convolutions import Convolution, convolutions
 
 from fanin.edge.export.decompositions import portable, selection
 from fanin.protos.errors import UnsupportedModel
@@ -15,33 +16,9 @@ STRIDES = st.one_of(st.just(()), PAIRS)
 SIZES = st.tuples(st.integers(3, 8), st.integers(3, 8))
 
 
-@st.composite
-def convolutions(draw: st.DrawFn) -> tuple[object, ...]:
-    """x, weight and constants of a convolution of one or two dimensions."""
-    dims = draw(st.integers(1, 2))
-    groups = draw(st.integers(1, 3))
-    kind = draw(st.sampled_from(["plain", "depthwise", "transposed"]))
-    # One kind of plain convolution has few channels, another many.
-    ins, outs = (1, 1) if kind == "depthwise" else (draw(st.integers(1, 5)), draw(st.integers(1, 3)))
-
-    def each(low: int, high: int) -> list[int]:
-        return [draw(st.integers(low, high)) for _ in range(dims)]
-
-    size, kernel, stride, padding, dilation = each(1, 8), each(1, 3), each(1, 3), each(0, 2), each(1, 2)
-    extra = [draw(st.integers(0, step - 1)) for step in stride] if kind == "transposed" else [0] * dims
-    for have, taps, pad, step, dil in zip(size, kernel, padding, stride, dilation, strict=True):
-        assume(have + 2 * pad >= dil * (taps - 1) + 1)
-        assume(kind != "transposed" or (have - 1) * step - 2 * pad + dil * (taps - 1) + 1 > 0)
-    torch.manual_seed(draw(st.integers(0, 1000)))
-    x = torch.randn(draw(st.integers(1, 3)), groups * ins, *size, dtype=torch.float64)
-    rows = (groups * ins, outs) if kind == "transposed" else (groups * outs, ins)
-    weight = torch.randn(*rows, *kernel, dtype=torch.float64)
-    return x, weight, stride, padding, dilation, kind == "transposed", extra, groups
-
-
 @settings(deadline=None)
 @given(case=convolutions())
-def test_gradients_of_a_convolution(case: tuple[object, ...]) -> None:
+def test_gradients_of_a_convolution(case: Convolution) -> None:
     x, weight, *form = case
     y = aten.convolution(x, weight, None, *form)
     dy = torch.randn_like(y)
@@ -53,7 +30,7 @@ def test_gradients_of_a_convolution(case: tuple[object, ...]) -> None:
 
 @settings(deadline=None)
 @given(case=convolutions(), biased=st.booleans())
-def test_a_transposed_convolution_is_a_plain_one_and_a_plain_one_stays(case: tuple[object, ...], biased: bool) -> None:
+def test_a_transposed_convolution_is_a_plain_one_and_a_plain_one_stays(case: Convolution, biased: bool) -> None:
     x, weight, *form = case
     expected = aten.convolution(x, weight, None, *form)
     bias = torch.randn(expected.shape[1], dtype=torch.float64) if biased else None

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from ai_edge_litert import schema_py_generated as schema
+from support.layers import Normed
 from support.remote_runtime import runtime_of
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,15 +19,17 @@ from torch.nn import functional as F
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
 from fanin.edge.export import Adapters, App, Recipe, next_token
 from fanin.edge.export.flatgraph import FlatGraph
+from fanin.edge.export.folding import Infer, fold_norms
 from fanin.edge.export.operators import check_operators
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.tflite import to_tflite
 from fanin.edge.export.tflite_int8 import INFER, Int8File, build_infer, emptied, infer_ranges, quantize_infer
 from fanin.edge.export.trace import trace_infer
 from fanin.edge.manifest import SlotKind
-from fanin.edge.quantize import fill_slots
+from fanin.edge.quantize import fill_slots, with_derived
 from fanin.edge.runtimes.tflite import with_slots
 from fanin.edge.tensors import Float32s
+from fanin.protos.errors import UnsupportedModel
 
 GAP = 0.006
 """Mean difference of int8 and float logits, of their range: about one step of 256."""
@@ -80,20 +83,27 @@ class Odd(nn.Module):
         return self.head(y) + self.head(self.less(x) + self.more(x))
 
 
-class Normed(nn.Module):
-    """Two convolutions, a BatchNorm after the first, and a linear layer."""
+class Shaped(nn.Module):
+    """What TFLite has another form of, or none: transposed convolutions, and windows that differ or have gaps."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.second, self.head = nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.Linear(128, 4)
-        with torch.no_grad():
-            self.norm.running_mean.normal_()
-            self.norm.running_var.uniform_(0.5, 1.5)
+        self.wider = nn.ConvTranspose2d(3, 6, 3, stride=2, padding=1, output_padding=1)
+        self.grouped = nn.ConvTranspose2d(6, 4, 2, groups=2, bias=False)
+        self.pools = nn.ModuleList(
+            [
+                nn.AdaptiveMaxPool2d((5, 3)),
+                nn.AdaptiveMaxPool2d((17, 1)),
+                nn.MaxPool2d(2, 1, dilation=2),
+                nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+            ]
+        )
+        self.head = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        return self.head(F.relu(self.second(F.relu(self.norm(self.first(x))))).flatten(1))
+        y = self.grouped(F.relu(self.wider(x)))
+        return self.head(torch.cat([pool(y).mean((2, 3)) for pool in self.pools], dim=1))
 
 
 def decoder() -> nn.Module:
@@ -121,6 +131,7 @@ CASES = MappingProxyType(
         "odd": Case(Odd, lambda: torch.randn(24, 8)),
         "tokens": Case(decoder, lambda: torch.randint(0, 11, (24, 4), dtype=torch.int32)),
         "norm": Case(Normed, images),
+        "shaped": Case(Shaped, images),
         "bias": Case(Normed, images, Recipe(trains="bias")),
         "adapters": Case(Normed, images, Recipe(trains=Adapters(rank=2))),
     }
@@ -132,6 +143,7 @@ class Made:
     """A case's float file, and its int8 file as it is exported."""
 
     prepared: Prepared
+    infer: Infer
     data: bytes
     empty: Int8File
     calibration: np.ndarray
@@ -158,15 +170,15 @@ class Made:
 
     def fresh(self, parameters: Mapping[str, Float32s]) -> Int8File:
         """Built anew with these parameters, and Version 0's ranges."""
-        ranges = infer_ranges(self.data, self.first, self.calibration)
-        return build_infer(self.data, parameters, ranges, self.prepared.kept_float)
+        ranges = infer_ranges(self.data, self.infer, self.calibration)
+        values = with_derived(parameters, self.infer.derived)
+        return build_infer(self.data, self.infer, values, ranges, self.prepared.kept_float)
 
     def filled(self, parameters: Mapping[str, Float32s]) -> bytes:
         """The exported file filled with these parameters."""
-        table = self.prepared.table
-        return with_slots(
-            self.empty.data, self.empty.slots, fill_slots(self.empty.slots, table, table.flatten(parameters))
-        )
+        table, slots = self.prepared.table, self.empty.slots
+        values = fill_slots(slots, table, table.flatten(parameters), self.infer.derived)
+        return with_slots(self.empty.data, slots, values)
 
     def expected(self, parameters: Mapping[str, Float32s]) -> Float32s:
         """What torch says."""
@@ -196,10 +208,10 @@ def made(name: str) -> Made:
         name=name, module=module, calibration=x, batch_size=4, num_classes=num_classes, recipe=case.recipe, **loss
     )
     prepared = prepare(app)
-    data = to_tflite({INFER: trace_infer(prepared, 1)}, name)
-    parameters = {key: value.numpy() for key, value in prepared.travelling.items()}
-    empty = quantize_infer(data, parameters, x.numpy(), prepared.kept_float)
-    return Made(prepared=prepared, data=data, empty=empty, calibration=x.numpy())
+    infer = fold_norms(trace_infer(prepared, 1), prepared, "tflite")
+    data = to_tflite({INFER: infer.traced}, name)
+    empty = quantize_infer(data, infer, x.numpy(), prepared.kept_float)
+    return Made(prepared=prepared, infer=infer, data=data, empty=empty, calibration=x.numpy())
 
 
 def logits_of(data: bytes, runtime: str, x: np.ndarray) -> Float32s:
@@ -219,7 +231,7 @@ def test_a_filled_file_is_one_built_anew_bit_for_bit(name: str) -> None:
     assert emptied(fresh[1]) == found.empty
 
 
-@pytest.mark.parametrize("name", ["plain", "odd", "tokens", "bias"])
+@pytest.mark.parametrize("name", ["plain", "odd", "tokens", "norm", "bias", "shaped"])
 @pytest.mark.parametrize("runtime", ["litert", "tflite"])
 def test_every_versions_logits_are_those_of_a_new_file_and_about_those_of_torch(name: str, runtime: str) -> None:
     found = made(name)
@@ -232,9 +244,8 @@ def test_every_versions_logits_are_those_of_a_new_file_and_about_those_of_torch(
     assert np.abs(got - expected).mean() <= GAP * np.ptp(expected)
 
 
-@pytest.mark.parametrize("name", ["norm", "adapters"])
-def test_what_is_frozen_or_normed_says_what_torch_says(name: str) -> None:
-    found = made(name)
+def test_what_is_beside_adapters_says_what_torch_says() -> None:
+    found = made("adapters")
     expected = found.expected(found.first)
     got = logits_of(found.filled(found.first), "litert", found.calibration)
     assert np.abs(got - expected).mean() <= GAP * np.ptp(expected)
@@ -261,17 +272,17 @@ def test_linear_layers_on_sequences_are_int8_and_attention_is_not() -> None:
 def test_only_what_moves_is_a_slot() -> None:
     kinds = {name: Counter(slot.kind for slot in made(name).empty.slots) for name in CASES}
     scaled = {SlotKind.WEIGHT: 1, SlotKind.WEIGHT_SCALE: 1, SlotKind.BIAS: 1, SlotKind.BIAS_SCALE: 1}
-    assert kinds["bias"] == {SlotKind.FLOAT: 4}
-    assert kinds["adapters"] == {SlotKind.FLOAT: 6}
-    # A BatchNorm's weight, bias and statistics keep their precision.
-    assert kinds["norm"] == dict.fromkeys(scaled, 3) | {SlotKind.FLOAT: 4}
+    # A bias beside a frozen weight stands on the weight's scales; the one of the norm with no product is float.
+    assert kinds["bias"] == {SlotKind.BIAS: 5, SlotKind.BIAS_SCALE: 5, SlotKind.FLOAT: 1}
+    # A BatchNorm is part of the product before it; without one its weight, bias and statistics keep their precision.
+    assert kinds["norm"] == dict.fromkeys(scaled, 5) | {SlotKind.FLOAT: 4}
     # A kernel without a bias has zeros, whose scales follow it.
     assert kinds["plain"] == dict.fromkeys(scaled, 7) | {SlotKind.BIAS: 6}
 
 
 def test_frozen_products_are_int8_beside_float_adapters() -> None:
     products = Counter(any(floats) for kind, floats in made("adapters").rows() if "CONV" in kind or "FULLY" in kind)
-    assert products == {False: 3, True: 6}
+    assert products == {False: 5, True: 10}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -284,7 +295,32 @@ def test_slots_lie_apart_within_the_file(name: str) -> None:
     assert places[0][0] > 0 and places[-1][1] <= len(found.data)
     assert all(end <= begin for (_, end), (begin, _) in pairwise(places))
     assert all(begin % 4 == 0 for begin, _ in places)
-    assert {slot.parameter for slot in found.slots} == set(made(name).first)
+    derived = made(name).infer.derived
+    origins = {origin for slot in found.slots for origin in derived.origins(slot.parameter)}
+    assert origins == set(made(name).first) | origins & set(derived.constants)
+
+
+@pytest.mark.parametrize("name", ["norm", "bias"])
+def test_no_product_beside_a_norm_is_float(name: str) -> None:
+    products = Counter(any(floats) for kind, floats in made(name).rows() if "CONV" in kind or "FULLY" in kind)
+    assert products == {False: 5}
+
+
+def test_a_frozen_bias_is_a_constant_of_the_manifest() -> None:
+    (bias,) = (
+        slot for slot in made("odd").empty.slots if slot.parameter == "fixed.bias" and slot.kind is SlotKind.BIAS
+    )
+    assert bias.weight == "fixed.weight"
+    value = made("odd").infer.derived.constant("fixed.bias")
+    np.testing.assert_array_equal(value, made("odd").prepared.eager.fixed.bias.detach().numpy())
+
+
+def test_what_moves_and_is_no_slot_is_refused() -> None:
+    found = made("bias")
+    # A frozen weight on scales that are no constant.
+    wrong = replace(found.infer, scales={"second.bias": "norm.bias"})
+    with pytest.raises(UnsupportedModel, match="infer graph: parameters are no slots after quantization"):
+        quantize_infer(found.data, wrong, found.calibration, ())
 
 
 def test_a_kernel_of_several_products_is_written_once() -> None:
@@ -312,9 +348,9 @@ def test_operators_are_those_that_every_runtime_has(name: str) -> None:
 
 def test_ranges_beyond_float_keep_a_product_float() -> None:
     found = made("plain")
-    ranges = infer_ranges(found.data, found.first, found.calibration)
+    ranges = infer_ranges(found.data, found.infer, found.calibration)
     endless = {tensor: replace(row, high=float("inf")) for tensor, row in ranges.items()}
-    kept = build_infer(found.data, found.first, endless, ())
+    kept = build_infer(found.data, found.infer, found.first, endless, ())
     graph = FlatGraph(schema.ModelT.InitFromPackedBuf(kept.data), INFER)
     assert not {"QUANTIZE", "DEQUANTIZE"} & {graph.kind(row) for row in graph.operators}
     assert {slot.kind for slot in kept.slots} == {SlotKind.FLOAT}

@@ -42,11 +42,15 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
     (lambda row: row.update(batch_size=True), "manifest.batch_size: got bool, expected int"),
     (
         lambda row: row.update(batch_size=0),
-        "manifest: got batch_size 0 and num_classes 3, expected at least 1 and at least 0",
+        "manifest: got batch_size 0, num_classes 3 and num_tokens 0, expected at least 1, 0 and 0",
     ),
     (
         lambda row: row.update(num_classes=-1),
-        "manifest: got batch_size 16 and num_classes -1, expected at least 1 and at least 0",
+        "manifest: got batch_size 16, num_classes -1 and num_tokens 0, expected at least 1, 0 and 0",
+    ),
+    (
+        lambda row: row.update(num_tokens=-1),
+        "manifest: got batch_size 16, num_classes 3 and num_tokens -1, expected at least 1, 0 and 0",
     ),
     (lambda row: row.update(parameters=[]), "manifest.parameters: got list, expected an object"),
     (
@@ -95,6 +99,60 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
     (
         lambda row: row["slots"]["onnx"][0].update(input_scale=0),
         "manifest.slots.onnx[0].input_scale: got int, expected float",
+    ),
+    (
+        lambda row: row["slots"].clear(),
+        "manifest: got no slots in 'onnx', expected some: it would follow no Version",
+    ),
+    (
+        lambda row: row["derived"].update(more={}),
+        "manifest.derived: got keys ['constants', 'folded', 'more'], expected ['constants', 'folded']",
+    ),
+    (
+        lambda row: row["derived"]["constants"].update(spread="AAA"),
+        "manifest.derived.constants.spread: not base64 (Incorrect padding)",
+    ),
+    (
+        lambda row: row["derived"]["constants"].update(spread="AAAA"),
+        "manifest: constant 'spread': got 3 bytes, expected finite float32s",
+    ),
+    (
+        lambda row: row["derived"]["constants"].update(spread="AADAfw=="),
+        "manifest: constant 'spread': got 4 bytes, expected finite float32s",
+    ),
+    (
+        lambda row: row["derived"]["constants"].update(gain=""),
+        "manifest: derived tensor 'gain' has the name of another, or none",
+    ),
+    (
+        lambda row: row["derived"]["folded"]["dense.weight:folded"].update(epsilon=0.0),
+        "manifest: folded 'dense.weight:folded': got epsilon 0.0, expected more than 0.0",
+    ),
+    (
+        lambda row: row["derived"]["folded"]["dense.weight:folded"].update(variance="other"),
+        "manifest: folded 'dense.weight:folded' names unknown parameters ['other']",
+    ),
+    (
+        lambda row: row["derived"]["folded"]["dense.weight:folded"].update(variance=""),
+        "manifest: folded 'dense.weight:folded' names unknown parameters ['']",
+    ),
+    (
+        lambda row: row["derived"]["folded"]["dense.weight:folded"].update(value="dense.weight:folded"),
+        "manifest: folded 'dense.weight:folded' names unknown parameters ['dense.weight:folded']",
+    ),
+    (
+        lambda row: row["derived"]["folded"]["dense.weight:folded"].update(axis=0),
+        (
+            "manifest: folded 'dense.weight:folded': got (4, 3) along axis 0 and vectors [(3,)], "
+            "expected one value for each channel"
+        ),
+    ),
+    (
+        lambda row: row["derived"]["folded"]["dense.weight:folded"].update(mean="gain"),
+        (
+            "manifest: folded 'dense.weight:folded': got (4, 3) along axis 1 and vectors [(), (3,)], "
+            "expected one value for each channel"
+        ),
     ),
     (lambda row: row.update(initial="other"), "manifest: initial parameters 'other' are not among the artifacts"),
     (
@@ -205,6 +263,18 @@ WRONG_SLOTS: list[tuple[tuple[Slot, ...], str]] = [
         (replace(SCALE, initializer="ws0", axis=0, shape=(4,)), SCALE),
         "manifest: slot 'ws0': got axis 0, expected that of the weight_scale slot of 'dense.weight', 1",
     ),
+    (
+        (SCALE, BIAS),
+        "manifest: slot 'b': got no bias_scale slot, expected one beside it",
+    ),
+    (
+        (replace(WEIGHT, parameter="spread", shape=(3,), axis=0, permutation=()),),
+        "manifest: slot 'w': got axis 0, expected that of the weight_scale slot of 'spread', None",
+    ),
+    (
+        (replace(BIAS, weight="spread"), replace(BIAS_SCALE, weight="spread")),
+        "manifest: slot 'b': got axis 1, expected one of 1 dimensions",
+    ),
     ((FLOAT, FLOAT), "manifest: two slots name the same initializer"),
     (
         (replace(WEIGHT, offset=40), replace(SCALE, offset=51)),
@@ -217,6 +287,12 @@ WRONG_SLOTS: list[tuple[tuple[Slot, ...], str]] = [
 def test_slots_that_could_not_be_filled_are_refused(wrong: tuple[Slot, ...], text: str) -> None:
     with raises(InvalidBundle, text):
         replace(manifest(), slots={"onnx": wrong})
+
+
+def test_a_bias_may_stand_on_frozen_scales() -> None:
+    on_spread = tuple(replace(slot, weight="spread", axis=0) for slot in (BIAS, BIAS_SCALE))
+    found = replace(manifest(), slots={"onnx": on_spread})
+    assert parse_manifest(dump_manifest(found)) == found
 
 
 def test_the_slots_here_are_of_every_kind() -> None:

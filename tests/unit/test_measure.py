@@ -1,22 +1,34 @@
 """``edge.measure``: what int8 costs, and when that is too much."""
 
-import pytest
+import math
+from dataclasses import replace
 
-from fanin.edge.measure import Measured, check_drop
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.manifests import manifest
+from support.values import PUBLISHER
+
+from fanin.edge.bundle import Bundle, SignedManifest
+from fanin.edge.keys import BUNDLE_CONTEXT
+from fanin.edge.manifest import dump_manifest
+from fanin.edge.measure import Measured, check_drop, compare, measure
+from fanin.edge.runtimes.base import Batch, Evaluate, Evaluated, Predict
+from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidVersion
 
+NO_PARAMETERS = np.zeros(0, np.float32)
 WORSE = Measured(
     num_examples=100, loss_sum=50.0, num_predictions=200, num_correct_float=190, num_correct_int8=187, num_agreeing=180
 )
-VALUES = Measured(
-    num_examples=4, loss_sum=2.0, num_predictions=0, num_correct_float=0, num_correct_int8=0, num_agreeing=0
-)
+VALUES = Measured(num_examples=4, loss_sum=2.0, squares_float=2.0, squares_int8=2.3, squares_wanted=100.0)
 
 
 def test_it_tells_points_and_shares() -> None:
     assert WORSE.drop_points == pytest.approx(1.5)
     assert str(WORSE) == "float 95.00 %, int8 93.50 %, agreeing 90.00 % on 200 labels"
-    assert str(VALUES) == "mean loss 0.5000 on 4 examples"
+    assert str(VALUES) == "mean loss 0.5000 on 4 examples, int8's squared error +15.00 %"
 
 
 @pytest.mark.parametrize("limit", [0.0, 1.0, 1.4, float("nan")])
@@ -27,4 +39,96 @@ def test_more_than_the_limit_is_refused_and_no_number_is_no_limit(limit: float) 
 
 def test_less_than_the_limit_is_fine() -> None:
     check_drop("here", WORSE, 1.6)
-    check_drop("here", VALUES, 0.0)
+    check_drop("here", VALUES, 15.1)
+
+
+@pytest.mark.parametrize("limit", [None, 14.9, float("nan")])
+def test_values_have_a_limit_in_percent_of_their_squared_error(limit: float | None) -> None:
+    with pytest.raises(
+        InvalidVersion, match=r"here: int8's squared error is 15\.00 % above float's .* at most (10|14|n)"
+    ):
+        check_drop("here", VALUES, limit)
+    check_drop("here", replace(VALUES, squares_int8=2.19), None)
+
+
+def test_an_error_that_is_next_to_nothing_counts_as_a_hundredth_of_the_spread() -> None:
+    assert replace(VALUES, squares_float=0.0, squares_int8=0.05).rise_percent == pytest.approx(5.0)
+    flat = replace(VALUES, squares_float=0.0, squares_wanted=0.0)
+    assert replace(flat, squares_int8=0.0).rise_percent == 0.0
+    assert replace(flat, squares_int8=1e-9).rise_percent == math.inf
+
+
+class Twins:
+    """A runtime whose float model says what it is given, and whose int8 model says ``off`` more."""
+
+    def __init__(self, off: np.ndarray) -> None:
+        self._off = off
+
+    def open_evaluate(self, bundle: Bundle) -> Evaluate:
+        """A loss of 1 a sample."""
+        has_classes = bundle.manifest.num_classes
+
+        def evaluate(parameters: Float32s, batch: Batch) -> Evaluated:
+            said = batch.x.argmax(axis=-1).astype(np.int32) if has_classes else batch.x
+            return Evaluated(loss_sum=float(batch.mask.sum()), predicted=said)
+
+        return evaluate
+
+    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+        """As the class says."""
+        return lambda x: x + self._off
+
+
+def of(num_classes: int) -> Bundle:
+    """A Bundle of which no more is asked than its number of classes."""
+    data = dump_manifest(replace(manifest(), num_classes=num_classes))
+    signed = SignedManifest(data=data, public_key=PUBLISHER.public, signature=PUBLISHER.sign(BUNDLE_CONTEXT, data))
+    return Bundle.open(signed, trusted=[PUBLISHER.public], read={}.__getitem__)
+
+
+def batches_of(x: np.ndarray, y: np.ndarray) -> list[Batch]:
+    """Batches of 4, the last one padded with what would show."""
+    pad = -len(x) % 4
+    mask = np.concatenate([np.ones(len(x), np.float32), np.zeros(pad, np.float32)])
+    x, y = (np.concatenate([part, np.repeat(100 * part[:1], pad, axis=0)]) for part in (x, y))
+    return [Batch(x=x[at : at + 4], y=y[at : at + 4], mask=mask[at : at + 4]) for at in range(0, len(x), 4)]
+
+
+@given(
+    num=st.integers(1, 11), shift=st.floats(-1000.0, 1000.0), off=st.floats(-1.0, 1.0, width=16), seed=st.integers(0, 9)
+)
+def test_values_are_measured_as_all_of_them_at_once_would_be(num: int, shift: float, off: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((num, 3)).astype(np.float32)
+    y = (x + shift + rng.standard_normal((num, 3))).astype(np.float32)
+    runtime = Twins(np.full(3, off, np.float32))
+    found = measure(runtime, of(0), NO_PARAMETERS, batches_of(x, y))
+    exact, wanted = x.astype(np.float64), y.astype(np.float64)
+    assert (found.num_examples, found.loss_sum, found.num_predictions) == (num, num, 0)
+    assert found.squares_float == pytest.approx(((exact - wanted) ** 2).sum(), rel=1e-6)
+    assert found.squares_int8 == pytest.approx((((x + np.float32(off)) - wanted) ** 2).sum(), rel=1e-6)
+    assert found.squares_wanted == pytest.approx(((wanted - wanted.mean(axis=0)) ** 2).sum(), rel=1e-6, abs=1e-9)
+    compared = compare(runtime, of(0), NO_PARAMETERS, batches_of(x, np.zeros_like(y)))
+    if num > 1:
+        spread = ((exact - exact.mean(axis=0)) ** 2).sum()
+        gap = (((x + np.float32(off)).astype(np.float64) - exact) ** 2).sum()
+        assert compared.relative_error == pytest.approx(math.sqrt(gap / spread), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(("changed", "agreement", "is_good"), [(0, 1.0, True), (1, 0.99, True), (4, 0.96, False)])
+def test_classes_are_compared_by_how_often_both_choose_the_same(changed: int, agreement: float, is_good: bool) -> None:
+    x = np.tile(np.array([0.0, 1.0], np.float32), (100, 1))
+    x[:changed] = [0.0, 0.1]
+    found = compare(
+        Twins(np.array([0.5, 0.0], np.float32)), of(2), NO_PARAMETERS, batches_of(x, np.zeros(100, np.int32))
+    )
+    assert (found.num_examples, found.agreement, found.is_good) == (100, pytest.approx(agreement), is_good)
+    assert str(found) == f"int8 says what float says in {100 * agreement:.2f} % on 100 calibration examples"
+
+
+def test_values_that_are_all_alike_and_are_not_met_are_far_off() -> None:
+    x = np.ones((4, 2), np.float32)
+    met, missed = (
+        compare(Twins(np.full(2, off, np.float32)), of(0), NO_PARAMETERS, batches_of(x, x)) for off in (0.0, 0.1)
+    )
+    assert met.is_good and not missed.is_good

@@ -63,6 +63,8 @@ def test_the_head_is_the_last_layer() -> None:
     assert list(found.learned) == ["3.bias", "3.weight"]
     assert set(found.frozen) == {"1.weight", "2.weight"}
     assert torch.equal(found.eager[3].weight, module[3].weight)
+    said = f"head: module 3 (Linear {module[3].in_features} -> {module[3].out_features}), the last layer registered, "
+    assert found.notes == (f"{said}is all that learns",)
 
 
 def test_the_head_of_a_module_that_is_one_layer_is_all_of_it() -> None:
@@ -73,7 +75,9 @@ def test_the_head_of_a_module_that_is_one_layer_is_all_of_it() -> None:
 def test_a_head_whose_weight_is_another_layers_too_is_found_under_that_name() -> None:
     module = nn.Sequential(nn.Embedding(32, 8), nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 32, bias=False))
     module[3].weight = module[0].weight
-    assert list(prepared_of(module, "head").learned) == ["0.weight"]
+    tokens = torch.arange(4, dtype=torch.int32).reshape(4, 1)
+    app = App(name="tied", module=module, calibration=tokens, batch_size=2, num_classes=32)
+    assert list(prepare(replace(app, recipe=Recipe(trains="head"))).learned) == ["0.weight"]
 
 
 def test_biases_have_that_name_in_recurrent_layers_and_attention_too() -> None:
@@ -222,7 +226,7 @@ def test_adapters_are_all_that_learns_and_the_first_version_says_the_same() -> N
     assert all(torch.equal(value, again[name]) for name, value in found.learned.items())
 
 
-def test_adapters_leave_attention_alone_and_a_shared_layer_shared() -> None:
+def test_adapters_cover_attention_and_leave_a_shared_layer_shared() -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -235,10 +239,17 @@ def test_adapters_leave_attention_alone_and_a_shared_layer_shared() -> None:
             return self.mix(x, x, x, need_weights=False)[0].mean(1)
 
     found = prepared_of(Mixed(), Adapters(rank=2))
-    assert list(found.learned) == ["first.down.weight", "first.up.weight"]
+    projections = [f"mix.{name}.{leaf}.weight" for name in ("key", "out", "query", "value") for leaf in ("down", "up")]
+    assert list(found.learned) == ["first.down.weight", "first.up.weight", *projections]
     assert found.eager.again is found.eager.first
     assert found.eager(torch.randn(2, 1, 8, 8)).shape == (2, 8)
-    assert "mix.in_proj_weight" in found.frozen
+    assert {"mix.frozen.in_proj_weight", "mix.frozen.out_proj.weight"} <= set(found.frozen)
+
+
+def test_attention_with_more_than_projections_is_left_alone() -> None:
+    for options in ({"add_bias_kv": True}, {"add_zero_attn": True}):
+        module = nn.Sequential(nn.Linear(8, 8), nn.MultiheadAttention(8, 2, **options))
+        assert list(prepared_of(module, Adapters(rank=2)).learned) == ["0.down.weight", "0.up.weight"]
 
 
 def test_a_frozen_backbone_keeps_its_statistics_and_says_so() -> None:
@@ -250,7 +261,7 @@ def test_a_frozen_backbone_keeps_its_statistics_and_says_so() -> None:
     assert not full.notes
     assert not head.tracked
     assert not head.eager[2].training
-    (note,) = head.notes
+    (_, note) = head.notes
     assert note == "module 2 (BatchNorm1d) keeps its running statistics: only with trains 'full' do they move"
 
 
@@ -341,7 +352,7 @@ def with_nan() -> nn.Module:
         (
             lambda: nn.Linear(64, 4),
             Adapters(rank=2),
-            "adapters: got a module without linear layers and 2-D conv.* inside",
+            "adapters: got a module without linear layers, 2-D conv.* inside",
         ),
         (lambda: nn.Sequential(nn.LayerNorm(8)), Adapters(rank=2), "let 'head' or 'bias' train instead"),
         (

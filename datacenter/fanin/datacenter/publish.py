@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fanin.clients.operator import Operator, next_version
 from fanin.edge.bundle import Bundle
 from fanin.edge.keys import SigningKey
-from fanin.edge.measure import MAX_DROP_POINTS, Measured, check_drop
+from fanin.edge.measure import Measured, check_drop
 from fanin.edge.tensors import Float32s
 from fanin.edge.versions import check_version
 from fanin.protos.chunks import short
@@ -41,16 +41,16 @@ def train_and_publish(
 def gated(
     train: Callable[[Float32s], Float32s],
     measure: Callable[[Float32s], Measured],
-    max_drop_points: float = MAX_DROP_POINTS,
+    max_drop: float | None = None,
 ) -> Callable[[Float32s], Float32s]:
     """``train``, with its outcome measured before anybody can publish it.
 
-    What it returns raises InvalidVersion if int8 costs more than ``max_drop_points`` of accuracy.
+    What it returns raises InvalidVersion if int8 costs more than ``max_drop``, as ``check_drop`` takes it.
     """
 
     def train_and_measure(parameters: Float32s) -> Float32s:
         following = train(parameters)
-        check_drop("the version that was trained", measure(following), max_drop_points)
+        check_drop("the version that was trained", measure(following), max_drop)
         return following
 
     return train_and_measure

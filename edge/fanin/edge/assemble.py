@@ -5,7 +5,8 @@ written:
 
 1. each Signature has a graph in each format, and a runtime opens it;
 2. its ports are those of the contract, in dtype, shape and batch, and the same in every format;
-3. the ``infer`` graph has a slot for each parameter: given, or a float32 constant of the parameter's name;
+3. the ``infer`` graph has a slot for each parameter: given; or, in ONNX, a float32 constant of the parameter's name;
+   or, in TFLite, the one place in the file where Version 0's values stand, in whatever order of dimensions;
 4. a train step, an evaluation and a prediction run, and a sample that is masked out has no loss.
 
 Whether a step learns is its maker's to test: there is no module here to compare it with.
@@ -14,6 +15,7 @@ Whether a step learns is its maker's to test: there is no module here to compare
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -45,6 +47,7 @@ from fanin.protos.errors import InvalidBundle
 
 ONNX: Final = "onnx"
 PARAMETERS: Final = "parameters"
+ALIGNMENT: Final = 4
 Ports = tuple[tuple[Port, ...], tuple[Port, ...]]
 """A Signature's inputs and outputs."""
 
@@ -55,8 +58,8 @@ class AssembledGraphs:
 
     ``graphs`` has the file of each Signature by format and Signature, ``{"onnx": {"train": ..., ...}}``; in TFLite a
     file that has several is given for each. ``parameters`` are Version 0's by name. ``slots`` are those of the
-    ``infer`` graph by format; where an ONNX graph has none given, each parameter fills the float32 constant of its
-    name. A TFLite file's must be given, with their offsets.
+    ``infer`` graph by format; where none are given they are found by name in ONNX and by their values in TFLite.
+    ``num_tokens`` is how many tokens the model knows, 0 where x is something else.
     """
 
     name: str
@@ -65,6 +68,7 @@ class AssembledGraphs:
     parameters: Mapping[str, Float32s]
     graphs: Mapping[str, Mapping[str, bytes]]
     slots: Mapping[str, tuple[Slot, ...]] = field(default_factory=dict)
+    num_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not self.parameters or not self.graphs or not self.name:
@@ -111,6 +115,7 @@ def assemble(spec: AssembledGraphs, folder: Path, key: SigningKey) -> Bundle:
         name=spec.name,
         batch_size=spec.batch_size,
         num_classes=spec.num_classes,
+        num_tokens=spec.num_tokens,
         table=spec.table,
         signatures=MappingProxyType(
             {
@@ -140,15 +145,14 @@ def _slots(spec: AssembledGraphs, graph_format: str) -> tuple[Slot, ...]:
     """The slots that were given, or one for each parameter's own constant (3)."""
     given = spec.slots.get(graph_format)
     what = _what("infer", graph_format)
-    if given is None:
-        if graph_format != ONNX:
-            raise InvalidBundle(
-                f"{what}: got no slots, expected them with their offsets: only ONNX names its constants"
-            )
+    if given is None and graph_format == ONNX:
         given = tuple(
             Slot(initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=value.shape)
             for name, value in spec.parameters.items()
         )
+    elif given is None:
+        data = spec.graphs[graph_format]["infer"]
+        given = tuple(_slot_at(name, value, data, what) for name, value in spec.parameters.items())
     if unfilled := sorted(set(spec.parameters) - {slot.parameter for slot in given}):
         raise InvalidBundle(f"{what}: no slot takes {unfilled}: its predictions would not follow the Versions")
     if graph_format != ONNX:
@@ -164,6 +168,36 @@ def _slots(spec: AssembledGraphs, graph_format: str) -> tuple[Slot, ...]:
                 f"{slot.shape}, which a Version fills; rename the constant, or give the graph's slots"
             )
     return given
+
+
+def _slot_at(name: str, value: Float32s, data: bytes, what: str) -> Slot:
+    """The one place in a file where a parameter's values stand, its dimensions in any order. Raises InvalidBundle."""
+    # Orders in which the values are the same ones in a row are one and the same.
+    rows: dict[bytes, tuple[int, ...]] = {}
+    for order in permutations(range(value.ndim)):
+        rows.setdefault(value.transpose(order).astype("<f4").tobytes(), order)
+    found = [(place, order) for row, order in rows.items() for place in _places(row, data)]
+    if len(found) != 1:
+        raise InvalidBundle(
+            f"{what}: the values of {name!r} stand at {len(found)} places in the file, expected one, which a Version "
+            "fills; export it with values that nothing else has (not all zeros), or give its slot with the offset"
+        )
+    ((offset, order),) = found
+    shape = tuple(value.shape[dim] for dim in order)
+    permutation = () if order == tuple(range(value.ndim)) else order
+    return Slot(
+        initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=shape, permutation=permutation, offset=offset
+    )
+
+
+def _places(row: bytes, data: bytes) -> list[int]:
+    """Where float32 values stand in a file, each at a multiple of its size."""
+    found, place = [], data.find(row)
+    while place >= 0:
+        if place % ALIGNMENT == 0:
+            found.append(place)
+        place = data.find(row, place + 1)
+    return found
 
 
 def _ports(

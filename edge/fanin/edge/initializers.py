@@ -82,14 +82,14 @@ def _replaced(model: bytes, data: Mapping[str, bytes | None], what: str) -> byte
         if field.number != GRAPH:
             parts.append(field.whole)
             continue
-        graph = b""
+        graph = []
         for inner in _fields(field.payload, what):
             name, constant = _tensor(inner.payload, what) if inner.number == INITIALIZER else ("", None)
             if constant is None or name not in data:
-                graph += inner.whole
+                graph.append(inner.whole)
             else:
-                graph += _bytes(INITIALIZER, _with_data(inner.payload, constant, data[name], what))
-        parts.append(_bytes(GRAPH, graph))
+                graph.append(_bytes(INITIALIZER, _with_data(inner.payload, constant, data[name], what)))
+        parts.append(_bytes(GRAPH, b"".join(graph)))
     return b"".join(parts)
 
 

@@ -1,7 +1,7 @@
 """The manifest: the facts of a Bundle, their JSON form, and how they are checked.
 
-The JSON is read strictly: an unknown key, a missing one or a wrong type is refused with its path, because
-the bytes are signed as a whole and a reader that skips what it does not know would run less than was signed.
+The JSON is read strictly (``rows``), because the bytes are signed as a whole and a reader that skips what it does not
+know would run less than was signed.
 A newer format has a higher format number, and that is said before anything else.
 """
 
@@ -14,6 +14,8 @@ from math import prod
 from types import MappingProxyType
 from typing import Final
 
+from fanin.edge.derived import NOTHING, Derived, derived_row, parse_derived
+from fanin.edge.rows import Reader
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import Artifact, ChunkRef
 from fanin.protos.errors import InvalidBundle, InvalidInput
@@ -63,11 +65,11 @@ class SlotKind(StrEnum):
 class Slot:
     """A place in an ``infer`` graph that a Version fills.
 
-    ``initializer`` is its name in the graph, ``shape`` its shape there. ``parameter`` is the parameter it
-    comes from; ``weight`` is the weight whose scales a bias uses ("" elsewhere), quantized along ``axis`` of
-    the *parameter* (-1 where it does not apply). The graph holds ``parameter.transpose(permutation)``, or the
-    parameter as it is where that is empty, in the shape of the slot. ``input_scale`` is the activation scale that was
-    calibrated (0.0 where it does not apply).
+    ``initializer`` is its name in the graph, ``shape`` its shape there. ``parameter`` is the parameter, or the tensor
+    derived from some, that it comes from; ``weight`` is the weight whose scales a bias uses ("" elsewhere), quantized
+    along ``axis`` of the *parameter* (-1 where it does not apply), or the constant that a frozen weight's scales are.
+    The graph holds ``parameter.transpose(permutation)``, or the parameter as it is where that is empty, in the shape of
+    the slot. ``input_scale`` is the activation scale that was calibrated (0.0 where it does not apply).
 
     How a slot is filled is its format's way. An ONNX initializer that is one has its data outside the file, so
     that a runtime cannot fold an older Version's numbers into its optimized graph. A TFLite file holds zeros at
@@ -89,10 +91,11 @@ class Slot:
 class Manifest:
     """What a Bundle says of itself.
 
-    ``num_classes`` is the number of labels (or of tokens), 0 for a model that gives values; ``slots`` are those of
-    the ``infer`` graph in each graph format. ``table`` is the layout of the parameters that travel; ``batch_size``
-    the batch that the ``train`` and ``evaluate`` graphs were traced for; ``initial`` names the artifact with the
-    parameters of Version 0.
+    ``num_classes`` is the number of labels (or of tokens), 0 for a model that gives values; ``num_tokens`` that of the
+    tokens that it may be given, 0 where x is something else or any number may be; ``slots`` are those of
+    the ``infer`` graph in each graph format, and ``derived`` is what they come from besides parameters. ``table`` is
+    the layout of the parameters that travel; ``batch_size`` the batch that the ``train`` and ``evaluate`` graphs were
+    traced for; ``initial`` names the artifact with the parameters of Version 0.
     """
 
     name: str
@@ -103,12 +106,14 @@ class Manifest:
     slots: Mapping[str, tuple[Slot, ...]]
     artifacts: Mapping[str, Artifact]
     initial: str
+    derived: Derived = NOTHING
+    num_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.num_classes < 0:
+        if self.batch_size < 1 or self.num_classes < 0 or self.num_tokens < 0:
             raise InvalidBundle(
-                f"manifest: got batch_size {self.batch_size} and num_classes {self.num_classes}, "
-                "expected at least 1 and at least 0"
+                f"manifest: got batch_size {self.batch_size}, num_classes {self.num_classes} and num_tokens "
+                f"{self.num_tokens}, expected at least 1, 0 and 0"
             )
         if lacking := sorted(set(DEVICE_SIGNATURES) - set(self.signatures)):
             raise InvalidBundle(f"manifest: got signatures {sorted(self.signatures)}, expected also {lacking}")
@@ -121,14 +126,21 @@ class Manifest:
         if self.initial not in self.artifacts:
             raise InvalidBundle(f"manifest: initial parameters {self.initial!r} are not among the artifacts")
         shapes = {spec.name: spec.shape for spec in self.table.specs}
+        self.derived.shapes(shapes)
         for graph_format, slots in self.slots.items():
             if graph_format not in self.signatures["infer"].graphs:
                 raise InvalidBundle(f"manifest: slots in {graph_format!r}, expected only in formats of the infer graph")
-            check_slots(slots, shapes)
+            check_slots(slots, shapes, self.derived)
+        for graph_format in self.signatures["infer"].graphs:
+            if shapes and not self.slots.get(graph_format):
+                raise InvalidBundle(
+                    f"manifest: got no slots in {graph_format!r}, expected some: it would follow no Version"
+                )
 
 
-def check_slots(slots: tuple[Slot, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_slots(slots: tuple[Slot, ...], own: Mapping[str, tuple[int, ...]], derived: Derived = NOTHING) -> None:
     """Slots must agree with the parameters' shapes and with each other, so that they can be filled blindly."""
+    shapes = derived.shapes(own)
     axes: dict[str, int] = {}
     for slot in slots:
         what = f"manifest: slot {slot.initializer!r}"
@@ -153,11 +165,17 @@ def check_slots(slots: tuple[Slot, ...], shapes: Mapping[str, tuple[int, ...]]) 
     for slot in slots:
         is_of_weight = slot.kind in (SlotKind.WEIGHT, SlotKind.WEIGHT_SCALE)
         weight = slot.parameter if is_of_weight else slot.weight
-        if weight and axes.get(weight) != slot.axis:
+        # Frozen scales have one dimension, that of the channels.
+        frozen = 0 if weight in derived.constants and not is_of_weight else None
+        if weight and axes.get(weight, frozen) != slot.axis:
             raise InvalidBundle(
                 f"manifest: slot {slot.initializer!r}: got axis {slot.axis}, "
                 f"expected that of the weight_scale slot of {weight!r}, {axes.get(weight)}"
             )
+    scaled = {(slot.weight, slot.input_scale) for slot in slots if slot.kind is SlotKind.BIAS_SCALE}
+    for slot in slots:
+        if slot.kind is SlotKind.BIAS and (slot.weight, slot.input_scale) not in scaled:
+            raise InvalidBundle(f"manifest: slot {slot.initializer!r}: got no bias_scale slot, expected one beside it")
     spans = sorted(
         (slot.offset, slot.offset + slot_bytes(slot), slot.initializer) for slot in slots if slot.offset >= 0
     )
@@ -208,6 +226,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "name": manifest.name,
         "batch_size": manifest.batch_size,
         "num_classes": manifest.num_classes,
+        "num_tokens": manifest.num_tokens,
         "parameters": {spec.name: list(spec.shape) for spec in manifest.table.specs},
         "signatures": {
             name: {
@@ -217,6 +236,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
             }
             for name, found in manifest.signatures.items()
         },
+        "derived": derived_row(manifest.derived),
         "slots": {name: [_slot_row(slot) for slot in slots] for name, slots in manifest.slots.items()},
         "artifacts": {
             name: {
@@ -247,35 +267,37 @@ def parse_manifest(data: bytes) -> Manifest:
             "install a fanin that knows this format, or export the Bundle again"
         )
     try:
-        return _manifest(_Reader(root, "manifest"))
+        return _manifest(Reader(root, "manifest"))
     except InvalidBundle:
         raise
     except (InvalidInput, ValueError) as exc:
         raise InvalidBundle(f"manifest: {exc}") from exc
 
 
-def _manifest(reader: "_Reader") -> Manifest:
-    reader.only("format name batch_size num_classes parameters signatures slots artifacts initial")
+def _manifest(reader: Reader) -> Manifest:
+    reader.only("format name batch_size num_classes num_tokens parameters derived signatures slots artifacts initial")
     parameters = reader.child("parameters")
     return Manifest(
         name=reader.text("name"),
         batch_size=reader.integer("batch_size"),
         num_classes=reader.integer("num_classes"),
+        num_tokens=reader.integer("num_tokens"),
         table=TensorTable.of({name: parameters.shape(name) for name in parameters.row}),
         signatures=MappingProxyType({name: _signature(row) for name, row in reader.children("signatures")}),
         slots=MappingProxyType(
             {
-                name: tuple(_slot(row) for row in slots.rows(name))
+                name: tuple(parse_slot(row) for row in slots.rows(name))
                 for slots in [reader.child("slots")]
                 for name in slots.row
             }
         ),
         artifacts=MappingProxyType({name: _artifact(row) for name, row in reader.children("artifacts")}),
         initial=reader.text("initial"),
+        derived=parse_derived(reader.child("derived")),
     )
 
 
-def _signature(reader: "_Reader") -> Signature:
+def _signature(reader: Reader) -> Signature:
     reader.only("inputs outputs graphs")
     graphs = reader.child("graphs")
     return Signature(
@@ -285,7 +307,7 @@ def _signature(reader: "_Reader") -> Signature:
     )
 
 
-def _port(reader: "_Reader") -> Port:
+def _port(reader: Reader) -> Port:
     reader.only("name dtype shape")
     port = Port(name=reader.text("name"), dtype=reader.text("dtype"), shape=reader.shape("shape", least=-1))
     if port.dtype not in DTYPES:
@@ -311,7 +333,8 @@ def _slot_row(slot: Slot) -> dict[str, object]:
     }
 
 
-def _slot(reader: "_Reader") -> Slot:
+def parse_slot(reader: Reader) -> Slot:
+    """A slot of its row. Raises InvalidBundle."""
     reader.only("initializer kind parameter shape weight axis permutation input_scale offset")
     kind = reader.text("kind")
     if kind not in set(SlotKind):
@@ -329,62 +352,10 @@ def _slot(reader: "_Reader") -> Slot:
     )
 
 
-def _artifact(reader: "_Reader") -> Artifact:
+def _artifact(reader: Reader) -> Artifact:
     reader.only("sha256 size_bytes chunks")
     chunks = []
     for row in reader.rows("chunks"):
         row.only("sha256 size_bytes url")
         chunks.append(ChunkRef(sha256=row.text("sha256"), size_bytes=row.integer("size_bytes"), url=row.text("url")))
     return Artifact(sha256=reader.text("sha256"), size_bytes=reader.integer("size_bytes"), chunks=tuple(chunks))
-
-
-class _Reader:
-    """One JSON object and its path, read key by key with one clear error each."""
-
-    def __init__(self, row: object, path: str) -> None:
-        if not isinstance(row, dict):
-            raise InvalidBundle(f"{path}: got {type(row).__name__}, expected an object")
-        self.row: dict[str, object] = row
-        self.path = path
-
-    def only(self, keys: str) -> None:
-        """Refuse unknown and missing keys."""
-        if set(self.row) != set(keys.split()):
-            raise InvalidBundle(f"{self.path}: got keys {sorted(self.row)}, expected {sorted(keys.split())}")
-
-    def _value(self, key: str, kind: type) -> object:
-        value = self.row[key]
-        if type(value) is not kind:
-            raise InvalidBundle(f"{self.path}.{key}: got {type(value).__name__}, expected {kind.__name__}")
-        return value
-
-    def text(self, key: str) -> str:
-        return str(self._value(key, str))
-
-    def integer(self, key: str) -> int:
-        value = self._value(key, int)
-        assert isinstance(value, int)
-        return value
-
-    def number(self, key: str) -> float:
-        value = self._value(key, float)
-        assert isinstance(value, float)
-        return value
-
-    def shape(self, key: str, *, least: int = 0) -> tuple[int, ...]:
-        value = self._value(key, list)
-        assert isinstance(value, list)
-        if not all(type(dim) is int and dim >= least for dim in value):
-            raise InvalidBundle(f"{self.path}.{key}: got {value!r}, expected integers of at least {least}")
-        return tuple(value)
-
-    def child(self, key: str) -> "_Reader":
-        return _Reader(self.row[key], f"{self.path}.{key}")
-
-    def children(self, key: str) -> list[tuple[str, "_Reader"]]:
-        return [(name, _Reader(row, f"{self.path}.{key}.{name}")) for name, row in self.child(key).row.items()]
-
-    def rows(self, key: str) -> list["_Reader"]:
-        value = self._value(key, list)
-        assert isinstance(value, list)
-        return [_Reader(row, f"{self.path}.{key}[{index}]") for index, row in enumerate(value)]

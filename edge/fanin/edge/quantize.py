@@ -12,7 +12,10 @@ get the same bits, and a Version's int8 model is a function of its parameters an
 
 A weight's scale is max|w| / 127 of its channel, unless the channel's bias would then not fit an int32: such a
 channel (all zeros, as after pruning) has next to no say but through its bias, so its scale grows until the
-bias fits.
+bias fits. A frozen weight's scales are constants of the manifest.
+
+A convolution's BatchNorm is folded into its weight and bias first (``edge.derived``), in float64 from float32 values
+and rounded to float32 once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +24,7 @@ from typing import Final, TypeVar, assert_never
 import numpy as np
 import numpy.typing as npt
 
+from fanin.edge.derived import NOTHING, Derived, Folded
 from fanin.edge.manifest import Slot, SlotKind
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidVersion
@@ -39,22 +43,52 @@ MIN_SCALE: Final = 2.0**-64
 MAX_SCALE: Final = float(np.finfo(np.float32).max)
 
 
-def fill_slots(slots: Sequence[Slot], table: TensorTable, flat: Float32s) -> dict[str, SlotValue]:
+def fill_slots(
+    slots: Sequence[Slot], table: TensorTable, flat: Float32s, derived: Derived = NOTHING
+) -> dict[str, SlotValue]:
     """Every slot's value, by initializer, for the parameters ``flat`` (num_values,).
 
-    ``slots`` are a manifest's, which has checked them against ``table``.
+    ``slots`` and ``derived`` are a manifest's, which has checked them against ``table``.
     Raises InvalidVersion if a parameter is not a finite number, ValueError if ``flat`` has another length.
     """
     parameters = table.views(flat)
     if not np.isfinite(flat).all():
         bad = sorted(name for name, view in parameters.items() if not np.isfinite(view).all())
         raise InvalidVersion(f"parameters: {bad} hold values that are not finite, expected finite numbers only")
+    sources = with_derived(parameters, derived)
     weights = {slot.parameter: slot.axis for slot in slots if slot.kind is SlotKind.WEIGHT_SCALE}
-    scales = {
-        name: weight_scales(parameters[name], axis, _least_scales(name, axis, slots, parameters))
+    scales = {name: frozen_scales(sources[name]) for name in derived.constants} | {
+        name: weight_scales(sources[name], axis, _least_scales(name, axis, slots, sources))
         for name, axis in weights.items()
     }
-    return {slot.initializer: _value(slot, parameters, scales) for slot in slots}
+    return {slot.initializer: _value(slot, sources, scales) for slot in slots}
+
+
+def with_derived(parameters: Mapping[str, Float32s], derived: Derived) -> dict[str, Float32s]:
+    """The parameters, and what is derived from them, by name."""
+    known = {**parameters, **{name: derived.constant(name) for name in derived.constants}}
+    return known | {name: _folded(found, known) for name, found in derived.folded.items()}
+
+
+def _folded(found: Folded, known: Mapping[str, Float32s]) -> Float32s:
+    def wide(name: str, value: Float64s) -> Float64s:
+        return known[name].astype(np.float64) if name else value
+
+    # The mean over devices is rounded to a grid, which may take a small variance below zero.
+    spread = np.sqrt(np.maximum(wide(found.variance, np.zeros(())), 0.0) + found.epsilon)
+    value = wide(found.value, np.zeros(spread.shape))
+    column = [-1 if dim == found.axis else 1 for dim in range(value.ndim)]
+    none = np.zeros(spread.shape)
+    mean, offset = (wide(name, none).reshape(column) for name in (found.mean, found.offset))
+    factor = (wide(found.gain, np.ones(spread.shape)) / spread).reshape(column)
+    made: Float32s = np.clip((value - mean) * factor + offset, -MAX_SCALE, MAX_SCALE).astype(np.float32)
+    return made
+
+
+def frozen_scales(scales: Float32s) -> Float32s:
+    """Scales as the manifest tells them, none that could not be divided by."""
+    found: Float32s = np.clip(scales, np.float32(MIN_SCALE), None)
+    return found
 
 
 def weight_scales(weight: Float32s, axis: int, least: Float64s | None = None) -> Float32s:

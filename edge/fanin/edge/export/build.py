@@ -1,8 +1,8 @@
 """An App becomes a signed Bundle.
 
 The walk: prepare (``prepare``) -> in each graph format trace, convert, quantize and find the slots (``formats``) ->
-manifest -> verify against eager torch (``verify``) -> measure int8 against float -> write. The folder is written last:
-what does not verify leaves nothing behind.
+manifest -> verify against eager torch (``verify``) -> measure int8 against float (on calibration data, where that is
+all there is) -> write. The folder is written last: what does not verify leaves nothing behind.
 """
 
 import tempfile
@@ -13,35 +13,41 @@ from types import MappingProxyType
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from fanin.edge.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.export.app import App
 from fanin.edge.export.formats import FORMATS, Graphs
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import with_preprocess
+from fanin.edge.export.trace import example_batch
 from fanin.edge.export.verify import verify
+from fanin.edge.export.vocabulary import count_tokens
 from fanin.edge.keys import SigningKey
 from fanin.edge.manifest import Manifest, Signature, dump_manifest
-from fanin.edge.measure import MAX_DROP_POINTS, Measured, check_drop, measure
+from fanin.edge.measure import Compared, Measured, check_drop, compare, measure
 from fanin.edge.runtimes.base import Batch
-from fanin.edge.tensors import encode_parameters
+from fanin.edge.tensors import Float32s, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion, UnsupportedModel
 
 PARAMETERS: Final = "parameters"
+COMPARED_SAMPLES: Final = 256
+"""More of the calibration data would tell the same, later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
     """A Bundle, and what its maker should know of it.
 
-    ``notes`` say what was changed in the module; ``measured`` has float against int8 in each graph format, where the
-    App has validation data.
+    ``notes`` say what was changed in the module, and where int8 says something else than float; ``measured`` has float
+    against int8 in each graph format where the App has validation data, ``compared`` where it has none.
     """
 
     bundle: Bundle
     notes: tuple[str, ...]
     measured: Mapping[str, Measured]
+    compared: Mapping[str, Compared]
 
 
 def export_app(
@@ -49,13 +55,13 @@ def export_app(
     folder: Path,
     key: SigningKey,
     formats: Sequence[str] = tuple(FORMATS),
-    max_drop_points: float = MAX_DROP_POINTS,
+    max_drop: float | None = None,
 ) -> Exported:
     """Trace, quantize, verify and sign; the Bundle in ``folder``.
 
-    ``formats`` are the graph formats to write, ``max_drop_points`` what int8 may cost in accuracy on the App's
-    validation data. Raises UnsupportedModel if the module cannot be trained by a graph, saying which part and what to
-    do, or if int8 costs more; InvalidInput for a format that is not known.
+    ``formats`` are the graph formats to write, ``max_drop`` what int8 may cost on the App's validation data, as
+    ``check_drop`` takes it. Raises UnsupportedModel if the module cannot be trained by a graph, saying which part and
+    what to do, or if int8 costs more; InvalidInput for a format that is not known.
     """
     if not formats or set(formats) - set(FORMATS):
         raise InvalidInput(f"export: got formats {list(formats)}, expected some of {sorted(FORMATS)}")
@@ -63,7 +69,7 @@ def export_app(
     made = {name: with_preprocess(prepared, name, FORMATS[name].make(prepared)) for name in formats}
     manifest, artifacts = _assemble(prepared, made)
     data = dump_manifest(manifest)
-    measured = {}
+    notes, measured, compared = list(prepared.notes), {}, {}
     with tempfile.TemporaryDirectory(prefix="fanin-export-") as draft:
         write_bundle(Path(draft), data, artifacts, key)
         bundle = open_folder(Path(draft), trusted=[key.public])
@@ -73,13 +79,21 @@ def export_app(
                 verify(prepared, bundle, runtime, FORMATS[name].plain())
                 if app.validation is not None:
                     found = measure(runtime, bundle, bundle.initial_parameters(), validation_batches(app))
-                    check_drop(f"{prepared.what}: {name}", found, max_drop_points)
+                    check_drop(f"{prepared.what}: {name}", found, max_drop)
                     measured[name] = found
+                else:
+                    compared[name] = compare(
+                        runtime, bundle, bundle.initial_parameters(), calibration_batches(prepared)
+                    )
+                    notes += _warnings(name, compared[name])
             except (InvalidBundle, InvalidVersion, ValueError) as exc:
                 raise UnsupportedModel(f"{prepared.what}: {exc}") from exc
     write_bundle(folder, data, artifacts, key)
     return Exported(
-        bundle=open_folder(folder, trusted=[key.public]), notes=prepared.notes, measured=MappingProxyType(measured)
+        bundle=open_folder(folder, trusted=[key.public]),
+        notes=tuple(notes),
+        measured=MappingProxyType(measured),
+        compared=MappingProxyType(compared),
     )
 
 
@@ -88,10 +102,31 @@ def validation_batches(app: App) -> Iterator[Batch]:
     assert app.validation is not None, "only an App with validation data has batches of it"
     x, y = app.validation
     wanted = torch.int32 if app.num_classes else torch.float32
-    for start in range(0, len(x), app.batch_size):
-        at = torch.arange(start, start + app.batch_size)
-        kept = torch.where(at < len(x), at, start)
-        yield Batch(x=x[kept].numpy(), y=y[kept].to(wanted).numpy(), mask=(at < len(x)).float().numpy())
+    for at, mask in _places(len(x), app.batch_size):
+        yield Batch(x=x[at].numpy(), y=y[at].to(wanted).numpy(), mask=mask)
+
+
+def calibration_batches(prepared: Prepared) -> Iterator[Batch]:
+    """Some of the calibration data, as ``validation_batches``; what y holds means nothing."""
+    _, y, _ = example_batch(prepared)
+    x = prepared.app.calibration[:COMPARED_SAMPLES]
+    for at, mask in _places(len(x), prepared.app.batch_size):
+        yield Batch(x=x[at].numpy(), y=y.numpy(), mask=mask)
+
+
+def _places(num: int, batch_size: int) -> Iterator[tuple[Tensor, Float32s]]:
+    """(which samples make a batch, its mask): the last one is padded with its first sample."""
+    for start in range(0, num, batch_size):
+        at = torch.arange(start, start + batch_size)
+        yield torch.where(at < num, at, start), (at < num).float().numpy()
+
+
+def _warnings(name: str, found: Compared) -> list[str]:
+    advice = (
+        "it may have learnt nothing yet, or a few of these examples are far beyond the others; with validation data "
+        "in the App the export measures what int8 costs, and quantization_aware lowers it"
+    )
+    return [] if found.is_good else [f"{name}: {found}, which is far apart for one model: {advice}"]
 
 
 def _assemble(prepared: Prepared, made: Mapping[str, Graphs]) -> tuple[Manifest, dict[str, bytes]]:
@@ -101,9 +136,9 @@ def _assemble(prepared: Prepared, made: Mapping[str, Graphs]) -> tuple[Manifest,
     artifacts[PARAMETERS] = encode_parameters(table, table.flatten(arrays))
     first = next(iter(made.values()))
     for name, graphs in made.items():
-        if graphs.ports != first.ports:
+        if graphs.ports != first.ports or graphs.derived != first.derived:
             raise UnsupportedModel(
-                f"{prepared.what}: the graphs in {name} have other ports than those in {next(iter(made))}"
+                f"{prepared.what}: the graphs in {name} have other ports or constants than those in {next(iter(made))}"
             )
     signatures = {
         name: Signature(
@@ -117,10 +152,12 @@ def _assemble(prepared: Prepared, made: Mapping[str, Graphs]) -> tuple[Manifest,
         name=app.name,
         batch_size=app.batch_size,
         num_classes=app.num_classes,
+        num_tokens=count_tokens(prepared),
         table=table,
         signatures=MappingProxyType(signatures),
         slots=MappingProxyType({name: graphs.slots for name, graphs in made.items()}),
         artifacts=MappingProxyType({name: artifact_of(found) for name, found in artifacts.items()}),
         initial=PARAMETERS,
+        derived=first.derived,
     )
     return manifest, artifacts

@@ -1,13 +1,13 @@
 """Preflight: which part of a module has no form in which graph format, before anything is exported.
 
 The module as a whole is put through what an export does, in memory. If that fails, its layers are put through it one
-by one, with the inputs that they had and backwards too, so that the reason gets a name. What fails as a whole while all
-of its layers pass is in the code between them.
+by one, with the inputs that they had and backwards too, so that the reason gets a name; and so is what a forward calls
+between them. Each finding has an advice of its own.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -15,15 +15,31 @@ import torch
 from torch import Tensor, nn
 
 from fanin.edge.export.app import App
+from fanin.edge.export.calls import calls_between_layers
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import ENCODERS
-from fanin.edge.export.trace import example_batch, trace_layer
+from fanin.edge.export.trace import Traced, example_batch, trace_layer
 from fanin.edge.runtimes.models import PREPROCESS
 from fanin.protos.errors import UnsupportedModel
 
 RUNTIMES: Final = MappingProxyType({"onnx": ("onnxruntime",), "tflite": ("LiteRT", "tflite-runtime")})
 """The runtimes of each graph format, as people know them."""
+REPLACE: Final = "replace it: not even its forward has a form there, so freezing does not help"
+FREEZE: Final = (
+    "replace it, or let only learn what comes after it: its forward has a form there, its gradient has none "
+    "(requires_grad_(False) on it and on all before it, or a recipe that trains 'head')"
+)
+REWRITE: Final = "replace what the reason names: what stands before the model travels as a graph too"
+LOOK: Final = "each layer and each call has a form by itself: look at the loss, and at what the reason names"
+INSTEAD: Final = MappingProxyType(
+    {
+        "bicubic": "mode 'bilinear' and 'nearest' have forms",
+        "fft": "frames times a matrix of cosines and sines are the same spectrum, docs/edge.md",
+        "grid_sampler": "Upsample and strided convolutions have forms",
+    }
+)
+"""What does about the same and has a form in every format, by a part of the operator's name."""
 OPERATOR: Final = re.compile(r"(?:aten|prims|torchvision)[.:]+\w+")
 
 
@@ -31,8 +47,9 @@ OPERATOR: Final = re.compile(r"(?:aten|prims|torchvision)[.:]+\w+")
 class Finding:
     """A part of the module that a graph format has no form for.
 
-    ``module`` is its name in the App's module ("": the code between layers), ``kind`` its class, ``operator`` what is
-    lacking where that could be told ("" elsewhere), ``reason`` the whole story.
+    ``module`` is its name in the App's module ("": that one itself), ``kind`` its class. ``call`` is the function that
+    its forward calls between its layers; "" where the module is a layer, or where that could not be told. ``operator``
+    is what is lacking ("": not told), ``reason`` the whole story, ``advice`` what to do.
     """
 
     module: str
@@ -40,6 +57,8 @@ class Finding:
     graph_format: str
     operator: str
     reason: str
+    advice: str
+    call: str = ""
 
     @property
     def runtimes(self) -> tuple[str, ...]:
@@ -59,38 +78,71 @@ def check_app(app: App, formats: Sequence[str]) -> tuple[Finding, ...]:
         try:
             FORMATS[name].make(prepared)
         except UnsupportedModel as exc:
-            layers = _failing_layers(prepared, name)
-            whole = _finding("", type(app.module).__name__, name, str(exc))
-            findings += layers or [whole]
+            whole = _finding("", type(app.module).__name__, name, str(exc), LOOK)
+            findings += [*_failing_layers(prepared, name), *_failing_calls(prepared, name)] or [whole]
         if app.preprocess is not None:
             try:
                 ENCODERS[name](app, f"{prepared.what}: the {PREPROCESS} graph")
             except UnsupportedModel as exc:
-                findings.append(_finding(PREPROCESS, type(app.preprocess).__name__, name, str(exc)))
-    return tuple(findings)
+                findings.append(_finding(PREPROCESS, type(app.preprocess).__name__, name, str(exc), REWRITE))
+    able = [name for name in formats if all(found.graph_format != name for found in findings)]
+    other = f"; or leave {{}} out: --format {able[0]}" if able else ""
+    return tuple(replace(found, advice=found.advice + other.format(" and ".join(found.runtimes))) for found in findings)
 
 
 def _failing_layers(prepared: Prepared, graph_format: str) -> list[Finding]:
     findings = []
-    known: dict[str, UnsupportedModel | None] = {}
+    known: dict[str, tuple[str, str]] = {}
     for name, layer, inputs in _calls(prepared):
         # Layers that are set alike and are given the same fail alike.
-        shapes = [tuple(value.shape) for value in inputs]
-        key = f"{layer!r} {shapes} {[value.requires_grad for value in layer.parameters()]}"
+        key = f"{_key(layer, inputs)} {[value.requires_grad for value in layer.parameters()]}"
         if key not in known:
             known[key] = _failure(layer, inputs, graph_format)
-        failure = known[key]
-        if failure is not None:
-            findings.append(_finding(name, type(layer).__name__, graph_format, str(failure)))
+        reason, advice = known[key]
+        if reason:
+            findings.append(_finding(name, type(layer).__name__, graph_format, reason, advice))
     return findings
 
 
-def _failure(layer: nn.Module, inputs: Sequence[Tensor], graph_format: str) -> UnsupportedModel | None:
+def _failing_calls(prepared: Prepared, graph_format: str) -> list[Finding]:
+    """What is called between layers and fails by itself, and says by which operator: each function once a module."""
+    x, _, mask = example_batch(prepared)
+    found: dict[tuple[str, str], Finding] = {}
+    known: dict[str, tuple[str, str]] = {}
+    for call in calls_between_layers(prepared.with_mask(mask), x):
+        key = _key(call.layer, call.inputs)
+        if key not in known:
+            known[key] = _failure(call.layer, call.inputs, graph_format)
+        reason, advice = known[key]
+        finding = _finding(call.module, call.kind, graph_format, reason, advice)
+        if finding.operator:
+            found.setdefault((call.module, call.function), replace(finding, call=call.function))
+    return list(found.values())
+
+
+def _key(layer: nn.Module, inputs: Sequence[Tensor]) -> str:
+    return f"{layer!r} {[tuple(value.shape) for value in inputs]}"
+
+
+def _failure(layer: nn.Module, inputs: Sequence[Tensor], graph_format: str) -> tuple[str, str]:
+    """(why a layer has no form with its gradient, what to do about it); ("", "") if it has one."""
+    convert, what = FORMATS[graph_format].convert, type(layer).__name__
     try:
-        FORMATS[graph_format].convert(trace_layer(layer, inputs, graph_format), type(layer).__name__)
+        convert(trace_layer(layer, inputs, graph_format), what)
     except UnsupportedModel as exc:
-        return exc
-    return None
+        reason = str(exc)
+    else:
+        return "", ""
+    try:
+        with torch.no_grad():
+            program = torch.export.export(layer, tuple(inputs), strict=False)
+        names = [f"in.{index}" for index in range(len(inputs))]
+        num_said = len(program.graph_signature.user_outputs)
+        outputs = [f"out.{index}" for index in range(num_said)]
+        convert(Traced(program=program, examples=list(inputs), inputs=names, outputs=outputs), what)
+    except (UnsupportedModel, RuntimeError, TypeError, ValueError):
+        return reason, REPLACE
+    return reason, FREEZE
 
 
 def _calls(prepared: Prepared) -> list[tuple[str, nn.Module, tuple[Tensor, ...]]]:
@@ -117,8 +169,15 @@ def _calls(prepared: Prepared) -> list[tuple[str, nn.Module, tuple[Tensor, ...]]
     return calls
 
 
-def _finding(module: str, kind: str, graph_format: str, reason: str) -> Finding:
+def _finding(module: str, kind: str, graph_format: str, reason: str, advice: str) -> Finding:
     found = OPERATOR.search(reason)
+    operator = found.group() if found else ""
+    instead = next((words for part, words in INSTEAD.items() if part in operator), "")
     return Finding(
-        module=module, kind=kind, graph_format=graph_format, operator=found.group() if found else "", reason=reason
+        module=module,
+        kind=kind,
+        graph_format=graph_format,
+        operator=operator,
+        reason=reason,
+        advice=f"{advice} ({instead})" if instead else advice,
     )

@@ -14,7 +14,7 @@ import numpy as np
 from fanin.edge.export.bound import Layout
 from fanin.edge.export.flatgraph import FlatGraph, Scales
 from fanin.edge.manifest import Slot, SlotKind
-from fanin.edge.quantize import BIAS_ROOM, Float64s, bias_codes, bias_scales, weight_codes, weight_scales
+from fanin.edge.quantize import BIAS_ROOM, Float64s, bias_codes, bias_scales, frozen_scales, weight_codes, weight_scales
 from fanin.edge.tensors import Float32s
 
 SCALE: Final = ":scale"
@@ -24,13 +24,15 @@ SCALE: Final = ":scale"
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Kernel:
     """An int8 kernel's tensor, its float values, and the channels' dimension; ``parameter`` ("": none) has them along
-    ``axis``."""
+    ``axis``. ``scales`` names the constant that a frozen kernel's scales are, where a bias moves on them ("": none).
+    """
 
     tensor: int
     value: Float32s
     dim: int
     parameter: str
     axis: int
+    scales: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,9 +46,15 @@ class _Bias:
 class Constants:
     """The kernels and biases of a graph, as they are asked for."""
 
-    def __init__(self, graph: FlatGraph, bound: Mapping[int, Layout], parameters: Mapping[str, Float32s]) -> None:
-        self._graph, self._bound, self._parameters = graph, bound, parameters
-        self._kernels: dict[tuple[int, tuple[int, ...]], Kernel] = {}
+    def __init__(
+        self,
+        graph: FlatGraph,
+        bound: Mapping[int, Layout],
+        parameters: Mapping[str, Float32s],
+        scales: Mapping[str, str],
+    ) -> None:
+        self._graph, self._bound, self._parameters, self._scales_of = graph, bound, parameters, scales
+        self._kernels: dict[tuple[int, tuple[int, ...], str], Kernel] = {}
         self._biases: list[_Bias] = []
         self._axes: dict[str, int] = {}
         self._slots: list[Slot] = []
@@ -57,16 +65,22 @@ class Constants:
         return tuple(self._slots)
 
     def fit(self, weight: int, bias: int) -> bool:
-        """Whether a bias (-1: none) is a constant that moves as this weight does, or is zero in every Version."""
+        """Whether a bias (-1: none) is a constant that this weight's scales fit, or is zero in every Version."""
         value = self._graph.constant(bias) if bias >= 0 else np.zeros(1, np.float32)
         if value is None:
             return False
-        return (bias in self._bound) == (weight in self._bound) or (bias not in self._bound and not value.any())
+        is_zero = bias not in self._bound and not value.any()
+        return is_zero or has_scales(self._bound, self._scales_of, weight, bias)
 
-    def kernel(self, tensor: int, value: Float32s, dim: int) -> Kernel | None:
-        """The kernel of these float values; None if its channels are not those of one of the parameter's axes, or not
-        of the axis that another product has them along: a parameter's slots have one axis."""
-        key = (tensor, value.shape)
+    def kernel(self, tensor: int, value: Float32s, dim: int, bias: int) -> Kernel | None:
+        """The kernel of these float values, for a product with this bias (-1: none).
+
+        None if its channels are not those of one of the parameter's axes, or not of the axis that another product has
+        them along: a parameter's slots have one axis.
+        """
+        layout = self._bound.get(bias)
+        frozen = self._scales_of[layout.parameter] if layout is not None and tensor not in self._bound else ""
+        key = (tensor, value.shape, frozen)
         if key in self._kernels:
             return self._kernels[key]
         layout, axis = self._bound.get(tensor), -1
@@ -82,6 +96,7 @@ class Constants:
             dim=dim,
             parameter=layout.parameter if layout else "",
             axis=axis,
+            scales=frozen,
         )
         self._kernels[key] = made
         if layout is not None:
@@ -104,7 +119,7 @@ class Constants:
         value = self._graph.constant(tensor) if tensor >= 0 else None
         channels = (kernel.value.shape[kernel.dim],)
         layout = self._bound.get(tensor)
-        name = f"b{len(self._biases)}" if kernel.parameter else ""
+        name = f"b{len(self._biases)}" if kernel.parameter or layout else ""
         made = _Bias(
             tensor=self._graph.add_constant(
                 np.zeros(channels, np.int32), Scales(values=np.zeros(channels, "f4")), name
@@ -114,14 +129,14 @@ class Constants:
             input_scale=input_scale,
         )
         self._biases.append(made)
-        if kernel.parameter:
+        if name:
             scales = Slot(
                 initializer=name + SCALE,
                 kind=SlotKind.BIAS_SCALE,
                 parameter=layout.parameter if layout else kernel.parameter,
                 shape=channels,
-                weight=kernel.parameter,
-                axis=kernel.axis,
+                weight=kernel.parameter or kernel.scales,
+                axis=kernel.axis if kernel.parameter else 0,
                 input_scale=input_scale,
             )
             codes = [replace(scales, initializer=name, kind=SlotKind.BIAS)] if layout else []
@@ -155,7 +170,9 @@ class Constants:
             self._graph.set_scales(bias.tensor, Scales(values=grid))
 
     def _scales(self, kernel: Kernel) -> Float32s:
-        """Large enough for every bias on this kernel, or on another one of the same parameter."""
+        """Large enough for every bias on this kernel, or another one of the same parameter; or those that are told."""
+        if kernel.scales:
+            return frozen_scales(self._parameters[kernel.scales])
         least: Float64s = np.zeros(kernel.value.shape[kernel.dim], np.float64)
         for bias in self._biases:
             other = bias.kernel
@@ -163,6 +180,13 @@ class Constants:
                 needed = np.abs(bias.value).astype(np.float64) / (bias.input_scale * BIAS_ROOM)
                 least = np.maximum(least, needed)
         return weight_scales(kernel.value, kernel.dim, least)
+
+
+def has_scales(bound: Mapping[int, Layout], scales: Mapping[str, str], weight: int, bias: int) -> bool:
+    """Whether a bias has scales to stand on: a weight's that moves as it does, or a frozen one's that are told."""
+    if bias in bound and weight not in bound:
+        return bound[bias].parameter in scales
+    return (bias in bound) == (weight in bound)
 
 
 def _axis(layout: Layout, parameter: tuple[int, ...], kernel: tuple[int, ...], dim: int) -> int:

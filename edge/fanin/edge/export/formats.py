@@ -11,7 +11,9 @@ from typing import Final
 
 import torch
 
-from fanin.edge.export.int8 import Calibration, to_int8
+from fanin.edge.derived import Derived
+from fanin.edge.export.folding import Infer, fold_norms
+from fanin.edge.export.int8 import Calibration, Int8Model, to_int8
 from fanin.edge.export.onnx import inputs_to_initializers, to_onnx
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.tflite import to_tflite
@@ -42,6 +44,8 @@ class Graphs:
     """The file of each Signature."""
     ports: Mapping[str, Ports]
     slots: tuple[Slot, ...]
+    derived: Derived
+    """What slots come from besides parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,40 +62,47 @@ class GraphFormat:
 def onnx_graphs(prepared: Prepared) -> Graphs:
     """One ONNX file for each Signature. Raises UnsupportedModel."""
     traced = {"train": trace_train(prepared, ONNX), "evaluate": trace_evaluate(prepared, ONNX)}
-    infer = trace_infer(prepared)
+    infer = fold_norms(trace_infer(prepared), prepared, ONNX)
     models = {name: to_onnx(found, f"{prepared.what}: the {name} graph") for name, found in traced.items()}
-    float_infer = to_onnx(infer, f"{prepared.what}: the infer graph")
-    inputs_to_initializers(float_infer, {name: value.numpy() for name, value in prepared.travelling.items()})
-    reader = Calibration(prepared.app.calibration.numpy(), prepared.app.batch_size)
-    quantized = to_int8(float_infer, prepared.table, reader, prepared.kept_float)
+    quantized = onnx_infer(prepared, infer)
     models["infer"] = quantized.model
     return Graphs(
         files={f"{name}.onnx": model.SerializeToString(deterministic=True) for name, model in models.items()},
         signatures={name: f"{name}.onnx" for name in models},
         ports={name: ports_of(prepared, found) for name, found in traced.items()}
-        | {"infer": infer_ports(prepared, infer)},
+        | {"infer": infer_ports(prepared, infer.traced)},
         slots=quantized.slots,
+        derived=infer.derived,
     )
+
+
+def onnx_infer(prepared: Prepared, infer: Infer) -> Int8Model:
+    """The int8 ``infer`` graph. Raises UnsupportedModel."""
+    float_infer = to_onnx(infer.traced, f"{prepared.what}: the infer graph")
+    inputs_to_initializers(float_infer, dict(infer.values))
+    reader = Calibration(prepared.app.calibration.numpy(), prepared.app.batch_size)
+    return to_int8(float_infer, infer, reader, prepared.kept_float)
 
 
 def tflite_graphs(prepared: Prepared) -> Graphs:
     """One TFLite file for all Signatures. Raises UnsupportedModel."""
+    infer = fold_norms(trace_infer(prepared, 1), prepared, TFLITE)
     traced = {
         "train": trace_train(prepared, TFLITE),
         "evaluate": trace_evaluate(prepared, TFLITE),
-        "infer": trace_infer(prepared, 1),
+        "infer": infer.traced,
     }
     data = to_tflite(traced, f"{prepared.what}: the graphs")
     if prepared.frozen:
         data = store_as_int8(data)
-    parameters = {name: value.numpy() for name, value in prepared.travelling.items()}
-    found = quantize_infer(data, parameters, prepared.app.calibration.numpy(), prepared.kept_float)
+    found = quantize_infer(data, infer, prepared.app.calibration.numpy(), prepared.kept_float)
     return Graphs(
         files={MODEL_FILE: found.data},
         signatures=dict.fromkeys(traced, MODEL_FILE),
         ports={name: ports_of(prepared, traced[name]) for name in ("train", "evaluate")}
         | {"infer": infer_ports(prepared, traced["infer"])},
         slots=found.slots,
+        derived=infer.derived,
     )
 
 

@@ -18,19 +18,22 @@ import logging
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
+from fanin.edge.export.folding import Infer
 from fanin.edge.manifest import Slot, SlotKind
+from fanin.edge.quantize import weight_codes
 from fanin.edge.runtimes.base import Inputs
-from fanin.edge.tensors import TensorTable
+from fanin.edge.runtimes.graphs import Array
 from fanin.protos.errors import UnsupportedModel
 
 QUANTIZED: Final = ("Conv", "Gemm", "MatMul")
@@ -51,20 +54,20 @@ class Int8Model:
     slots: tuple[Slot, ...]
 
 
-def to_int8(
-    model: onnx.ModelProto, table: TensorTable, reader: "Calibration", kept_float: Collection[str]
-) -> Int8Model:
-    """Quantize a float model (parameters as initializers, input ``x``), but not the products with ``kept_float``.
+def to_int8(model: onnx.ModelProto, infer: Infer, reader: "Calibration", kept_float: Collection[str]) -> Int8Model:
+    """Quantize a float model (what moves as initializers, input ``x``), but not the products with ``kept_float``.
 
-    Raises UnsupportedModel if a parameter in the graph becomes neither a float constant nor a known slot.
+    Raises UnsupportedModel if something that moves becomes neither a float constant nor a known slot.
     """
-    parameters = {spec.name for spec in table.specs}
+    parameters = set(infer.values)
     _fold_transposes(model, parameters)
     _part_biases(model)
     used = {name for node in model.graph.node for name in node.input}
+    # The quantizer empties the model that it is given.
+    floats = {found.name: numpy_helper.to_array(found) for found in model.graph.initializer}
     quantized = _quantize(model, reader, {*kept_float, *(name + TRANSPOSED for name in kept_float)})
-    _Walk(quantized, table).keep_lone_biases_float(model)
-    slots = _Walk(quantized, table).slots()
+    _Walk(quantized, infer).settle_biases(floats)
+    slots = _Walk(quantized, infer).slots()
     covered = {slot.parameter for slot in slots}
     lost = sorted(name for name in parameters if name not in covered and {name, name + TRANSPOSED} & used)
     if lost:
@@ -167,15 +170,14 @@ def _quiet_quantizer() -> Iterator[None]:
 class _Walk:
     """The quantized graph from its initializers on."""
 
-    def __init__(self, model: onnx.ModelProto, table: TensorTable) -> None:
-        self._model = model
+    def __init__(self, model: onnx.ModelProto, infer: Infer) -> None:
+        self._model, self._infer = model, infer
         self._values = {found.name: found for found in model.graph.initializer}
         self._makers = {name: node for node in model.graph.node for name in node.output}
         self._users: dict[str, list[onnx.NodeProto]] = {}
         for node in model.graph.node:
             for name in node.input:
                 self._users.setdefault(name, []).append(node)
-        self._shapes = {spec.name: spec.shape for spec in table.specs}
 
     def slots(self) -> tuple[Slot, ...]:
         """All slots, in the graph's order of initializers."""
@@ -189,26 +191,41 @@ class _Walk:
                 found.extend(self._weight(name, node) if is_weight else self._bias(name, node))
         return tuple(found)
 
-    def keep_lone_biases_float(self, original: onnx.ModelProto) -> None:
-        """Undo the quantization of biases that move with a Version where the weight does not, or the reverse.
+    def settle_biases(self, floats: Mapping[str, Array]) -> None:
+        """Undo the quantization of biases that have no scales to stand on; ``floats`` are the constants as they were.
 
         A bias's codes stand on the weight's scales, and kernels take them as such whatever scale is written beside
-        them: the two are filled together or not at all. The bias of a single channel stays float too: the quantizer
-        gives it one scale and no channel.
+        them: the two are filled together, or the weight is frozen, on scales that the manifest tells. The bias of a
+        single channel stays float too: the quantizer gives it one scale and no channel.
         """
         graph = self._model.graph
-        floats = {found.name: found for found in original.graph.initializer}
         for node in [node for node in graph.node if self._is_quantized_bias(node)]:
             source = node.input[0].removesuffix(CODES)
             _, weight = self._factors(node)
-            move_together = bool(self._parameter(source)) == bool(self._parameter(weight.input[0].removesuffix(CODES)))
-            if move_together and self._values[node.input[2]].dims:
+            bias_moves = bool(self._parameter(source))
+            if self._values[node.input[2]].dims and (
+                bias_moves == bool(self._parameter(weight.input[0].removesuffix(CODES)))
+                or (bias_moves and self._freeze_scales(self._parameter(source), weight, floats))
+            ):
                 continue
             self._only_user(node.output[0]).input[2] = source
             graph.node.remove(node)
             for name in node.input:
                 graph.initializer.remove(self._values[name])
-            graph.initializer.append(floats[source])
+            graph.initializer.append(numpy_helper.from_array(floats[source], source))
+
+    def _freeze_scales(self, bias: str, weight: onnx.NodeProto, floats: Mapping[str, Array]) -> bool:
+        """Put a frozen weight on the scales that are told for the bias beside it; False if there are none."""
+        codes, scales = weight.input[:2]
+        source = codes.removesuffix(CODES)
+        # Another bias on this weight has the quantizer's scales.
+        if bias not in self._infer.scales or len(self._users[codes]) > 1 or len(self._users[weight.output[0]]) > 1:
+            return False
+        told = self._infer.derived.constant(self._infer.scales[bias])
+        found = weight_codes(floats[source].astype(np.float32), self._axis(codes, weight), told)
+        self._values[codes].CopyFrom(numpy_helper.from_array(found, codes))
+        self._values[scales].CopyFrom(numpy_helper.from_array(told, scales))
+        return True
 
     def _is_quantized_bias(self, node: onnx.NodeProto) -> bool:
         value = self._values.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
@@ -230,7 +247,7 @@ class _Walk:
     def _parameter(self, name: str) -> str:
         """The parameter behind a float initializer's name, or ""."""
         plain = re.sub(f"{COPY}[0-9]+$", "", name).removesuffix(TRANSPOSED)
-        return plain if plain in self._shapes else ""
+        return plain if plain in self._infer.values else ""
 
     def _float(self, name: str) -> Slot:
         return Slot(
@@ -265,6 +282,7 @@ class _Walk:
     def _bias(self, name: str, node: onnx.NodeProto) -> Sequence[Slot]:
         activation, weight = self._factors(node)
         codes, _ = self._weight(weight.input[0], weight)
+        parameter = self._parameter(name.removesuffix(CODES))
         input_scale = float(numpy_helper.to_array(self._values[activation.input[1]]))
         self._axis(name, node)
         slots = []
@@ -273,10 +291,10 @@ class _Walk:
                 Slot(
                     initializer=initializer,
                     kind=kind,
-                    parameter=self._parameter(name.removesuffix(CODES)),
+                    parameter=parameter,
                     shape=tuple(self._values[initializer].dims),
-                    weight=codes.parameter,
-                    axis=codes.axis,
+                    weight=codes.parameter or self._infer.scales[parameter],
+                    axis=codes.axis if codes.parameter else 0,
                     input_scale=input_scale,
                 )
             )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fanin.edge.export.places import replace_modules
@@ -51,7 +52,9 @@ class TrackedNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalized (B, C, ...)."""
         if not self.training:
-            return self._normalized(x, self.running_mean, self.running_var.clamp(min=0.0))
+            # torch's own operator, which is known where it is folded into the convolution before it.
+            variance = self.running_var.clamp(min=0.0)
+            return functional.batch_norm(x, self.running_mean, variance, self.weight, self.bias, eps=self._epsilon)
         assert self._mask is not None, "a pass begins with begin"
         if x.numel() == x.shape[1]:
             raise ValueError(f"norm: got one value a channel {tuple(x.shape)}, expected more; take a larger batch_size")

@@ -15,6 +15,7 @@ import torch
 from onnx import numpy_helper
 from torch.export import ExportedProgram
 
+from fanin.edge.export.onnx_fuse import fuse
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.trace import Traced
 from fanin.edge.tensors import Float32s
@@ -22,11 +23,19 @@ from fanin.protos.errors import UnsupportedModel
 
 PORT: Final = "port:"
 """Begins the names of inputs and outputs while the exporter names what lies between them."""
+LOSSES: Final = frozenset({"loss", "loss_sum"})
+"""An output that only ``train`` and ``evaluate`` have: what is to become int8 stays as the exporter writes it."""
 REGISTRY_LOGGER: Final = "torch.onnx._internal.exporter._registration"
 
 
 def to_onnx(traced: Traced, what: str) -> onnx.ModelProto:
     """The model of a Signature. Raises UnsupportedModel if an operator has no ONNX form."""
+    model = as_exported(traced, what)
+    return fuse(model) if LOSSES.intersection(traced.outputs) else model
+
+
+def as_exported(traced: Traced, what: str) -> onnx.ModelProto:
+    """The same, operator by operator as it was traced."""
     _widen_indices(traced.program)
     try:
         with quiet_exporter():

@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from fanin.edge.export.adapters import add_adapters
 from fanin.edge.export.app import Adapters, App
 from fanin.edge.export.fakequant import round_layers
+from fanin.edge.export.heads import head_of
 from fanin.edge.export.norms import STATISTICS, track_norms, tracked_norms
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.quantize import weight_codes, weight_scales
@@ -97,7 +98,7 @@ def prepare(app: App) -> Prepared:
     eager = copy.deepcopy(app.module)
     _check_parameters(app, eager)
     notes = _without_dropout(eager)
-    _choose(app, eager)
+    notes += _choose(app, eager)
     frozen = {} if app.recipe.trains == "full" else _freeze(eager)
     if app.recipe.trains != "full":
         notes += _freeze_norms(eager)
@@ -171,26 +172,29 @@ def _without_dropout(module: nn.Module) -> list[str]:
     return notes
 
 
-def _choose(app: App, module: nn.Module) -> None:
-    """Let only those parameters require a gradient that the recipe names."""
-    # A parameter that two layers share is listed in both: it may be the last one's, whatever it is called first.
-    kept = [(*name.rpartition("."), value) for name, value in module.named_parameters(remove_duplicate=False)]
-    kept = [row for row in kept if row[-1].requires_grad]
+def _choose(app: App, module: nn.Module) -> list[str]:
+    """Let only those parameters require a gradient that the recipe names. Returns notes on the choice."""
+    notes = []
     match app.recipe.trains:
         case "full":
-            return
+            return []
         case "head":
-            chosen = {value for owner, _, _, value in kept if owner == kept[-1][0]}
+            chosen, note = head_of(app, module)
+            notes.append(note)
         case "bias":
+            kept = [
+                (name.rpartition(".")[2], value) for name, value in module.named_parameters() if value.requires_grad
+            ]
             # A recurrent layer calls its own bias_ih_l0, attention in_proj_bias.
-            chosen = {value for _, _, leaf, value in kept if leaf.startswith("bias") or leaf.endswith("bias")}
+            chosen = {value for leaf, value in kept if leaf.startswith("bias") or leaf.endswith("bias")}
         case Adapters() as adapters:
             add_adapters(module, adapters, ADAPTER_SEED)
-            return
+            return []
         case _:
             assert_never(app.recipe.trains)
     for value in module.parameters():
         value.requires_grad_(value in chosen)
+    return notes
 
 
 def _freeze(module: nn.Module) -> dict[str, FrozenWeight]:

@@ -7,12 +7,12 @@ stderr. None of it is about the App, whose code does not run while a graph is co
 import logging
 import os
 import re
-import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
+
+from fanin.edge.runtimes.quiet import quiet_stderr
 
 LOGGERS: Final = ("torchao", "torchao.kernel.intmm", "torch.utils._pytree")
 """Who tells at import which of its optional parts are missing here."""
@@ -23,7 +23,6 @@ ENVIRONMENT: Final = {
 }
 """The converter's settings: no progress bar, hands off the loggers of torch, and how layouts are chosen at first."""
 FROM_NATIVE_CODE: Final = re.compile(rb"[IW]\d{4} |WARNING: All log messages before absl")
-STDERR: Final = 2
 
 
 @contextmanager
@@ -39,7 +38,7 @@ def quiet_converter() -> Iterator[None]:
     """Hide the converter's own noise while it is imported and used."""
     with ExitStack() as stack:
         stack.enter_context(_environment())
-        stack.enter_context(_native_stderr())
+        stack.enter_context(quiet_stderr(FROM_NATIVE_CODE))
         for name in LOGGERS:
             logger = logging.getLogger(name)
             logger.addFilter(_no_warning)
@@ -64,22 +63,3 @@ def _environment() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def _native_stderr() -> Iterator[None]:
-    """Hold back what is written to the process's stderr, and let through at the end what native logs did not say."""
-    sys.stderr.flush()
-    kept = os.dup(STDERR)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), STDERR)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, STDERR)
-            os.close(kept)
-            said.seek(0)
-            rest = [line for line in said if not FROM_NATIVE_CODE.match(line)]
-            if rest:
-                os.write(STDERR, b"".join(rest))

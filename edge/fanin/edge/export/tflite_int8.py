@@ -21,12 +21,15 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from fanin.edge.export.bound import Layout, bind_parameters
-from fanin.edge.export.constants import SCALE, Constants
+from fanin.edge.export.constants import SCALE, Constants, has_scales
 from fanin.edge.export.flatgraph import FlatGraph, Scales, only, pack, places, tidy
+from fanin.edge.export.folding import Infer
 from fanin.edge.export.ranges import Range, measured_ranges
 from fanin.edge.manifest import Slot, SlotKind
+from fanin.edge.quantize import with_derived
 from fanin.edge.runtimes.base import Inputs
 from fanin.edge.tensors import Float32s
+from fanin.protos.errors import UnsupportedModel
 
 INFER: Final = "infer"
 PRODUCTS: Final = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
@@ -50,28 +53,37 @@ class Int8File:
     slots: tuple[Slot, ...]
 
 
-def quantize_infer(
-    data: bytes, parameters: Mapping[str, Float32s], calibration: Inputs, kept_float: Collection[str]
-) -> Int8File:
-    """Quantize the ``infer`` Signature of a file that has it in float, with the parameters as its inputs.
+def quantize_infer(data: bytes, infer: Infer, calibration: Inputs, kept_float: Collection[str]) -> Int8File:
+    """Quantize the ``infer`` Signature of a file that has it in float, with what moves as its inputs.
 
-    ``calibration`` is (n, ...); products with the parameters in ``kept_float`` stay float. The slots are zeros.
+    ``calibration`` is (n, ...); products with the parameters in ``kept_float`` stay float. The slots are zeros. Raises
+    UnsupportedModel if the file would be another for another Version, or its slots: nobody would fill that.
     """
-    return emptied(build_infer(data, parameters, infer_ranges(data, parameters, calibration), kept_float))
+    ranges = infer_ranges(data, infer, calibration)
+    moved = {name: np.float32(0.5) + np.float32(2.0) * value for name, value in infer.values.items()}
+    later = with_derived(moved, infer.derived)
+    found, other = (emptied(build_infer(data, infer, values, ranges, kept_float)) for values in (infer.values, later))
+    if found != other:
+        raise UnsupportedModel("infer graph: parameters are no slots after quantization, please report the module")
+    return found
 
 
-def infer_ranges(data: bytes, parameters: Mapping[str, Float32s], calibration: Inputs) -> Mapping[int, Range]:
-    """The ranges of the tensors of ``infer`` with these parameters."""
-    model, graph, _ = _bound(data, parameters)
+def infer_ranges(data: bytes, infer: Infer, calibration: Inputs) -> Mapping[int, Range]:
+    """The ranges of the tensors of ``infer`` in Version 0."""
+    model, graph, _ = _bound(data, infer.values, infer.scales)
     return measured_ranges(only(model, INFER), graph.floats(), calibration)
 
 
 def build_infer(
-    data: bytes, parameters: Mapping[str, Float32s], ranges: Mapping[int, Range], kept_float: Collection[str]
+    data: bytes,
+    infer: Infer,
+    values: Mapping[str, Float32s],
+    ranges: Mapping[int, Range],
+    kept_float: Collection[str],
 ) -> Int8File:
-    """The file quantized with these ranges; its slots hold what these parameters make of them."""
-    model, graph, bound = _bound(data, parameters)
-    constants = Constants(graph, bound, parameters)
+    """The file quantized with these ranges; its slots hold these values, a Version's parameters and what is derived."""
+    model, graph, bound = _bound(data, values, infer.scales)
+    constants = Constants(graph, bound, values, infer.scales)
     kept = {tensor for tensor, layout in bound.items() if layout.parameter in kept_float}
     _Quantizer(graph, constants, ranges, kept).run()
     for tensor in bound:
@@ -98,19 +110,21 @@ def _placed(slot: Slot, where: Mapping[str, tuple[int, int]]) -> Slot:
     return replace(slot, offset=scales if slot.initializer.endswith(SCALE) else constant)
 
 
-def _bound(data: bytes, parameters: Mapping[str, Float32s]) -> tuple["schema.ModelT", FlatGraph, dict[int, Layout]]:
-    """The file opened, its parameters constants, and its biases where they belong."""
+def _bound(
+    data: bytes, values: Mapping[str, Float32s], scales: Mapping[str, str]
+) -> tuple["schema.ModelT", FlatGraph, dict[int, Layout]]:
+    """The file opened, what moves as constants, and its biases where they belong."""
     model = schema.ModelT.InitFromPackedBuf(data)
     graph = FlatGraph(model, INFER)
-    bound = bind_parameters(graph, parameters)
-    _join_biases(graph, bound)
+    bound = bind_parameters(graph, values)
+    _join_biases(graph, bound, scales)
     return model, graph, bound
 
 
-def _join_biases(graph: FlatGraph, bound: Mapping[int, Layout]) -> None:
+def _join_biases(graph: FlatGraph, bound: Mapping[int, Layout], scales: Mapping[str, str]) -> None:
     """Let a product add its bias itself, and apply the activation function that came with the addition.
 
-    Only where both move with a Version, or neither: the codes of a bias stand on its weight's scales.
+    Only where the bias has scales to stand on: both move with a Version, or neither, or the frozen weight's are told.
     """
     users = _users(graph)
     rows = graph.operators
@@ -128,9 +142,9 @@ def _join_biases(graph: FlatGraph, bound: Mapping[int, Layout]) -> None:
         channels = graph.shape(output)[-1]
         if value is None or value.shape[-1:] != (channels,) or value.size != channels:
             continue
-        if (bias in bound) != (int(row.inputs[1]) in bound) or graph.shape(int(addition.outputs[0])) != graph.shape(
-            output
-        ):
+        if not has_scales(bound, scales, int(row.inputs[1]), bias):
+            continue
+        if graph.shape(int(addition.outputs[0])) != graph.shape(output):
             continue
         row.inputs = np.array([row.inputs[0], row.inputs[1], bias], np.int32)
         row.outputs = addition.outputs
@@ -206,7 +220,6 @@ class _Quantizer:
         value = self._graph.constant(tensor)
         if value is None or value.dtype != np.float32 or tensor in self._kept_float:
             return None
-        # A bias that moves where its weight does not, or the reverse, has no scales to stand on.
         if not self._constants.fit(tensor, bias):
             return None
         return value.astype(np.float32)
@@ -220,7 +233,7 @@ class _Quantizer:
             weight = weight.reshape(weight.shape[0], 1, 1, weight.shape[1])
         elif graph.kind(row) == "DEPTHWISE_CONV_2D":
             dim = weight.ndim - 1
-        kernel = self._constants.kernel(int(row.inputs[1]), weight, dim)
+        kernel = self._constants.kernel(int(row.inputs[1]), weight, dim, _bias_of(row))
         if kernel is None:
             return False
         x = self._as_int8(int(row.inputs[0]))

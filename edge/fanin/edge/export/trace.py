@@ -1,6 +1,6 @@
 """An App's Signatures as functional graphs: every input and output named, no state inside.
 
-The train step is traced after autograd has run (``make_fx`` over ``torch.func``), so what is left is forward,
+The train step is traced with autograd inside (``make_fx`` over ``torch.autograd``), so what is left is forward,
 loss, backward and optimizer as one list of plain operators: any inference runtime can run it. It is traced once for
 each graph format, because the runtimes of one have operators that those of the other lack.
 
@@ -21,8 +21,10 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fanin.edge.export.attention import with_plain_attention
+from fanin.edge.export.attention import PlainAttention, with_plain_attention
+from fanin.edge.export.backward import backwards, drop_aliases, write_anew
 from fanin.edge.export.decompositions import backward_decompositions
+from fanin.edge.export.frozen_norms import FoldedNorms
 from fanin.edge.export.kernels import plain_kernels
 from fanin.edge.export.norms import tracked_norms
 from fanin.edge.export.optimizers import Tensors, clipped
@@ -33,6 +35,7 @@ from fanin.protos.errors import UnsupportedModel
 
 Result = TypeVar("Result")
 Module = TypeVar("Module", bound=torch.nn.Module)
+NO_GRADIENT: Final = "does not require grad"
 MIN_TRACE_BATCH: Final = 2
 """A batch of one would be traced as the constant 1."""
 QUANTIZED_OPERATORS: Final = quantized_decomposed_lib
@@ -82,6 +85,7 @@ def _weight(found: FrozenWeight, codes: Tensor, scales: Tensor) -> Tensor:
 def trace_train(prepared: Prepared, graph_format: str) -> Traced:
     """The train step: one optimizer step on one masked batch. Raises UnsupportedModel."""
     check_buffers(prepared)
+    write_anew(prepared.module)
     recipe, learned = prepared.app.recipe, prepared.learned
     names = list(prepared.travelling)
     states = [(state, name) for state in recipe.optimizer.states for name in learned]
@@ -94,15 +98,16 @@ def trace_train(prepared: Prepared, graph_format: str) -> Traced:
         moved = {name: given[name] for name in prepared.tracked} | tracked
         following: Tensors = {}
         for name in learned:
+            shape = given[name].shape
             value, kept = recipe.optimizer.move(
-                given[name],
-                gradients[name],
-                {state: given[state_port(state, name)] for state in recipe.optimizer.states},
+                _flat(given[name]),
+                _flat(gradients[name]),
+                {state: _flat(given[state_port(state, name)]) for state in recipe.optimizer.states},
                 given["learning_rate"],
                 given.get(STEP),
             )
-            moved[name] = value
-            following |= {state_port(state, name): tensor for state, tensor in kept.items()}
+            moved[name] = _shaped(value, shape)
+            following |= {state_port(state, name): _shaped(tensor, shape) for state, tensor in kept.items()}
         return (*(moved[name] for name in names), *(following[state_port(*pair)] for pair in states), loss)
 
     return Traced(
@@ -111,6 +116,15 @@ def trace_train(prepared: Prepared, graph_format: str) -> Traced:
         inputs=ports.names,
         outputs=[*(next_port(name) for name in (*names, *(state_port(*pair) for pair in states))), "loss"],
     )
+
+
+def _flat(value: Tensor) -> Tensor:
+    """As a vector what ends in a dimension of 1: over that, runtimes spread the learning rate value by value."""
+    return value.flatten() if value.dim() > 1 and value.shape[-1] == 1 else value
+
+
+def _shaped(value: Tensor, shape: torch.Size) -> Tensor:
+    return value if value.shape == shape else value.reshape(shape)
 
 
 def _train_inputs(prepared: Prepared) -> Tensors:
@@ -140,13 +154,14 @@ def _gradients(prepared: Prepared, given: Tensors, frozen: Tensors) -> tuple[Ten
     def mean_loss(values: Tensors) -> tuple[Tensor, Tensors]:
         prepared.with_mask(mask)
         statistics = {name: given[name] for name in prepared.tracked}
-        logits = _logits(prepared, {**frozen, **statistics, **values}, given["x"])
+        with FoldedNorms(), PlainAttention():
+            logits = _logits(prepared, {**frozen, **statistics, **values}, given["x"])
         total = (mask * _losses(prepared, logits, given["y"])).sum()
         tracked = {f"{name}.{key}": value for name, norm in norms.items() for key, value in norm.finish().items()}
         return total / mask.sum().clamp(min=1.0), tracked
 
     held = {name: given[name] for name in prepared.learned}
-    gradients, (loss, tracked) = torch.func.grad_and_value(mean_loss, has_aux=True)(held)
+    gradients, loss, tracked = backwards(mean_loss, held)
     if recipe.proximal:
         pull = given[PROXIMAL_WEIGHT]
         gradients = {
@@ -307,16 +322,17 @@ def trace_layer(layer: torch.nn.Module, inputs: Sequence[Tensor], graph_format: 
     def back(*flat: Tensor) -> tuple[Tensor, ...]:
         values, _ = ports.named(flat)
 
-        def total(held: Tensors) -> Tensor:
+        def total(held: Tensors) -> tuple[Tensor, Tensors]:
             parameters = {name: held[name] for name in learned}
             said = call_with(layer, parameters, [(values | held)[name] for name in given])
             first = said[0] if isinstance(said, tuple) else said
             assert isinstance(first, Tensor), "layers give tensors, or one first"
             # A sum alone has the gradient 1 everywhere, which would fold away what is looked for.
             found: Tensor = (first * first.detach()).sum()
-            return found
+            return found, {}
 
-        return tuple(torch.func.grad(total)({name: values[name] for name in (*learned, *moved)}).values())
+        gradients, *_ = backwards(total, {name: values[name] for name in (*learned, *moved)})
+        return tuple(gradients.values())
 
     what = type(layer).__name__
     return Traced(
@@ -334,11 +350,10 @@ def _trace(
 
     def trace() -> ExportedProgram:
         with plain_kernels():
-            # Some decompositions fill a new tensor in place; functionalize makes values of that, too.
-            functional = torch.func.functionalize(function)
             table = backward_decompositions(graph_format)
-            graph = make_fx(functional, decomposition_table=table)(*ports.examples, *ports.constants)
+            graph = make_fx(function, decomposition_table=table)(*ports.examples, *ports.constants)
         _check_chance(whose, what, graph)
+        drop_aliases(graph)
         _bind(graph, ports)
         return torch.export.export(graph, tuple(ports.examples))
 
@@ -374,6 +389,9 @@ def _guarded(whose: str, what: str, trace: Callable[[], Result]) -> Result:
     except UnsupportedModel:
         raise
     except Exception as exc:  # the tracer runs the App's own code, which may raise anything
+        if NO_GRADIENT in str(exc):
+            reason = "an operator between them has none, or the loss is of something else; use one that torch derives"
+            raise UnsupportedModel(f"{whose}: the {what}: no gradient comes from the loss; {reason}") from exc
         raise UnsupportedModel(
             f"{whose}: the {what} cannot be traced ({exc}); avoid Python branches and loops that look at "
             "tensor values, and operators whose result has no fixed shape"

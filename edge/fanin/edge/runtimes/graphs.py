@@ -95,10 +95,12 @@ class GraphPredict:
         found = signature_of(manifest, "infer", (["x"], []), ["logits"])
         (self._x,), (self._logits,) = found.inputs, found.outputs
         self._fixed_batch = fixed_batch
+        self._num_tokens = manifest.num_tokens
         self._run = run
 
     def __call__(self, x: Inputs) -> Float32s:
         check_port(self._x, x)
+        check_tokens(x, self._num_tokens)
         check_values("x", x)
         if len(x) == 0:
             return np.empty((0, *self._logits.shape[1:]), np.float32)
@@ -137,6 +139,7 @@ class BatchPorts:
     def __init__(self, manifest: Manifest, signature: Signature) -> None:
         self._ports = [(port, np.dtype(port.dtype)) for port in signature.inputs if port.name in BATCH_PORTS]
         self._num_classes = manifest.num_classes
+        self._num_tokens = manifest.num_tokens
 
     def feed(self, batch: Batch) -> dict[str, Array]:
         """A new feed with the batch in it. Raises ValueError."""
@@ -148,7 +151,16 @@ class BatchPorts:
                 check_port(port, array)
         if self._num_classes:
             check_labels(batch.y, self._num_classes)
+        check_tokens(batch.x, self._num_tokens)
         return feed
+
+
+def check_tokens(x: Inputs, num_tokens: int) -> None:
+    """Raise ValueError for a token that a model does not know, by the sample that has it; 0: any number is a token."""
+    if not num_tokens or not x.size or (x.min() >= 0 and x.max() < num_tokens):
+        return
+    place = np.argwhere((x < 0) | (x >= num_tokens))[0]
+    raise ValueError(f"x: token {x[tuple(place)]} at sample {place[0]}, expected 0 to {num_tokens - 1}")
 
 
 def check_labels(y: Inputs, num_classes: int) -> None:

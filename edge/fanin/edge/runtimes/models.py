@@ -15,7 +15,7 @@ import numpy as np
 from fanin.edge.bundle import Bundle
 from fanin.edge.manifest import Port
 from fanin.edge.runtimes.base import Inputs, Model, ModelPort, Preprocess, Runtime
-from fanin.edge.runtimes.graphs import Array, Feed, RunGraph, check_port
+from fanin.edge.runtimes.graphs import Array, Feed, RunGraph, check_port, check_tokens
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidBundle, InvalidInput
 
@@ -129,6 +129,7 @@ def model_inputs(bundle: Bundle, x: Inputs, preprocess: Preprocess | None) -> In
     if port is None or others or port.name != "x":
         raise InvalidBundle(f"bundle: signature 'infer' has inputs {[port, *others]}, expected 'x' alone")
     if _has_form(port, x):
+        check_tokens(x, bundle.manifest.num_tokens)
         return x
     wanted = f"{port.dtype} {port.shape}"
     if preprocess is not None:

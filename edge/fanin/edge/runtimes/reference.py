@@ -43,7 +43,8 @@ class ReferenceRuntime:
         return GraphEvaluate(bundle.manifest, _open(bundle, "evaluate", {}))
 
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
-        values = fill_slots(bundle.manifest.slots.get(FORMAT, ()), bundle.manifest.table, parameters)
+        manifest = bundle.manifest
+        values = fill_slots(manifest.slots.get(FORMAT, ()), manifest.table, parameters, manifest.derived)
         return GraphPredict(bundle.manifest, _open(bundle, "infer", values))
 
     def open_model(self, graph: bytes, what: str, signature: str = "") -> Model:

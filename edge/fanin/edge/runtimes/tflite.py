@@ -7,9 +7,9 @@ Slots lie in the file as zeros at the offsets that the manifest tells; the value
 copy, which is opened then. A graph has one batch size: more samples run in several batches, fewer are padded.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from fanin.edge.runtimes.base import Evaluate, Model, ModelPort, Predict, TrainS
 from fanin.edge.runtimes.flatbuffer import check_file
 from fanin.edge.runtimes.graphs import Array, Feed, GraphEvaluate, GraphPredict
 from fanin.edge.runtimes.models import GraphModel
+from fanin.edge.runtimes.quiet import quiet_stderr
 from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidBundle, InvalidInput, RuntimeMissing
@@ -33,6 +34,8 @@ MakeInterpreter = Callable[..., "Interpreter"]
 """From ``model_content`` and ``num_threads`` to an interpreter."""
 
 
+DELEGATE: Final = re.compile(rb"INFO: Created TensorFlow Lite ")
+"""What an interpreter tells at its first run."""
 ERRORS: Final = (ValueError, RuntimeError)
 """What an interpreter raises for a graph that it cannot open or run."""
 
@@ -40,13 +43,13 @@ ERRORS: Final = (ValueError, RuntimeError)
 class TfliteRuntime:
     """A ``Runtime`` over one of the libraries that have TFLite's interpreter."""
 
-    def __init__(self, library: str, interpreter: "MakeInterpreter") -> None:
-        self._library = library
+    def __init__(self, name: str, interpreter: "MakeInterpreter") -> None:
+        self._name = name
         self._interpreter = interpreter
 
     @property
     def name(self) -> str:
-        return f"{self._library} {version(self._library)}"
+        return self._name
 
     @property
     def graph_format(self) -> str:
@@ -61,7 +64,7 @@ class TfliteRuntime:
 
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
         slots = bundle.manifest.slots.get(FORMAT, ())
-        values = fill_slots(slots, bundle.manifest.table, parameters)
+        values = fill_slots(slots, bundle.manifest.table, parameters, bundle.manifest.derived)
         graph = with_slots(bundle.graph("infer", FORMAT), slots, values)
         opened = self._open(bundle, "infer", graph)
         return GraphPredict(bundle.manifest, opened, fixed_batch=opened.batch_size)
@@ -88,10 +91,11 @@ def lite_rt(*, plain: bool = False) -> TfliteRuntime:
 
     Raises ModuleNotFoundError where it is not installed.
     """
+    from ai_edge_litert import __version__
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
     kernels = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES if plain else OpResolverType.AUTO
-    return TfliteRuntime("ai-edge-litert", partial(Interpreter, experimental_op_resolver_type=kernels))
+    return TfliteRuntime(f"ai-edge-litert {__version__}", partial(Interpreter, experimental_op_resolver_type=kernels))
 
 
 def tflite_runtime() -> TfliteRuntime:
@@ -101,9 +105,10 @@ def tflite_runtime() -> TfliteRuntime:
             f"runtime 'tflite': tflite-runtime was built for numpy 1, got numpy {np.__version__}; "
             "pip install 'fanin[tflite]', or use LiteRT: 'fanin[litert]'"
         )
+    from tflite_runtime import __version__
     from tflite_runtime.interpreter import Interpreter
 
-    return TfliteRuntime("tflite-runtime", Interpreter)
+    return TfliteRuntime(f"tflite-runtime {__version__}", Interpreter)
 
 
 def with_slots(graph: bytes, slots: Sequence[Slot], values: Mapping[str, SlotValue]) -> bytes:
@@ -126,6 +131,22 @@ def with_slots(graph: bytes, slots: Sequence[Slot], values: Mapping[str, SlotVal
     return filled.tobytes()
 
 
+class _QuietAtFirst:
+    """What runs a graph; its first run is when the library tells what it made for it."""
+
+    def __init__(self, run: Callable[..., Mapping[str, Array]]) -> None:
+        self._run = run
+        self._is_new = True
+
+    def __call__(self, **feed: Array) -> Mapping[str, Array]:
+        if not self._is_new:
+            return self._run(**feed)
+        with quiet_stderr(DELEGATE):
+            found = self._run(**feed)
+        self._is_new = False
+        return found
+
+
 class _Graph:
     """A ``RunGraph`` over one Signature of a file."""
 
@@ -136,6 +157,7 @@ class _Graph:
         try:
             # Threads share sums, and what one gets depends on the others: one thread gives the same bits each time.
             self._runner = interpreter(model_content=graph, num_threads=1).get_signature_runner(signature)
+            self._run = _QuietAtFirst(self._runner)
             self._ports = {
                 "inputs": {name: _form(found) for name, found in self._runner.get_input_details().items()},
                 "outputs": {name: _form(found) for name, found in self._runner.get_output_details().items()},
@@ -150,7 +172,7 @@ class _Graph:
 
     def __call__(self, outputs: Sequence[str], feed: Feed) -> Sequence[Array]:
         try:
-            found = self._runner(**feed)
+            found = self._run(**feed)
         except ERRORS as exc:
             raise InvalidBundle(f"{self._what}: {self._library} cannot run it ({_one_line(exc)})") from exc
         return [found[name] for name in outputs]
@@ -201,9 +223,11 @@ def _model(interpreter: "Interpreter", what: str, library: str, signature: str) 
         outputs = _by_name("output", interpreter.get_output_details())
         runner = _Tensors(interpreter, inputs, outputs)
 
+    quiet = _QuietAtFirst(runner)
+
     def run(names: Sequence[str], feed: Feed) -> Sequence[Array]:
         try:
-            found = runner(**feed)
+            found = quiet(**feed)
         except ERRORS as exc:
             raise InvalidBundle(f"{what}: {library} cannot run it ({_one_line(exc)})") from exc
         return [found[name] for name in names]

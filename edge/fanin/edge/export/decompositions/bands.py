@@ -5,15 +5,17 @@ places their bookkeeping costs more than the sums. So ``num_rows`` rows of the r
 product with a banded matrix that has the kernel's taps on its diagonals (a block of the Toeplitz matrix of Dumoulin
 and Visin 2016, arXiv 1603.07285, section 4.1)::
 
-    (samples * blocks, rows that a block reads * width)  @  (rows that a block reads * width, num_rows * width out)
+    (num_rows * width out, rows that a block reads * width)  @  (rows that a block reads * width, blocks * samples)
 
-What a block reads is its own ``step`` rows with ``before`` rows of the last block and ``after`` of the next one, so
-nothing is padded and only the edges are copied. Zeros in the matrix are multiplied, too: in 25 x 5 images with
-3 x 3 taps four times as many products take a third of the time. The gradient towards the input is such a map as well,
-and the one towards the weight is read off the same diagonals.
+What a block reads is its own ``step`` rows with ``before`` rows of the last block and ``after`` of the next one: whole
+rows of the matrix on the right, moved by one block (``layouts``). Zeros in the matrix on the left are multiplied, too:
+in 25 x 5 images with 3 x 3 taps four times as many products take a fifth of the time. The gradient towards the input
+is such a map as well, and the one towards the weight is read off the same diagonals.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -22,8 +24,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fanin.edge.export.decompositions.forms import ConvForm
+from fanin.edge.export.decompositions.layouts import Images, Layout
+
 MAX_WIDTH: Final = 24
-"""Columns of a block that one product gives: more rows at a time mean more zeros, fewer mean more edges."""
+"""Values of a block that one product gives: more rows at a time mean more zeros, fewer mean more edges."""
+MAX_BANDED_WIDTH: Final = 12
+"""The widest image whose depthwise convolution is taken so: zeros in its matrix grow with the width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,23 +71,23 @@ class Blocks:
         """The rows that a block reads, counted from its own first one."""
         return np.arange(-self.before, self.step + self.after)
 
-    def read(self, rows: Tensor, width: int) -> Tensor:
-        """Images (C, N, rows * width) to what the blocks read (C, N * num, len(reads) * width)."""
-        channels, samples, values = rows.shape
-        size = self.step * width
-        have = max(self.num, -(-values // size))
-        own = pad(rows, (0, have * size - values)) if have * size != values else rows
-        own = own.reshape(channels, samples, have, size)
+    def layout(self, size: tuple[int, int]) -> Layout:
+        """How images of this size lie in blocks; there may be more of them than are read."""
+        return Layout(size=size, num=max(self.num, -(-size[0] // self.step)), step=self.step)
+
+    def read(self, own: Tensor, layout: Layout) -> Tensor:
+        """Values in this layout to what the blocks read (C, len(reads) * width, num * N)."""
+        size, width = own.shape[1], layout.size[1]
+        samples = own.shape[2] // layout.num
+        num, more = self.num * samples, (layout.num - self.num) * samples
         pieces = []
-        # A pad of -1 takes away: with one more at the other end it moves the blocks by one, edges cut out of them.
+        # A pad below zero takes away: with as much at the other end it moves the blocks by one.
         if self.before:
-            pieces.append(pad(own, (self.before * width - size, 0, 1, self.num - 1 - have)))
-        pieces.append(
-            own if have == self.num and self.after >= 0 else own[:, :, : self.num, : size + min(0, self.after) * width]
-        )
+            pieces.append(pad(own, (samples, -samples - more, self.before * width - size, 0)))
+        pieces.append(own if not more and self.after >= 0 else own[:, : size + min(0, self.after) * width, :num])
         if self.after > 0:
-            pieces.append(pad(own, (0, self.after * width - size, -1, self.num + 1 - have)))
-        return torch.cat(pieces, dim=-1).reshape(channels, samples * self.num, -1)
+            pieces.append(pad(own, (-samples, samples - more, 0, self.after * width - size)))
+        return torch.cat(pieces, dim=1) if len(pieces) > 1 else pieces[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,27 +102,31 @@ class Bands:
         """Whether both directions have the form of this module."""
         return self._forward.fits and self._backward.fits
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """``x`` (N, C, height, width) convolved with ``weight`` (C, 1, taps, taps)."""
+    def forward(self, images: Images, x: Tensor, weight: Tensor) -> Tensor:
+        """``x`` (N, C, height, width) convolved with ``weight`` (C, 1, taps, taps), as values of ``made``."""
+        layout = self._forward.layout((self.height.size, self.width.size))
+        return _banded(weight, self._forward_taps()) @ self._forward.read(images.values(x, layout), layout)
+
+    @property
+    def made(self) -> Layout:
+        """The layout of what ``forward`` gives."""
         blocks = self._forward
-        read = blocks.read(_flat(x), self.width.size)
-        made = read @ _banded(weight, self._forward_taps())
-        return _images(made, x.shape[0], (self.height.out, self.width.out))
+        return Layout(size=(self.height.out, self.width.out), num=blocks.num, step=blocks.num_rows)
 
-    def input_gradient(self, dy: Tensor, weight: Tensor) -> Tensor:
+    def input_gradient(self, images: Images, dy: Tensor, weight: Tensor) -> Tensor:
         """The gradient towards ``x``, of ``dy`` (N, C, height out, width out)."""
-        read = self._backward.read(_flat(dy), self.width.out)
-        made = read @ _banded(weight, self._backward_taps())
-        return _images(made, dy.shape[0], (self.height.size, self.width.size))
+        blocks = self._backward
+        layout = blocks.layout((self.height.out, self.width.out))
+        made = _banded(weight, self._backward_taps()) @ blocks.read(images.values(dy, layout), layout)
+        return images.image(
+            made, Layout(size=(self.height.size, self.width.size), num=blocks.num, step=blocks.num_rows)
+        )
 
-    def weight_gradient(self, x: Tensor, dy: Tensor) -> Tensor:
+    def weight_gradient(self, images: Images, x: Tensor, dy: Tensor) -> Tensor:
         """The gradient towards the weight (C, taps * taps)."""
-        blocks, made = self._forward, _flat(dy)
-        missing = blocks.num * blocks.num_rows * self.width.out - made.shape[2]
-        if missing:
-            made = pad(made, (0, missing))
-        made = made.reshape(dy.shape[1], dy.shape[0] * blocks.num, blocks.num_rows * self.width.out)
-        both = blocks.read(_flat(x), self.width.size).transpose(1, 2) @ made
+        layout = self._forward.layout((self.height.size, self.width.size))
+        read = self._forward.read(images.values(x, layout), layout)
+        both = images.values(dy, self.made) @ read.transpose(1, 2)
         taps = self._forward_taps().to(dy.dtype)
         return both.reshape(dy.shape[1], -1) @ taps.reshape(len(taps), -1).t()
 
@@ -151,6 +162,24 @@ class Bands:
         return _places(rows.swapaxes(1, 2), columns.swapaxes(1, 2))
 
 
+def bands_of(form: ConvForm, shape: Sequence[int], weight: Sequence[int]) -> Bands | None:
+    """The banded form for an input and a weight of these shapes, where it is the better one."""
+    depthwise = form.groups == shape[1] == weight[0] and form.groups > 1 and prod(weight[2:]) > 1
+    # A signal of one dimension is an image of one column.
+    if not depthwise or len(shape) > 4 or (len(shape) == 4 and shape[3] > MAX_BANDED_WIDTH):
+        return None
+    outs = form.sizes(shape[2:], weight[2:])
+    axes = [
+        Axis(size=size, out=out, kernel=taps, stride=stride, padding=padding, dilation=dilation)
+        for size, out, taps, stride, padding, dilation in zip(
+            shape[2:], outs, weight[2:], form.stride, form.padding, form.dilation, strict=True
+        )
+    ]
+    column = Axis(size=1, out=1, kernel=1, stride=1, padding=0, dilation=1)
+    found = Bands(height=axes[0], width=axes[1] if len(axes) == 2 else column)
+    return found if found.fits else None
+
+
 def _share(num_rows: int, width: int, unit: int) -> tuple[int, int]:
     """(blocks, rows of each), rows a multiple of ``unit``: about MAX_WIDTH values of a row, and little left over."""
     units = -(-num_rows // unit)
@@ -160,25 +189,14 @@ def _share(num_rows: int, width: int, unit: int) -> tuple[int, int]:
 
 
 def _places(rows: npt.NDArray[np.bool_], columns: npt.NDArray[np.bool_]) -> Tensor:
-    """(taps, values read, values made): 1 where the tap of the kernel stands in the banded matrix."""
-    both = np.einsum("iab,jvw->ijavbw", rows, columns)
+    """(taps, values made, values read): 1 where the tap of the kernel stands in the banded matrix."""
+    both = np.einsum("iab,jvw->ijbwav", rows, columns)
     num = both.shape[0] * both.shape[1]
     flat = both.reshape(num, both.shape[2] * both.shape[3], -1)
     return torch.from_numpy(np.ascontiguousarray(flat, dtype=np.float32))
 
 
 def _banded(weight: Tensor, places: Tensor) -> Tensor:
-    num, ins, outs = places.shape
+    num, outs, ins = places.shape
     flat = weight.reshape(-1, num) @ places.to(weight.dtype).reshape(num, -1)
-    return flat.reshape(-1, ins, outs)
-
-
-def _flat(images: Tensor) -> Tensor:
-    """(N, C, height, width) to (C, N, height * width)."""
-    return images.transpose(0, 1).reshape(images.shape[1], images.shape[0], -1)
-
-
-def _images(made: Tensor, num: int, size: tuple[int, int]) -> Tensor:
-    """What the blocks made, (C, N * blocks, values), as ``num`` images (N, C, height, width)."""
-    rows = made.reshape(made.shape[0], num, -1, size[1])
-    return (rows if rows.shape[2] == size[0] else rows[:, :, : size[0]]).transpose(0, 1)
+    return flat.reshape(-1, outs, ins)

@@ -1,186 +1,140 @@
-"""The gradients of a convolution, as ONNX runtimes compute them best.
+"""Convolutions and their gradients, as ONNX runtimes compute them best.
 
 The gradients of a convolution are convolutions again (Dumoulin and Visin 2016, arXiv 1603.07285, section 4)::
 
     towards its input    the transposed convolution of dy with the same weight
     towards its weight   a convolution of x by dy, with stride and dilation exchanged, and samples as channels
 
-The second is slow where dy is large and there is little to compute, as its kernel is all of dy. So the form is
-chosen by kind and shape; milliseconds of onnxruntime, forward / towards x / towards weight, batch 16:
+The second is slow, as its kernel is all of dy. So the form is chosen by kind and shape; milliseconds of onnxruntime,
+forward / towards x / towards weight, batch 16:
 
-    1x1                 towards x a convolution with the weight transposed (.24 to .17), else a matrix product
-    depthwise, narrow   ``bands``, both ways: 64 x 25 x 5 takes .88 / .63 / 1.63 as convolutions, .32 / .32 / .40 so
-    depthwise, wide     convolutions, and a sum of products for each tap of the kernel towards the weight
-    any other           convolutions
+    depthwise, narrow   ``bands``, all three: 64 x 25 x 5 takes .88 / .63 / 1.63 as convolutions, .17 / .17 / .19 so
+    1x1 beside those    products over the channels, of images as they are known: nothing is laid out anew between them
+    other 1x1           convolutions, and a product of dy and x
+    any other           convolutions, and a product of dy with all that the kernel sees: 16 x 32 x 32 with 3 x 3 taps
+                        takes 2.4 so, 1.2 of them to gather it, and 4.6 as a convolution by dy
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import product
-from math import prod
+from dataclasses import replace
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fanin.edge.export.decompositions.bands import Axis, Bands
-from fanin.edge.export.decompositions.windows import padded, scaled, window
+from fanin.edge.export.decompositions.bands import bands_of
+from fanin.edge.export.decompositions.forms import ConvForm, ConvolutionBackward
+from fanin.edge.export.decompositions.layouts import Images, Layout
+from fanin.edge.export.decompositions.windows import window
 
-aten = torch.ops.aten
-MAX_BANDED_WIDTH: Final = 12
-"""The widest image whose depthwise convolution is taken as ``bands``: zeros in its matrix grow with the width."""
+MAX_GATHERED: Final = 1 << 22
+"""Values that are gathered at a time, 16 MiB: a device's memory would hold no nine copies of a large image."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConvForm:
-    """The constants of a convolution, one number for each spatial dimension."""
+class Convolutions:
+    """The forms of one trace, which knows images by the values that they were made from."""
 
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
-    groups: int
-
-    def is_pointwise(self, weight: Sequence[int]) -> bool:
-        """Whether a weight of this shape mixes the channels of one place, and nothing else."""
-        return prod(weight[2:]) == 1 and self.groups == 1 and not any(self.padding)
-
-    def sizes(self, size: Sequence[int], kernel: Sequence[int]) -> list[int]:
-        """The spatial shape that images of ``size`` become."""
-        return [
-            (have + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
-            for have, taps, stride, padding, dilation in zip(
-                size, kernel, self.stride, self.padding, self.dilation, strict=True
-            )
-        ]
-
-    def bands(self, shape: Sequence[int], weight: Sequence[int]) -> Bands | None:
-        """The banded form for an input and a weight of these shapes, where it is the better one."""
-        depthwise = self.groups == shape[1] == weight[0] and self.groups > 1 and prod(weight[2:]) > 1
-        # A signal of one dimension is an image of one column.
-        if not depthwise or len(shape) > 4 or (len(shape) == 4 and shape[3] > MAX_BANDED_WIDTH):
-            return None
-        outs = self.sizes(shape[2:], weight[2:])
-        axes = [
-            Axis(size=size, out=out, kernel=taps, stride=stride, padding=padding, dilation=dilation)
-            for size, out, taps, stride, padding, dilation in zip(
-                shape[2:], outs, weight[2:], self.stride, self.padding, self.dilation, strict=True
-            )
-        ]
-        column = Axis(size=1, out=1, kernel=1, stride=1, padding=0, dilation=1)
-        found = Bands(height=axes[0], width=axes[1] if len(axes) == 2 else column)
-        return found if found.fits else None
-
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The plain convolution."""
-        zeros = [0] * len(self.stride)
-        found: Tensor = aten.convolution.default(
-            x, weight, None, self.stride, self.padding, self.dilation, False, zeros, self.groups
+    def __init__(self, images: Images) -> None:
+        self._images = images
+        self.backward = ConvolutionBackward(
+            towards_input=self._input_gradient,
+            towards_weight=self._weight_gradient,
+            towards_bias=self._bias_gradient,
         )
-        return found
 
-    def backward(self, dy: Tensor, weight: Tensor, size: Sequence[int]) -> Tensor:
-        """The transposed convolution to this spatial ``size``: the gradient towards the input."""
-        extra = [
-            want - ((have - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1)
-            for want, have, stride, padding, dilation, kernel in zip(
-                size, dy.shape[2:], self.stride, self.padding, self.dilation, weight.shape[2:], strict=True
-            )
-        ]
-        found: Tensor = aten.convolution.default(
-            dy, weight, None, self.stride, self.padding, self.dilation, True, extra, self.groups
-        )
-        return found
-
-
-def convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *rest: *tuple[Sequence[int], Sequence[int], Sequence[int], bool, Sequence[int], int],
-) -> Tensor:
-    """``aten.convolution``, whose arguments these are, where another form is better."""
-    stride, padding, dilation, transposed, _, groups = rest
-    form = ConvForm(stride=stride, padding=padding, dilation=dilation, groups=groups)
-    bands = None if transposed else form.bands(x.shape, weight.shape)
-    if bands is None:
+    def forward(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *rest: *tuple[Sequence[int], Sequence[int], Sequence[int], bool, Sequence[int], int],
+    ) -> Tensor:
+        """``aten.convolution``, whose arguments these are, where another form is better."""
+        stride, padding, dilation, transposed, _, groups = rest
         kept: Tensor = NotImplemented  # torch's word for: leave the operator as it is
-        return kept
-    made = bands.forward(_two_dims(x), weight).reshape(x.shape[0], -1, *form.sizes(x.shape[2:], weight.shape[2:]))
-    return made if bias is None else made + bias.reshape(-1, *(1 for _ in stride))
+        if transposed:
+            return kept
+        form = ConvForm(stride=stride, padding=padding, dilation=dilation, groups=groups)
+        bands = bands_of(form, x.shape, weight.shape)
+        if bands is not None:
+            made = _biased(bands.forward(self._images, _two_dims(x), weight), bias)
+            return _as_deep(self._images.image(made, bands.made), x)
+        layout = self._images.layout(x) if form.keeps_places(weight.shape) else None
+        return kept if layout is None else self._product(x, weight.flatten(1), bias, layout)
 
+    def _product(self, x: Tensor, matrix: Tensor, bias: Tensor | None, layout: Layout) -> Tensor:
+        """A product with a matrix (O, C) over the channels."""
+        values = self._images.values(x, layout)
+        made = (matrix @ values.flatten(1)).reshape(-1, *values.shape[1:])
+        return self._images.image(_biased(made, bias), layout)
 
-def convolution_backward(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: Sequence[int] | None,
-    *rest: *tuple[Sequence[int], Sequence[int], Sequence[int], bool, Sequence[int], int, Sequence[bool]],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """``aten.convolution_backward``, whose arguments these are: gradients towards x, weight and bias."""
-    stride, padding, dilation, transposed, _, groups, (wants_x, wants_weight, wants_bias) = rest
-    form = ConvForm(stride=stride, padding=padding, dilation=dilation, groups=groups)
-    dx = dweight = dbias = None
-    if wants_x:
-        dx = form.forward(dy, weight) if transposed else input_gradient(form, dy, weight, x.shape)
-    if wants_weight:
-        # A transposed convolution is the backward pass of a plain one, with x in the place of dy.
-        dweight = weight_gradient(form, dy, x, weight) if transposed else weight_gradient(form, x, dy, weight)
-    if wants_bias:
-        dbias = dy.sum([0, *range(2, dy.dim())])
-    return dx, dweight, dbias
-
-
-def input_gradient(form: ConvForm, dy: Tensor, weight: Tensor, shape: Sequence[int]) -> Tensor:
-    """The gradient of a plain convolution towards its input, of this ``shape``."""
-    bands = form.bands(shape, weight.shape)
-    if bands is not None:
-        return bands.input_gradient(_two_dims(dy), weight).reshape(shape)
-    if form.is_pointwise(weight.shape) and all(step == 1 for step in form.stride):
+    def _input_gradient(self, form: ConvForm, dy: Tensor, weight: Tensor, shape: Sequence[int]) -> Tensor:
+        bands = bands_of(form, shape, weight.shape)
+        if bands is not None:
+            return _as_deep(bands.input_gradient(self._images, _two_dims(dy), weight), dy)
+        if not form.keeps_places(weight.shape):
+            return form.backward(dy, weight, shape[2:])
+        layout = self._images.layout(dy)
+        if layout is not None:
+            return self._product(dy, weight.flatten(1).t(), None, layout)
+        # .24 to .17 ms: runtimes are faster at this than at the transposed convolution that it is.
         return replace(form, dilation=form.stride).forward(dy, weight.transpose(0, 1))
-    return form.backward(dy, weight, shape[2:])
+
+    def _weight_gradient(self, form: ConvForm, x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
+        bands = bands_of(form, x.shape, weight.shape)
+        if bands is not None:
+            return bands.weight_gradient(self._images, _two_dims(x), _two_dims(dy)).reshape(weight.shape)
+        if not form.is_pointwise(weight.shape):
+            return _gathered(form, x, dy, weight)
+        layout = self._images.layout(dy, x) if form.keeps_places(weight.shape) else None
+        if layout is None:
+            seen = window(x, [0] * len(form.stride), form.stride, dy.shape[2:])
+            made, given = (image.transpose(0, 1).flatten(1) for image in (dy, seen))
+        else:
+            made, given = (self._images.values(image, layout).flatten(1) for image in (dy, x))
+        return (made @ given.t()).reshape(weight.shape)
+
+    def _bias_gradient(self, dy: Tensor) -> Tensor:
+        layout = self._images.layout(dy)
+        if layout is None:
+            return dy.sum([0, *range(2, dy.dim())])
+        return self._images.values(dy, layout).sum([1, 2])
 
 
-def weight_gradient(form: ConvForm, x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of a plain convolution of ``x`` towards its weight (O, C/groups, ...)."""
-    bands = form.bands(x.shape, weight.shape)
-    if bands is not None:
-        return bands.weight_gradient(_two_dims(x), _two_dims(dy)).reshape(weight.shape)
-    if form.is_pointwise(weight.shape):
-        return _pointwise(form, x, dy, weight)
-    if form.groups == x.shape[1] == dy.shape[1]:
-        return _depthwise(form, x, dy, weight)
-    return _exchanged(form, x, dy, weight)
+def _gathered(form: ConvForm, x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
+    """The gradient towards the weight (O, C/g, ...): what each tap sees (Chellapilla et al. 2006), times dy."""
+    # With samples last a place of a channel is one piece of memory, and the taps come out in the weight's order.
+    rows = x.movedim(0, -1).flatten(1, -2)
+    made = dy.movedim(0, -1).reshape(form.groups, weight.shape[0] // form.groups, -1)
+    places = form.places(x.shape[2:], dy.shape[2:], weight.shape[2:])
+    if (places == rows.shape[1]).any():
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, 1))
+    num = min(len(places), -(-len(places) * x.shape[1] * made.shape[2] // MAX_GATHERED))
+    found = [_by_taps(rows, taps, made) for taps in np.array_split(places, num)]
+    return (torch.cat(found, dim=-1) if num > 1 else found[0]).reshape(weight.shape)
 
 
-def _pointwise(form: ConvForm, x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
-    seen = window(x, [0] * len(form.stride), form.stride, dy.shape[2:])
-    out_rows = dy.transpose(0, 1).reshape(dy.shape[1], -1)  # (O, N * places)
-    in_rows = seen.transpose(0, 1).reshape(x.shape[1], -1)  # (C, N * places)
-    return (out_rows @ in_rows.t()).reshape(weight.shape)
+def _by_taps(rows: Tensor, places: npt.NDArray[np.int64], made: Tensor) -> Tensor:
+    """(g, O/g, C/g, taps), for some of the taps."""
+    groups, num = made.shape[0], len(places)
+    seen = rows.index_select(1, torch.from_numpy(places.reshape(-1))).reshape(groups, -1, made.shape[2])
+    # A product of matrices, where there are no more, is what runtimes turn over for nothing.
+    found = (made[0] @ seen[0].t()).unsqueeze(0) if groups == 1 else made @ seen.transpose(1, 2)
+    return found.reshape(groups, made.shape[1], -1, num)
 
 
-def _depthwise(form: ConvForm, x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
-    wide = padded(x, form.padding, 0.0)
-    others = [0, *range(2, x.dim())]
-    sums = [
-        (window(wide, scaled(place, form.dilation), form.stride, dy.shape[2:]) * dy).sum(others)
-        for place in product(*(range(size) for size in weight.shape[2:]))
-    ]
-    return torch.stack(sums, dim=1).reshape(weight.shape)
-
-
-def _exchanged(form: ConvForm, x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
-    num, channels, groups = x.shape[0], x.shape[1], form.groups
-    size = x.shape[2:]
-    spatial = range(3, 3 + len(size))
-    # (N, g * C/g, ...) -> (C/g, g * N, ...): samples become the channels that are summed over.
-    swapped = x.reshape(num, groups, channels // groups, *size).permute(2, 1, 0, *spatial)
-    exchanged = replace(form, stride=form.dilation, dilation=form.stride)
-    found = exchanged.forward(swapped.reshape(channels // groups, groups * num, *size), dy.transpose(0, 1))
-    # Where the stride did not divide the input, the last places belong to no weight.
-    kept = window(found, [0] * len(size), [1] * len(size), weight.shape[2:])
-    return kept.transpose(0, 1)
+def _biased(values: Tensor, bias: Tensor | None) -> Tensor:
+    """Values (C, ..., N) with a number added for each channel."""
+    return values if bias is None else values + bias.reshape(-1, 1, 1)
 
 
 def _two_dims(x: Tensor) -> Tensor:
+    """A signal as an image of one column."""
     return x if x.dim() == 4 else x.unsqueeze(-1)
+
+
+def _as_deep(image: Tensor, like: Tensor) -> Tensor:
+    """An image as the signal that it was made for, or as itself, which is known."""
+    return image if like.dim() == 4 else image.squeeze(-1)

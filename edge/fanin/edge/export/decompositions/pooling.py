@@ -7,10 +7,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fanin.edge.export.decompositions.convolution import ConvForm
+from fanin.edge.export.decompositions.forms import ConvForm
 from fanin.edge.export.decompositions.portable import resized
 from fanin.edge.export.decompositions.windows import scaled, window
-from fanin.protos.errors import UnsupportedModel
 
 aten = torch.ops.aten
 
@@ -51,25 +50,3 @@ def max_pool2d_backward(
     for index, (pad, size) in enumerate(zip(padding, reach, strict=True)):
         dx = resized(dx, 2 + index, -pad, x.shape[2 + index] + pad - size)
     return dx.reshape(x.shape)
-
-
-def adaptive_max_pool2d(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """``aten.adaptive_max_pool2d``, whose arguments these are, where all windows are of one size."""
-    kernel = _even(x.shape[2:], size)
-    found: tuple[Tensor, Tensor] = aten.max_pool2d_with_indices.default(x, kernel, kernel)
-    return found
-
-
-def adaptive_max_pool2d_backward(dy: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    """``aten.adaptive_max_pool2d_backward``, whose arguments these are."""
-    kernel = _even(x.shape[2:], dy.shape[2:])
-    return max_pool2d_backward(dy, x, kernel, kernel, [0, 0], [1, 1], False, indices)
-
-
-def _even(size: Sequence[int], num: Sequence[int]) -> list[int]:
-    if any(have % want for have, want in zip(size, num, strict=True)):
-        raise UnsupportedModel(
-            f"adaptive_max_pool2d: got {tuple(size)} to {tuple(num)} in a trained part, "
-            "expected sizes that divide each other; use MaxPool2d"
-        )
-    return [have // want for have, want in zip(size, num, strict=True)]

@@ -22,7 +22,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fanin.edge.export.decompositions.convolution import ConvForm
+from fanin.edge.export.decompositions.forms import ConvForm, ConvolutionBackward
 from fanin.edge.export.decompositions.windows import padded, scaled, window
 
 FEW_CHANNELS: Final = 4
@@ -46,34 +46,13 @@ def convolution(
             x.shape[2:], stride, padding, dilation, weight.shape[2:], extra, strict=True
         )
     ]
-    y = towards_input(form, x, weight, size)
+    y = towards_input(form, x, weight, [len(x), weight.shape[1] * groups, *size])
     return y if bias is None else y + bias.reshape(1, -1, *(1 for _ in size))
 
 
-def convolution_backward(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: Sequence[int] | None,
-    *rest: *tuple[Sequence[int], Sequence[int], Sequence[int], bool, Sequence[int], int, Sequence[bool]],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """``aten.convolution_backward``, whose arguments these are: gradients towards x, weight and bias."""
-    stride, padding, dilation, transposed, _, groups, (wants_x, wants_weight, wants_bias) = rest
-    form = ConvForm(stride=stride, padding=padding, dilation=dilation, groups=groups)
-    dx = dweight = dbias = None
-    if wants_x:
-        dx = form.forward(dy, weight) if transposed else towards_input(form, dy, weight, x.shape[2:])
-    if wants_weight:
-        # A transposed convolution is the backward pass of a plain one, with x in the place of dy.
-        dweight = towards_weight(form, dy, x, weight) if transposed else towards_weight(form, x, dy, weight)
-    if wants_bias:
-        dbias = _summed(dy)
-    return dx, dweight, dbias
-
-
-def towards_input(form: ConvForm, dy: Tensor, weight: Tensor, size: Sequence[int]) -> Tensor:
-    """The gradient of a plain convolution towards its input, whose spatial sizes are ``size``."""
-    wide = dy
+def towards_input(form: ConvForm, dy: Tensor, weight: Tensor, shape: Sequence[int]) -> Tensor:
+    """The gradient of a plain convolution towards its input, of this ``shape``."""
+    wide, size = dy, shape[2:]
     for index, want in enumerate(size):
         dim, taps = 2 + index, form.dilation[index] * (weight.shape[2 + index] - 1)
         before = taps - form.padding[index]
@@ -159,6 +138,11 @@ def _summed(x: Tensor) -> Tensor:
     """(N, C, ...) -> (C,), as a matrix product: TFLite's sums over several dimensions are slow."""
     rows = _rows(x)
     return (x.new_ones(1, rows.shape[0]) @ rows).reshape(-1)
+
+
+convolution_backward: Final = ConvolutionBackward(
+    towards_input=towards_input, towards_weight=towards_weight, towards_bias=_summed
+)
 
 
 def threshold_backward(dy: Tensor, x: Tensor, threshold: float) -> Tensor:
@@ -248,4 +232,4 @@ def max_pool2d_backward(
     spread = torch.stack(shares, dim=2).reshape(-1, len(places), *dy.shape[2:])
     eye = torch.tensor([[float(a == b) for b in range(len(places))] for a in range(len(places))])
     back = eye.to(dy.dtype).reshape(-1, 1, *kernel)
-    return towards_input(form, spread, back, x.shape[2:]).reshape(x.shape)
+    return towards_input(form, spread, back, [len(spread), 1, *x.shape[2:]]).reshape(x.shape)

@@ -1,0 +1,59 @@
+"""JSON objects read strictly, key by key, with one clear error each.
+
+An unknown key, a missing one and a wrong type are refused by their path: what is signed as a whole is understood as a
+whole, or not at all.
+"""
+
+from fanin.protos.errors import InvalidBundle
+
+
+class Reader:
+    """One JSON object and its path, read key by key with one clear error each."""
+
+    def __init__(self, row: object, path: str) -> None:
+        if not isinstance(row, dict):
+            raise InvalidBundle(f"{path}: got {type(row).__name__}, expected an object")
+        self.row: dict[str, object] = row
+        self.path = path
+
+    def only(self, keys: str) -> None:
+        """Refuse unknown and missing keys."""
+        if set(self.row) != set(keys.split()):
+            raise InvalidBundle(f"{self.path}: got keys {sorted(self.row)}, expected {sorted(keys.split())}")
+
+    def _value(self, key: str, kind: type) -> object:
+        value = self.row[key]
+        if type(value) is not kind:
+            raise InvalidBundle(f"{self.path}.{key}: got {type(value).__name__}, expected {kind.__name__}")
+        return value
+
+    def text(self, key: str) -> str:
+        return str(self._value(key, str))
+
+    def integer(self, key: str) -> int:
+        value = self._value(key, int)
+        assert isinstance(value, int)
+        return value
+
+    def number(self, key: str) -> float:
+        value = self._value(key, float)
+        assert isinstance(value, float)
+        return value
+
+    def shape(self, key: str, *, least: int = 0) -> tuple[int, ...]:
+        value = self._value(key, list)
+        assert isinstance(value, list)
+        if not all(type(dim) is int and dim >= least for dim in value):
+            raise InvalidBundle(f"{self.path}.{key}: got {value!r}, expected integers of at least {least}")
+        return tuple(value)
+
+    def child(self, key: str) -> "Reader":
+        return Reader(self.row[key], f"{self.path}.{key}")
+
+    def children(self, key: str) -> list[tuple[str, "Reader"]]:
+        return [(name, Reader(row, f"{self.path}.{key}.{name}")) for name, row in self.child(key).row.items()]
+
+    def rows(self, key: str) -> list["Reader"]:
+        value = self._value(key, list)
+        assert isinstance(value, list)
+        return [Reader(row, f"{self.path}.{key}[{index}]") for index, row in enumerate(value)]

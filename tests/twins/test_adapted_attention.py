@@ -1,0 +1,178 @@
+"""Adapters beside attention's projections: torch's own attention with the summed weights says and learns the same."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from support.models import exported
+from torch import Tensor, nn
+
+from fanin.edge.bundle import Bundle
+from fanin.edge.export import Adapters, App, Recipe, Sgd, cross_entropy
+from fanin.edge.export.adapters import AdaptedAttention
+from fanin.edge.export.build import calibration_batches
+from fanin.edge.export.prepare import prepare
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import StepSettings
+
+SIZE, HEADS, LENGTH, BATCH_SIZE, NUM_CLASSES, STEPS, RATE = 8, 2, 5, 4, 3, 20, 0.1
+TOLERANCE = 1e-5
+
+
+def adapted(**options: object) -> AdaptedAttention:
+    """Attention whose adapters say something."""
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(SIZE, HEADS, **options)
+    found = AdaptedAttention(layer, Adapters(rank=2, alpha=3.0))
+    with torch.no_grad():
+        for value in found.parameters():
+            value.normal_(0.0, 0.4)
+    return found.eval()
+
+
+def merged(found: AdaptedAttention, **options: object) -> nn.MultiheadAttention:
+    """torch's own, with weight and adapter in one."""
+    own = nn.MultiheadAttention(SIZE, HEADS, **options).eval()
+    own.load_state_dict(found.frozen.state_dict())
+    parts = [1.5 * part.up.weight @ part.down.weight for part in (found.query, found.key, found.value)]
+    with torch.no_grad():
+        if own.in_proj_weight is not None:
+            own.in_proj_weight += torch.cat(parts)
+        else:
+            for weight, part in zip((own.q_proj_weight, own.k_proj_weight, own.v_proj_weight), parts, strict=True):
+                weight += part
+        own.out_proj.weight += 1.5 * found.out.up.weight @ found.out.down.weight
+    return own
+
+
+CAUSAL = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [False] * 4 + [True]])
+CASES = {
+    "batch first": ({"batch_first": True}, {}),
+    "length first": ({}, {}),
+    "without biases": ({"batch_first": True, "bias": False}, {"need_weights": False}),
+    "other widths": ({"batch_first": True, "kdim": 6, "vdim": 7}, {}),
+    "causal": ({"batch_first": True}, {"attn_mask": CAUSAL, "need_weights": False}),
+    "causal and told so": ({"batch_first": True}, {"attn_mask": CAUSAL, "need_weights": False, "is_causal": True}),
+    "a mask a head": ({"batch_first": True}, {"attn_mask": CAUSAL.expand(3 * HEADS, LENGTH, LENGTH)}),
+    "floats as a mask": ({"batch_first": True}, {"attn_mask": torch.randn(LENGTH, LENGTH)}),
+    "padding": ({"batch_first": True}, {"key_padding_mask": PADDING}),
+    "both": ({"batch_first": True}, {"key_padding_mask": PADDING, "attn_mask": CAUSAL, "average_attn_weights": False}),
+}
+
+
+def inputs(options: dict[str, object]) -> list[Tensor]:
+    """Query, key and value, each of its own."""
+    rng = torch.Generator().manual_seed(1)
+    widths = (SIZE, options.get("kdim", SIZE), options.get("vdim", SIZE))
+    found = [torch.randn(3, LENGTH, width, generator=rng) for width in widths]
+    return found if options.get("batch_first") else [part.transpose(0, 1) for part in found]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_says_what_torchs_own_attention_says(name: str) -> None:
+    options, asked = CASES[name]
+    found = adapted(**options)
+    got, expected = (module(*inputs(options), **asked) for module in (found, merged(found, **options)))
+    torch.testing.assert_close(got[0], expected[0], rtol=0, atol=1e-5)
+    assert (got[1] is None) == (expected[1] is None)
+    if got[1] is not None:
+        torch.testing.assert_close(got[1], expected[1], rtol=0, atol=1e-5)
+
+
+def test_one_sample_without_a_batch_and_arguments_by_their_place() -> None:
+    found = adapted()
+    x = torch.randn(LENGTH, SIZE)
+    got, expected = (module(x, x, x, None, True, CAUSAL) for module in (found, merged(found)))
+    for part, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(part, other, rtol=0, atol=1e-5)
+
+
+def test_torchs_encoder_layer_does_not_pass_the_adapters_by() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(SIZE, HEADS, 16, dropout=0.0, batch_first=True).eval()
+    module = nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Flatten(), nn.Linear(40, 3))
+    app = App(
+        name="encoder",
+        module=module,
+        calibration=torch.randn(8, LENGTH, SIZE),
+        batch_size=BATCH_SIZE,
+        num_classes=3,
+        recipe=Recipe(trains=Adapters(rank=2)),
+    )
+    eager = prepare(app).eager.eval()
+    x = app.calibration
+    with torch.no_grad():
+        before = eager(x)
+        eager[0].layers[0].self_attn.out.up.weight[0] += 1.0
+        assert not torch.allclose(eager(x), before, atol=1e-3)
+
+
+class Attending(nn.Module):
+    """Causal attention with a residual, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.MultiheadAttention(SIZE, HEADS, batch_first=True)
+        self.head = nn.Linear(SIZE, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        mixed, _ = self.mix(x, x, x, attn_mask=CAUSAL, need_weights=False)
+        return self.head((x + mixed).mean(1))
+
+
+@cache
+def app() -> App:
+    """An App that learns by adapters."""
+    torch.manual_seed(0)
+    return App(
+        name="attending",
+        module=Attending(),
+        calibration=torch.randn(16, LENGTH, SIZE),
+        batch_size=BATCH_SIZE,
+        num_classes=NUM_CLASSES,
+        loss=cross_entropy,
+        recipe=Recipe(optimizer=Sgd(momentum=0.9), trains=Adapters(rank=2)),
+    )
+
+
+@cache
+def bundle() -> Bundle:
+    """Its Bundle, in both formats."""
+    return exported(app(), ("onnx", "tflite"))
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "litert"])
+def test_twenty_steps_end_where_torch_ends_that_trains_the_adapters(runtime: str) -> None:
+    prepared = prepare(app())
+    step = open_runtime(runtime).open_train(bundle())
+    state = step.begin(bundle().initial_parameters())
+    module = prepared.eager
+    held = {name: value for name, value in module.named_parameters() if value.requires_grad}
+    assert {"mix.query.up.weight", "mix.out.down.weight", "head.up.weight"} <= set(held)
+    optimizer = torch.optim.SGD(held.values(), lr=RATE, momentum=0.9)
+    rng = np.random.default_rng(0)
+    first = next(calibration_batches(prepared))
+    for _ in range(STEPS):
+        x = rng.standard_normal((BATCH_SIZE, LENGTH, SIZE)).astype(np.float32)
+        y = rng.integers(0, NUM_CLASSES, BATCH_SIZE).astype(np.int32)
+        state, loss = step(state, replace(first, x=x, y=y), StepSettings(learning_rate=RATE))
+        optimizer.zero_grad()
+        expected = cross_entropy(module(torch.from_numpy(x)), torch.from_numpy(y).long()).mean()
+        expected.backward()
+        optimizer.step()
+        assert loss == pytest.approx(float(expected.detach()), abs=TOLERANCE)
+    begun = bundle().manifest.table.views(bundle().initial_parameters())
+    for name, value in bundle().manifest.table.views(state.parameters).items():
+        np.testing.assert_allclose(value, held[name].detach().numpy(), rtol=0, atol=TOLERANCE)
+        assert np.abs(value - begun[name]).max() > 10 * TOLERANCE, name
+
+
+def test_the_frozen_projections_are_int8_products_in_the_infer_graph() -> None:
+    model = onnx.load_from_string(bundle().graph("infer", "onnx"))
+    codes = {int(np.prod(value.dims)) for value in model.graph.initializer if value.data_type == onnx.TensorProto.INT8}
+    assert {3 * SIZE * SIZE, SIZE * SIZE} <= codes

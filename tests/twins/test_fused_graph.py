@@ -1,0 +1,107 @@
+"""A train graph after fusion against the same graph before it: one graph's numbers, another's operators."""
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fanin.edge.export import Adam, App, Optimizer, Recipe, Sgd, next_token
+from fanin.edge.export.onnx import as_exported, to_onnx
+from fanin.edge.export.onnx_fuse import fuse
+from fanin.edge.export.prepare import prepare
+from fanin.edge.export.trace import Traced, trace_train
+from fanin.edge.runtimes.graphs import next_port
+
+NUM_STEPS = 5
+TOLERANCE = 1e-5
+SETTINGS = {"mask": np.array([1, 1, 0, 1], np.float32), "learning_rate": np.array(0.05, np.float32)}
+RECIPES = {
+    "momentum": Recipe(optimizer=Sgd()),
+    "nesterov, decay, clip": Recipe(optimizer=Sgd(nesterov=True, weight_decay=0.01), clip_norm=0.5),
+    "no momentum": Recipe(optimizer=Sgd(momentum=0.0)),
+    "adam": Recipe(optimizer=Adam(decoupled=True, weight_decay=0.01)),
+    "proximal, scaffold": Recipe(optimizer=Sgd(), proximal=True, scaffold=True),
+}
+
+
+class Tokens(nn.Module):
+    """What a transformer is made of, once: an embedding, a norm, a perceptron, attention, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(9, 8), nn.Parameter(0.1 * torch.randn(6, 8))
+        self.norm, self.wide, self.narrow, self.head = (
+            nn.LayerNorm(8),
+            nn.Linear(8, 12),
+            nn.Linear(12, 8),
+            nn.Linear(8, 9, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, T, 9)."""
+        seen = self.tokens(x) + self.positions
+        seen = seen + self.narrow(nn.functional.gelu(self.wide(self.norm(seen))))
+        mixed = nn.functional.scaled_dot_product_attention(seen, seen, seen, is_causal=True)
+        logits: Tensor = self.head(seen + mixed)
+        return logits
+
+
+def traced(recipe: Recipe) -> Traced:
+    """The train step of the module."""
+    torch.manual_seed(3)
+    x = torch.randint(0, 9, (4, 6), dtype=torch.int32)
+    app = App(
+        name="tokens", module=Tokens(), calibration=x, batch_size=4, num_classes=9, loss=next_token, recipe=recipe
+    )
+    return trace_train(prepare(app), "onnx")
+
+
+def trained(model: onnx.ModelProto, step: Traced) -> dict[str, np.ndarray]:
+    """State and loss after the steps."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    feed = {name: value.numpy() for name, value in zip(step.inputs, step.examples, strict=True)} | SETTINGS
+    names = [name for name in step.inputs if next_port(name) in step.outputs]
+    loss = np.zeros(())
+    for number in range(NUM_STEPS):
+        if "step" in feed:
+            feed["step"] = np.array(number + 1, np.float32)
+        *moved, loss = session.run([*(next_port(name) for name in names), "loss"], feed)
+        feed |= dict(zip(names, moved, strict=True))
+    return {name: feed[name] for name in names} | {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "momentum" else pytest.mark.nightly) for name in RECIPES]
+)
+def test_the_same_steps_are_taken(name: str) -> None:
+    step = traced(RECIPES[name])
+    plain = as_exported(step, "tokens")
+    fused = fuse(plain)
+    onnx.checker.check_model(fused, full_check=True)
+    assert [port.name for port in fused.graph.input] == [port.name for port in plain.graph.input]
+    assert [port.name for port in fused.graph.output] == [port.name for port in plain.graph.output]
+    got, expected = trained(fused, step), trained(plain, step)
+    for key, value in expected.items():
+        error = np.abs(got[key] - value) / np.maximum(1.0, np.abs(value))
+        assert error.max() <= TOLERANCE, f"{key}: {error.max():.1e}"
+    kinds = Counter(node.op_type for node in fused.graph.node)
+    assert kinds["HardSigmoid"] == kinds["ScatterElements"] == 1
+    assert kinds["ReduceSum"] < Counter(node.op_type for node in plain.graph.node)["ReduceSum"]
+
+
+@pytest.mark.nightly
+def test_momentum_stands_in_the_products_of_those_gradients_that_nobody_else_needs() -> None:
+    def gemms(optimizer: Optimizer, clip_norm: float = 0.0) -> int:
+        found = to_onnx(traced(Recipe(optimizer=optimizer, clip_norm=clip_norm)), "tokens").graph.node
+        betas = [row.f for node in found if node.op_type == "Gemm" for row in node.attribute if row.name == "beta"]
+        return sum(0.0 < beta < 1.0 for beta in betas)
+
+    # The three linear layers'.
+    assert gemms(Sgd()) == 3
+    assert gemms(Sgd(nesterov=True)) == gemms(Sgd(), clip_norm=1.0) == 0

@@ -1,0 +1,167 @@
+"""Forms of transformers' operators and of attention against torch's own kernels, in float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+from fanin.edge.export.attention import PlainAttention
+from fanin.edge.export.decompositions.sequences import table
+
+aten = torch.ops.aten
+CLOSE = {"rtol": 1e-10, "atol": 1e-12}
+FORMS = table()
+SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+
+
+def randoms(seed: int, *shapes: list[int]) -> list[Tensor]:
+    """A tensor of each shape."""
+    generator = torch.Generator().manual_seed(seed)
+    return [3.0 * torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+
+
+@settings(deadline=None)
+@given(shape=SIZES, seed=st.integers(0, 1000))
+def test_gelu_and_its_gradient(shape: list[int], seed: int) -> None:
+    x, dy = randoms(seed, shape, shape)
+    torch.testing.assert_close(FORMS[aten.gelu.default](x), aten.gelu(x), **CLOSE)
+    torch.testing.assert_close(FORMS[aten.gelu_backward.default](dy, x), aten.gelu_backward(dy, x), **CLOSE)
+
+
+def test_the_gradient_of_gelu_at_zero_is_a_half() -> None:
+    one = torch.ones(1, dtype=torch.float64)
+    torch.testing.assert_close(FORMS[aten.gelu_backward.default](one, 0.0 * one), 0.5 * one, **CLOSE)
+
+
+def test_gelu_by_tanh_is_torchs_own() -> None:
+    x, dy = randoms(1, [7], [7])
+    assert FORMS[aten.gelu.default](x, approximate="tanh") is NotImplemented
+    got = FORMS[aten.gelu_backward.default](dy, x, approximate="tanh")
+    torch.testing.assert_close(got, aten.gelu_backward(dy, x, approximate="tanh"), **CLOSE)
+
+
+@settings(deadline=None)
+@given(shape=SIZES, data=st.data(), seed=st.integers(0, 1000))
+def test_the_gradient_of_softmax(shape: list[int], data: st.DataObject, seed: int) -> None:
+    x, dy = randoms(seed, shape, shape)
+    dim = data.draw(st.integers(-len(shape), len(shape) - 1))
+    arguments = (dy, x.softmax(dim), dim, x.dtype)
+    got = FORMS[aten._softmax_backward_data.default](*arguments)
+    torch.testing.assert_close(got, aten._softmax_backward_data(*arguments), **CLOSE)
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(st.integers(1, 3), max_size=2),
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=2),
+    affine=st.sampled_from([(False, False), (True, False), (True, True)]),
+    mask=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    seed=st.integers(0, 1000),
+)
+def test_the_gradients_of_layer_norm(
+    rows: list[int], shape: list[int], affine: tuple[bool, bool], mask: tuple[bool, bool, bool], seed: int
+) -> None:
+    x, dy, weight, bias = randoms(seed, [*rows, *shape], [*rows, *shape], shape, shape)
+    given_weight, given_bias = weight if affine[0] else None, bias if affine[1] else None
+    _, mean, spread = aten.native_layer_norm(x, shape, given_weight, given_bias, 1e-5)
+    wanted = [mask[0], mask[1] and affine[0], mask[2] and affine[1]]
+    arguments = (dy, x, shape, mean, spread, given_weight, given_bias, wanted)
+    got = FORMS[aten.native_layer_norm_backward.default](*arguments)
+    for mine, theirs, asked in zip(got, aten.native_layer_norm_backward(*arguments), wanted, strict=True):
+        assert (mine is not None) == asked
+        if asked:
+            torch.testing.assert_close(mine, theirs, **CLOSE)
+
+
+@settings(deadline=None)
+@given(
+    tokens=st.lists(st.integers(0, 4), min_size=1, max_size=9),
+    padding=st.sampled_from([-1, 2]),
+    by_frequency=st.booleans(),
+)
+def test_the_gradient_of_an_embedding(tokens: list[int], padding: int, by_frequency: bool) -> None:
+    indices = torch.tensor(tokens, dtype=torch.int32).reshape(1, -1)
+    (dy,) = randoms(len(tokens), [1, len(tokens), 3])
+    got = FORMS[aten.embedding_dense_backward.default](dy, indices, 5, padding, by_frequency)
+    expected = aten.embedding_dense_backward(dy, indices.long(), 5, padding, by_frequency)
+    torch.testing.assert_close(got, expected, **CLOSE)
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor, **options: object) -> list[Tensor]:
+    """What attention gives, and the gradients of some function of that towards what it was given."""
+    leaves = [part.clone().requires_grad_() for part in (query, key, value)]
+    found = scaled_dot_product_attention(*leaves, **options)
+    weights = torch.linspace(-1.0, 1.0, found.numel(), dtype=found.dtype).reshape(found.shape)
+    return [found.detach(), *torch.autograd.grad((found * weights).sum(), leaves)]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    many=st.lists(st.integers(1, 3), max_size=2),
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4)),
+    causal=st.booleans(),
+    scale=st.sampled_from([None, 0.3]),
+)
+def test_attention_and_its_gradients(
+    many: list[int], sizes: tuple[int, int, int, int], causal: bool, scale: float | None
+) -> None:
+    length, places, width, features = sizes
+    query, key, value = randoms(0, [*many, length, width], [*many, places, width], [*many, places, features])
+    expected = attended(query, key, value, is_causal=causal, scale=scale)
+    with PlainAttention():
+        got = attended(query, key, value, is_causal=causal, scale=scale)
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, **CLOSE)
+
+
+def test_heads_that_share_keys() -> None:
+    query, key, value = randoms(0, [2, 6, 4, 3], [2, 2, 4, 3], [2, 2, 4, 3])
+    expected = attended(query, key, value, enable_gqa=True, is_causal=True)
+    with PlainAttention():
+        got = attended(query, key, value, enable_gqa=True, is_causal=True)
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, **CLOSE)
+
+
+def test_one_key_for_all_heads() -> None:
+    query, key, value = randoms(0, [2, 3, 4, 5], [1, 1, 4, 5], [3, 4, 2])
+    expected = attended(query, key, value)
+    with PlainAttention():
+        got = attended(query, key, value)
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, **CLOSE)
+
+
+class Counted(TorchFunctionMode):
+    """Counts the calls of torch's attention that come this far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num = 0
+
+    def __torch_function__(self, func: object, _: object, args: object = (), kwargs: object = None) -> object:
+        assert callable(func) and isinstance(args, tuple) and isinstance(kwargs, dict | None)
+        self.num += func is scaled_dot_product_attention
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("options", "num"),
+    [
+        ({}, 0),
+        ({"is_causal": True}, 0),
+        ({"attn_mask": torch.zeros(2, 2, dtype=torch.bool)}, 1),
+        ({"dropout_p": 0.5}, 1),
+    ],
+    ids=["all", "causal", "mask", "dropout"],
+)
+def test_attention_with_a_mask_or_chance_is_left_to_torch(options: dict[str, object], num: int) -> None:
+    query, key, value = (part.float() for part in randoms(0, [1, 2, 3], [1, 2, 3], [1, 2, 3]))
+    with Counted() as counted, PlainAttention():
+        found = scaled_dot_product_attention(query, key, value, **options)
+    assert counted.num == num
+    # A row that may look nowhere is 0 in torch's own form.
+    assert torch.isfinite(found).all()

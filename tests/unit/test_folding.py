@@ -1,0 +1,273 @@
+"""Norms folded into products: the arithmetic, what the ``infer`` graph becomes, and its slots in ONNX."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.layers import Normed
+from torch import nn
+from torch.nn.utils import fusion
+
+from fanin.edge.derived import Derived, Folded
+from fanin.edge.export import App, Recipe
+from fanin.edge.export.folding import Infer, fold_norms
+from fanin.edge.export.formats import onnx_infer
+from fanin.edge.export.int8 import Int8Model
+from fanin.edge.export.prepare import Prepared, prepare
+from fanin.edge.export.trace import trace_infer
+from fanin.edge.manifest import Slot, SlotKind
+from fanin.edge.quantize import fill_slots, weight_codes, weight_scales, with_derived
+from fanin.edge.runtimes.reference import embed_slots
+from fanin.edge.tensors import Float32s
+from fanin.protos.errors import UnsupportedModel
+
+GAP = 0.006
+"""Mean difference of int8 and float logits, of their range: about one step of 256."""
+PRODUCTS = ("first", "deep", "second", "dense", "head")
+
+
+@dataclass(frozen=True)
+class Made:
+    """An App with norms in ONNX."""
+
+    prepared: Prepared
+    infer: Infer
+    int8: Int8Model
+    x: np.ndarray
+
+    def flat(self, module: nn.Module) -> Float32s:
+        """A module's parameters as a Version has them."""
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        table = self.prepared.table
+        return table.flatten({spec.name: tensors[spec.name].detach().numpy() for spec in table.specs})
+
+    def filled(self, flat: Float32s) -> onnx.ModelProto:
+        """The int8 graph of a Version."""
+        values = fill_slots(self.int8.slots, self.prepared.table, flat, self.infer.derived)
+        return embed_slots(self.int8.model, values)
+
+    def logits(self, flat: Float32s) -> Float32s:
+        """What it says."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(self.filled(flat).SerializeToString(), options)
+        return session.run(None, {"x": self.x})[0]
+
+
+RECIPES = MappingProxyType(
+    {"full": Recipe(), "kept": Recipe(), "bias": Recipe(trains="bias"), "head": Recipe(trains="head")}
+)
+"""``kept`` has norms that keep their statistics, and learns."""
+
+
+@cache
+def made(name: str) -> Made:
+    """The case."""
+    torch.manual_seed(4)
+    module, x = Normed().train(name != "kept"), torch.randn(24, 3, 8, 8)
+    app = App(name=name, module=module, calibration=x, batch_size=4, num_classes=4, recipe=RECIPES[name])
+    prepared = prepare(app)
+    infer = fold_norms(trace_infer(prepared), prepared, "onnx")
+    return Made(prepared=prepared, infer=infer, int8=onnx_infer(prepared, infer), x=x.numpy())
+
+
+def later(module: nn.Module) -> nn.Module:
+    """The module as a later Version has it: what moves has moved a little."""
+    generator = torch.Generator().manual_seed(6)
+    with torch.no_grad():
+        for value in module.parameters():
+            if value.requires_grad:
+                value += 0.02 * torch.randn(value.shape, generator=generator)
+        for norm in module.modules():
+            if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.training:
+                norm.running_mean += 0.05
+                norm.running_var *= 1.1
+    return module
+
+
+floats = st.floats(-100.0, 100.0, width=32)
+rows = st.lists(st.tuples(floats, floats, floats, floats, floats), min_size=1, max_size=4)
+
+
+@settings(deadline=None)
+@given(rows=rows, x=floats, epsilon=st.floats(1e-5, 1.0), parts=st.sets(st.sampled_from(["bias", "gain", "offset"])))
+def test_the_folded_product_is_the_norm_of_the_product(
+    rows: list[tuple[float, ...]], x: float, epsilon: float, parts: set[str]
+) -> None:
+    names = ("weight", "bias", "mean", "gain", "offset")
+    known = {name: np.array(column, np.float32) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    known["variance"] = np.abs(known["mean"]) - np.float32(0.25)
+    told = {name: name if name in parts else "" for name in ("gain", "offset")}
+    same = {"variance": "variance", "epsilon": epsilon, "gain": told["gain"]}
+    derived = Derived(
+        constants={"mean": known["mean"].astype("<f4").tobytes()},
+        folded={
+            "w": Folded(value="weight", **same),
+            "b": Folded(value="bias" if "bias" in parts else "", mean="mean", offset=told["offset"], **same),
+        },
+    )
+    got = with_derived({name: value for name, value in known.items() if name != "mean"}, derived)
+    wide = {name: value.astype(np.float64) for name, value in known.items()}
+    product = wide["weight"] * x + (wide["bias"] if "bias" in parts else 0.0)
+    spread = np.sqrt(np.maximum(wide["variance"], 0.0) + epsilon)
+    normed = (product - wide["mean"]) / spread * (wide["gain"] if "gain" in parts else 1.0)
+    normed += wide["offset"] if "offset" in parts else 0.0
+    assert got["w"].dtype == got["b"].dtype == np.float32
+    size = np.abs(got["w"].astype(np.float64) * x) + np.abs(got["b"])
+    assert np.all(np.abs(got["w"].astype(np.float64) * x + got["b"] - normed) <= 1e-6 * size + 1e-30)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_only_a_norm_with_no_product_before_it_is_left(name: str) -> None:
+    graph = made(name).infer.traced.program.graph
+    assert Counter(str(node.target) for node in graph.nodes)["aten.batch_norm.default"] == 1
+    types = Counter(node.op_type for node in made(name).int8.model.graph.node)
+    assert types["BatchNormalization"] == 1
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_versions_int8_graph_says_about_what_torch_says(name: str) -> None:
+    found = made(name)
+    module = Normed()
+    module.load_state_dict(found.prepared.eager.state_dict())
+    for mine, theirs in zip(module.modules(), found.prepared.eager.modules(), strict=True):
+        mine.training = theirs.training
+    for mine, theirs in zip(module.parameters(), found.prepared.eager.parameters(), strict=True):
+        mine.requires_grad_(theirs.requires_grad)
+    for version in (module, later(module)):
+        got = found.logits(found.flat(version))
+        training = [norm.training for norm in version.modules()]
+        with torch.no_grad():
+            expected = version.eval()(torch.from_numpy(found.x)).numpy()
+        for layer, mode in zip(version.modules(), training, strict=True):
+            layer.training = mode
+        assert np.abs(got - expected).mean() <= GAP * np.ptp(expected)
+
+
+def slots_of(found: Made, parameter: str) -> dict[SlotKind, Slot]:
+    """A tensor's slots."""
+    return {slot.kind: slot for slot in found.int8.slots if slot.parameter == parameter}
+
+
+@pytest.mark.parametrize("name", ["full", "kept"])
+def test_a_slot_holds_what_a_fused_layer_would_be_quantized_to_bit_for_bit(name: str) -> None:
+    found = made(name)
+    flat = found.flat(found.prepared.eager)
+    values = fill_slots(found.int8.slots, found.prepared.table, flat, found.infer.derived)
+    layers = {name: layer.double() for name, layer in Normed().named_children()}
+    tensors = found.prepared.eager.state_dict()
+    for child, layer in layers.items():
+        layer.load_state_dict({key: tensors[f"{child}.{key}"] for key in layer.state_dict()})
+        layer.eval()
+    for index, (product, norm) in enumerate((("first", "norm"), ("deep", "kept"))):
+        fused = fusion.fuse_conv_bn_eval(layers[product], layers[norm])
+        weight, bias = (value.detach().numpy().astype(np.float32) for value in (fused.weight, fused.bias))
+        folded = f"{product}.weight:folded{index or ''}"
+        slots = slots_of(found, folded)
+        scales = weight_scales(weight, 0)
+        np.testing.assert_array_equal(values[slots[SlotKind.WEIGHT_SCALE].initializer], scales)
+        np.testing.assert_array_equal(values[slots[SlotKind.WEIGHT].initializer], weight_codes(weight, 0, scales))
+        slot = slots_of(found, f"{folded}.bias")[SlotKind.BIAS]
+        codes = np.rint(bias / (scales.astype(np.float64) * slot.input_scale).astype(np.float32).astype(np.float64))
+        np.testing.assert_array_equal(values[slot.initializer], codes)
+
+
+def test_a_bias_beside_a_frozen_weight_stands_on_its_scales() -> None:
+    found = made("bias")
+    kinds = Counter(slot.kind for slot in found.int8.slots)
+    assert kinds == {SlotKind.BIAS: 5, SlotKind.BIAS_SCALE: 5, SlotKind.FLOAT: 1}
+    model = found.filled(found.flat(found.prepared.eager))
+    constants = {value.name: onnx.numpy_helper.to_array(value) for value in model.graph.initializer}
+    makers = {node.output[0]: node for node in model.graph.node}
+    for slot in found.int8.slots:
+        if slot.kind is not SlotKind.BIAS:
+            continue
+        (product,) = (
+            node
+            for node in model.graph.node
+            if node.op_type in ("Conv", "Gemm") and makers[node.input[2]].input[0] == slot.initializer
+        )
+        told = found.infer.derived.constant(slot.weight)
+        np.testing.assert_array_equal(constants[makers[product.input[1]].input[1]], told)
+        grid = told.astype(np.float64) * slot.input_scale
+        np.testing.assert_array_equal(constants[makers[product.input[2]].input[1]], grid.astype(np.float32))
+
+
+def test_what_is_frozen_altogether_is_a_constant_of_the_graph() -> None:
+    assert {slot.parameter for slot in made("head").int8.slots} == {"head.weight", "head.bias"}
+    assert not made("head").infer.derived.folded
+
+
+class Shared(nn.Module):
+    """A frozen bias of two layers, and a weight that is no parameter itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.bias = self.first.bias
+        self.first.bias.requires_grad_(False)
+        self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        y = nn.functional.linear(self.second(self.first(x)), self.third.weight.clamp(0.0), self.third.bias)
+        return self.head(self.norm(y))
+
+
+def test_a_frozen_bias_of_two_layers_is_one_input_and_a_computed_weight_stays() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 8)
+    prepared = prepare(App(name="shared", module=Shared(), calibration=x, batch_size=4, num_classes=4))
+    infer = fold_norms(trace_infer(prepared), prepared, "onnx")
+    (bias,) = infer.derived.constants  # by one of its two names
+    assert bias in ("first.bias", "second.bias")
+    assert Counter(infer.traced.inputs)[bias] == 1
+    assert not infer.derived.folded
+    int8 = onnx_infer(prepared, infer)
+    found = Made(prepared=prepared, infer=infer, int8=int8, x=x.numpy())
+    with torch.no_grad():
+        expected = prepared.eager.eval()(x).numpy()
+    assert np.abs(found.logits(found.flat(prepared.eager)) - expected).mean() <= 2 * GAP * np.ptp(expected)
+
+
+def test_a_norm_whose_statistics_are_not_finite_is_refused() -> None:
+    module = Normed().eval()
+    module.norm.running_mean[0] = torch.nan
+    app = App(name="nan", module=module, calibration=torch.randn(8, 3, 8, 8), batch_size=4, num_classes=4)
+    prepared = prepare(app)
+    with pytest.raises(UnsupportedModel, match=r"constant 'norm.running_mean': got 32 bytes, expected finite float32s"):
+        fold_norms(trace_infer(prepared), prepared, "onnx")
+
+
+class Kept(nn.Module):
+    """Norms that stay: another uses the product, one moves while the weight is frozen, channels are no first ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.norm = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.frozen, self.moves = nn.Conv2d(4, 4, 1).requires_grad_(False), nn.BatchNorm2d(4)
+        self.linear, self.along = nn.Linear(8, 8), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        y = self.shared(x)
+        y = self.moves(self.frozen(self.norm(y) + y))
+        return self.along(self.linear(y.flatten(2)[:, :, :8])).mean(2)
+
+
+def test_a_norm_that_cannot_be_part_of_a_product_stays() -> None:
+    torch.manual_seed(0)
+    app = App(name="kept", module=Kept(), calibration=torch.randn(8, 3, 4, 4), batch_size=4, num_classes=4)
+    prepared = prepare(app)
+    infer = fold_norms(trace_infer(prepared), prepared, "onnx")
+    kinds = Counter(str(node.target) for node in infer.traced.program.graph.nodes)
+    assert kinds["aten.batch_norm.default"] == 3
+    assert not infer.derived.folded

@@ -1,0 +1,174 @@
+"""A device's memory: which pages may go back, that nothing is lost with them, and when a trainer gives them back."""
+
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.values import PUBLISHER, assignment
+
+from fanin.clients.footprint import PAUSE_S, SparingTrainer, unchanged
+from fanin.clients.models import OpenedModel
+from fanin.clients.testing import SyntheticTrainer, synthetic_bundle
+from fanin.clients.updates import TrainingOutcome
+from fanin.protos.messages import Assignment
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="gives back on Linux only")
+on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc has many heaps")
+
+PATHS = st.sampled_from(["", "[heap]", "[stack]", "/usr/lib/libm.so.6", "/a folder/b (deleted)"])
+PERMISSIONS = st.tuples(*(st.sampled_from([letter, "-"]) for letter in "rwx"), st.sampled_from("ps")).map("".join)
+
+
+@st.composite
+def mappings(draw: st.DrawFn) -> list[tuple[int, int, str, str, int, int]]:
+    """(start, end, permissions, path, kB changed in memory, kB changed and swapped out) in rising order."""
+    found, end = [], 0
+    changed_kb = st.sampled_from([0, 0, 4, 10])
+    for row in draw(st.lists(st.tuples(PERMISSIONS, PATHS, changed_kb, changed_kb))):
+        start = end + 4096 * draw(st.integers(1, 9))
+        end = start + 4096 * draw(st.integers(1, 9))
+        found.append((start, end, *row))
+    return found
+
+
+@given(mappings())
+def test_only_what_a_file_still_holds_is_given_back(rows: list[tuple[int, int, str, str, int, int]]) -> None:
+    lines = []
+    for start, end, permissions, path, changed_kb, swapped_kb in rows:
+        lines += [f"{start:x}-{end:x} {permissions} 00000000 fe:01 1053      {path}", "Size:     4 kB", "Rss:   4 kB"]
+        lines += [f"Anonymous:      {changed_kb} kB", "LazyFree:              0 kB", f"Swap:       {swapped_kb} kB"]
+        lines += ["SwapPss:               0 kB", "VmFlags: rd ex mr mw me"]
+    expected = [
+        (start, end)
+        for start, end, (_, w, _, kind), path, changed_kb, swapped_kb in rows
+        if w == "-" and kind == "p" and path.startswith("/") and not changed_kb and not swapped_kb
+    ]
+    assert list(unchanged(lines)) == expected
+
+
+def test_what_a_system_does_not_tell_counts_as_changed() -> None:
+    assert list(unchanged(["1000-2000 r-xp 00000000 fe:01 1053 /a", "Swap:      0 kB"])) == []
+    assert list(unchanged(["1000-2000 r-xp 00000000 fe:01 1053 /a", "Anonymous: 0 kB"])) == []
+
+
+GIVES_BACK = """
+import ctypes, hashlib, mmap, sys
+import numpy as np
+from fanin.clients.footprint import give_back
+
+def resident_kb():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+# A page of a file that is changed in memory and then made read-only, as the loader does with what it relocates.
+with open(sys.argv[1], "rb") as file:
+    page = mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_COPY)
+page[:7] = b"changed"
+address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), 4096, mmap.PROT_READ) == 0
+x = np.random.default_rng(0).random((64, 64))
+said = [hashlib.sha256(x @ x).hexdigest(), np.linalg.norm(x)]
+before_kb = resident_kb()
+give_back()
+print(before_kb - resident_kb())
+assert ctypes.string_at(address, 7) == b"changed"
+assert [hashlib.sha256(x @ x).hexdigest(), np.linalg.norm(x)] == said
+"""
+
+
+@on_linux
+def test_what_is_given_back_is_there_when_it_is_needed(tmp_path: Path) -> None:
+    file = tmp_path / "page"
+    file.write_bytes(bytes(4096))
+    done = subprocess.run([sys.executable, "-c", GIVES_BACK, str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    # numpy and the interpreter alone read more than twice of this to start.
+    assert int(done.stdout) > 4096
+
+
+SHARES = """
+import ctypes, sys, threading
+from fanin.clients.footprint import share_one_heap
+
+if sys.argv[1] == "one":
+    share_one_heap()
+libc = ctypes.CDLL(None)
+libc.fopen.restype = libc.malloc.restype = ctypes.c_void_p
+barrier = threading.Barrier(4)
+
+def allocate():
+    barrier.wait()
+    libc.malloc(5000)
+    barrier.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+file = ctypes.c_void_p(libc.fopen(sys.argv[2].encode(), b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+"""
+
+
+@on_glibc
+def test_threads_share_one_heap(tmp_path: Path) -> None:
+    found = {}
+    for word in ("one", "own"):
+        subprocess.run([sys.executable, "-c", SHARES, word, str(tmp_path / word)], check=True)
+        found[word] = (tmp_path / word).read_text().count("<heap ")
+    assert found["one"] == 1 < found["own"]
+
+
+@dataclass
+class Place:
+    """A trainer and a clock that are made by hand; ``happened`` is what they were asked, in order."""
+
+    now_s: float = 1000.0
+    train_s: float = 5.0
+    fault: Exception | None = None
+    happened: list[str] = field(default_factory=list)
+    runtime: str = "library 1"
+    graph_format: str = "onnx"
+
+    def train(self, model: OpenedModel, assignment: Assignment, bytes_downloaded: int) -> TrainingOutcome:
+        self.happened.append("train")
+        self.now_s += self.train_s
+        if self.fault is not None:
+            raise self.fault
+        return SyntheticTrainer(partition=0).train(model, assignment, bytes_downloaded)
+
+    def sparing(self) -> SparingTrainer:
+        return SparingTrainer(self, spare=lambda: self.happened.append("spare"), now=lambda: self.now_s)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> OpenedModel:
+    bundle = synthetic_bundle(tmp_path, PUBLISHER, {"a": (2, 3)})
+    return OpenedModel(bundle=bundle, parameters=bundle.initial_parameters())
+
+
+def test_a_trainer_gives_back_before_and_after_but_not_each_time(model: OpenedModel) -> None:
+    place = Place()
+    trainer = place.sparing()
+    assert (trainer.runtime, trainer.graph_format) == ("library 1", "onnx")
+    for _ in range(2):
+        trainer.train(model, assignment(), 0)
+    assert place.happened == ["spare", "train", "spare", "train"]
+    # The pause is counted from the end of a training that gave back.
+    place.now_s += PAUSE_S - place.train_s
+    trainer.train(model, assignment(), 0)
+    assert place.happened[4:] == ["spare", "train", "spare"]
+
+
+def test_a_training_that_fails_gives_back_too(model: OpenedModel) -> None:
+    place = Place(fault=ValueError("loss became nan"))
+    with pytest.raises(ValueError, match="loss became nan"):
+        place.sparing().train(model, assignment(), 7)
+    assert place.happened == ["spare", "train", "spare"]

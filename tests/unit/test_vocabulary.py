@@ -1,0 +1,135 @@
+"""``edge.export.vocabulary``: what tokens a Bundle's model knows, and that a device names one that it does not."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from support.models import exported
+from support.values import assignment
+from torch import Tensor, nn
+
+from fanin.clients.data import Examples, MemoryStore
+from fanin.clients.models import OpenedModel
+from fanin.clients.training import RuntimeTrainer
+from fanin.edge.bundle import Bundle
+from fanin.edge.export import App, next_token
+from fanin.edge.export.prepare import prepare
+from fanin.edge.export.vocabulary import count_tokens
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import Batch, StepSettings
+from fanin.edge.runtimes.models import model_inputs
+
+NUM_TOKENS, LENGTH = 11, 5
+
+
+class Tokens(nn.Module):
+    """Tokens and their places, each in a table of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(NUM_TOKENS, 4), nn.Embedding(LENGTH, 4)
+        self.head = nn.Linear(4, NUM_TOKENS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(self.tokens(x) + self.places(torch.arange(x.shape[1])))
+
+
+class Functional(Tokens):
+    """The table is looked up without a layer, in int64, beside a smaller one of what is computed from the tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        found = nn.functional.embedding(x.to(torch.int64), self.tokens.weight)
+        return self.head(found + self.places(x.clamp(max=LENGTH - 1)))
+
+
+class Twice(Tokens):
+    """The same tokens in two tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Embedding(NUM_TOKENS + 3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(self.tokens(x) + self.more(x))
+
+
+class Compared(Tokens):
+    """No lookup: any number is a token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head((x.unsqueeze(-1) == torch.arange(4)).float())
+
+
+def app_of(module: nn.Module) -> App:
+    """An App of tokens."""
+    tokens = torch.arange(8 * LENGTH, dtype=torch.int32).reshape(8, LENGTH) % NUM_TOKENS
+    return App(name="tokens", module=module, calibration=tokens, batch_size=2, num_classes=NUM_TOKENS, loss=next_token)
+
+
+@pytest.mark.parametrize(
+    ("make", "num"), [(Tokens, NUM_TOKENS), (Functional, NUM_TOKENS), (Twice, NUM_TOKENS), (Compared, 0)]
+)
+def test_the_table_that_x_is_looked_up_in_is_found(make: type[nn.Module], num: int) -> None:
+    assert count_tokens(prepare(app_of(make()))) == num
+
+
+def test_what_is_not_tokens_has_none() -> None:
+    module = nn.Sequential(nn.Linear(3, 2))
+    app = App(name="floats", module=module, calibration=torch.zeros(2, 3), batch_size=2, num_classes=2)
+    assert count_tokens(prepare(app)) == 0
+
+
+@cache
+def bundle() -> Bundle:
+    """The model of tokens, exported once."""
+    torch.manual_seed(0)
+    return exported(app_of(Tokens()))
+
+
+def with_token(token: int, num: int = 2) -> np.ndarray:
+    """Tokens of which that of the last sample is another."""
+    x = np.zeros((num, LENGTH), np.int32)
+    x[-1, 2] = token
+    return x
+
+
+@pytest.mark.parametrize("token", [NUM_TOKENS, 70, 2**31 - 1, -1])
+def test_a_token_that_the_model_does_not_know_is_told_wherever_it_comes_in(token: int) -> None:
+    runtime, found = open_runtime("onnx"), bundle()
+    assert found.manifest.num_tokens == NUM_TOKENS
+    parameters, x = found.initial_parameters(), with_token(token)
+    batch = Batch(x=x, y=np.zeros((2, LENGTH), np.int32), mask=np.ones(2, np.float32))
+    step, evaluate = runtime.open_train(found), runtime.open_evaluate(found)
+    predict = runtime.open_predict(found, parameters)
+    for call in (
+        lambda: step(step.begin(parameters), batch, StepSettings(learning_rate=0.1)),
+        lambda: evaluate(parameters, batch),
+        lambda: predict(x),
+        lambda: model_inputs(found, x, None),
+    ):
+        with pytest.raises(ValueError, match=rf"x: token {token} at sample 1, expected 0 to {NUM_TOKENS - 1}"):
+            call()
+
+
+def test_the_last_token_of_a_table_and_no_tokens_at_all_are_fine() -> None:
+    runtime, found = open_runtime("onnx"), bundle()
+    predict = runtime.open_predict(found, found.initial_parameters())
+    assert predict(with_token(NUM_TOKENS - 1)).shape == (2, LENGTH, NUM_TOKENS)
+    assert predict(with_token(0)[:0]).shape == (0, LENGTH, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("part", ["training", "validation"])
+def test_a_device_says_in_which_of_its_examples(part: str) -> None:
+    good, bad = (Examples(x=with_token(token, num=4), y=np.zeros((4, LENGTH), np.int32)) for token in (0, NUM_TOKENS))
+    store = MemoryStore(
+        partition=0, train=bad if part == "training" else good, validation=bad if part == "validation" else good
+    )
+    trainer, found = RuntimeTrainer(open_runtime("onnx"), store), bundle()
+    model = OpenedModel(bundle=found, parameters=found.initial_parameters())
+    with pytest.raises(ValueError, match=rf"{part} examples: x: token {NUM_TOKENS} at sample 3, expected 0 to 10"):
+        trainer.train(model, assignment(), 0)
