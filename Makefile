@@ -48,6 +48,14 @@ test: $(VENV)/.installed $(STAMPS) lint types imports ## every gate and every te
 nightly: $(VENV)/.installed $(STAMPS) ## the tests that are too long for every change
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m nightly $(ARGS)
 
+.PHONY: kills
+kills: $(VENV)/.installed ## a coordinator killed before and after every effect, and at every other moment of a Run
+	$(BIN)/pytest -n $(WORKERS) tests/stories/test_every_kill.py tests/stories/test_kills.py $(ARGS)
+
+.PHONY: resume
+resume: $(VENV)/.installed ## transfers that go on after a kill of either side, and Updates over 2 GB
+	$(BIN)/pytest tests/stories/test_resume.py tests/stories/test_large_transfers.py $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.installed ## ruff: form and rules
 	$(BIN)/ruff format --check .

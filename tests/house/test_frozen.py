@@ -14,7 +14,7 @@ from fanin.server.settings import Settings
 REQUIREMENTS = {
     "": ["cryptography", "grpcio", "numpy", "protobuf"],
     "onnx": ["onnxruntime"],
-    "server": ["alembic", "click", "rich", "sqlalchemy", "typer"],
+    "server": ["alembic", "click", "grpcio-health-checking", "grpcio-reflection", "rich", "sqlalchemy", "typer"],
     "litert": ["ai-edge-litert"],
     "tflite": ["numpy", "tflite-runtime"],
     "export": ["ai-edge-litert", "flatbuffers", "litert-torch", "onnx", "onnxruntime", "onnxscript", "torch"],
@@ -32,13 +32,33 @@ REQUIREMENTS = {
         "pytest-xdist",
         "ruff",
         "types-grpcio",
+        "types-grpcio-health-checking",
+        "types-grpcio-reflection",
         "types-protobuf",
     ],
 }
 ELSEWHERE = {"tflite-runtime"}
 """What cannot be tested together with the rest, and so has a place of its own: it needs numpy 1."""
 SETTINGS = ["durability", "listen", "names", "state"]
-COMMANDS = ["demo", "export", "infer", "inspect", "join", "run", "runs", "serve", "verify", "watch"]
+COMMANDS = [
+    "assemble",
+    "bench",
+    "demo",
+    "export",
+    "infer",
+    "inspect",
+    "join",
+    "pause",
+    "promote",
+    "resume",
+    "rollback",
+    "run",
+    "runs",
+    "serve",
+    "stop",
+    "verify",
+    "watch",
+]
 
 
 def canonical(requirement: str) -> str:

@@ -34,8 +34,9 @@ def parameters(function: Function) -> int:
 
 
 def is_flag(argument: ast.arg) -> bool:
-    """Whether an annotation declares a flag: ``Annotated[..., typer.Option(...)]``."""
-    return argument.annotation is not None and "typer." in ast.unparse(argument.annotation)
+    """Whether an annotation declares a flag: ``Annotated[..., typer.Option(...)]``, or a name that commands share."""
+    text = "" if argument.annotation is None else ast.unparse(argument.annotation)
+    return "typer." in text or text.endswith(("Option", "Argument"))
 
 
 def long_files(modules: tuple[Module, ...]) -> list[str]:

@@ -37,10 +37,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 def test_an_unknown_subcommand_is_wrong_usage(fanin: Fanin) -> None:
     outcome = fanin("bogus")
     assert outcome.status == 2
-    assert outcome.err == (
-        "fanin: got subcommand 'bogus', expected one of demo, serve, join, export, run, runs, watch, verify, "
-        "infer, inspect\n"
-    )
+    assert outcome.err == f"fanin: got subcommand 'bogus', expected one of {', '.join(SUBCOMMANDS)}\n"
 
 
 def test_fanin_alone_tells_what_there_is(fanin: Fanin) -> None:

@@ -1,6 +1,8 @@
 """``fanin export``: what it writes and tells, what ``--check`` finds, and what is refused with one line."""
 
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ APP = """
 from dataclasses import replace
 import torch
 from torch import nn
-from fanin.edge.export import App, Recipe
+from fanin.edge.export import App, Recipe, squared_error
 
 class Fold(nn.Module):
     def forward(self, x):
@@ -36,6 +38,25 @@ def odd():
 def between():
     return of(nn.Conv2d(1, 1, 1), Fold())
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 1)
+
+    def forward(self, x):
+        x = torch.relu(self.conv(x))
+        grid = torch.zeros(x.shape[0], 4, 4, 2, device=x.device)
+        return nn.functional.grid_sample(x, grid, align_corners=False)
+
+def inside():
+    return of(nn.Conv2d(1, 1, 1), nn.Sequential(Block()))
+
+def odd_loss(logits, labels):
+    return torch.special.bessel_j0(logits).sum(1)
+
+def losing():
+    return replace(plain(), loss=odd_loss)
+
 class Flip(nn.Module):
     def forward(self, raw):
         return torch.special.bessel_j0(raw.float())
@@ -44,6 +65,29 @@ def raw():
     found = of(nn.Conv2d(1, 1, 1))
     pixels = torch.zeros(64, 1, 4, 4, dtype=torch.uint8)
     return replace(found, preprocess=Flip(), raw=pixels)
+
+def values(scale=1.0):
+    torch.manual_seed(0)
+    x = torch.rand(64, 16)
+    module = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 2))
+    with torch.no_grad():
+        validation = (scale * x, module(scale * x))
+    return App(name="values", module=module, calibration=x, batch_size=4, loss=squared_error, validation=validation)
+
+def far_values():
+    return values(scale=100.0)
+
+def unmeasured():
+    return replace(plain(), validation=None)
+
+def unmeasured_values():
+    return replace(values(), validation=None)
+
+def outlying():
+    # One sample takes the whole range: the others are all the same to 8 bits.
+    found = unmeasured()
+    found.calibration[0] = 1e4
+    return found
 
 def far():
     # What devices see is far beyond what the scales were calibrated for.
@@ -97,25 +141,44 @@ def test_check_tells_that_all_is_well(fanin: Fanin, app: Path) -> None:
     assert outcome.out == "App small: every part of it trains and infers in onnx\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "kind", "operator"),
-    [
-        ("odd", "1", "Upsample", "aten.upsample_bicubic2d_backward"),
-        ("raw", "preprocess", "Flip", "prims.bessel_j0"),
-        ("between", "1", "Fold", "aten.grid_sampler_2d_backward"),
-    ],
-)
-def test_check_names_the_module_the_operator_and_the_runtimes(
-    fanin: Fanin, app: Path, name: str, module: str, kind: str, operator: str
-) -> None:
+@dataclass(frozen=True)
+class Odd:
+    """What the check is to find in an App."""
+
+    module: str
+    kind: str
+    operator: str
+    advice: str
+
+
+ODD = {
+    "odd": Odd("1", "Upsample", "aten.upsample_bicubic2d_backward", "mode 'bilinear' and 'nearest' have forms"),
+    "raw": Odd("preprocess", "Flip", "prims.bessel_j0", "what stands before the model travels as a graph too"),
+    "between": Odd("1", "Fold", "aten.grid_sampler_2d_backward", "let only learn what comes after it: its forward"),
+    "losing": Odd("", "Sequential", "", "look at the loss, and at what the reason names"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_check_names_the_module_the_operator_the_runtimes_and_what_to_do(fanin: Fanin, app: Path, name: str) -> None:
     outcome = fanin("export", f"{app}:{name}", "--check", "--format", "onnx", "--json")
     assert outcome.status == 1
     (found,) = json.loads(outcome.out)["findings"]
-    assert (found["module"], found["kind"], found["operator"]) == (module, kind, operator)
+    odd = ODD[name]
+    assert (found["module"], found["kind"], found["operator"]) == (odd.module, odd.kind, odd.operator)
+    assert found["call"] == ""
+    assert odd.advice in found["advice"]
     assert found["runtimes"] == ["onnxruntime"]
-    told = fanin("export", f"{app}:{name}", "--check", "--format", "onnx")
-    assert f"module {module} ({kind}) uses {operator}, which has no form in onnxruntime" in told.out
-    assert "what to do: replace the operator" in told.out
+
+
+def test_check_tells_people_each_finding_and_what_to_do_about_it(fanin: Fanin, app: Path) -> None:
+    told = fanin("export", f"{app}:inside", "--check", "--format", "onnx")
+    first, *_, last = told.out.splitlines()
+    assert first == (
+        "module 1.0 (Block) calls torch.nn.functional.grid_sample between its layers, which uses "
+        "aten.grid_sampler_2d_backward, which has no form in onnxruntime"
+    )
+    assert last.startswith("  what to do: replace it, or let only learn what comes after it")
 
 
 def test_an_int8_that_is_far_worse_is_refused_unless_allowed(fanin: Fanin, app: Path, tmp_path: Path) -> None:
@@ -125,6 +188,50 @@ def test_an_int8_that_is_far_worse_is_refused_unless_allowed(fanin: Fanin, app: 
     assert "expected at most 1;" in said
     assert not (tmp_path / "b").exists()
     assert fanin(*words, "--max-int8-drop", "100").status == 0
+
+
+def test_values_of_int8_that_are_far_worse_are_refused_unless_allowed(fanin: Fanin, app: Path, tmp_path: Path) -> None:
+    words = ("--key", tmp_path / "k", "--format", "onnx")
+    outcome = fanin("export", f"{app}:values", "--out", tmp_path / "good", *words, "--json")
+    assert outcome.status == 0, outcome.err
+    row = json.loads(outcome.out)
+    assert row["int8_drop_points"] == {} and 0.0 < row["int8_rise_percent"]["onnx"] <= 10.0
+    words = ("export", f"{app}:far_values", "--out", tmp_path / "b", *words)
+    said = one_line(fanin(*words), "export")
+    assert re.search(
+        r"onnx: int8's squared error is \d+\.\d\d % above float's \(mean loss .*expected at most 10;", said
+    )
+    assert not (tmp_path / "b").exists()
+    assert fanin(*words, "--max-int8-drop", "1e6").status == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "said"),
+    [
+        ("unmeasured", "int8_agreement", r"onnx  +int8 says what float says in \d+\.\d\d % on 64 calibration examples"),
+        (
+            "unmeasured_values",
+            "int8_relative_error",
+            r"onnx  +int8 is \d\.\d\d % of their spread off float's values on 64",
+        ),
+    ],
+)
+def test_without_validation_data_the_two_forms_are_compared(
+    fanin: Fanin, app: Path, tmp_path: Path, name: str, key: str, said: str
+) -> None:
+    words = ("export", f"{app}:{name}", "--key", tmp_path / "k", "--format", "onnx")
+    outcome = fanin(*words, "--out", tmp_path / "a")
+    assert outcome.status == 0 and re.search(said, outcome.out), outcome
+    assert "far apart" not in outcome.out
+    row = json.loads(fanin(*words, "--out", tmp_path / "b", "--json").out)
+    assert row["int8_drop_points"] == row["int8_rise_percent"] == {}
+    assert set(row[key]) == {"onnx"}
+
+
+def test_calibration_data_that_makes_int8_useless_is_told(fanin: Fanin, app: Path, tmp_path: Path) -> None:
+    outcome = fanin("export", f"{app}:outlying", "--out", tmp_path / "b", "--key", tmp_path / "k", "--format", "onnx")
+    assert outcome.status == 0, outcome.err
+    assert re.search(r"note: onnx: int8 says what float says in \d\d?\.\d\d % .*, which is far apart", outcome.out)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, assert_never
 
@@ -87,7 +87,7 @@ class Client:
         self._session = s.Session()
         self._model: OpenedModel | None = None
         # Of one Assignment: a fetch that is tried again adds to what its first try cost.
-        self._counted_for, self._bytes_downloaded = "", 0
+        self._counted_for, self._bytes_downloaded, self._bytes_resumed = "", 0, 0
         self._stopping = threading.Event()
         self._delays = None if options.delay_seed is None else random.Random(options.delay_seed)
 
@@ -190,7 +190,7 @@ class Client:
 
     def _fetch(self, assignment: m.Assignment) -> None:
         if self._counted_for != assignment.assignment_id:
-            self._counted_for, self._bytes_downloaded = assignment.assignment_id, 0
+            self._counted_for, self._bytes_downloaded, self._bytes_resumed = assignment.assignment_id, 0, 0
         needed: list[ChunkRef] = []
         try:
             self._model = self._fetch_model(assignment, needed)
@@ -229,7 +229,7 @@ class Client:
             if not self._parts.cache.has(ref):
                 download = partial(self._download, assignment, ref)
                 try:
-                    self._parts.cache.fetch(ref, download)
+                    self._bytes_resumed += ref.size_bytes - self._parts.cache.fetch(ref, download)
                 except InvalidInput as exc:
                     raise InvalidInput(f"{what}: {exc}; what the coordinator serves was changed") from exc
 
@@ -248,6 +248,8 @@ class Client:
         assert self._model is not None, "training comes after fetching"
         try:
             outcome = self._parts.trainer.train(self._model, assignment, self._bytes_downloaded)
+            telemetry = replace(outcome.telemetry, bytes_resumed=self._bytes_resumed)
+            outcome = replace(outcome, telemetry=telemetry)
             header, payload = make_update(assignment, self._model.bundle.manifest.table, outcome)
         except InvalidBundle:
             # A graph was damaged on this disk since it was fetched: let the next try fetch it anew.

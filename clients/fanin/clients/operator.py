@@ -1,9 +1,7 @@
 """The operator's side of a coordinator: publish, start, look on. ``control.proto`` says what each call promises."""
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 from fanin.clients.transport import CallOptions, Line
@@ -15,18 +13,19 @@ from fanin.protos import convert as c
 from fanin.protos import convert_runs as cr
 from fanin.protos.calls import AUTHORIZATION, BEARER
 from fanin.protos.chunks import artifact_of, assemble, cut
-from fanin.protos.errors import InvalidInput, Unavailable, Untrusted
+from fanin.protos.errors import Unavailable, Untrusted
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.plans import Plan
-from fanin.protos.runs import Recorded, RunInfo, StartRun, VersionWithBundle
+from fanin.protos.runs import Command, Recorded, RunInfo, StartRun, VersionWithBundle
 from fanin.v1 import control_pb2 as pb
 from fanin.v1 import fleet_pb2
 
 CONTROL = "/fanin.v1.Control/"
 CALL_S = 120.0
 """Publishing a Bundle verifies all of it; everything else takes milliseconds."""
+MAX_COMMAND_TRIES: Final = 5
 MAX_WATCH_TRIES: Final = 20
-WATCH_PAUSE_S: Final = 0.5
+PAUSE_S: Final = 0.5
 """20 pauses of half a second: a coordinator that was killed serves again within a few."""
 
 
@@ -87,6 +86,20 @@ class Operator:
             self._line.unary(f"{CONTROL}PublishVersion", request.SerializeToString(), pb.RunInfo.FromString, self._call)
         )
 
+    def command(self, command: Command) -> RunInfo:
+        """Pause, resume or stop a Run, or make another Version its newest. A line that breaks is tried again: the
+        command's id lets it be carried out only once. Raises Conflict, NotFound."""
+        request = cr.command_to_proto(command).SerializeToString()
+        for num_tries in range(1, MAX_COMMAND_TRIES + 1):
+            try:
+                reply = self._line.unary(f"{CONTROL}Command", request, pb.RunInfo.FromString, self._call)
+                return cr.run_info_from_proto(reply)
+            except Unavailable as exc:
+                if isinstance(exc, Untrusted) or num_tries == MAX_COMMAND_TRIES:
+                    raise
+            time.sleep(PAUSE_S)
+        raise AssertionError("the last try returns or raises")
+
     def runs(self) -> tuple[RunInfo, ...]:
         """All Runs."""
         request = pb.ListRunsRequest().SerializeToString()
@@ -111,7 +124,7 @@ class Operator:
         return decode_parameters(assemble(what, version.parameters, self._get_chunk))[1]
 
     def watch(self, run_id: str, from_sequence: int = 0) -> Iterator[Recorded]:
-        """What happened and happens in a Run, until it rests; a line that breaks is taken up after the last event."""
+        """What happened and happens in a Run, until it has ended; a line that breaks is taken up again."""
         has_begun, num_tries = False, 0
         while True:
             request = pb.WatchRequest(run_id=run_id, from_sequence=from_sequence).SerializeToString()
@@ -125,7 +138,7 @@ class Operator:
                 # Where nothing has come yet, the address may be wrong: that is told at once.
                 if not has_begun or isinstance(exc, Untrusted) or num_tries >= MAX_WATCH_TRIES:
                     raise
-            time.sleep(WATCH_PAUSE_S)
+            time.sleep(PAUSE_S)
 
     def _get_chunk(self, sha256: str) -> bytes:
         request = fleet_pb2.DownloadRequest(sha256=sha256).SerializeToString()
@@ -159,28 +172,6 @@ def next_version(parent: Version, flat: Float32s, bundle: Bundle, publisher: Sig
         parameters=artifact_of(data),
     )
     return version, data
-
-
-def read_token(path: Path | None, variable: str) -> str:
-    """A token from a file, or else from the environment. Raises InvalidInput if there is none."""
-    text = read_text(path, "token") if path is not None else os.environ.get(variable, "")
-    token = text.strip()
-    if not token:
-        raise InvalidInput(f"token: got none, expected a file that holds it (--token-file) or the variable {variable}")
-    # It travels as metadata, where gRPC takes nothing else.
-    if not token.isascii() or not token.isprintable():
-        raise InvalidInput(f"token: got {len(token)} characters that are no token, expected one line of printable ones")
-    return token
-
-
-def read_text(path: Path, what: str) -> str:
-    """The text of a small file that somebody named. Raises InvalidInput if it cannot be read or is no text."""
-    try:
-        return path.read_text()
-    except OSError as exc:
-        raise InvalidInput(f"{what}: {path} cannot be read ({exc.strerror})") from exc
-    except UnicodeDecodeError as exc:
-        raise InvalidInput(f"{what}: {path} is no text ({exc.reason} at byte {exc.start})") from exc
 
 
 def _chunks(data: bytes) -> Iterable[tuple[str, bytes]]:

@@ -12,7 +12,6 @@ int8 model that it would serve; what it tells are sums over examples, never exam
 
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from fanin.edge.runtimes.base import Preprocess, Runtime, StepSettings
 from fanin.edge.runtimes.models import model_inputs, open_preprocess
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
+from fanin.protos.release import __version__
 
 
 class RuntimeTrainer:
@@ -77,7 +77,7 @@ class RuntimeTrainer:
             train_s=time.monotonic() - started_s,
             num_steps=num_steps,
             bytes_downloaded=bytes_downloaded,
-            fanin_version=version("fanin"),
+            fanin_version=__version__,
         )
         return TrainingOutcome(change=_change(state.parameters, model.parameters), counts=counts, telemetry=telemetry)
 
@@ -87,8 +87,8 @@ class RuntimeTrainer:
             preprocess = open_preprocess(self._runtime, bundle)
             self._mapped = _Mapped(
                 bundle_sha256=bundle.sha256,
-                train=_mapped(bundle, self._store.train, preprocess),
-                validation=_mapped(bundle, self._store.validation, preprocess),
+                train=_mapped("training", bundle, self._store.train, preprocess),
+                validation=_mapped("validation", bundle, self._store.validation, preprocess),
             )
         return self._mapped
 
@@ -119,8 +119,11 @@ class _Mapped:
     validation: Examples
 
 
-def _mapped(bundle: Bundle, examples: Examples, preprocess: Preprocess | None) -> Examples:
-    x = model_inputs(bundle, examples.x, preprocess)
+def _mapped(part: str, bundle: Bundle, examples: Examples, preprocess: Preprocess | None) -> Examples:
+    try:
+        x = model_inputs(bundle, examples.x, preprocess)
+    except ValueError as exc:
+        raise ValueError(f"{part} examples: {exc}") from exc
     return examples if x is examples.x else Examples(x=x, y=examples.y)
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -11,13 +11,7 @@ from fanin.commands.terminal import DEFAULT_KEY, JsonOption, publisher_key, run_
 from fanin.edge.export import App, Exported, check_app, export_app, load_app
 from fanin.edge.export.check import Finding
 from fanin.edge.export.formats import FORMATS
-from fanin.edge.measure import MAX_DROP_POINTS
 from fanin.protos.errors import InvalidInput
-
-WHAT_TO_DO: Final = (
-    "replace the operator, or keep that part out of the training: requires_grad_(False) on it, or a recipe that "
-    "trains 'head' or adapters"
-)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,8 +32,13 @@ def export(
         bool, typer.Option("--check", help="Only tell which part of the model has no form in which runtime.")
     ] = False,
     max_int8_drop: Annotated[
-        float, typer.Option("--max-int8-drop", help="Points of accuracy that int8 may cost on the validation data.")
-    ] = MAX_DROP_POINTS,
+        float | None,
+        typer.Option(
+            "--max-int8-drop",
+            help="What int8 may cost on the validation data: points of accuracy (default 1), or percent of the squared "
+            "error of a model of values (default 10).",
+        ),
+    ] = None,
     json: JsonOption = "",
 ) -> int:
     """Trace, quantize, verify and sign an App, for every runtime."""
@@ -62,13 +61,16 @@ def export(
 
 def exported_row(made: Exported) -> dict[str, object]:
     """What an export gave, for programs."""
-    manifest = made.bundle.manifest
+    manifest, measured, compared = made.bundle.manifest, made.measured.items(), made.compared.items()
     return {
         "bundle": made.bundle.sha256,
         "num_parameters": manifest.table.num_values,
         "size_bytes": {name: artifact.size_bytes for name, artifact in manifest.artifacts.items()},
         "notes": list(made.notes),
-        "int8_drop_points": {name: found.drop_points for name, found in made.measured.items()},
+        "int8_drop_points": {name: found.drop_points for name, found in measured if found.num_predictions},
+        "int8_rise_percent": {name: found.rise_percent for name, found in measured if not found.num_predictions},
+        "int8_agreement": {name: found.agreement for name, found in compared if manifest.num_classes},
+        "int8_relative_error": {name: found.relative_error for name, found in compared if not manifest.num_classes},
     }
 
 
@@ -79,7 +81,7 @@ def _text(made: Exported, out: Path) -> str:
         f"bundle {made.bundle.sha256} in {out}",
         f"  parameters that travel  {manifest.table.num_values}",
         f"  artifacts               {sizes}",
-        *(f"  {name:22}  {found}" for name, found in made.measured.items()),
+        *(f"  {name:22}  {found}" for name, found in {**made.measured, **made.compared}.items()),
         *(f"  note: {note}" for note in made.notes),
     ]
     return "\n".join(lines) + "\n"
@@ -90,18 +92,19 @@ def _check(app: App, formats: Sequence[str], json: str) -> int:
     if json:
         write_json(json, {"app": app.name, "formats": list(formats), "findings": [_row(found) for found in findings]})
     elif findings:
-        sys.stdout.write("".join(_line(found) for found in findings) + f"what to do: {WHAT_TO_DO}\n")
+        sys.stdout.write("".join(_line(found) for found in findings))
     else:
         sys.stdout.write(f"App {app.name}: every part of it trains and infers in {', '.join(formats)}\n")
     return int(bool(findings))
 
 
 def _line(found: Finding) -> str:
-    where = f"module {found.module} ({found.kind})" if found.module else f"the code between the layers of {found.kind}"
+    where = f"module {found.module or 'itself'} ({found.kind})"
+    if found.call:
+        where = f"{where} calls {found.call} between its layers, which"
     operator = f" uses {found.operator}, which" if found.operator else ""
     lacking = " and ".join(found.runtimes)
-    said = f"{where}{operator} has no form in {lacking}" if operator else f"{where} has no form in {lacking}"
-    return f"{said}\n  {found.reason}\n"
+    return f"{where}{operator} has no form in {lacking}\n  {found.reason}\n  what to do: {found.advice}\n"
 
 
 def _row(found: Finding) -> dict[str, object]:
@@ -110,6 +113,8 @@ def _row(found: Finding) -> dict[str, object]:
         "kind": found.kind,
         "graph_format": found.graph_format,
         "runtimes": list(found.runtimes),
+        "call": found.call,
         "operator": found.operator,
         "reason": found.reason,
+        "advice": found.advice,
     }

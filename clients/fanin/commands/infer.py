@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 
 from fanin.clients.cache import Cache
-from fanin.clients.operator import read_text
 from fanin.clients.serving import Serving
+from fanin.clients.textfiles import read_text
 from fanin.edge.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
 from fanin.edge.runtimes.base import Inputs, Model

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fanin.clients.operator import read_text
+from fanin.clients.textfiles import read_text
 from fanin.commands.terminal import JsonOption, run_command, write_json
 from fanin.edge.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.manifest import Port

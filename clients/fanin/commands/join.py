@@ -14,8 +14,9 @@ from pathlib import Path
 from fanin.clients.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.client import Client, Options, Parts
 from fanin.clients.data import open_npz
-from fanin.clients.operator import read_text, read_token
+from fanin.clients.footprint import SparingTrainer, give_back, share_one_heap
 from fanin.clients.serving import Serving
+from fanin.clients.textfiles import read_text, read_token
 from fanin.clients.training import RuntimeTrainer
 from fanin.clients.transport import GrpcTransport, Line
 from fanin.edge.runtimes.available import open_runtime
@@ -27,6 +28,9 @@ def main(argv: Sequence[str]) -> int:
     """The command."""
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    share_one_heap()
+    # What the imports took need not stand beside what a runtime takes to start; nor what both took beside the line.
+    give_back()
     # Before anything is asked of anybody: a device without a runtime or without data has no part to take.
     runtime = open_runtime(options.runtime)
     _check_numbers(options)
@@ -35,12 +39,13 @@ def main(argv: Sequence[str]) -> int:
     check_key(f"--publisher: {options.publisher}", publisher)
     token = read_token(Path(options.token_file) if options.token_file else None, "FANIN_DEVICE_TOKEN")
     line = Line(options.server, read_text(Path(options.ca), "--ca").encode())
+    give_back()
     with hold_folder(Path(options.state)):
         cache = Cache(Path(options.state), options.cache_mb << 20)
         parts = Parts(
             transport=GrpcTransport(line, cache.key()),
             cache=cache,
-            trainer=RuntimeTrainer(runtime, store),
+            trainer=SparingTrainer(RuntimeTrainer(runtime, store)),
             trusted=(publisher,),
             rng=random.Random(),
             serving=Serving(runtime, cache, (publisher,)) if options.serve else None,

@@ -8,11 +8,14 @@ whose name is the subcommand and whose object is such a ``main``.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import entry_points, version
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fanin.protos.errors import FaninError
+from fanin.protos.release import __version__
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Main = Callable[[Sequence[str]], int]
 
@@ -22,12 +25,19 @@ SUBCOMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "serve": "run a coordinator",
         "join": "take part as a device",
         "export": "turn a torch module into a signed bundle, or check that it can be",
+        "assemble": "make a signed bundle of graphs that another exporter made",
         "run": "start a run from a plan",
         "runs": "list the runs of a coordinator",
         "watch": "follow a run",
+        "pause": "let a run wait",
+        "resume": "let a run go on",
+        "stop": "end a run",
+        "rollback": "make an older version of a run its newest",
+        "promote": "make a version of one run the newest of another",
         "verify": "compute the versions of a run again from the record",
         "infer": "ask a model: a bundle, or any .onnx or .tflite file",
         "inspect": "verify a bundle, or open a model file, and show what is in it",
+        "bench": "measure a coordinator on this machine: rounds, fold, memory, restart, checkins",
     }
 )
 GROUP: Final = "fanin.commands"
@@ -53,14 +63,14 @@ EXTRA_OF: Final[Mapping[str, str]] = MappingProxyType(
 def main(argv: Sequence[str] | None = None) -> int:
     """The process's exit status: 0 done, 1 our error, 2 wrong usage, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
-    others = {point.name: point for point in entry_points(group=GROUP)}
     if not words or words[0] in ("-h", "--help"):
-        sys.stdout.write(_help(sorted(others)))
+        sys.stdout.write(_help(sorted(_others())))
         return 0
     if words[0] == "--version":
-        sys.stdout.write(f"fanin {version('fanin')}\n")
+        sys.stdout.write(f"fanin {__version__}\n")
         return 0
     name = words[0]
+    others = {} if name in SUBCOMMANDS else _others()
     if name not in SUBCOMMANDS and name not in others:
         sys.stderr.write(f"fanin: got subcommand {name!r}, expected one of {', '.join([*SUBCOMMANDS, *others])}\n")
         return 2
@@ -76,13 +86,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"fanin {name}: {where}{exc.strerror or exc}\n")
         return 1
     except ModuleNotFoundError as exc:
-        extra = EXTRA_OF.get((exc.name or "").partition(".")[0])
+        library = (exc.name or "").partition(".")[0]
+        extra = EXTRA_OF.get(library)
         if extra is None:
             raise
-        sys.stderr.write(f"fanin {name}: {exc.name} is not installed here; pip install 'fanin[{extra}]'\n")
+        sys.stderr.write(f"fanin {name}: {library} is not installed here; pip install 'fanin[{extra}]'\n")
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _others() -> "dict[str, EntryPoint]":
+    """What other packages add. To look for it takes a device 3 MB: it is done where it is asked for."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def _help(others: Sequence[str]) -> str:

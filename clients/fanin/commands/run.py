@@ -25,7 +25,7 @@ from fanin.commands.terminal import (
 )
 from fanin.edge.bundle import Bundle, open_folder
 from fanin.edge.keys import SigningKey
-from fanin.protos.plans import PlanFile, read_plan
+from fanin.protos.plans import read_plan
 from fanin.protos.runs import RunState
 
 MAX_PLAN_CHARS = 48
@@ -47,7 +47,11 @@ def run(
         Path, typer.Option("--key", help="The publisher's key; made on first use, its public half beside it.")
     ] = DEFAULT_KEY,
     run_id: Annotated[str, typer.Option("--run-id", help="Name of the run; the same name starts it only once.")] = "",
-    watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it rests.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it has ended.")] = False,
+    max_int8_drop: Annotated[
+        float | None,
+        typer.Option("--max-int8-drop", help="What int8 may cost where an App is exported, as fanin export has it."),
+    ] = None,
     json: JsonOption = "",
 ) -> int:
     """Start a run from a plan: publish its bundle, sign version 0, delegate the run's key."""
@@ -55,7 +59,10 @@ def run(
     publisher = publisher_key(key)
     line, operator = connect(state, server, ca, token_file)
     with tempfile.TemporaryDirectory(prefix="fanin-bundle-") as scratch:
-        bundle = _bundle(wanted, plan.parent, Path(scratch), publisher)
+        if wanted.bundle:
+            bundle = open_folder(plan.parent / wanted.bundle, trusted=(publisher.public,))
+        else:
+            bundle = _export(wanted.app, Path(scratch), publisher, max_int8_drop)
         operator.publish_bundle(bundle)
         info = operator.start_run(
             run_id or f"{wanted.plan.name[:MAX_PLAN_CHARS]}-{secrets.token_hex(4)}", wanted.plan, bundle, publisher
@@ -66,13 +73,14 @@ def run(
         sys.stdout.write(f"run {info.run_id} started; devices trust {key.with_suffix('.pub')}\n")
     outcome = follow(operator.watch(info.run_id), json) if watch else RunState.RUNNING
     line.close()
-    return int(outcome is RunState.FAILED)
+    return int(outcome in (RunState.FAILED, RunState.STOPPED))
 
 
-def _bundle(wanted: PlanFile, here: Path, scratch: Path, publisher: SigningKey) -> Bundle:
-    """The Plan's Bundle, opened from its folder, or exported from its App; paths are relative to the Plan."""
-    if wanted.bundle:
-        return open_folder(here / wanted.bundle, trusted=(publisher.public,))
+def _export(app: str, out: Path, publisher: SigningKey, max_int8_drop: float | None) -> Bundle:
+    """The Bundle of an App, with what the export has to say about it."""
     from fanin.edge.export import export_app, load_app
 
-    return export_app(load_app(wanted.app), scratch, publisher).bundle
+    made = export_app(load_app(app), out, publisher, max_drop=max_int8_drop)
+    for note in made.notes:
+        sys.stderr.write(f"note: {note}\n")
+    return made.bundle

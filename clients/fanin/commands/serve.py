@@ -23,12 +23,13 @@ from fanin.commands.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE
 from fanin.server.authority import local_identity
 from fanin.server.coordinator import Coordinator, Limits
 from fanin.server.disk import Durability
+from fanin.server.lanes import ThreadLane
 from fanin.server.observe import LogObserver, Observer
 from fanin.server.registry import Registry
 from fanin.server.runs import Runs
 from fanin.server.service import Services, bind_server
 from fanin.server.settings import Settings
-from fanin.server.state import ThreadLane, hold_folder, open_state
+from fanin.server.state import hold_folder, open_state
 from fanin.server.store.devices import Role
 
 DISK_THREADS = 4
@@ -93,13 +94,13 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     coordinator = Coordinator(runs, tools, Limits(), random.Random())
     services = Services(coordinator=coordinator, runs=runs, registry=registry, tools=tools)
     # The port first: a coordinator that cannot serve must not drive Runs either.
-    server, port = bind_server(services, identity, settings.listen)
+    bound = bind_server(services, identity, settings.listen)
     await runs.start()
-    await server.start()
-    _announce(settings, port)
+    await bound.start()
+    _announce(settings, bound.port)
     await stop.wait()
     await coordinator.stop()
-    await server.stop(DRAIN_S)
+    await bound.drain(DRAIN_S)
     await runs.stop()
 
 

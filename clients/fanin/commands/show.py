@@ -18,6 +18,7 @@ from fanin.protos.runs import (
     RunEvent,
     RunInfo,
     RunRested,
+    RunResumed,
     RunState,
     VersionPublished,
 )
@@ -42,7 +43,7 @@ def run_row(info: RunInfo) -> dict[str, object]:
 
 def follow(events: Iterable[Recorded], json_target: str = "") -> RunState:
     """Print events as they come, or write them as JSON lines to a file or, for ``-``, to standard output; the
-    state that the Run came to rest in."""
+    state that the Run was left in."""
     outcome = RunState.RUNNING
     with ExitStack() as stack:
         out = stack.enter_context(Path(json_target).open("w")) if json_target not in ("", "-") else sys.stdout
@@ -90,6 +91,8 @@ def describe(event: RunEvent) -> str:
             return _describe_version(event)
         case RunRested():
             return f"run {event.state.value}: {event.reason}"
+        case RunResumed():
+            return f"run resumed, for {event.num_rounds} rounds" if event.num_rounds else "run resumed"
         case _:
             assert_never(event)
 
@@ -97,6 +100,8 @@ def describe(event: RunEvent) -> str:
 def _describe_version(event: VersionPublished) -> str:
     text = f"version {event.number} {short(event.version_sha256)}"
     if not event.round:
+        if event.adopted_run:
+            return f"{text} adopted from version {event.adopted_number} of run {event.adopted_run}"
         return f"{text} published from outside"
     text += f" in {event.round_s:.2f} s, {event.bytes_down} bytes down, {event.bytes_up} up"
     if event.num_saturated:

@@ -1,8 +1,10 @@
 """What the commands for people share: typed options, output as text or JSON, and the way to a coordinator."""
 
 import json
+import secrets
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Final
@@ -11,10 +13,13 @@ import click
 import typer
 from typer.core import TyperCommand
 
-from fanin.clients.operator import Operator, read_text, read_token
+from fanin.clients.operator import Operator
+from fanin.clients.textfiles import read_text, read_token
 from fanin.clients.transport import Line
+from fanin.commands.show import run_row
 from fanin.edge.keys import SigningKey, load_or_create_key
 from fanin.protos.errors import InvalidInput
+from fanin.protos.runs import Adopt, Command, Pause, Resume, Stop
 
 DEFAULT_STATE: Final = Path("fanin-state")
 ADDRESS_FILE: Final = "address"
@@ -31,6 +36,8 @@ CaOption = Annotated[Path | None, typer.Option("--ca", help="Its authority's cer
 TokenOption = Annotated[
     Path | None, typer.Option("--token-file", help="File with an operator's token; default: from --state.")
 ]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run; fanin runs lists them.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=0, help="How many rounds to run from there.")]
 JsonOption = Annotated[
     str, typer.Option("--json", metavar="FILE", help="JSON instead of text, to standard output or to FILE.")
 ]
@@ -44,8 +51,9 @@ class _Command(TyperCommand):
         return super().get_help(ctx).replace("\\[", "[")
 
 
-def run_command(function: Callable[..., int | None], argv: Sequence[str]) -> int:
-    """Run a function with typed options as a command; its exit status."""
+def run_command(function: Callable[..., int | None], argv: Sequence[str], name: str = "") -> int:
+    """Run a function with typed options as a command; its exit status. ``name`` says how it is called, where that is
+    not as the function is."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(cls=_Command)(function)
     words = [
@@ -53,9 +61,9 @@ def run_command(function: Callable[..., int | None], argv: Sequence[str]) -> int
         "--json=-" if word == "--json" and (after == "" or after.startswith("--")) else word
         for word, after in zip_longest(argv, argv[1:], fillvalue="")
     ]
-    name = f"fanin {function.__name__.rstrip('_').replace('_', '-')}"
+    called = name or function.__name__.rstrip("_").replace("_", "-")
     try:
-        outcome = typer.main.get_command(app).main(words, prog_name=name, standalone_mode=False)
+        outcome = typer.main.get_command(app).main(words, prog_name=f"fanin {called}", standalone_mode=False)
     except click.ClickException as exc:
         exc.show()
         return exc.exit_code
@@ -74,6 +82,28 @@ def connect(state: Path, server: str, ca: Path | None, token_file: Path | None) 
     # A file that was asked for must be there; that of --state may stand back for the variable.
     found = token_path if token_file or token_path.exists() else None
     return line, Operator(line, read_token(found, "FANIN_OPERATOR_TOKEN"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Which coordinator, as the options say."""
+
+    state: Path
+    server: str
+    ca: Path | None
+    token_file: Path | None
+
+
+def command_run(where: Where, run_id: str, what: Pause | Resume | Stop | Adopt, json: str) -> None:
+    """Have a coordinator carry out a command, and tell where the Run stands then."""
+    line, operator = connect(where.state, where.server, where.ca, where.token_file)
+    info = operator.command(Command(command_id=secrets.token_hex(16), run_id=run_id, what=what))
+    line.close()
+    if json:
+        write_json(json, run_row(info))
+    else:
+        reason = f" ({info.reason})" if info.reason else ""
+        sys.stdout.write(f"run {info.run_id} is {info.state.value}{reason}, its newest version is {info.version}\n")
 
 
 def publisher_key(path: Path) -> SigningKey:

@@ -1,7 +1,6 @@
 """``fanin verify``: compute the Versions of a Run again from a coordinator's folder."""
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
@@ -10,9 +9,7 @@ import typer
 
 from fanin.commands.terminal import DEFAULT_STATE, JsonOption, StateOption, run_command, write_json
 from fanin.protos.errors import NotFound
-from fanin.server.disk import Durability
-from fanin.server.observe import LogObserver
-from fanin.server.state import inline, open_state
+from fanin.server.state import look_into
 from fanin.server.verify import verify_run
 
 
@@ -29,8 +26,7 @@ def verify(
     """Recompute every version from its parent and its closed set of updates; exit status 1 if one differs."""
     if not (state / "fanin.db").exists():
         raise NotFound(f"{state}: not a coordinator's folder, fanin.db is missing; give --state")
-    tools = open_state(state, Durability.PROCESS, (inline, inline), time.time, LogObserver())
-    verdicts = list(verify_run(tools, run_id))
+    verdicts = list(verify_run(look_into(state), run_id))
     good = not any(verdict.problem for verdict in verdicts)
     if json:
         write_json(json, {"run_id": run_id, "verified": good, "versions": [asdict(verdict) for verdict in verdicts]})

@@ -1,4 +1,4 @@
-"""``fanin watch``: what happened in a Run, then what happens, until it rests."""
+"""``fanin watch``: what happened in a Run, then what happens, until it has ended."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -32,8 +32,8 @@ def watch(
     token_file: TokenOption = None,
     json: JsonOption = "",
 ) -> int:
-    """Follow a run until it rests; exit status 1 if it failed. With --json, one JSON object a line."""
+    """Follow a run until it has ended; exit status 1 if it failed or was stopped. With --json, one object a line."""
     line, operator = connect(state, server, ca, token_file)
     outcome = follow(operator.watch(run_id), json)
     line.close()
-    return int(outcome is RunState.FAILED)
+    return int(outcome in (RunState.FAILED, RunState.STOPPED))

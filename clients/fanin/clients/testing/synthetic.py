@@ -11,7 +11,7 @@ from fanin.clients.models import OpenedModel
 from fanin.clients.updates import TrainingOutcome
 from fanin.edge.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.keys import SigningKey
-from fanin.edge.manifest import Manifest, Port, Signature, dump_manifest
+from fanin.edge.manifest import Manifest, Port, Signature, Slot, SlotKind, dump_manifest
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
@@ -49,6 +49,7 @@ def synthetic_bundle(folder: Path, key: SigningKey, shapes: Mapping[str, tuple[i
         "initial": encode_parameters(table, np.zeros(table.num_values, np.float32)),
     }
     x = Port(name="x", dtype="float32", shape=(-1, 1))
+    slots = tuple(Slot(initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=shapes[name]) for name in shapes)
     signature = Signature(inputs=(x,), outputs=(), graphs=MappingProxyType({"onnx": "graph"}))
     manifest = Manifest(
         name="synthetic",
@@ -56,7 +57,7 @@ def synthetic_bundle(folder: Path, key: SigningKey, shapes: Mapping[str, tuple[i
         num_classes=1,
         table=table,
         signatures=MappingProxyType({"train": signature, "evaluate": signature, "infer": signature}),
-        slots={},
+        slots=MappingProxyType({"onnx": slots}),
         artifacts=MappingProxyType({name: artifact_of(data) for name, data in artifacts.items()}),
         initial="initial",
     )

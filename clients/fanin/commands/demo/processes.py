@@ -2,24 +2,19 @@
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fanin.clients.operator import Operator
+from fanin.commands.processes import Children, fanin_command
 from fanin.commands.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE_TOKEN, connect
 from fanin.edge.keys import load_or_create_key
 from fanin.protos.calls import device_id_of
-from fanin.protos.errors import Conflict, InvalidInput, Unavailable
+from fanin.protos.errors import InvalidInput
 
-START_S: Final = 30.0
-ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
 _TELL: Final = """
 import json, subprocess, sys
 from fanin.edge.runtimes.available import open_runtime
@@ -72,32 +67,17 @@ class Processes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state = folder / DEFAULT_STATE
-        self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._children = Children(folder)
 
     def __enter__(self) -> "Processes":
         return self
 
-    def __exit__(self, *_exception: object) -> None:
-        for _, process in self._started:
-            process.send_signal(signal.SIGTERM)
-        for _, process in self._started:
-            try:
-                process.wait(10.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    def __exit__(self, *exception: object) -> None:
+        self._children.__exit__(*exception)
 
     def serve(self) -> None:
         """Start the coordinator on a free port of loopback and wait until it serves."""
-        (self.state / ADDRESS_FILE).unlink(missing_ok=True)
-        process = self._start(
-            "coordinator", sys.executable, ["serve", "--state", str(self.state), "--listen", "127.0.0.1:0"]
-        )
-        until = time.monotonic() + START_S
-        while not (self.state / ADDRESS_FILE).exists():
-            if process.poll() is not None or time.monotonic() > until:
-                raise Unavailable(f"the coordinator did not start: {self.tail('coordinator')}")
-            time.sleep(0.02)
+        self._children.serve(self.state)
 
     def join(self, index: int, environment: DeviceEnvironment, data: Path, options: Sequence[str]) -> None:
         """Start a device."""
@@ -106,7 +86,7 @@ class Processes:
         arguments += ["--token-file", str(self.state / DEVICE_TOKEN), "--publisher", str(self.publisher_pub)]
         arguments += ["--data", str(data), "--partition", str(index), "--state", str(self._device(index))]
         arguments += ["--runtime", environment.name]
-        self._start(f"device-{index}", str(environment.python), [*arguments, *options])
+        self._children.start(f"device-{index}", fanin_command([*arguments, *options], str(environment.python)))
 
     @property
     def publisher_pub(self) -> Path:
@@ -133,27 +113,7 @@ class Processes:
 
     def check(self) -> None:
         """Raise Conflict if a process has ended: the Run would wait for it until the deadline."""
-        for name, process in self._started:
-            if process.poll() is not None:
-                raise Conflict(f"{name} ended with status {process.returncode}: {self.tail(name)}")
-
-    def tail(self, name: str) -> str:
-        """The last line that a process wrote."""
-        return (self.folder / f"{name}.log").read_text(errors="replace").strip().rpartition("\n")[2]
+        self._children.check()
 
     def _device(self, index: int) -> Path:
         return self.folder / f"device-{index}"
-
-    def _start(self, name: str, python: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [python, "-m", "fanin.commands.main", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | ONE_THREAD,
-                # Ctrl-C is for the demo, which then ends the others in order.
-                start_new_session=True,
-            )
-        self._started.append((name, process))
-        return process

@@ -1,11 +1,9 @@
 """The demo's walk: split, pre-train, export, serve, join, federate, train on, one more Round, tell."""
 
-import queue
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +18,7 @@ from fanin.commands.demo.measure import measure_test
 from fanin.commands.demo.processes import DeviceEnvironment, Processes, look_at
 from fanin.commands.demo.report import Findings, json_row, print_table
 from fanin.commands.demo.tasks import TASKS, Task
+from fanin.commands.processes import follow_run
 from fanin.commands.show import describe
 from fanin.commands.terminal import JsonOption, write_json
 from fanin.datacenter.launch import TrainConfig, TrainSettings, launch
@@ -31,10 +30,10 @@ from fanin.edge.keys import load_or_create_key
 from fanin.edge.measure import MAX_DROP_POINTS
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.tensors import Float32s, encode_parameters
-from fanin.protos.errors import FaninError, InvalidInput
+from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import DEFAULT_MAX_SHIFTS, AggregationPlan, CohortPlan, Plan, StopPlan
-from fanin.protos.runs import Recorded, RunEvent, RunRested, RunState
+from fanin.protos.runs import RunEvent, RunRested, RunState
 
 Chosen = TypeVar("Chosen")
 MIN_MAX_SHIFT: Final = 4
@@ -136,6 +135,11 @@ def demo(
         write_json(json, json_row(findings))
 
 
+def allowed_drop(num_public: int) -> float:
+    """Points of accuracy that int8 may cost: a few examples that fall the other way are chance among a hundred."""
+    return max(MAX_DROP_POINTS, 100.0 * MAX_FLIPS / num_public)
+
+
 def _chosen(option: str, name: str, known: Mapping[str, Chosen]) -> Chosen:
     if name not in known:
         raise InvalidInput(f"{option}: got {name!r}, expected one of {sorted(known)}")
@@ -184,8 +188,7 @@ def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
                 gated(
                     lambda flat: _Job(folder / "continue", setting, task.second_turn).train(split.public, flat),
                     lambda flat: measure_test(runtime, bundle, flat, split.public),
-                    # A few examples that fall the other way are chance where there are a hundred.
-                    max(MAX_DROP_POINTS, 100.0 * MAX_FLIPS / len(split.public)),
+                    allowed_drop(len(split.public)),
                 ),
             )
             _say("datacenter: trained on from the last version")
@@ -236,39 +239,14 @@ def _join_all(processes: Processes, setting: Setting) -> None:
 
 def _follow(processes: Processes, operator: Operator, from_sequence: int) -> list[RunEvent]:
     """What happens until the Run rests, told as it happens. Raises if a process ends meanwhile, or the Run fails."""
-    inbox: queue.SimpleQueue[Recorded | FaninError | None] = queue.SimpleQueue()
-
-    def watch() -> None:
-        try:
-            for recorded in operator.watch(RUN_ID, from_sequence):
-                inbox.put(recorded)
-            inbox.put(None)
-        except FaninError as exc:
-            inbox.put(exc)
-
-    threading.Thread(target=watch, daemon=True).start()
     events = []
-    for recorded in _received(inbox, processes):
+    for recorded in follow_run(operator, RUN_ID, from_sequence, processes.check):
         events.append(recorded.event)
         _say(f"server: {describe(recorded.event)}")
     last = events[-1]
     if isinstance(last, RunRested) and last.state is RunState.FAILED:
         raise InvalidInput(f"the run failed: {last.reason}; the logs of the processes are in {processes.folder}")
     return events
-
-
-def _received(inbox: "queue.SimpleQueue[Recorded | FaninError | None]", processes: Processes) -> Iterator[Recorded]:
-    while True:
-        try:
-            found = inbox.get(timeout=1.0)
-        except queue.Empty:
-            processes.check()
-            continue
-        if isinstance(found, FaninError):
-            raise found
-        if found is None:
-            return
-        yield found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,61 @@
+"""The same work on NVFlare: its POC on this machine, mutual TLS, one FedAvg job of numpy arrays."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from work import Work, seconds_between
+
+JOB: Final = Path(__file__).parent / "nvflare_job.py"
+LIMIT_S: Final = 900.0
+
+
+def nvflare_seconds(bin_folder: Path, folder: Path, work: Work) -> list[float]:
+    """Seconds of each round but the first, from one model's coming to the next, at the site that gets each first.
+
+    Raises RuntimeError with what NVFlare said if it fails.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # One more for the first, and one whose beginning ends the last that counts.
+    num_rounds = work.num_rounds + 2
+    numbers = (work.num_clients, work.num_values, num_rounds)
+    environment = {
+        **os.environ,
+        "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+        "NVFLARE_POC_WORKSPACE": str(folder / "poc"),
+        # The console keeps what it knows of a user there.
+        "HOME": str(folder),
+    }
+    command = [str(bin_folder / "python"), str(JOB), str(folder), *map(str, numbers)]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+            timeout=LIMIT_S,
+        )
+    finally:
+        _end_all(folder)
+    sites = [json.loads(path.read_text()) for path in sorted(folder.glob("site-*.json"))]
+    if done.returncode or len(sites) != work.num_clients or any(len(site) != num_rounds for site in sites):
+        raise RuntimeError(f"nvflare: got rounds {[len(site) for site in sites]}: {done.stdout}{done.stderr}")
+    first_s = [min(came) for came in zip(*sites, strict=True)]
+    return seconds_between(first_s[1:])
+
+
+def _end_all(folder: Path) -> None:
+    """End what the POC has left: scripts that would start its processes again, and these."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes()
+            if str(folder).encode() in words:
+                os.kill(int(entry.name), signal.SIGKILL)
+        except OSError:
+            # It has ended by itself.
+            continue

@@ -1,0 +1,80 @@
+"""Devices that check in, as a process of many threads: each check-in is by another device, signed, over TLS.
+
+    python -m fanin.commands.bench.callers FOLDER OUT KIND NUM_THREADS FIRST STEP COUNT
+
+``kept`` has one connection a thread, ``new`` one a check-in. OUT gets JSON: [when it began, when it ended, latencies].
+The devices are numbers FIRST, FIRST + STEP, ..., COUNT of them, whose keys follow from their numbers.
+"""
+
+import hashlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from fanin.clients.transport import GrpcTransport, Line
+from fanin.commands.bench.crowd import CAPABILITIES
+from fanin.commands.bench.device import open_line
+from fanin.edge.keys import SigningKey
+from fanin.protos import messages as m
+from fanin.protos.errors import Conflict
+
+
+def key_of(number: int) -> SigningKey:
+    """The key of a registered device."""
+    return SigningKey(hashlib.sha256(f"fanin bench {number}".encode()).digest())
+
+
+def check_in(line: Line, key: SigningKey) -> None:
+    """Ask once, and do not wait for work. Raises Conflict for an answer other than Wait."""
+    asked = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=0.0)
+    answer = GrpcTransport(line, key).check_in(asked)
+    if not isinstance(answer, m.Wait):
+        raise Conflict(f"check-in: got {answer}, expected to wait: the round's place is taken")
+
+
+def kept(folder: Path, keys: Sequence[SigningKey], latencies_s: list[float]) -> None:
+    """All on one connection."""
+    with closing(open_line(folder)) as line:
+        for key in keys:
+            started_s = time.perf_counter()
+            check_in(line, key)
+            latencies_s.append(time.perf_counter() - started_s)
+
+
+def new(folder: Path, keys: Sequence[SigningKey], latencies_s: list[float]) -> None:
+    """Each on a connection of its own."""
+    for key in keys:
+        started_s = time.perf_counter()
+        with closing(open_line(folder)) as line:
+            check_in(line, key)
+        latencies_s.append(time.perf_counter() - started_s)
+
+
+def main(argv: Sequence[str]) -> int:
+    """The process."""
+    folder, out, work = Path(argv[0]), Path(argv[1]), {"kept": kept, "new": new}[argv[2]]
+    num_threads, first, step, count = map(int, argv[3:])
+    keys = [key_of(first + step * number) for number in range(count)]
+    latencies_s: list[float] = []
+    threads = [
+        threading.Thread(target=work, args=(folder, keys[number::num_threads], latencies_s))
+        for number in range(num_threads)
+    ]
+    # Wall time, which other processes of this machine can compare.
+    began_s = time.time()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if len(latencies_s) != count:
+        raise Conflict(f"got {len(latencies_s)} answers, expected {count}; the errors are above")
+    out.write_text(json.dumps([began_s, time.time(), latencies_s]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""``fanin bench checkins``: check-ins a second, with many devices registered, on new and on kept connections.
+
+The coordinator is ``fanin serve`` with a Run whose only place is taken: each check-in is verified, looked at for every
+Run and told to wait. Each is by another device, so no key has been seen before. What calls (``callers``) shares the
+processors with the coordinator, so the coordinator's own processor time is told as well.
+"""
+
+import json as jsonlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from fanin.commands.bench.callers import key_of
+from fanin.commands.bench.crowd import LightDevice
+from fanin.commands.bench.device import device_token, open_line
+from fanin.commands.bench.report import percentile, tell
+from fanin.commands.bench.rss import cpu_ticks
+from fanin.commands.bench.site import FolderOption, begin_run, load_of, place, state_of
+from fanin.commands.processes import Children
+from fanin.commands.terminal import JsonOption, run_command
+from fanin.edge.keys import SigningKey
+from fanin.protos.calls import device_id_of
+from fanin.protos.errors import Conflict, InvalidInput
+from fanin.server.disk import Durability
+from fanin.server.lanes import inline
+from fanin.server.observe import LogObserver
+from fanin.server.state import hold_folder, open_state
+from fanin.server.store.devices import Device
+
+GATE_PER_SECOND: Final = 1000.0
+NUM_PROCESSES: Final = 2
+MODEL_MEGABYTES: Final = 0.01
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command."""
+    return run_command(checkins, argv, "bench checkins")
+
+
+def checkins(
+    devices: Annotated[int, typer.Option("--devices", help="How many devices are registered.")] = 100_000,
+    calls: Annotated[int, typer.Option("--calls", help="How many check-ins on kept connections.")] = 10_000,
+    new_calls: Annotated[int, typer.Option("--new-calls", help="How many check-ins on new connections.")] = 2_000,
+    connections: Annotated[int, typer.Option("--connections", help="How many at the same time.")] = 32,
+    folder: FolderOption = None,
+    json: JsonOption = "",
+) -> None:
+    """Count check-ins a second: signed, over TLS, each by another of many registered devices."""
+    if min(calls, new_calls) < NUM_PROCESSES or connections < NUM_PROCESSES or devices < calls + new_calls:
+        raise InvalidInput(
+            f"--devices, --calls, --new-calls, --connections: got {devices}, {calls}, {new_calls} and {connections}, "
+            f"expected at least {NUM_PROCESSES} of each, and a device for each call"
+        )
+    row: dict[str, object] = {"devices": devices, "connections": connections}
+    with place(folder) as used, Children(used) as children:
+        row["seconds_to_register"] = register(state_of(used), devices)
+        process = children.serve(state_of(used))
+        begin_run(used, load_of(1, MODEL_MEGABYTES, 1))
+        with closing(open_line(used)) as line:
+            holder = LightDevice(line, SigningKey.generate())
+            holder.transport.enroll(device_token(used))
+            holder.begin()
+        callers = _Callers(used, children, process, devices // (calls + new_calls), connections // NUM_PROCESSES)
+        row |= callers.call("kept", 0, calls) | callers.call("new", calls, new_calls)
+    row["gate_check_ins_per_second"] = GATE_PER_SECOND
+    tell(row, json)
+
+
+def register(state: Path, num_devices: int) -> float:
+    """Enroll devices right in the store, as if they had done it over the years; the seconds that it took."""
+    started_s = time.perf_counter()
+    publics = [key_of(number).public for number in range(num_devices)]
+    with hold_folder(state):
+        tools = open_state(state, Durability.PROCESS, (inline, inline), time.time, LogObserver())
+        tools.devices.enroll_all(
+            [Device(device_id=device_id_of(public), public_key=public) for public in publics], tools.wall()
+        )
+    return time.perf_counter() - started_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Callers:
+    """Processes that check in; each device number is used once, ``spread`` apart."""
+
+    folder: Path
+    children: Children
+    coordinator: "subprocess.Popen[bytes]"
+    spread: int
+    num_threads: int
+
+    def call(self, kind: str, first: int, count: int) -> dict[str, object]:
+        """So many check-ins by the devices from this place on."""
+        before = cpu_ticks(self.coordinator.pid)
+        started: list[tuple[Path, subprocess.Popen[bytes]]] = []
+        for index in range(NUM_PROCESSES):
+            own = [place for place in range(first, first + count) if place % NUM_PROCESSES == index]
+            out = self.folder / f"{kind}-{index}.json"
+            numbers = (self.num_threads, own[0] * self.spread, self.spread * NUM_PROCESSES, len(own))
+            words = [str(self.folder), str(out), kind, *map(str, numbers)]
+            command = [sys.executable, "-m", "fanin.commands.bench.callers", *words]
+            started.append((out, self.children.start(f"{kind}-{index}", command)))
+        for out, process in started:
+            if process.wait():
+                raise Conflict(f"{out.stem} ended with status {process.returncode}: {self.children.tail(out.stem)}")
+        found = [jsonlib.loads(out.read_text()) for out, _ in started]
+        cpu_s = (cpu_ticks(self.coordinator.pid) - before) / os.sysconf("SC_CLK_TCK")
+        latencies_s = [one for _, _, part in found for one in part]
+        seconds = max(ended for _, ended, _ in found) - min(began for began, _, _ in found)
+        return {
+            f"{kind}_check_ins": count,
+            f"{kind}_check_ins_per_second": count / seconds,
+            f"{kind}_p50_seconds": percentile(latencies_s, 50),
+            f"{kind}_p99_seconds": percentile(latencies_s, 99),
+            f"{kind}_latency_seconds_samples": latencies_s,
+            f"{kind}_coordinator_cpu_seconds_per_check_in": cpu_s / count,
+        }

@@ -1,0 +1,85 @@
+"""``fanin bench fold``: the fold of an Update, with shift and weight, against numpy's addition of the same elements.
+
+Both are timed in turn on the same memory: one Update of ``fixed32``, in pieces as long as the spool hands them out,
+into the int64 sum; and ``np.add`` of those int32 values to int64 ones.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Final
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+from fanin.commands.bench.report import sampled, tell
+from fanin.commands.bench.site import MegabytesOption, load_of
+from fanin.commands.terminal import JsonOption, run_command
+from fanin.edge.codecs import codec_named
+from fanin.edge.tensors import TensorTable
+from fanin.protos.chunks import CHUNK_BYTES
+from fanin.protos.errors import InvalidInput
+from fanin.protos.messages import EXAMPLES
+from fanin.server import aggregation
+
+GATE: Final = 0.8
+WEIGHT: Final = 7 * 256
+SHIFT: Final = 3
+CODEC: Final = "fixed32"
+Int32s = npt.NDArray[np.int32]
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command."""
+    return run_command(fold, argv, "bench fold")
+
+
+def fold(
+    megabytes: MegabytesOption = 64.0,
+    repeats: Annotated[int, typer.Option("--repeats", help="How often to time each, in turn.")] = 15,
+    json: JsonOption = "",
+) -> None:
+    """Time the fold of one update and numpy's addition of as many integers, in turn."""
+    if repeats < 1:
+        raise InvalidInput(f"--repeats: got {repeats}, expected at least 1")
+    num_values = load_of(1, megabytes, 1).num_values
+    table = TensorTable.of({"weights": (num_values,)})
+    update = np.random.default_rng(1).integers(-(2**31) + 1, 2**31, num_values, np.int32)
+    total = aggregation.begin(table)
+    plain = np.zeros(num_values, np.int64)
+    ours_s, numpy_s = [], []
+    for _ in range(repeats):
+        contribution = _contribution(update)
+        ours_s.append(_seconds(partial(aggregation.accept, total, table, contribution)))
+        numpy_s.append(_seconds(partial(np.add, plain, update, out=plain)))
+    # What was timed is what it should be: both are sums of the same values.
+    if not np.array_equal(total.values, plain * (WEIGHT << SHIFT)):
+        raise AssertionError("the fold's sum is not the sum")
+    best = min(numpy_s) / min(ours_s)
+    row: dict[str, object] = {"model_bytes": update.nbytes, "values": num_values}
+    row |= sampled("fold_seconds", ours_s) | sampled("numpy_add_seconds", numpy_s)
+    row |= sampled("speed_over_numpy_add", [b / a for a, b in zip(ours_s, numpy_s, strict=True)])
+    row |= {"best_speed_over_numpy_add": best, "gate_speed_over_numpy_add": GATE}
+    tell(row, json)
+
+
+def _contribution(update: Int32s) -> aggregation.Contribution:
+    codec = codec_named(CODEC)
+    payload = memoryview(update.tobytes())
+    cut = [payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES)]
+    return aggregation.Contribution(
+        weight=WEIGHT,
+        fresh_weight=WEIGHT,
+        shifts=(SHIFT,),
+        bits=codec.bits,
+        max_shift=SHIFT,
+        counts={EXAMPLES: 1},
+        pieces=[codec.decode(piece) for piece in cut],
+    )
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    work()
+    return time.perf_counter() - started_s

@@ -1,0 +1,73 @@
+"""``fanin bench memory``: the coordinator's peak memory over idle, while all devices upload at once.
+
+The coordinator is ``fanin serve``; idle is what it takes when it has just begun to serve. The devices (``crowd``) are
+threads of one other process. Publishing the model is counted apart: it is done once a Run, and by one caller.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+from fanin.commands.bench.report import tell
+from fanin.commands.bench.rss import PeakRss
+from fanin.commands.bench.site import (
+    RUN_ID,
+    ClientsOption,
+    FolderOption,
+    MegabytesOption,
+    begin_run,
+    load_of,
+    operating,
+    place,
+    state_of,
+)
+from fanin.commands.processes import Children, follow_run
+from fanin.commands.terminal import JsonOption, run_command
+from fanin.protos.errors import Conflict
+from fanin.protos.runs import RunRested, RunState
+
+GATE: Final = 3.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command."""
+    return run_command(memory, argv, "bench memory")
+
+
+def memory(
+    clients: ClientsOption = 64,
+    megabytes: MegabytesOption = 64.0,
+    rounds: Annotated[int, typer.Option("--rounds", help="How many rounds.")] = 2,
+    folder: FolderOption = None,
+    json: JsonOption = "",
+) -> None:
+    """Measure a coordinator's peak memory over idle, its children included, all devices uploading at once."""
+    load = load_of(clients, megabytes, rounds)
+    with place(folder) as used, Children(used) as children:
+        process = children.serve(state_of(used))
+        with PeakRss(process.pid) as publishing:
+            begin_run(used, load)
+        with PeakRss(process.pid) as working:
+            words = [str(used), str(clients), str(load.num_values), str(rounds)]
+            children.start("crowd", [sys.executable, "-m", "fanin.commands.bench.crowd", *words])
+            with operating(used) as operator:
+                *_, last = follow_run(operator, RUN_ID, 0, children.check_failed)
+        if not isinstance(last.event, RunRested) or last.event.state is not RunState.FINISHED:
+            raise Conflict(f"the run did not finish: {last.event}")
+    # Over what it took before the Run: what publishing left behind counts, too.
+    over = working.peak_bytes - publishing.idle_bytes
+    row = {
+        "clients": clients,
+        "model_bytes": load.model_bytes,
+        "rounds": rounds,
+        "idle_rss_bytes": publishing.idle_bytes,
+        "peak_rss_bytes": working.peak_bytes,
+        "peak_rss_over_idle_bytes": over,
+        "peak_rss_over_idle_models": over / load.model_bytes,
+        "gate_peak_rss_over_idle_models": GATE,
+        "publishing_peak_rss_over_idle_bytes": publishing.peak_bytes - publishing.idle_bytes,
+        "publishing_peak_rss_over_idle_models": (publishing.peak_bytes - publishing.idle_bytes) / load.model_bytes,
+    }
+    tell(row, json)

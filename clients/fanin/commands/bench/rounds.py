@@ -1,0 +1,148 @@
+"""``fanin bench rounds``: seconds a Round, against a bare gRPC stream of the same bytes.
+
+The coordinator is ``fanin serve`` (TLS, durability = host); each device is the production client in a process of its
+own, which trains nothing. A Round is timed from one published Version to the next: it has a download and an upload of
+the model by each device in it, the commit of each Update, the fold, and the Version on disk. The first one, in which
+processes start and connect, is left out. The bare stream (``bare``) then moves the same bytes.
+"""
+
+import json as jsonlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from fanin.commands.bench import bare
+from fanin.commands.bench.report import sampled, tell
+from fanin.commands.bench.site import (
+    RUN_ID,
+    ClientsOption,
+    FolderOption,
+    Load,
+    MegabytesOption,
+    begin_run,
+    load_of,
+    operating,
+    place,
+    state_of,
+)
+from fanin.commands.processes import START_S, Children, follow_run
+from fanin.commands.terminal import JsonOption, run_command
+from fanin.protos.errors import Conflict, Unavailable
+from fanin.protos.runs import Recorded, RunRested, RunState, VersionPublished
+
+GATE_AGAINST_BARE: Final = 1.5
+PARTS: Final = {"updates": "updates", "versions": "blobs"}
+"""What a Round leaves on disk, and in which folder of the coordinator's."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command."""
+    return run_command(rounds, argv, "bench rounds")
+
+
+def rounds(
+    clients: ClientsOption = 4,
+    megabytes: MegabytesOption = 16.0,
+    rounds: Annotated[int, typer.Option("--rounds", help="How many rounds to time.")] = 10,
+    baseline: Annotated[bool, typer.Option(help="Time a bare gRPC stream of the same bytes too.")] = True,
+    folder: FolderOption = None,
+    json: JsonOption = "",
+) -> None:
+    """Time rounds of a real coordinator and real device processes that train nothing, over TLS on loopback."""
+    load = load_of(clients, megabytes, rounds + 1)
+    with place(folder) as used:
+        row = _rounds_row(used, load)
+        if baseline:
+            bare_s = time_bare(used, load)
+            row |= sampled("bare_seconds_per_round", bare_s) | {"bare_bytes_on_wire": _least_bytes(load)}
+            row |= sampled("bare_seconds_per_round", bare_s)
+            row["ratio_to_bare"] = _number(row["seconds_per_round"]) / _number(row["bare_seconds_per_round"])
+            row["gate_ratio_to_bare"] = GATE_AGAINST_BARE
+    tell(row, json)
+
+
+def time_rounds(folder: Path, load: Load) -> list[Recorded]:
+    """Run the Rounds; what the coordinator says of them. Raises Conflict if the Run or a process fails."""
+    with Children(folder) as children:
+        children.serve(state_of(folder))
+        begin_run(folder, load)
+        module = "fanin.commands.bench.device"
+        for index in range(load.num_clients):
+            words = [str(folder), str(index), str(load.num_rounds)]
+            children.start(f"device-{index}", [sys.executable, "-m", module, *words])
+        with operating(folder) as operator:
+            events = list(follow_run(operator, RUN_ID, 0, children.check_failed))
+    last = events[-1].event
+    if not isinstance(last, RunRested) or last.state is not RunState.FINISHED:
+        raise Conflict(f"the run did not finish: {last}")
+    return events
+
+
+def time_bare(folder: Path, load: Load) -> list[float]:
+    """Seconds of each round of the bare stream but the first."""
+    (folder / bare.ADDRESS).unlink(missing_ok=True)
+    module = "fanin.commands.bench.bare"
+    rest = [str(load.model_bytes), str(load.num_rounds)]
+    with Children(folder) as children:
+        words = ["serve", str(folder), str(load.num_clients), *rest]
+        server = children.start("bare", [sys.executable, "-m", module, *words])
+        until = time.monotonic() + START_S
+        while not (folder / bare.ADDRESS).exists():
+            if server.poll() is not None or time.monotonic() > until:
+                raise Unavailable(f"the bare stream's server did not start: {children.tail('bare')}")
+            time.sleep(0.02)
+        for index in range(load.num_clients):
+            children.start(f"sender-{index}", [sys.executable, "-m", module, "send", str(folder), str(index), *rest])
+        while server.poll() is None:
+            children.check_failed()
+            time.sleep(0.05)
+        children.check_failed()
+    done_s: list[float] = jsonlib.loads((folder / bare.TIMES).read_text())
+    return [after - before for before, after in pairwise(done_s)]
+
+
+def _rounds_row(folder: Path, load: Load) -> dict[str, object]:
+    recorded = time_rounds(folder, load)
+    published = [one for one in recorded if isinstance(one.event, VersionPublished) and one.event.round]
+    seconds = [after.time_s - before.time_s for before, after in pairwise(published)]
+    versions = [one.event for one in published if isinstance(one.event, VersionPublished)]
+    if len({version.version_sha256 for version in versions}) != load.num_rounds:
+        raise Conflict(f"got {versions}, expected another version after each of {load.num_rounds} rounds")
+    on_wire = [version.bytes_down + version.bytes_up for version in versions[1:]]
+    if min(on_wire) < _least_bytes(load):
+        raise Conflict(f"got rounds of {min(on_wire)} bytes, expected at least {_least_bytes(load)}")
+    return {
+        "clients": load.num_clients,
+        "model_bytes": load.model_bytes,
+        "rounds": load.num_rounds - 1,
+        **sampled("seconds_per_round", seconds),
+        **sampled("bytes_on_wire", on_wire),
+        "least_bytes_on_wire": _least_bytes(load),
+        "disk_bytes_per_round": _disk_bytes(state_of(folder), load),
+    }
+
+
+def _least_bytes(load: Load) -> int:
+    """Each device downloads and uploads the model once a Round."""
+    return 2 * load.num_clients * load.model_bytes
+
+
+def _disk_bytes(state: Path, load: Load) -> Mapping[str, float]:
+    found = {what: _size(state / name) / load.num_rounds for what, name in PARTS.items()}
+    found["database"] = sum(path.stat().st_size for path in state.glob("fanin.db*")) / load.num_rounds
+    return found
+
+
+def _size(folder: Path) -> int:
+    """Bytes that the files in a folder take on disk."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, float), f"{value!r}: a median"
+    return value

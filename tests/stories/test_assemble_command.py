@@ -1,0 +1,135 @@
+"""``fanin assemble``: graphs that another exporter made become a Bundle, or one line says why they do not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.commands import Fanin, fanin_in_process, one_line
+from support.linear import BATCH_SIZE, BIAS, NUM_CLASSES, NUM_INPUTS, WEIGHT, linear_graphs, numpy_step
+
+from fanin.edge.bundle import open_folder
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import Batch, StepSettings
+
+SPEC = """
+name = "linear"
+batch_size = 4
+num_classes = 3
+parameters = "data/parameters.npz"
+
+[graphs.onnx]
+train = "data/train.onnx"
+evaluate = "data/evaluate.onnx"
+infer = "data/infer.onnx"
+"""
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    """The linear model's files, and the one that names them."""
+    made = linear_graphs()
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, data in made.graphs["onnx"].items():
+        (folder / f"{name}.onnx").write_bytes(data)
+    np.savez(folder / "parameters.npz", **made.parameters)
+    path = tmp_path / "linear.toml"
+    path.write_text(SPEC)
+    return path
+
+
+def in_a_process(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command as people run it, elsewhere than where the files are."""
+    command = [sys.executable, "-m", "fanin.commands.main", *map(str, words)]
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_bundle_of_files_is_signed_asked_and_trained(spec: Path, tmp_path: Path) -> None:
+    elsewhere, out, key = tmp_path / "elsewhere", tmp_path / "bundle", tmp_path / "publisher.key"
+    elsewhere.mkdir()
+    made = in_a_process("assemble", spec, "--out", out, "--key", key, "--json", cwd=elsewhere)
+    assert (made.returncode, made.stderr) == (0, "")
+    row = json.loads(made.stdout)
+    assert row["formats"] == ["onnx"] and row["num_parameters"] == WEIGHT.size + BIAS.size
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((BATCH_SIZE, NUM_INPUTS)).astype(np.float32)
+    np.save(elsewhere / "x.npy", x)
+    asked = in_a_process(
+        *("infer", out, "--publisher", key.with_suffix(".pub"), "--data", "x.npy", "--out", "y.npy"), cwd=elsewhere
+    )
+    assert (asked.returncode, asked.stderr) == (0, "")
+    np.testing.assert_allclose(np.load(elsewhere / "y.npy"), x @ WEIGHT + BIAS, atol=1e-5)
+    bundle = open_folder(out, trusted=[key.with_suffix(".pub").read_text().strip()])
+    assert bundle.sha256 == row["bundle"]
+    step = open_runtime("onnx").open_train(bundle)
+    y = rng.integers(0, NUM_CLASSES, BATCH_SIZE).astype(np.int32)
+    batch = Batch(x=x, y=y, mask=np.ones(BATCH_SIZE, np.float32))
+    state, loss = step(step.begin(bundle.initial_parameters()), batch, StepSettings(learning_rate=0.5))
+    w, b, expected = numpy_step(WEIGHT.astype(np.float64), BIAS.astype(np.float64), x, y, 0.5)
+    assert loss == pytest.approx(expected, abs=1e-5)
+    np.testing.assert_allclose(bundle.manifest.table.views(state.parameters)["w"], w, atol=1e-6)
+    np.testing.assert_allclose(bundle.manifest.table.views(state.parameters)["b"], b, atol=1e-6)
+
+
+def test_people_are_told_and_a_bundle_is_never_overwritten(fanin: Fanin, spec: Path, tmp_path: Path) -> None:
+    words = ("assemble", spec, "--out", tmp_path / "b", "--key", tmp_path / "k")
+    told = fanin(*words)
+    assert told.status == 0, told.err
+    assert "each graph ran once in onnx" in told.out
+    assert one_line(fanin(*words), "assemble") == f"--out: {tmp_path / 'b'} is not empty, expected a new folder"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("[graphs.onnx]", "[graphs.onnx", "linear.toml: not a TOML file ("),
+        ("name =", "title =", "linear.toml: got keys ['batch_size', 'graphs', 'num_classes', 'num_tokens', 'param"),
+        ("batch_size = 4", 'batch_size = "4"', "linear.toml.batch_size: got str, expected int"),
+        ("batch_size = 4", "batch_size = 8", "train graph: got 'mask' as float32 (4,), expected float32 (8,)"),
+        ("train.onnx", "strain.onnx", "strain.onnx: No such file or directory"),
+        ('train = "data/train.onnx"', "", "assemble: got graphs for ['evaluate', 'infer'] in onnx, expected"),
+        ("data/parameters.npz", "data/train.onnx", "train.onnx: not a readable .npz file of plain arrays ("),
+        ("data/parameters.npz", "data/one.npy", "one.npy: got a single array, expected an .npz file with one for each"),
+        ("[graphs.onnx]", "[graphs.coreml]", "coreml"),
+        (
+            "[graphs.onnx]",
+            "[[slots.onnx]]\nparameter = 'w'\n[graphs.onnx]",
+            "infer graph (onnx): no slot takes ['b']: its predictions would not follow the Versions",
+        ),
+        (
+            "[graphs.onnx]",
+            "[[slots.onnx]]\nparameter = 'v'\n[graphs.onnx]",
+            "linear.toml.slots.onnx[0]: got keys ['axis', 'initializer', 'input_scale', 'kind', 'offset', 'parameter'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    fanin: Fanin, spec: Path, tmp_path: Path, before: str, after: str, said: str
+) -> None:
+    np.save(tmp_path / "data" / "one.npy", WEIGHT)
+    assert SPEC.count(before) == 1
+    spec.write_text(SPEC.replace(before, after))
+    found = one_line(fanin("assemble", spec, "--out", tmp_path / "b", "--key", tmp_path / "k"), "assemble")
+    assert said in found
+    assert not (tmp_path / "b").exists()
+
+
+def test_slots_of_a_file_are_used(fanin: Fanin, spec: Path, tmp_path: Path) -> None:
+    rows = "".join(f"[[slots.onnx]]\nparameter = '{name}'\ninitializer = '{name}'\n" for name in ("b", "w"))
+    spec.write_text(SPEC + rows)
+    key = tmp_path / "k"
+    assert fanin("assemble", spec, "--out", tmp_path / "b", "--key", key).status == 0
+    bundle = open_folder(tmp_path / "b", trusted=[key.with_suffix(".pub").read_text().strip()])
+    assert [slot.initializer for slot in bundle.manifest.slots["onnx"]] == ["b", "w"]

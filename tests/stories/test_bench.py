@@ -1,0 +1,201 @@
+"""``fanin bench``: each benchmark, as small as can be, says what it promises; its parts say when something fails."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.commands import Fanin, fanin_in_process, one_line
+from support.errors import raises
+
+from fanin.commands.bench import BENCHES
+from fanin.commands.bench.report import percentile, sampled
+from fanin.commands.bench.rss import PeakRss, tree
+from fanin.commands.processes import Children
+from fanin.protos.errors import Conflict, Unavailable
+
+ROOT = Path(__file__).parents[2]
+MODEL_BYTES = 104_856
+"""A tenth of 2^20 bytes, in whole float32 values."""
+TINY = ("--megabytes", "0.1")
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> Iterator[Children]:
+    """Whatever a test starts ends with it."""
+    with Children(tmp_path) as children:
+        yield children
+
+
+def test_rounds_are_timed_and_their_bytes_counted(fanin: Fanin, tmp_path: Path) -> None:
+    outcome = fanin("bench", "rounds", "--clients", "2", *TINY, "--rounds", "2", "--folder", tmp_path, "--json")
+    assert outcome.status == 0, outcome.err
+    # One object on standard output, and nothing else.
+    row = json.loads(outcome.out)
+    assert (row["clients"], row["rounds"], row["model_bytes"]) == (2, 2, MODEL_BYTES)
+    for key in ("seconds_per_round", "bare_seconds_per_round"):
+        low, high = row[f"{key}_samples"]
+        assert min(low, high) > 0.0 and row[key] == (low + high) / 2
+    assert row["ratio_to_bare"] == row["seconds_per_round"] / row["bare_seconds_per_round"]
+    assert row["least_bytes_on_wire"] == 2 * 2 * MODEL_BYTES
+    # Headers and the table of the parameters come on top, not a second transfer.
+    assert all(0 < found - 4 * MODEL_BYTES < 4096 for found in row["bytes_on_wire_samples"])
+    assert 2 * MODEL_BYTES <= row["disk_bytes_per_round"]["updates"] < 2 * MODEL_BYTES + 2 * 8192
+    assert row["disk_bytes_per_round"]["versions"] >= MODEL_BYTES
+    assert row["machine"]["cpus"] >= 1
+    # What it measured is still there: it was told where.
+    assert (tmp_path / "fanin-state" / "fanin.db").exists()
+
+
+def test_the_fold_is_timed_in_turn_with_numpys_addition(fanin: Fanin, tmp_path: Path) -> None:
+    out = tmp_path / "fold.json"
+    outcome = fanin("bench", "fold", *TINY, "--repeats", "3", "--json", out)
+    assert outcome.status == 0, outcome.err
+    row = json.loads(out.read_text())
+    pairs = zip(row["fold_seconds_samples"], row["numpy_add_seconds_samples"], strict=True)
+    assert row["speed_over_numpy_add_samples"] == [numpy_s / ours_s for ours_s, numpy_s in pairs]
+    assert "speed_over_numpy_add " in outcome.out and "_samples" not in outcome.out
+
+
+def test_memory_is_that_of_the_coordinator_over_idle(fanin: Fanin) -> None:
+    outcome = fanin("bench", "memory", "--clients", "2", *TINY, "--rounds", "1", "--json")
+    assert outcome.status == 0, outcome.err
+    row = json.loads(outcome.out)
+    assert row["peak_rss_over_idle_bytes"] == row["peak_rss_bytes"] - row["idle_rss_bytes"] > 0
+    assert row["peak_rss_over_idle_models"] == row["peak_rss_over_idle_bytes"] / MODEL_BYTES
+    # Python with numpy, gRPC and SQLAlchemy takes that much, and not ten times of it.
+    assert 30 << 20 < row["idle_rss_bytes"] < 300 << 20
+
+
+def test_a_round_goes_on_after_each_restart(fanin: Fanin) -> None:
+    outcome = fanin("bench", "restart", "--clients", "2", "--megabytes", "2", "--restarts", "1", "--json")
+    assert outcome.status == 0, outcome.err
+    row = json.loads(outcome.out)
+    assert row["seconds_to_serving_samples"] == [row["seconds_to_serving"]]
+    assert row["seconds_to_serving"] > 0.0 and row["seconds_from_last_update_to_version"] > 0.0
+
+
+def test_check_ins_are_counted_on_kept_and_on_new_connections(fanin: Fanin) -> None:
+    words = ("--devices", "40", "--calls", "20", "--new-calls", "5", "--connections", "4")
+    outcome = fanin("bench", "checkins", *words, "--json")
+    assert outcome.status == 0, outcome.err
+    row = json.loads(outcome.out)
+    for kind, count in (("kept", 20), ("new", 5)):
+        samples = row[f"{kind}_latency_seconds_samples"]
+        assert len(samples) == row[f"{kind}_check_ins"] == count
+        assert min(samples) <= row[f"{kind}_p50_seconds"] <= row[f"{kind}_p99_seconds"] == max(samples)
+        assert row[f"{kind}_check_ins_per_second"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("rounds", "--clients", "0"), "--clients, --megabytes, --rounds: got 0, 16 and 11, expected at least 1"),
+        (("rounds", "--rounds", "-1"), "--clients, --megabytes, --rounds: got 4, 16 and 0, expected at least 1"),
+        (("memory", "--megabytes", "0"), "--clients, --megabytes, --rounds: got 64, 0 and 2, expected at least 1"),
+        (("memory", "--megabytes", "nan"), "--clients, --megabytes, --rounds: got 64, nan and 2, expected at least 1"),
+        (("restart", "--restarts", "0"), "--clients, --megabytes, --rounds: got 64, 16 and 0, expected at least 1"),
+        (("fold", "--repeats", "0"), "--repeats: got 0, expected at least 1"),
+        (
+            ("checkins", "--devices", "10"),
+            "--devices, --calls, --new-calls, --connections: got 10, 10000, 2000 and 32, expected at least 2 of each",
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_makes_no_sense_is_told(fanin: Fanin, words: tuple[str, ...], said: str) -> None:
+    assert one_line(fanin("bench", *words), "bench").startswith(said)
+
+
+def test_a_folder_that_holds_something_is_left_alone(fanin: Fanin, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("something")
+    said = one_line(fanin("bench", "rounds", "--folder", tmp_path), "bench")
+    assert said == f"--folder: {tmp_path} is not empty; name a new one"
+
+
+@pytest.mark.parametrize("words", [(), ("--help",)], ids=["nothing", "help"])
+def test_help_names_every_benchmark(fanin: Fanin, words: tuple[str, ...]) -> None:
+    outcome = fanin("bench", *words)
+    assert outcome.status == 0
+    assert all(f"\n  {name} " in outcome.out for name in BENCHES)
+
+
+def test_wrong_usage_is_told_with_the_benchmarks_name(fanin: Fanin) -> None:
+    outcome = fanin("bench", "nothing")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err == "fanin bench: got 'nothing', expected one of rounds, fold, memory, restart, checkins\n"
+    outcome = fanin("bench", "fold", "--clients", "3")
+    assert outcome.status == 2
+    assert "Usage: fanin bench fold " in outcome.err and "No such option: --clients" in outcome.err
+
+
+def test_a_child_that_fails_is_told_with_its_last_words(children: Children) -> None:
+    good = children.start("good", [sys.executable, "-c", "pass"])
+    assert good.wait() == 0
+    children.check_failed()
+    with raises(Conflict, "good ended with status 0: "):
+        children.check()
+    bad = children.start("bad", [sys.executable, "-c", "print('one'); raise SystemExit('two')"])
+    assert bad.wait() == 1
+    with raises(Conflict, "bad ended with status 1: two"):
+        children.check_failed()
+
+
+def test_a_coordinator_that_cannot_start_is_told(children: Children, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable) as caught:
+        children.serve(tmp_path / "state", "nowhere")
+    assert str(caught.value).startswith("the coordinator did not start: fanin serve: listen: got 'nowhere', expected")
+
+
+GROW = """
+import subprocess, sys
+held = bytearray({size})
+if {deeper}:
+    subprocess.run([sys.executable, "-c", {inner!r}])
+print("grown", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_memory_is_counted_with_children_that_have_ended() -> None:
+    own, childs = 40 << 20, 60 << 20
+    inner = f"import time; held = bytearray({childs}); time.sleep(0.5)"
+    wait = "import sys; sys.stdin.readline()\n" + GROW.format(size=own, deeper=True, inner=inner)
+    with subprocess.Popen([sys.executable, "-c", wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        with PeakRss(process.pid) as peak:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"grown\n"
+        assert list(tree(process.pid)) == [process.pid]
+        assert own + childs < peak.peak_bytes - peak.idle_bytes < own + childs + (40 << 20)
+
+
+def test_medians_and_percentiles() -> None:
+    assert sampled("x_seconds", [3.0, 1.0, 2.0]) == {"x_seconds": 2.0, "x_seconds_samples": [3.0, 1.0, 2.0]}
+    hundred = [float(number) for number in range(100, 0, -1)]
+    assert (percentile(hundred, 50), percentile(hundred, 99), percentile([7.0], 99)) == (51.0, 100.0, 7.0)
+
+
+@pytest.mark.nightly
+def test_the_peers_do_the_same_work(tmp_path: Path) -> None:
+    out = tmp_path / "peers.json"
+    words = ["--clients", "2", "--megabytes", "0.1", "--rounds", "2", "--json", str(out)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "peers" / "compare.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    row = json.loads(out.read_text())
+    for name in ("fanin", "flower", "nvflare"):
+        assert len(row[name]["seconds_per_round_samples"]) == 2
+    for name, version in (("flower", "1.41."), ("nvflare", "2.9.")):
+        assert row[name]["version"].startswith(version)
+        ratio = row[name]["seconds_per_round"] / row["fanin"]["seconds_per_round"]
+        assert row[name]["ratio_to_fanin"] == ratio > 1.0

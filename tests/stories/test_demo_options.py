@@ -1,0 +1,77 @@
+"""``fanin demo``: options that make no sense are told before anything starts, and its gate lets chance pass."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.commands import Fanin, fanin_in_process, one_line
+
+from fanin.commands.demo.steps import allowed_drop
+from fanin.datacenter.publish import gated
+from fanin.edge.measure import Measured
+from fanin.protos.errors import InvalidVersion
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--rounds", "-1"), "--rounds, --delay-seed: got -1 and -1, expected at least 0 and -1"),
+        (("--delay-seed", "-2"), "--rounds, --delay-seed: got 0 and -2, expected at least 0 and -1"),
+        (("--devices", "0"), "--devices: got 0, expected at least one for each of the runtimes onnx"),
+        (
+            ("--devices", "2", "--runtimes", "onnx,litert,tflite"),
+            "--devices: got 2, expected at least one for each of the runtimes onnx,litert,tflite",
+        ),
+        (("--dataset", "cats"), "--dataset: got 'cats', expected one of ['digits', 'fashion-mnist']"),
+        (("--codec", "int4"), "--codec: got 'int4', expected one of ['fixed32', 'int8']"),
+        (("--runtimes", "onnx,abacus"), "--runtimes: got 'abacus', expected one of ['litert', 'onnx', 'tflite']"),
+        (
+            ("--runtimes", "onnx,litert", "--device-python", sys.executable),
+            "--device-python: got 1, expected one for each of the runtimes ['onnx', 'litert']",
+        ),
+        (
+            ("--device-python", "/nowhere/python"),
+            "--device-python: /nowhere/python cannot be run (No such file or directory); make devices builds them",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) and value[-1] != sys.executable else "",
+)
+def test_an_option_that_makes_no_sense_is_told(fanin: Fanin, words: tuple[str, ...], said: str) -> None:
+    assert one_line(fanin("demo", *words), "demo").replace("the devices' environments", "them") == said
+
+
+def test_a_folder_that_holds_something_is_left_alone(fanin: Fanin, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("something")
+    said = one_line(fanin("demo", "--device-python", sys.executable, "--state", tmp_path), "demo")
+    assert said == f"--state: {tmp_path} is not empty; name a new folder"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def measured(num: int, flips: int) -> Measured:
+    """``num`` examples of which int8 misses some that float finds."""
+    return Measured(
+        num_examples=num,
+        loss_sum=1.0,
+        num_predictions=num,
+        num_correct_float=num,
+        num_correct_int8=num - flips,
+        num_agreeing=num - flips,
+    )
+
+
+@pytest.mark.parametrize(("num", "allowed"), [(100, 3), (200, 3), (1000, 10)])
+def test_the_second_turn_is_published_only_if_int8_keeps_up(num: int, allowed: int) -> None:
+    flat = np.zeros(3, np.float32)
+    for flips in (0, allowed):
+        train = gated(lambda x: x + 1, lambda _, flips=flips: measured(num, flips), allowed_drop(num))
+        np.testing.assert_array_equal(train(flat), flat + 1)
+    train = gated(lambda x: x + 1, lambda _: measured(num, allowed + 1), allowed_drop(num))
+    with pytest.raises(InvalidVersion, match=r"the version that was trained: int8 is \d\.\d\d points worse than float"):
+        train(flat)
