@@ -1,6 +1,7 @@
 """The coordinator towards operators: Bundles, Runs, Versions and what happens in them."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 
 import numpy as np
@@ -16,9 +17,10 @@ from fanin.protos.messages import BundleRef, Version, check_run_id
 from fanin.protos.runs import Command, Recorded, RunInfo, RunState, StartRun, VersionWithBundle
 from fanin.server.control import RunControl
 from fanin.server.driver import RunDriver
-from fanin.server.observe import LOG
 from fanin.server.store.runs import RunRecord
 from fanin.server.work import Model, Tools, whole
+
+LOG = logging.getLogger("fanin.server.runs")
 
 
 class Runs:
@@ -40,8 +42,8 @@ class Runs:
                 await self._drive(record)
             except Exception as exc:  # Whatever it is: one damaged Run must not keep the others from being served.
                 self._broken[record.start.run_id] = str(exc)
-                known = isinstance(exc, FaninError)
-                LOG.error("run %s: cannot be taken up: %s", record.start.run_id, exc, exc_info=not known)
+                run_id = record.start.run_id
+                LOG.error("run %s: cannot be taken up: %s", run_id, exc, exc_info=not isinstance(exc, FaninError))
         recent = [one for driver in self._drivers.values() for one in driver.recent_rounds]
         await tools.disk_lane(lambda: tools.spool.sweep(recent))
 
