@@ -55,6 +55,7 @@ def test_a_run_from_pause_to_stop_and_on(fanin: Fanin, host: Hosted) -> None:
     assert (row["state"], row["version"]) == ("stopped", 1)
     assert row["version_sha256"] == json.loads(say("runs", "--json"))["runs"][0]["version_sha256"]
     assert say("rollback", "other", "0", "--rounds", "2") == f"run other is running, {newest} 2\n"
+    host.await_round("other", 2)
     assert say("stop", "other") == f"run other is stopped (by an operator), {newest} 2\n"
 
     watched = fanin("watch", "other", "--state", host.state)

@@ -18,7 +18,7 @@ from fanin.clients.transport import Line
 from fanin.edge.bundle import Bundle
 from fanin.edge.keys import SigningKey
 from fanin.protos.plans import Plan
-from fanin.protos.runs import RunInfo, VersionPublished
+from fanin.protos.runs import RoundOpened, RunInfo, VersionPublished
 from fanin.server.authority import local_identity
 from fanin.server.coordinator import Coordinator, Limits
 from fanin.server.disk import Durability
@@ -95,6 +95,14 @@ class Hosted:
         with self.operator() as operator:
             found = [recorded.event for recorded in operator.watch(run_id)]
         return [event for event in found if isinstance(event, VersionPublished)]
+
+    def await_round(self, run_id: str, round_number: int) -> None:
+        """Return when this Round has been opened; one that never is holds until the test is ended."""
+        with self.operator() as operator:
+            for recorded in operator.watch(run_id):
+                if isinstance(recorded.event, RoundOpened) and recorded.event.round == round_number:
+                    return
+        raise AssertionError(f"run {run_id} has ended without a round {round_number}")
 
     def num_tasks(self) -> int:
         """How many tasks its event loop has."""

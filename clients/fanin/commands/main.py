@@ -37,7 +37,7 @@ SUBCOMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "verify": "compute the versions of a run again from the record",
         "infer": "ask a model: a bundle, or any .onnx or .tflite file",
         "inspect": "verify a bundle, or open a model file, and show what is in it",
-        "bench": "measure a coordinator on this machine: rounds, fold, memory, restart, checkins",
+        "bench": "measure a coordinator on this machine",
     }
 )
 GROUP: Final = "fanin.commands"

@@ -260,6 +260,8 @@ def header_to_proto(header: m.UpdateHeader) -> pb.UpdateHeader:
 
 
 def header_from_proto(message: pb.UpdateHeader) -> m.UpdateHeader:
+    # A protobuf map has no order; sorted, one message reads the same in every process.
+    counts = MappingProxyType(dict(sorted(message.statistics.counts.items())))
     return m.UpdateHeader(
         format=message.format,
         assignment_id=message.assignment_id,
@@ -269,7 +271,7 @@ def header_from_proto(message: pb.UpdateHeader) -> m.UpdateHeader:
         codec=message.codec,
         shifts=tuple(message.shifts),
         payload=artifact_from_proto(message.payload),
-        statistics=m.Statistics(counts=MappingProxyType(dict(message.statistics.counts))),
+        statistics=m.Statistics(counts=counts),
         telemetry=telemetry_from_proto(message.telemetry),
     )
 

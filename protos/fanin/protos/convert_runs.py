@@ -268,7 +268,7 @@ def _published_from_proto(message: pb.VersionPublished) -> r.VersionPublished:
         num_rounded=message.num_rounded,
         train_loss=message.train_loss,
         total_examples=message.total_examples,
-        runtimes=MappingProxyType(dict(message.runtimes)),
+        runtimes=MappingProxyType(dict(sorted(message.runtimes.items()))),
         adopted_run=message.adopted_run_id,
         adopted_number=message.adopted_number,
         num_stale=message.num_stale,

@@ -16,7 +16,7 @@ Main = Callable[[Sequence[str]], int]
 
 BENCHES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "rounds": "seconds a round, with devices that train nothing, against a bare gRPC stream of the same bytes",
+        "rounds": "seconds a round, against a bare gRPC stream of the same bytes",
         "fold": "the fold of updates, against numpy's addition",
         "memory": "the coordinator's memory while all devices upload at once",
         "restart": "from SIGKILL to serving, with a round open",
