@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -126,12 +126,12 @@ class OddBlobs(Blobs):
 
     num_left = 2
 
-    def put_artifact(self, data: bytes) -> Artifact:
+    def put_pieces(self, pieces: Iterable[bytes]) -> Artifact:
         """Fails at first."""
         if self.num_left:
             self.num_left -= 1
             raise ZeroDivisionError("nobody expects this")
-        return super().put_artifact(data)
+        return super().put_pieces(pieces)
 
 
 def test_a_run_outlives_an_error_that_nobody_expects(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Annotated
 
 import typer
 
+from fanin.clients.footprint import share_one_heap
 from fanin.commands.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE_TOKEN, OPERATOR_TOKEN, run_command
 from fanin.server.authority import local_identity
 from fanin.server.coordinator import Coordinator, Limits
@@ -65,6 +66,8 @@ def serve(
         # That the tables are as they should be is no news.
         logging.getLogger("alembic").setLevel(logging.WARNING)
     settings = Settings(state=state, listen=listen, names=tuple(name or ()), durability=durability)
+    # Or each thread that a Chunk passes through keeps an arena of its own: of a large model several times its size.
+    share_one_heap()
     asyncio.run(run_coordinator(settings, LogObserver()))
 
 

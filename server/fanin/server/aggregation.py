@@ -81,7 +81,7 @@ def accept(state: PartialSum, table: TensorTable, update: Contribution) -> Parti
         _check_length(sum(piece.size for piece in update.pieces), table)
     position, num_cut, limit = 0, 0, 1 << (update.bits - 1 + update.max_shift)
     for piece in update.pieces:
-        for start, stop, shift in _blocks_within(table, update.shifts, position, position + piece.size):
+        for start, stop, shift in blocks_within(table, update.shifts, position, position + piece.size):
             found = piece[start - position : stop - position].astype(np.int64)
             if not 0 <= shift <= update.max_shift:
                 found, num = _moved(found, shift, limit)
@@ -111,15 +111,21 @@ def merge(left: PartialSum, right: PartialSum) -> PartialSum:
 
 
 def finish(state: PartialSum, table: TensorTable, grid: Sequence[int]) -> Float64s:
-    """The weighted mean update (num_values,): sum * step / total fresh weight, in float64.
+    """The weighted mean update (num_values,): sum * step / total fresh weight, in float64."""
+    return finish_part(state, table, grid, (0, table.num_values))
 
-    Each operation is one IEEE 754 rounding, so the result is the same on every machine.
+
+def finish_part(state: PartialSum, table: TensorTable, grid: Sequence[int], part: tuple[int, int]) -> Float64s:
+    """The values from part[0] to part[1] of the weighted mean.
+
+    Each operation is one IEEE 754 rounding, so the result is the same on every machine, however it is cut.
     """
     if not state.total_weight:
         raise ValueError("finish: got no updates, expected at least one")
-    mean = state.values.astype(np.float64)
-    for spec, start, exponent in zip(table.specs, table.offsets, grid, strict=True):
-        block = mean[start : start + spec.num_values]
+    first, last = part
+    mean = state.values[first:last].astype(np.float64)
+    for start, stop, exponent in blocks_within(table, grid, first, last):
+        block = mean[start - first : stop - first]
         np.ldexp(block, exponent, out=block)
     mean /= float(state.total_weight)
     return mean
@@ -137,7 +143,7 @@ def _moved(values: Int64s, shift: int, limit: int) -> tuple[Int64s, int]:
     return moved, int(np.count_nonzero(above | below))
 
 
-def _blocks_within(table: TensorTable, shifts: Sequence[int], first: int, last: int) -> Iterator[tuple[int, int, int]]:
+def blocks_within(table: TensorTable, shifts: Sequence[int], first: int, last: int) -> Iterator[tuple[int, int, int]]:
     """(start, stop, shift) of the parts of blocks that lie in [first, last)."""
     for spec, offset, shift in zip(table.specs, table.offsets, shifts, strict=True):
         start, stop = max(first, offset), min(last, offset + spec.num_values)

@@ -4,13 +4,14 @@ A blob is written aside, synced and renamed, so a name in the folder always has 
 blob twice, also from two threads or processes, is harmless.
 """
 
+import hashlib
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fanin.edge.tensors import sha256_hex
-from fanin.protos.chunks import Artifact, artifact_of, assemble, check_sha256, cut, short
+from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef, assemble, check_chunk, check_sha256, short
 from fanin.protos.errors import Corrupted, InvalidInput, NotFound
 from fanin.server.disk import Disk, full_disk_as_our_error, make_folder
 
@@ -31,6 +32,9 @@ class Blobs:
         got = sha256_hex(data)
         if got != digest:
             raise InvalidInput(f"chunk: digest mismatch (got {short(got)}, expected {short(digest)})")
+        self._put(digest, data)
+
+    def _put(self, digest: str, data: bytes) -> None:
         path = self._path(digest)
         with full_disk_as_our_error(f"chunk {short(digest)}"):
             if path.exists():
@@ -40,9 +44,31 @@ class Blobs:
 
     def put_artifact(self, data: bytes) -> Artifact:
         """Store all Chunks of some bytes."""
-        for ref, piece in cut(data):
-            self.put(ref.sha256, piece)
-        return artifact_of(data)
+        return self.put_pieces((data,))
+
+    def put_pieces(self, pieces: Iterable[bytes]) -> Artifact:
+        """Store all Chunks of the bytes that consecutive pieces hold; one Chunk of them at a time is in memory."""
+        digest, refs, held = hashlib.sha256(), [], bytearray()
+        for piece in pieces:
+            digest.update(piece)
+            held += piece
+            while len(held) >= CHUNK_BYTES:
+                refs.append(self._put_new(bytes(held[:CHUNK_BYTES])))
+                del held[:CHUNK_BYTES]
+        if held:
+            refs.append(self._put_new(bytes(held)))
+        size_bytes = sum(ref.size_bytes for ref in refs)
+        return Artifact(sha256=digest.hexdigest(), size_bytes=size_bytes, chunks=tuple(refs))
+
+    def pieces(self, what: str, artifact: Artifact) -> Iterator[bytes]:
+        """An Artifact's Chunks in order, each verified. Raises NotFound, Corrupted."""
+        for index, ref in enumerate(artifact.chunks):
+            piece = self.read(ref.sha256)
+            try:
+                check_chunk(f"{what}: chunk {index}", ref, piece)
+            except InvalidInput as exc:
+                raise Corrupted(f"blobs: {exc}") from exc
+            yield piece
 
     def read(self, digest: str, offset: int = 0) -> bytes:
         """A Chunk from an offset on. Raises NotFound; InvalidInput for an offset beyond its end."""
@@ -63,6 +89,11 @@ class Blobs:
             return assemble(what, artifact, self.read)
         except InvalidInput as exc:
             raise Corrupted(f"blobs: {exc}") from exc
+
+    def _put_new(self, data: bytes) -> ChunkRef:
+        ref = ChunkRef(sha256=sha256_hex(data), size_bytes=len(data))
+        self._put(ref.sha256, data)
+        return ref
 
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
         """Those of the digests that are not stored here."""

@@ -4,17 +4,17 @@ Every function here is a pure function of the record: the parent's parameters, t
 Plan. That is why a Version can be computed again anywhere, and why a restart ends in the same bits.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fanin.edge.codecs import codec_named
-from fanin.edge.grid import block_maxima, next_grid
+from fanin.edge.grid import next_grid
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.messages import SATURATED, UpdateHeader
 from fanin.protos.plans import Plan
-from fanin.server.aggregation import Contribution, PartialSum, finish
+from fanin.server.aggregation import Contribution, PartialSum, blocks_within, finish_part
 from fanin.server.outer import apply_fedavg
 from fanin.server.store.rounds import RoundRecord
 from fanin.server.validation import weight_of
@@ -24,7 +24,6 @@ from fanin.server.validation import weight_of
 class Outcome:
     """What a fold ends in."""
 
-    parameters: Float32s
     next_grid: tuple[int, ...]
     counts: Mapping[str, int]
 
@@ -62,13 +61,34 @@ def contribution_of(header: UpdateHeader, payload: Iterable[memoryview], plan: P
     )
 
 
-def outcome_of(total: PartialSum, table: TensorTable, grid: Sequence[int], parent: Float32s, plan: Plan) -> Outcome:
-    """The next parameters, and the grid of the Round that will start from them."""
-    mean = finish(total, table, grid)
-    parameters = apply_fedavg(parent, mean, plan.aggregation.outer_learning_rate)
-    maxima = block_maxima(table, mean.astype(np.float32))
-    return Outcome(
-        parameters=parameters,
-        next_grid=next_grid(grid, maxima, total.counts[SATURATED], plan.codec),
-        counts=dict(total.counts),
-    )
+class OuterStep:
+    """From a sum to the next parameters, piece by piece: of a large model nothing is held but the sum."""
+
+    def __init__(self, total: PartialSum, table: TensorTable, grid: Sequence[int], plan: Plan) -> None:
+        self._total = total
+        self._table = table
+        self._grid = grid
+        self._plan = plan
+        self._maxima = [0.0] * len(table.specs)
+
+    def pieces(self, parent: Iterable[Float32s]) -> Iterator[Float32s]:
+        """The next parameters in consecutive pieces, as long as those of the parent's."""
+        first = 0
+        for before in parent:
+            last = first + before.size
+            mean = finish_part(self._total, self._table, self._grid, (first, last))
+            self._note_maxima(mean.astype(np.float32), first)
+            yield apply_fedavg(before, mean, self._plan.aggregation.outer_learning_rate)
+            first = last
+
+    def outcome(self) -> Outcome:
+        """What the fold ends in, once all pieces have been taken."""
+        counts = self._total.counts
+        grid = next_grid(self._grid, self._maxima, counts[SATURATED], self._plan.codec)
+        return Outcome(next_grid=grid, counts=dict(counts))
+
+    def _note_maxima(self, mean: Float32s, first: int) -> None:
+        indices = range(len(self._maxima))
+        for start, stop, index in blocks_within(self._table, indices, first, first + mean.size):
+            largest = float(np.abs(mean[start - first : stop - first]).max())
+            self._maxima[index] = max(self._maxima[index], largest)

@@ -5,11 +5,12 @@ from the coordinator's folder; the fold and the outer step are repeated; the dig
 It needs no running coordinator; a database of an older form is refused, never changed.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fanin.edge.bundle import Bundle, SignedManifest
-from fanin.edge.tensors import TensorTable, encode_parameters, sha256_hex
+from fanin.edge.tensors import TensorTable
 from fanin.edge.versions import check_version
 from fanin.protos.errors import Corrupted, FaninError, NotFound
 from fanin.protos.messages import UpdateHeader, Version
@@ -17,11 +18,11 @@ from fanin.protos.plans import Plan
 from fanin.protos.runs import VersionPublished
 from fanin.server import aggregation
 from fanin.server.blobs import Blobs
-from fanin.server.folding import Outcome, contribution_of, lag_of, outcome_of
+from fanin.server.folding import OuterStep, contribution_of, lag_of
 from fanin.server.spool import Spool
 from fanin.server.store.rounds import RoundMark, RoundRecord, RoundStore
 from fanin.server.store.runs import RunStore
-from fanin.server.work import Tools, load_parameters
+from fanin.server.work import Tools, encoded, load_parameters, parameter_pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,16 +129,19 @@ def _check_round(recorded: _Recorded, version: Version, record: RoundRecord | No
         return f"round {record.round}: {len(record.accepted)} updates, expected {cohort.quorum} to {cohort.buffer}"
     if before.round is not None and record.grid != before.round.next_grid:
         return f"round {record.round}: its grid is not the one that round {before.round.round} ended in"
-    outcome = _outcome(recorded, record, before.beginning)
-    got = sha256_hex(encode_parameters(recorded.table, outcome.parameters))
+    step, base = _outer_step(recorded, record, before.beginning)
+    digest = hashlib.sha256()
+    for piece in encoded(recorded.table, step.pieces(parameter_pieces(recorded.kept.blobs, base, recorded.table))):
+        digest.update(piece)
+    got = digest.hexdigest()
     if got != version.sha256:
         return f"round {record.round}: recomputed {got}, signed {version.sha256}"
-    if outcome.next_grid != record.next_grid:
+    if step.outcome().next_grid != record.next_grid:
         return f"round {record.round}: recomputed another grid for the next round"
     return ""
 
 
-def _outcome(recorded: _Recorded, record: RoundRecord, beginning: int) -> Outcome:
+def _outer_step(recorded: _Recorded, record: RoundRecord, beginning: int) -> tuple[OuterStep, Version]:
     kept, plan, table = recorded.kept, recorded.plan, recorded.table
     headers = {update.device_id: update.header for update in kept.rounds.updates(record.run_id, record.round)}
     missing = sorted(set(record.accepted) - set(headers))
@@ -150,7 +154,7 @@ def _outcome(recorded: _Recorded, record: RoundRecord, beginning: int) -> Outcom
         lag = lag_of(_made_for(recorded, record, header, beginning), record)
         payload = kept.spool.read(header, device)
         total = aggregation.accept(total, table, contribution_of(header, payload, plan, lag))
-    return outcome_of(total, table, record.grid, load_parameters(kept.blobs, base, table), plan)
+    return OuterStep(total, table, record.grid, plan), base
 
 
 def _made_for(recorded: _Recorded, record: RoundRecord, header: UpdateHeader, beginning: int) -> RoundRecord:
