@@ -56,6 +56,14 @@ kills: $(VENV)/.installed ## a coordinator killed before and after every effect,
 resume: $(VENV)/.installed ## transfers that go on after a kill of either side, and Updates over 2 GB
 	$(BIN)/pytest tests/stories/test_resume.py tests/stories/test_large_transfers.py $(ARGS)
 
+.PHONY: flower
+flower: $(VENV)/.installed ## FedAvg against Flower's on the same Updates, Flower in an environment of its own
+	$(BIN)/pytest tests/twins/test_flower.py $(ARGS)
+
+.PHONY: parity
+parity: $(VENV)/.installed ## any mesh of eight ranks, and every schedule, against one process
+	$(BIN)/pytest tests/parallel/test_matrix.py -m "not nightly" $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.installed ## ruff: form and rules
 	$(BIN)/ruff format --check .

@@ -26,6 +26,7 @@ WRONG = {
     "commands": ("datacenter/fanin/datacenter/wrong.py", "import fanin.commands.main"),
     "subcommands": ("clients/fanin/commands/watch.py", "import fanin.commands.run"),
     "torch": ("edge/fanin/edge/wrong.py", "def later():\n    import torch.nn"),
+    "safetensors": ("datacenter/fanin/datacenter/wrong.py", "import safetensors.torch"),
     "torch-free": ("clients/fanin/commands/join.py", "import fanin.edge.export"),
     "device": ("clients/fanin/commands/join.py", "import typer"),
     "grpc": ("server/fanin/server/wrong.py", "from grpc import aio"),

@@ -1,11 +1,16 @@
 """Apps that go wrong, for the tests of the launcher; ``FANIN_TEST_FOLDER`` says where they leave word."""
 
+import dataclasses
 import os
+import signal
 import time
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+
 from fanin.datacenter.models.digits_app import app
+from fanin.datacenter.models.layers import seeded
 from fanin.edge.export.app import App
 
 
@@ -21,6 +26,35 @@ def killed() -> App:
     if os.environ["RANK"] == "1":
         os._exit(77)
     return app()
+
+
+def dying() -> App:
+    """The digits' App, whose rank 1 is killed in its ninth step, once."""
+    calls = 0
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += torch.is_grad_enabled()
+        # A checkpoint is written beside the training, and is whole a while after its step.
+        time.sleep(0.1)
+        if calls == 9 and (os.environ.get("RANK"), os.environ.get("TORCHELASTIC_RESTART_COUNT")) == ("1", "0"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole.loss(outputs, targets)
+
+    whole = app()
+    return dataclasses.replace(whole, loss=loss)
+
+
+def stacked() -> App:
+    """Four equal layers between two others: what can be cut by names, and split."""
+    module = torch.nn.Sequential()
+    with seeded(0):
+        module.add_module("flatten", torch.nn.Flatten())
+        module.add_module("embed", torch.nn.Linear(64, 16))
+        layers = [(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16)) for _ in range(4)]
+        module.add_module("layers", torch.nn.Sequential(*(torch.nn.Sequential(*layer) for layer in layers)))
+        module.add_module("head", torch.nn.Linear(16, 10))
+    return App(name="stacked", module=module, calibration=app().calibration, batch_size=16, num_classes=10)
 
 
 def sleeping() -> NoReturn:

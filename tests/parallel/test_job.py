@@ -1,24 +1,33 @@
 """A job's files come back as they went in, and what is wrong with a config is told before anything runs."""
 
-import dataclasses
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import raw
 from support.raw import raw_app, raw_of
 
 from fanin.clients.digits import split_digits
+from fanin.datacenter.config import (
+    DataSettings,
+    EvaluationSettings,
+    LayoutSettings,
+    ModelSettings,
+    StopSettings,
+    TrainConfig,
+)
 from fanin.datacenter.job import main, train
 from fanin.datacenter.jobfiles import (
-    Epoch,
-    TrainConfig,
+    Evaluated,
+    Metrics,
     Trained,
     TrainResult,
-    TrainSettings,
     read_config,
     read_error,
     read_parameters,
@@ -28,68 +37,49 @@ from fanin.datacenter.jobfiles import (
     write_file,
     write_result,
 )
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.model import split_text
+from fanin.datacenter.models.decoder import DecoderConfig
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 RAW_APPS = raw.__file__
+LAYERS = f"{Path(__file__).with_name('apps.py')}:stacked"
 positive = st.floats(1e-6, 1e3)
-settings_of = st.builds(
-    TrainSettings,
-    learning_rate=positive,
-    batch_size=st.integers(1, 99),
-    momentum=st.floats(0.0, 0.99),
-    max_epochs=st.integers(1, 99),
-    patience=st.integers(1, 99),
-    min_delta=st.floats(0.0, 1.0),
-    seed=st.integers(0, 2**63),
-)
-names = st.text("ab/. é", min_size=1, max_size=9)
 
 
 @given(
-    training=settings_of,
-    app=names,
-    data=names.map(Path),
-    initial=st.none() | names.map(Path),
-    replicate=st.none() | st.integers(1, 9),
+    values=st.lists(st.floats(width=32, allow_nan=False), min_size=5, max_size=5),
+    losses=st.lists(positive),
+    replicate=st.integers(1, 9),
 )
-def test_a_config_comes_back_as_it_went_in(
-    tmp_path_factory: pytest.TempPathFactory,
-    training: TrainSettings,
-    app: str,
-    data: Path,
-    initial: Path | None,
-    replicate: int | None,
-) -> None:
-    config = TrainConfig(
-        app=app,
-        data=data,
-        num_validation=3,
-        training=training,
-        folder=tmp_path_factory.getbasetemp(),
-        initial=initial,
-        dp_replicate=replicate,
-    )
-    assert read_config(write_config(config)) == config
-
-
-@given(values=st.lists(st.floats(width=32, allow_nan=False), min_size=5, max_size=5), losses=st.lists(positive))
 def test_a_result_comes_back_as_it_went_in(
-    tmp_path_factory: pytest.TempPathFactory, values: list[float], losses: list[float]
+    tmp_path_factory: pytest.TempPathFactory, values: list[float], losses: list[float], replicate: int
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
-    epochs = tuple(Epoch(train_loss=loss, validation_loss=2 * loss, validation_accuracy=0.5) for loss in losses)
-    result = TrainResult(
-        table=TensorTable.of({"w": (2, 2), "b": (1,)}),
-        parameters=np.array(values, np.float32),
-        trained=Trained(epochs=epochs, best_epoch=1, flat=True),
+    evaluated = tuple(
+        Evaluated(step=step, epoch=0, train_loss=loss, validation_loss=2 * loss, validation_accuracy=0.5)
+        for step, loss in enumerate(losses)
+    )
+    metrics = Metrics(
+        trained=Trained(losses=tuple(losses), evaluated=evaluated, best=1, flat=True),
+        mesh=MeshShape(dp_replicate=replicate),
         num_ranks=2,
         train_s=0.25,
+        units_per_second=3.0,
+        peak_memory_bytes=7,
     )
+    (folder / "parameters.bin").unlink(missing_ok=True)
+    write_result(folder, TrainResult(metrics=metrics))
+    assert read_result(folder) == TrainResult(metrics=metrics)
+    table = TensorTable.of({"w": (2, 2), "b": (1,)})
+    result = TrainResult(metrics=metrics, table=table, parameters=np.array(values, np.float32))
     write_result(folder, result)
     found = read_result(folder)
-    assert (found.table, found.trained, found.num_ranks, found.train_s) == (result.table, result.trained, 2, 0.25)
-    assert found.parameters.tobytes() == result.parameters.tobytes()
+    assert (found.table, found.metrics) == (result.table, result.metrics)
+    assert found.parameters is not None
+    assert found.parameters.tobytes() == np.array(values, np.float32).tobytes()
     assert not list(folder.glob("*.new"))
 
 
@@ -110,41 +100,18 @@ def test_an_error_comes_back_as_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [
-        ("batch_size", 0, "got batch_size 0, expected at least 1"),
-        ("max_epochs", 0, "got max_epochs 0, expected at least 1"),
-        ("patience", 0, "got patience 0, expected at least 1"),
-        ("seed", -1, "got seed -1, expected at least 0"),
-        ("learning_rate", 0.0, "got learning_rate 0.0, expected a positive number"),
-        ("learning_rate", float("nan"), "got learning_rate nan, expected a positive number"),
-        ("momentum", 1.0, "got momentum 1.0, expected 0.0 to below 1.0"),
-        ("min_delta", -0.1, "got min_delta -0.1, expected 0.0 or more"),
-        ("momentum", True, "momentum: got True, expected int or float"),
-        ("batch_size", 1.5, "batch_size: got 1.5, expected int"),
-        ("learning_rate", "fast", "learning_rate: got 'fast', expected int or float"),
-    ],
-)
-def test_a_setting_out_of_range_is_told(tmp_path: Path, field: str, value: object, expected: str) -> None:
-    path = edited(tmp_path, lambda row: row["training"].update({field: value}))
-    with pytest.raises(InvalidInput, match=expected):
-        read_config(path)
-
-
-@pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"format": 2}, "got format 2, expected 1"),
-        ({"extra": 1}, r"got unknown keys \['extra'\], missing \[\]"),
-        ({"training": 3}, "config.json: training: got int, expected an object"),
-        ({"training": {}}, r"training: got unknown keys \[\], missing \['batch_size', 'learning_rate'"),
-        ({"num_validation": 0}, "got num_validation 0, expected at least 1"),
-        ({"app": None}, "app: got None, expected str"),
+        ({"format": 1}, "got format 1, expected 2"),
+        ({"config": 3}, "config.json: all of it: got 3, expected a table"),
+        ({"config": {}}, "config.json: got no model, expected a value"),
     ],
 )
 def test_a_config_that_is_none_is_told(tmp_path: Path, changes: dict[str, object], expected: str) -> None:
+    path = write_config(usable(tmp_path), tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(InvalidInput, match=expected):
-        read_config(edited(tmp_path, lambda row: row.update(changes)))
+        read_config(path)
 
 
 def test_a_config_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,29 +131,71 @@ def test_a_config_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"app": "no.such.module:app"}, "App: no module 'no' on the path"),
-        ({"data": Path("missing.npz")}, "missing.npz: no such file"),
-        ({"num_validation": 100}, "got 100 examples, expected more than the 100 that num_validation holds out"),
-        ({"initial": Path("missing.bin")}, r"missing.bin: cannot be read \(No such file"),
-        ({"dp_replicate": 3}, "got a world of 2"),
-        ({"dp_replicate": 0}, "got dp_replicate 0, expected at least 1"),
+        ({"model": ModelSettings(app="no.such.module:app")}, "App: no module 'no' on the path"),
+        ({"data": DataSettings(examples=Path("missing.npz"))}, "missing.npz: no such file"),
+        ({"data": DataSettings(text="missing.txt")}, r"missing.txt: cannot be read \(No such file or directory\)"),
+        ({"parallel": ParallelSettings(mesh=MeshShape(dp_replicate=3))}, "got a world of 2"),
     ],
 )
 def test_what_a_job_cannot_use_is_told_before_its_first_collective(
     tmp_path: Path, changes: dict[str, object], expected: str
 ) -> None:
+    two = ParallelSettings(mesh=MeshShape(dp_replicate=2))
     with pytest.raises(InvalidInput, match=expected):
-        train(dataclasses.replace(usable(tmp_path), **changes), 0, 2)
+        train(replace(usable(tmp_path), **{"parallel": two} | changes), 0, 2)
 
 
 def test_initial_parameters_of_another_model_are_told(tmp_path: Path) -> None:
     path = tmp_path / "initial.bin"
+    config = usable(tmp_path)
+    config = replace(config, model=replace(config.model, initial=path))
+    with pytest.raises(InvalidInput, match=r"initial.bin: cannot be read \(No such file"):
+        train(config, 0, 1)
     path.write_bytes(b"not parameters")
     with pytest.raises(InvalidInput, match=r"initial.bin: parameters: got magic b'not para'"):
         read_parameters(path)
     path.write_bytes(encode_parameters(TensorTable.of({"w": (1,)}), np.ones(1, np.float32)))
     with pytest.raises(InvalidInput, match="expected the parameters of this very model"):
-        train(dataclasses.replace(usable(tmp_path), initial=path), 0, 2)
+        train(config, 0, 1)
+
+
+def test_data_that_a_decoder_cannot_read_is_told(tmp_path: Path) -> None:
+    config = replace(usable(tmp_path), model=ModelSettings(decoder=DecoderConfig(vocabulary=3)))
+    with pytest.raises(InvalidInput, match=r"data.npz: got x float32 .*, expected int32 tokens and next tokens"):
+        train(config, 0, 1)
+    text = tmp_path / "text.txt"
+    text.write_text("abcd" * 9)
+    with pytest.raises(InvalidInput, match=r"text.txt: got 4 tokens, expected at most the model's 3"):
+        train(replace(config, data=DataSettings(text=str(text), length=4)), 0, 1)
+    text.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidInput, match=r"text.txt: not UTF-8 text"):
+        train(replace(config, data=DataSettings(text=str(text), length=4)), 0, 1)
+    x = np.arange(12, dtype=np.int32).reshape(2, 6)
+    np.savez(tmp_path / "tokens.npz", x=x, y=x)
+    with pytest.raises(InvalidInput, match=r"tokens.npz: got 12 tokens, expected at most the model's 3"):
+        train(replace(config, data=DataSettings(examples=tmp_path / "tokens.npz")), 0, 1)
+    np.savez(tmp_path / "one.npz", x=x[:1] % 3, y=x[:1] % 3)
+    with pytest.raises(InvalidInput, match=r"one.npz: got 1 example, expected at least 2: one is held out"):
+        train(replace(config, data=DataSettings(examples=tmp_path / "one.npz")), 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (LayoutSettings(layers="blocks", num_layers=2), "has no 'blocks', expected names of its modules"),
+        (LayoutSettings(layers="layers", num_layers=2, outputs=("tail",)), "has no 'tail'"),
+        (LayoutSettings(layers="layers", num_layers=2), "got num_layers 2, but layers of .* has 4"),
+    ],
+)
+def test_names_that_are_not_the_modules_are_told(tmp_path: Path, layout: LayoutSettings, expected: str) -> None:
+    with pytest.raises(InvalidInput, match=expected):
+        train(replace(usable(tmp_path), model=ModelSettings(app=LAYERS, layout=layout)), 0, 1)
+
+
+def test_a_text_is_cut_once_and_its_end_is_held_out() -> None:
+    train_part, held_out = split_text("cabbage", 0.3)
+    assert list(train_part) == [2, 0, 1, 1, 0]
+    assert list(held_out) == [4, 3]
 
 
 def usable(folder: Path) -> TrainConfig:
@@ -194,22 +203,11 @@ def usable(folder: Path) -> TrainConfig:
     public = split_digits(1, 1.0, 0).public
     np.savez(folder / "data.npz", x=public.x, y=public.y)
     return TrainConfig(
-        app="fanin.datacenter.models.digits_app:app",
-        data=folder / "data.npz",
-        num_validation=20,
-        training=TrainSettings(learning_rate=0.1),
-        folder=folder,
+        model=ModelSettings(app="fanin.datacenter.models.digits_app:app"),
+        data=DataSettings(examples=folder / "data.npz", held_fraction=0.2),
+        training=TrainingSettings(batch_size=16, learning_rate=0.1, optimizer="sgd"),
+        stop=StopSettings(epochs=1),
     )
-
-
-def edited(folder: Path, edit: object) -> Path:
-    """The path of a config file after ``edit`` changed its object."""
-    assert callable(edit)
-    path = write_config(usable(folder))
-    row = json.loads(path.read_text())
-    edit(row)
-    path.write_text(json.dumps(row))
-    return path
 
 
 def test_raw_data_trains_as_what_the_model_is_given(tmp_path: Path) -> None:
@@ -219,11 +217,34 @@ def test_raw_data_trains_as_what_the_model_is_given(tmp_path: Path) -> None:
     for name, x in (("raw", raw_of("pixels")), ("x", app.calibration)):
         np.savez(tmp_path / f"{name}.npz", x=x.numpy(), y=labels)
         config = TrainConfig(
-            app=f"{RAW_APPS}:pixels",
-            data=tmp_path / f"{name}.npz",
-            num_validation=4,
-            training=TrainSettings(learning_rate=0.1, batch_size=4, max_epochs=1),
-            folder=tmp_path,
+            model=ModelSettings(app=f"{RAW_APPS}:pixels"),
+            data=DataSettings(examples=tmp_path / f"{name}.npz"),
+            training=TrainingSettings(batch_size=4, learning_rate=0.1, optimizer="sgd"),
+            stop=StopSettings(epochs=1),
         )
         vectors.append(train(config, 0, 1).parameters)
     np.testing.assert_array_equal(*vectors)
+
+
+def test_a_decoder_learns_a_text_over_tokens_or_samples(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 40)
+    config = TrainConfig(
+        model=ModelSettings(decoder=DecoderConfig(vocabulary=16, width=16, num_layers=1, feed_forward=16)),
+        data=DataSettings(text=str(text), length=16),
+        training=TrainingSettings(batch_size=8, learning_rate=0.03),
+        stop=StopSettings(steps=25),
+        evaluation=EvaluationSettings(every=25),
+    )
+    tokens = train(config, 0, 1)
+    samples = train(replace(config, model=replace(config.model, mean_over="samples")), 0, 1)
+    assert tokens.parameters is None, "what a decoder learnt is in its checkpoints"
+    for result in (tokens, samples):
+        trained = result.metrics.trained
+        assert trained.losses[0] == pytest.approx(math.log(16), rel=0.1)
+        assert trained.evaluated[-1].validation_loss < 1.5
+        assert result.metrics.units_per_second > 0
+        assert result.metrics.peak_memory_bytes > 1e7
+    # The last window is short, so the two means differ where it was in a batch.
+    assert tokens.metrics.trained.losses != samples.metrics.trained.losses
+    assert torch.get_default_dtype() == torch.float32

@@ -1,6 +1,7 @@
 """A job under torchrun: its result, its errors, and that nothing of it outlives an interrupted caller."""
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -13,9 +14,20 @@ import numpy as np
 import pytest
 
 from fanin.clients.digits import split_digits
+from fanin.datacenter.config import (
+    CheckpointSettings,
+    DataSettings,
+    EvaluationSettings,
+    LayoutSettings,
+    ModelSettings,
+    StopSettings,
+    TrainConfig,
+)
 from fanin.datacenter.job import train
-from fanin.datacenter.jobfiles import TrainConfig, TrainSettings, write_config
-from fanin.datacenter.launch import launch
+from fanin.datacenter.jobfiles import CONFIG_FILE, METRICS_FILE, PARAMETERS_FILE, write_config
+from fanin.datacenter.launch import Elastic, launch
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.protos.errors import Conflict, InvalidInput
 
 APPS = Path(__file__).with_name("apps.py")
@@ -27,43 +39,106 @@ from pathlib import Path
 from fanin.datacenter.job import train
 from fanin.datacenter.jobfiles import read_config
 from fanin.datacenter.launch import launch
-launch(read_config(Path(sys.argv[1])), 2)
+launch(read_config(Path(sys.argv[1])), 2, Path(sys.argv[2]))
 """
+LAYOUT = LayoutSettings(
+    layers="layers",
+    num_layers=4,
+    inputs=("flatten", "embed"),
+    outputs=("head",),
+    plan={"layers.*": "shared", "layers.*.0": "column", "layers.*.2": "row"},
+    feed_forward=32,
+)
+"""Of the App ``stacked``."""
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> TrainConfig:
-    """A short job on the public digits."""
+    """A short job on the public digits, on two copies."""
     public = split_digits(1, 1.0, 0).public
     np.savez(tmp_path / "data.npz", x=public.x, y=public.y)
     return TrainConfig(
-        app="fanin.datacenter.models.digits_app:app",
-        data=tmp_path / "data.npz",
-        num_validation=20,
-        training=TrainSettings(learning_rate=0.05, max_epochs=4),
-        folder=tmp_path / "job",
+        model=ModelSettings(app="fanin.datacenter.models.digits_app:app"),
+        data=DataSettings(examples=tmp_path / "data.npz", held_fraction=0.2),
+        training=TrainingSettings(batch_size=16, learning_rate=0.05, optimizer="sgd"),
+        stop=StopSettings(epochs=4),
+        evaluation=EvaluationSettings(keep="best"),
+        parallel=ParallelSettings(mesh=MeshShape(dp_replicate=2)),
     )
 
 
-def test_two_ranks_bring_what_one_process_does(config: TrainConfig) -> None:
-    config.folder.mkdir()
-    (config.folder / "metrics.json").write_text("left from an earlier job")
-    two = launch(config, 2)
-    alone = train(config, 0, 1)
-    assert (two.num_ranks, alone.num_ranks) == (2, 1)
-    assert (two.table, len(two.trained.epochs), two.trained.flat) == (alone.table, 4, False)
-    assert np.abs(two.parameters - alone.parameters).max() < 1e-5
-    for one, other in zip(two.trained.epochs, alone.trained.epochs, strict=True):
-        assert one.train_loss == pytest.approx(other.train_loss, abs=1e-5)
-    more = train(dataclasses.replace(config, initial=config.folder / "parameters.bin"), 0, 1)
-    assert more.trained.epochs[0].train_loss < alone.trained.epochs[-1].train_loss, "it goes on from there"
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The job's."""
+    return tmp_path / "job"
 
 
-def test_an_error_of_ours_comes_back_as_itself(config: TrainConfig) -> None:
-    with pytest.raises(InvalidInput, match=r"mesh: dp_replicate 3 = 3 ranks, got a world of 2; start 3 processes"):
-        launch(dataclasses.replace(config, dp_replicate=3), 2)
+def alone(config: TrainConfig) -> TrainConfig:
+    """The same for one process."""
+    return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, mesh=MeshShape()))
+
+
+def test_two_ranks_bring_what_one_process_does(config: TrainConfig, folder: Path) -> None:
+    folder.mkdir()
+    (folder / METRICS_FILE).write_text("left from an earlier job")
+    two, one = launch(config, 2, folder), train(alone(config), 0, 1)
+    assert (two.metrics.num_ranks, one.metrics.num_ranks) == (2, 1)
+    assert str(two.metrics.mesh) == "dp_replicate=2"
+    assert (two.table, len(two.metrics.trained.evaluated), two.metrics.trained.flat) == (one.table, 4, False)
+    assert np.abs(two.parameters - one.parameters).max() < 1e-5
+    assert two.metrics.trained.losses == pytest.approx(one.metrics.trained.losses, abs=1e-5)
+    model = dataclasses.replace(config.model, initial=folder / PARAMETERS_FILE)
+    more = train(dataclasses.replace(alone(config), model=model), 0, 1)
+    before, after = (result.metrics.trained.evaluated for result in (one, more))
+    assert after[0].train_loss < before[-1].train_loss, "it goes on from there"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", ["pp=2,tp=2", "pp=2,dp_shard=2", "dp_shard=2,tp=2"])
+def test_an_app_with_names_is_cut_and_split(config: TrainConfig, folder: Path, mesh: str) -> None:
+    config = dataclasses.replace(config, model=ModelSettings(app=f"{APPS}:stacked", layout=LAYOUT))
+    parallel = ParallelSettings(mesh=MeshShape.parse(mesh), microbatches=2)
+    four, one = launch(dataclasses.replace(config, parallel=parallel), 4, folder), train(alone(config), 0, 1)
+    assert four.table == one.table
+    assert np.abs(four.parameters - one.parameters).max() < 1e-5
+    assert four.metrics.trained.losses == pytest.approx(one.metrics.trained.losses, abs=1e-5)
+    for found, expected in zip(four.metrics.trained.evaluated, one.metrics.trained.evaluated, strict=True):
+        assert found.validation_loss == pytest.approx(expected.validation_loss, abs=1e-5)
+        assert found.validation_accuracy == expected.validation_accuracy
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("every", [2, 5])
+def test_a_job_whose_rank_is_killed_ends_with_the_trace_of_one_that_was_not(
+    config: TrainConfig, tmp_path: Path, folder: Path, every: int
+) -> None:
+    config = dataclasses.replace(config, evaluation=EvaluationSettings())
+    whole = launch(config, 2, folder)
+    dying = dataclasses.replace(
+        config,
+        model=ModelSettings(app=f"{APPS}:dying"),
+        checkpoints=CheckpointSettings(folder=tmp_path / "checkpoints", every=every),
+    )
+    killed = launch(dying, 2, folder, Elastic(max_restarts=1))
+    steps = [json.loads(row)["step"] for row in (folder / "rows.jsonl").read_text().splitlines()]
+    # The ninth step was not finished; the job went on from a checkpoint before it.
+    assert steps == [*range(8), *range(steps[8], 20)]
+    assert steps[8] in range(every, 9, every)
+    assert killed.metrics.trained == whole.metrics.trained
+    assert (killed.parameters == whole.parameters).all()
+
+
+def test_what_cannot_be_carried_out_is_told_before_a_process_starts(config: TrainConfig, folder: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"mesh: .*dp_replicate 2 .*= 2 ranks, got a world of 3; start 2 processes"):
+        launch(config, 3, folder)
     with pytest.raises(InvalidInput, match="got 0 processes, expected at least 1"):
-        launch(config, 0)
+        launch(config, 0, folder)
+    assert not folder.exists()
+
+
+def test_an_error_of_ours_comes_back_as_itself(config: TrainConfig, folder: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"missing.npz: no such file"):
+        launch(dataclasses.replace(config, data=DataSettings(examples=Path("missing.npz"))), 2, folder)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +149,11 @@ def test_an_error_of_ours_comes_back_as_itself(config: TrainConfig) -> None:
         ("killed", r"(torchrun|stderr)\.log ends:\n"),
     ],
 )
-def test_a_rank_that_fails_is_told_with_the_end_of_its_log(config: TrainConfig, name: str, expected: str) -> None:
+def test_a_rank_that_fails_is_told_with_the_end_of_its_log(
+    config: TrainConfig, folder: Path, name: str, expected: str
+) -> None:
     with pytest.raises(Conflict, match=r"datacenter job: torchrun ended with status 1; ") as caught:
-        launch(dataclasses.replace(config, app=f"{APPS}:{name}"), 2)
+        launch(dataclasses.replace(config, model=ModelSettings(app=f"{APPS}:{name}")), 2, folder)
     assert re.search(expected, str(caught.value))
 
 
@@ -96,16 +173,15 @@ def wait_until(condition: object, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("victim", ["caller", "agent"])
-def test_nothing_outlives_an_interrupted_caller_or_a_killed_agent(config: TrainConfig, victim: str) -> None:
-    config.folder.mkdir()
-    folder = config.folder.parent
-    waiting = dataclasses.replace(config, app=f"{APPS}:sleeping")
-    path = write_config(dataclasses.replace(waiting, folder=folder))
-    # The config that is read names the job's own folder; this one is only the way to hand it over.
-    path.write_text(path.read_text().replace(f'"folder": "{folder}"', f'"folder": "{config.folder}"'))
-    environment = os.environ | {"FANIN_TEST_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
-    caller = subprocess.Popen([sys.executable, "-c", LAUNCH, path], env=environment, stderr=subprocess.PIPE, text=True)
-    left = [folder / f"pids-{rank}" for rank in range(2)]
+def test_nothing_outlives_an_interrupted_caller_or_a_killed_agent(
+    config: TrainConfig, tmp_path: Path, folder: Path, victim: str
+) -> None:
+    path = write_config(dataclasses.replace(config, model=ModelSettings(app=f"{APPS}:sleeping")), tmp_path)
+    assert path.name == CONFIG_FILE
+    environment = os.environ | {"FANIN_TEST_FOLDER": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LAUNCH, path, folder]
+    caller = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    left = [tmp_path / f"pids-{rank}" for rank in range(2)]
     wait_until(lambda: all(one.exists() for one in left), 60.0)
     pids = [[int(pid) for pid in one.read_text().split()] for one in left]
     if victim == "caller":

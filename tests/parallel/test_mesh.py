@@ -1,4 +1,4 @@
-"""A mesh shape is checked against the world before a process is spent."""
+"""A mesh shape is checked against the world before a process is spent, and comes back from its own text."""
 
 import pytest
 from hypothesis import given
@@ -7,19 +7,56 @@ from hypothesis import strategies as st
 from fanin.datacenter.mesh import AXES, MeshShape
 from fanin.protos.errors import InvalidInput
 
+sizes = st.tuples(*(st.integers(1, 9) for _ in AXES))
 
-@given(replicate=st.integers(1, 64), world=st.integers(1, 64))
-def test_a_shape_fits_the_world_that_is_its_product_and_no_other(replicate: int, world: int) -> None:
-    shape = MeshShape(dp_replicate=replicate)
+
+def shape_of(sizes: tuple[int, ...]) -> MeshShape:
+    return MeshShape(**dict(zip(AXES, sizes, strict=True)))
+
+
+@given(sizes=sizes, world=st.integers(1, 64))
+def test_a_shape_fits_the_world_that_is_its_product_and_no_other(sizes: tuple[int, ...], world: int) -> None:
+    shape = shape_of(sizes)
+    product = sizes[0] * sizes[1] * sizes[2] * sizes[3]
     assert tuple(shape.sizes) == AXES
-    if shape.num_ranks == world:
+    assert (shape.num_ranks, shape.num_parts) == (product, sizes[1] * sizes[2])
+    if product == world:
         shape.check(world)
     else:
-        with pytest.raises(InvalidInput, match=f"= {replicate} ranks, got a world of {world}; start {replicate} proc"):
+        with pytest.raises(InvalidInput, match=f"= {product} ranks, got a world of {world}; start {product} processes"):
             shape.check(world)
 
 
+@given(sizes=sizes)
+def test_a_shape_comes_back_from_its_text(sizes: tuple[int, ...]) -> None:
+    shape = shape_of(sizes)
+    assert MeshShape.parse(str(shape)) == shape
+    assert (str(shape) == "none") == (set(sizes) == {1})
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("none", MeshShape()),
+        (" none ", MeshShape()),
+        ("pp=2,dp_shard=2,tp=2", MeshShape(pp=2, dp_shard=2, tp=2)),
+        ("tp = 4, pp=1", MeshShape(tp=4)),
+    ],
+)
+def test_a_text_names_a_shape(text: str, shape: MeshShape) -> None:
+    assert MeshShape.parse(text) == shape
+
+
+@pytest.mark.parametrize("text", ["", "pp", "pp=", "pp=x", "pp=-1", "pp=2,pp=2", "cp=2", "none,tp=2", "pp=2,", "pp=²"])
+def test_what_names_no_shape_is_told(text: str) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"^mesh: got .* expected each of pp, dp_replicate, dp_shard, tp at most once"
+    ):
+        MeshShape.parse(text)
+
+
 @pytest.mark.parametrize("size", [0, -2])
-def test_an_axis_has_at_least_one_rank(size: int) -> None:
-    with pytest.raises(InvalidInput, match=f"mesh: got dp_replicate {size}, expected at least 1"):
-        MeshShape(dp_replicate=size)
+@pytest.mark.parametrize("axis", AXES)
+def test_an_axis_has_at_least_one_rank(axis: str, size: int) -> None:
+    with pytest.raises(InvalidInput, match=f"mesh: got {axis} {size}, expected at least 1"):
+        MeshShape(**{axis: size})

@@ -1,4 +1,5 @@
-"""Any number of ranks trains as one process does: 20 steps and a fit, with uneven shards and empty ones."""
+"""A job on any number of ranks is the job of one process: 20 steps in uneven parts, evaluations, going on elsewhere;
+and what is near it only, gradients that travel in fewer bits and steps that ranks take by themselves, is near it."""
 
 import os
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("parity.py")
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
+RESULTS = ("losses", "evaluated", "parameters")
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("parity")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-W", "error", str(PROGRAM), str(made)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     return made
 
@@ -31,23 +33,49 @@ def read(folder: Path, name: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_ranks_equal_one_process(folder: Path, num_ranks: int, dtype: str) -> None:
-    alone = read(folder, f"1-{dtype}-0")
+    alone, together = read(folder, f"1-{dtype}-0"), read(folder, f"{num_ranks}-{dtype}-0")
     assert len(alone["losses"]) == 20
-    assert alone["losses"][-3] < alone["losses"][0], "something was learnt"
-    together = [read(folder, f"{num_ranks}-{dtype}-{rank}") for rank in range(num_ranks)]
-    for name, expected in alone.items():
-        assert np.abs(together[0][name] - expected).max() <= TOLERANCES[dtype], name
+    # An epoch has three batches, and the end is looked at, too.
+    assert list(alone["evaluated"][:, 0]) == [3, 6, 9, 12, 15, 18, 20]
+    assert alone["evaluated"][-1, 2] < alone["evaluated"][0, 2], "something was learnt"
+    for name in RESULTS:
+        assert np.abs(together[name] - alone[name]).max() <= TOLERANCES[dtype], name
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("name", [*TOLERANCES, "resumed"])
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_all_ranks_end_with_the_same_bits(folder: Path, num_ranks: int, dtype: str) -> None:
-    first = read(folder, f"{num_ranks}-{dtype}-0")
+def test_all_ranks_end_with_the_same_bits(folder: Path, num_ranks: int, name: str) -> None:
+    first = read(folder, f"{num_ranks}-{name}-0")["parameters"]
     for rank in range(1, num_ranks):
-        other = read(folder, f"{num_ranks}-{dtype}-{rank}")
-        assert all((first[name] == other[name]).all() for name in first)
+        assert (read(folder, f"{num_ranks}-{name}-{rank}")["parameters"] == first).all()
+
+
+def test_a_job_that_one_two_and_three_ranks_did_in_turn_is_the_same_job(folder: Path) -> None:
+    alone, resumed = read(folder, "1-float64-0"), read(folder, "3-resumed-0")
+    assert [len(read(folder, f"{num_ranks}-resumed-0")["losses"]) for num_ranks in (1, 2, 3)] == [11, 12, 20]
+    assert np.abs(resumed["losses"] - alone["losses"]).max() <= TOLERANCES["float64"]
+    assert np.abs(resumed["parameters"] - alone["parameters"]).max() <= TOLERANCES["float64"]
+    assert np.abs(resumed["evaluated"] - alone["evaluated"][:-1]).max() <= TOLERANCES["float64"]
 
 
 def test_averaging_the_ranks_means_would_be_caught(folder: Path) -> None:
-    alone, averaged = read(folder, "1-float64-0"), read(folder, "averaging-0")
-    assert np.abs(averaged["after_steps"] - alone["after_steps"]).max() > 100 * TOLERANCES["float32"]
+    alone, averaged = read(folder, "1-float64-0"), read(folder, "2-averaging-0")
+    assert np.abs(averaged["parameters"] - alone["parameters"]).max() > 100 * TOLERANCES["float32"]
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("fp16", 1e-8, 1e-3), ("bf16", 1e-6, 1e-2), ("powersgd", 1e-4, 0.2), ("local", 1e-4, 0.2)],
+)
+def test_copies_that_speak_less_stay_near_and_end_alike(folder: Path, name: str, least: float, most: float) -> None:
+    exact, found = read(folder, "2-even-0"), read(folder, f"2-{name}-0")
+    away = np.abs(found["losses"] - exact["losses"]).max()
+    assert least < away < most
+    assert found["evaluated"][-1, 2] < found["evaluated"][0, 2]
+    assert (read(folder, f"2-{name}-1")["parameters"] == found["parameters"]).all()
+
+
+def test_powersgd_and_local_steps_begin_exactly(folder: Path) -> None:
+    exact = read(folder, "2-even-0")["losses"]
+    for name in ("powersgd", "local"):
+        assert np.abs(read(folder, f"2-{name}-0")["losses"] - exact)[:5].max() < 1e-6

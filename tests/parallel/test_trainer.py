@@ -1,18 +1,42 @@
-"""When training stops, what it keeps, and that it is plain SGD with momentum."""
+"""When training stops, what it keeps, how it evaluates, and that it is plain SGD with momentum."""
+
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from fanin.clients.data import Examples
-from fanin.datacenter.jobfiles import TrainSettings
+from fanin.datacenter.config import (
+    CheckpointSettings,
+    DataSettings,
+    EvaluationSettings,
+    ModelSettings,
+    StopSettings,
+    TrainConfig,
+)
+from fanin.datacenter.keeping import TRACE_FILE, Keeper
+from fanin.datacenter.objectives import Scored, filled_objective
+from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parameters import parameter_vector
-from fanin.datacenter.trainer import EVALUATE_BATCH, Trainer, fit
+from fanin.datacenter.rates import RateSettings
+from fanin.datacenter.samples import ExampleSamples
+from fanin.datacenter.trainer import Parts, State, Trainer
 from fanin.edge.export import cross_entropy, next_token, squared_error
 from fanin.protos.errors import InvalidInput
 
+CONFIG = TrainConfig(
+    model=ModelSettings(app="made:here"),
+    data=DataSettings(examples=Path("made-here.npz")),
+    training=TrainingSettings(batch_size=16, learning_rate=0.1, optimizer="sgd"),
+    stop=StopSettings(epochs=3),
+)
 
-def model() -> torch.nn.Module:
+
+def linear() -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return torch.nn.Linear(4, 3)
@@ -25,55 +49,110 @@ def data(num: int, seed: int) -> Examples:
     return Examples(x=x, y=(x[:, :3] + 0.5 * rng.normal(size=(num, 3))).argmax(axis=1).astype(np.int32))
 
 
-def test_a_step_is_torchs_own_sgd_on_the_mean_loss() -> None:
-    ours, theirs = model(), model()
-    settings = TrainSettings(learning_rate=0.1, momentum=0.9)
-    trainer = Trainer(ours, cross_entropy, settings, None)
+def parts(train: Examples, held_out: Examples) -> Parts:
+    return Parts(train=ExampleSamples(train), held_out=ExampleSamples(held_out))
+
+
+def trainer_of(
+    config: TrainConfig, found: Parts, module: torch.nn.Module | None = None, loss: object = cross_entropy
+) -> Trainer:
+    assert callable(loss)
+    scored = Scored(filled_objective(loss))
+    model = Model(module=module or linear(), layout=config.model.parallel_layout, objective=scored.objective)
+    return Trainer(build_engine(model, config.parallel, config.training, None), scored, config, found)
+
+
+def vector(trainer: Trainer) -> np.ndarray:
+    return parameter_vector(trainer.engine.parts[0])
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_step_is_torchs_own_sgd_on_the_mean_loss(microbatches: int) -> None:
+    ours, theirs, examples = linear(), linear(), data(7, 0)
+    training = replace(CONFIG.training, batch_size=8)
+    config = replace(CONFIG, training=training, parallel=ParallelSettings(microbatches=microbatches))
+    trainer = trainer_of(config, parts(examples, examples), ours)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
     for step in range(5):
-        batch = data(7, step)
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(theirs(torch.from_numpy(batch.x)), torch.from_numpy(batch.y).long())
+        logits = theirs(torch.from_numpy(examples.x))
+        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(examples.y).long())
         loss.backward()
         optimizer.step()
-        assert float(trainer.step(batch)) == pytest.approx(loss.item(), abs=1e-6)
+        # Seven samples fill no batch of eight: each step is an epoch of all of them.
+        assert trainer.step()
+        assert trainer.trained.losses[step] == pytest.approx(loss.item(), abs=1e-6)
     assert np.abs(parameter_vector(ours) - parameter_vector(theirs)).max() < 1e-6
 
 
-def test_training_stops_when_flat_and_keeps_the_best_epoch() -> None:
-    train, validation = data(60, 1), data(60, 2)
-    settings = TrainSettings(learning_rate=0.3, max_epochs=200, patience=4)
-    trainer = Trainer(model(), cross_entropy, settings, None)
-    trained = fit(trainer, train, validation, settings)
+def test_training_stops_when_flat_and_keeps_the_best_evaluation() -> None:
+    evaluation = EvaluationSettings(patience=4, min_delta=1e-3, keep="best")
+    training = replace(CONFIG.training, learning_rate=0.3)
+    config = replace(CONFIG, training=training, stop=StopSettings(epochs=200), evaluation=evaluation)
+    trainer = trainer_of(config, parts(data(60, 1), data(60, 2)))
+    trained = trainer.run()
     assert trained.flat
-    assert len(trained.epochs) == trained.best_epoch + 4 < 200
-    best = trained.epochs[trained.best_epoch - 1]
-    assert all(epoch.validation_loss >= best.validation_loss - settings.min_delta for epoch in trained.epochs)
-    assert trainer.evaluate(validation) == (best.validation_loss, best.validation_accuracy)
+    assert len(trained.evaluated) == trained.best + 4 < 200
+    best = trained.evaluated[trained.best - 1]
+    assert all(each.validation_loss >= best.validation_loss - 1e-3 for each in trained.evaluated)
+    assert trainer.evaluate() == (best.validation_loss, best.validation_accuracy)
+    last = trainer_of(replace(config, evaluation=replace(evaluation, keep="last")), parts(data(60, 1), data(60, 2)))
+    last.run()
+    assert (vector(last) != vector(trainer)).any()
 
 
-def test_training_stops_at_the_limit() -> None:
-    settings = TrainSettings(learning_rate=1e-3, max_epochs=3, patience=10, min_delta=0.0)
-    trained = fit(Trainer(model(), cross_entropy, settings, None), data(60, 1), data(60, 2), settings)
-    assert (len(trained.epochs), trained.flat) == (3, False)
+def test_training_stops_at_the_limit_that_comes_first() -> None:
+    found = parts(data(60, 1), data(60, 2))
+    for stop, steps in ((StopSettings(epochs=3), 12), (StopSettings(epochs=3, steps=5), 5), (StopSettings(steps=9), 9)):
+        trained = trainer_of(replace(CONFIG, stop=stop), found).run()
+        assert (len(trained.losses), trained.flat) == (steps, False)
+        assert trained.evaluated[-1].step == steps
+
+
+def test_it_is_evaluated_every_so_many_steps_and_at_the_end() -> None:
+    config = replace(CONFIG, stop=StopSettings(steps=10), evaluation=EvaluationSettings(every=4, num_samples=5))
+    trained = trainer_of(config, parts(data(60, 1), data(60, 2))).run()
+    assert [each.step for each in trained.evaluated] == [4, 8, 10]
+    # All batches of the first steps are full, so the mean over samples is that over steps.
+    assert trained.evaluated[0].train_loss == pytest.approx(np.mean(trained.losses[:3]), abs=0.2)
+    first = trainer_of(replace(config, stop=StopSettings(steps=3)), parts(data(60, 1), data(60, 2))).run()
+    assert first.evaluated[0].train_loss == pytest.approx(np.mean(first.losses), rel=1e-6)
+
+
+def test_a_caller_may_end_it_there_and_then() -> None:
+    trainer = trainer_of(CONFIG, parts(data(60, 1), data(60, 2)))
+    trained = trainer.run(lambda: trainer.state.step == 2)
+    assert (len(trained.losses), trained.evaluated) == (2, ())
 
 
 def test_the_seed_decides_the_order() -> None:
-    def vector(seed: int) -> np.ndarray:
-        settings = TrainSettings(learning_rate=0.1, max_epochs=2, seed=seed)
-        trainer = Trainer(model(), cross_entropy, settings, None)
-        fit(trainer, data(60, 1), data(60, 2), settings)
-        return parameter_vector(trainer.module)
+    def after(seed: int) -> np.ndarray:
+        trainer = trainer_of(replace(CONFIG, seed=seed), parts(data(60, 1), data(60, 2)))
+        trainer.run()
+        return vector(trainer)
 
-    assert (vector(1) == vector(1)).all()
-    assert (vector(1) != vector(2)).any()
+    assert (after(1) == after(1)).all()
+    assert (after(1) != after(2)).any()
+
+
+def test_the_rate_is_that_of_the_step() -> None:
+    config = replace(CONFIG, rate=RateSettings(warm_up=4), stop=StopSettings(steps=6))
+    trainer = trainer_of(config, parts(data(60, 1), data(60, 2)))
+    rates = []
+
+    def look() -> bool:
+        rates.append(trainer.engine.optimizers[0].param_groups[0]["lr"])
+        return False
+
+    trainer.run(look)
+    assert rates == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
 
 
 def test_evaluation_is_over_all_examples() -> None:
-    trainer = Trainer(model(), cross_entropy, TrainSettings(learning_rate=0.1), None)
-    examples = data(2 * EVALUATE_BATCH + 3, 1)
-    logits = trainer.module(torch.from_numpy(examples.x)).detach()
-    loss, accuracy = trainer.evaluate(examples)
+    examples = data(2 * 16 + 3, 1)
+    trainer = trainer_of(CONFIG, parts(examples, examples))
+    logits = trainer.engine.parts[0](torch.from_numpy(examples.x)).detach()
+    loss, accuracy = trainer.evaluate()
     expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(examples.y).long()).item()
     assert loss == pytest.approx(expected, abs=1e-6)
     assert accuracy == (logits.argmax(dim=1).numpy() == examples.y).mean()
@@ -82,24 +161,69 @@ def test_evaluation_is_over_all_examples() -> None:
 def test_tokens_are_counted_where_there_is_one_and_values_not_at_all() -> None:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5))
-    settings = TrainSettings(learning_rate=0.1)
     x = np.arange(12, dtype=np.int32).reshape(4, 3) % 5
-    tokens = Trainer(module, next_token, settings, None)
     said = module(torch.from_numpy(x)).argmax(dim=-1).numpy().astype(np.int32)
     # One wrong, one not asked for.
     y = said.copy()
     y[0, 0], y[1, 1] = (said[0, 0] + 1) % 5, -1
-    _, accuracy = tokens.evaluate(Examples(x=x, y=y))
-    assert accuracy == 10 / 11
-    inputs = np.ones((4, 2), np.float32)
-    loss, accuracy = Trainer(torch.nn.Linear(2, 1), squared_error, settings, None).evaluate(
-        Examples(x=inputs, y=np.zeros((4, 1), np.float32))
-    )
+    tokens = Examples(x=x, y=y)
+    assert trainer_of(CONFIG, parts(tokens, tokens), module, next_token).evaluate()[1] == 10 / 11
+    values = Examples(x=np.ones((4, 2), np.float32), y=np.zeros((4, 1), np.float32))
+    loss, accuracy = trainer_of(CONFIG, parts(values, values), torch.nn.Linear(2, 1), squared_error).evaluate()
     assert loss > 0.0
     assert accuracy == 0.0
 
 
 def test_a_loss_that_is_not_finite_is_told() -> None:
-    settings = TrainSettings(learning_rate=1e38)
-    with pytest.raises(InvalidInput, match=r"in epoch \d+, expected a finite one; lower the learning rate \(1e\+38\)"):
-        fit(Trainer(model(), cross_entropy, settings, None), data(60, 1), data(60, 2), settings)
+    config = replace(CONFIG, training=replace(CONFIG.training, learning_rate=1e38))
+    said = r"within \d+ steps, expected a finite one; lower the learning rate \(1e\+38\)"
+    with pytest.raises(InvalidInput, match=said):
+        trainer_of(config, parts(data(60, 1), data(60, 2))).run()
+
+
+def kept(config: TrainConfig, found: Parts, stop_at: int) -> Trainer:
+    """A job that ends after some step without a last word, as if killed: what it had not saved is lost."""
+    trainer = trainer_of(config, found)
+    with Keeper(config.checkpoints, trainer.engine, config.seed, writes=True) as keeper:
+        trainer.state = keeper.state
+        trainer.remember(keeper.losses, keeper.evaluated)
+
+        def after_step() -> bool:
+            keeper.after_step(trainer)
+            return trainer.state.step >= stop_at
+
+        trainer.run(after_step)
+    return trainer
+
+
+@pytest.mark.parametrize("killed_at", [3, 4, 5, 11])
+def test_a_job_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path, killed_at: int) -> None:
+    evaluation = EvaluationSettings(patience=20)
+    config = replace(CONFIG, evaluation=evaluation, rate=RateSettings(warm_up=3, decay="cosine"))
+    config = replace(config, checkpoints=CheckpointSettings(folder=tmp_path / "c", every=2))
+    found = parts(data(60, 1), data(60, 2))
+    whole = trainer_of(config, found)
+    whole.run()
+    kept(config, found, killed_at)
+    with (tmp_path / "c" / TRACE_FILE).open("a") as trace:
+        trace.write('{"loss": 1.')
+    again = kept(config, found, 99)
+    assert again.trained == whole.trained
+    assert (vector(again) == vector(whole)).all()
+    # The same command once more has nothing left to do, and says the same.
+    assert kept(config, found, 99).trained.evaluated == whole.trained.evaluated
+
+
+def test_what_cannot_be_gone_on_with_is_told(tmp_path: Path) -> None:
+    found = parts(data(60, 1), data(60, 2))
+    config = replace(CONFIG, checkpoints=CheckpointSettings(folder=tmp_path / "c", every=2))
+    kept(config, found, 2)
+    with pytest.raises(InvalidInput, match="got seed 5, expected 0 as in the checkpoint"):
+        kept(replace(config, seed=5), found, 4)
+    engine = trainer_of(config, found).engine
+    with pytest.raises(InvalidInput, match=r"got resume .*none, expected a folder with a whole checkpoint"):
+        Keeper(CheckpointSettings(resume=tmp_path / "none"), engine, 0, writes=True)
+    keeper = Keeper(CheckpointSettings(resume=tmp_path / "c", folder=tmp_path / "d"), engine, 0, writes=True)
+    assert keeper.state.step == 2
+    assert len(keeper.losses) == 2
+    assert Keeper(CheckpointSettings(), engine, 0, writes=True).state == State()

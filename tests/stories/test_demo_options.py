@@ -12,6 +12,10 @@ from fanin.datacenter.publish import gated
 from fanin.edge.measure import Measured
 from fanin.protos.errors import InvalidVersion
 
+MESHES = "expected each of pp, dp_replicate, dp_shard, tp at most once and as in pp=2, or 'none' alone"
+NO_NAMES = "whose module cannot be cut or split without names; take dp_replicate and dp_shard, or give [model.layout]"
+DIGITS = "fanin.datacenter.models.digits_app:app"
+
 
 @pytest.fixture
 def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
@@ -30,6 +34,11 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
             "--devices: got 2, expected at least one for each of the runtimes onnx,litert,tflite",
         ),
         (("--dataset", "cats"), "--dataset: got 'cats', expected one of ['digits', 'fashion-mnist']"),
+        (
+            ("--mesh", "pp=2,tp=2"),
+            f"mesh pp=2,tp=2: got pp 2 and tp 2 for the App {DIGITS}, {NO_NAMES}",
+        ),
+        (("--mesh", "two"), f"mesh: got 'two' in 'two', {MESHES}"),
         (("--codec", "int4"), "--codec: got 'int4', expected one of ['fixed32', 'int8']"),
         (("--runtimes", "onnx,abacus"), "--runtimes: got 'abacus', expected one of ['litert', 'onnx', 'tflite']"),
         (

@@ -26,9 +26,12 @@ SUBCOMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "join": "take part as a device",
         "export": "turn a torch module into a signed bundle, or check that it can be",
         "assemble": "make a signed bundle of graphs that another exporter made",
+        "plan": "rank the ways to spread a model over a datacenter's ranks",
         "run": "start a run from a plan",
         "runs": "list the runs of a coordinator",
+        "describe": "show a run: plan, state, devices at work, last rounds",
         "watch": "follow a run",
+        "fetch": "download a version of a run, verified",
         "pause": "let a run wait",
         "resume": "let a run go on",
         "stop": "end a run",
@@ -37,27 +40,40 @@ SUBCOMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "verify": "compute the versions of a run again from the record",
         "infer": "ask a model: a bundle, or any .onnx or .tflite file",
         "inspect": "verify a bundle, or open a model file, and show what is in it",
+        "train": "train a model in the datacenter, on any mesh of processes",
         "bench": "measure a coordinator on this machine",
     }
 )
 GROUP: Final = "fanin.commands"
-EXTRA_OF: Final[Mapping[str, str]] = MappingProxyType(
+EXTRAS_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "typer": "server",
-        "click": "server",
-        "rich": "server",
-        "sqlalchemy": "server",
-        "alembic": "server",
-        "torch": "datacenter",
-        "onnx": "export",
-        "onnxscript": "export",
-        "litert_torch": "export",
-        "flatbuffers": "export",
-        "ai_edge_litert": "litert",
-        "onnxruntime": "onnx",
+        "typer": ("server",),
+        "click": ("server",),
+        "rich": ("server",),
+        "sqlalchemy": ("server",),
+        "alembic": ("server",),
+        "grpc_health": ("server",),
+        "grpc_reflection": ("server",),
+        "torch": ("export", "datacenter"),
+        "safetensors": ("datacenter",),
+        "onnx": ("export",),
+        "onnxscript": ("export",),
+        "litert_torch": ("export",),
+        "flatbuffers": ("export",),
+        "ai_edge_litert": ("litert", "export"),
+        "onnxruntime": ("onnx", "export"),
     }
 )
-"""Which extra installs a library that a subcommand may miss."""
+"""Which extras install a library that a subcommand may miss: each of them does."""
+NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "demo": ("server", "export", "datacenter", "onnx"),
+        "export": ("server", "export"),
+        "plan": ("server", "datacenter"),
+        "train": ("server", "datacenter"),
+    }
+)
+"""All extras that a subcommand needs, where that is more than its own library's: what is lacking is told at once."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,13 +103,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except ModuleNotFoundError as exc:
         library = (exc.name or "").partition(".")[0]
-        extra = EXTRA_OF.get(library)
-        if extra is None:
+        if library not in EXTRAS_OF:
             raise
-        sys.stderr.write(f"fanin {name}: {library} is not installed here; pip install 'fanin[{extra}]'\n")
+        extras = ",".join(extras_for(name, library))
+        # Only the Plan says whether its App is to be exported.
+        more = ", or 'fanin[server,export]' for a plan with an App" if (name, extras) == ("run", "server") else ""
+        sys.stderr.write(f"fanin {name}: {library} is not installed here; pip install 'fanin[{extras}]'{more}\n")
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def extras_for(subcommand: str, library: str) -> tuple[str, ...]:
+    """What to install for a subcommand that lacks a library: all that it needs, this among it."""
+    needed, bringing = NEEDS.get(subcommand, ()), EXTRAS_OF[library]
+    return needed if set(needed) & set(bringing) else (*needed, bringing[0])
 
 
 def _others() -> "dict[str, EntryPoint]":

@@ -1,35 +1,36 @@
 """The program of one rank: ``python -m torch.distributed.run --nproc-per-node N -m fanin.datacenter.job CONFIG.json``.
 
-Every rank reads the same config and data, takes its part of each batch, and comes to the same parameters; rank 0
-writes them. What is wrong with the config, the App or the data is found before the first collective, on every
-rank alike, and is left in the job's folder as one of our own errors.
+Every rank reads the same config and data, takes its part of each batch, and comes to the same numbers; rank 0 writes
+them. Without torchrun's environment it is one process by itself. What is wrong with the config, the App or the data is
+found before the first collective, on every rank alike, and is left in the job's folder as one of our own errors.
 """
 
 import os
+import resource
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from fanin.clients.data import Examples, check_examples, hold_out, read_npz
-from fanin.datacenter.jobfiles import TrainConfig, TrainResult, read_config, read_parameters, write_error, write_result
-from fanin.datacenter.mesh import MeshShape, build_mesh
-from fanin.datacenter.parameters import load_parameters, parameter_table, parameter_vector, trained_module
-from fanin.datacenter.trainer import Trainer, fit
-from fanin.edge.export.app import App, inputs_of, load_app
+from fanin.datacenter.config import SAFETENSORS, TrainConfig, check_config
+from fanin.datacenter.devices import build_mesh, device_type, rank_device
+from fanin.datacenter.elastic import Stop, end_with_parent, process_group
+from fanin.datacenter.jobfiles import Metrics, Trained, TrainResult, read_config, write_error, write_result
+from fanin.datacenter.keeping import Keeper
+from fanin.datacenter.model import make
+from fanin.datacenter.parallel.engine import Engine, build_engine
+from fanin.datacenter.parameters import parameter_table
+from fanin.datacenter.trainer import Trainer, data_groups
+from fanin.datacenter.watching import Watch
+from fanin.datacenter.weights import export_weights, import_weights
 from fanin.protos.errors import FaninError, InvalidInput
 
-COLLECTIVE_TIMEOUT: Final = timedelta(seconds=120)
-"""A rank that hangs is found by its peers after this; a dead one at once."""
-PARENT_POLL_S: Final = 0.5
+KIB: Final = 1024
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,78 +38,108 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1:
         sys.stderr.write(f"fanin.datacenter.job: got {len(arguments)} arguments, expected one: the config's path\n")
         return 2
-    _end_with_parent()
+    end_with_parent()
+    folder = Path(arguments[0]).parent
     try:
         config = read_config(Path(arguments[0]))
     except InvalidInput as exc:
         sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
         return 2
     try:
-        with _process_group() as (rank, world_size):
-            result = train(config, rank, world_size)
+        with _ranks(config.watch.hang_after_s) as (rank, world_size):
+            result = train(config, rank, world_size, folder)
     except FaninError as exc:
         sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
-        write_error(config.folder, exc)
+        write_error(folder, exc)
         return 1
     if rank == 0:
-        write_result(config.folder, result)
+        write_result(folder, result)
     return 0
 
 
-def train(config: TrainConfig, rank: int, world_size: int) -> TrainResult:
-    """Train on this rank. Raises InvalidInput and the App's own errors."""
-    shape = MeshShape(dp_replicate=world_size if config.dp_replicate is None else config.dp_replicate)
-    shape.check(world_size)
-    app = load_app(config.app)
-    train_part, validation = _data(config, app)
-    module = trained_module(app)
-    if config.initial is not None:
-        load_parameters(module, *read_parameters(config.initial))
-    mesh = None if world_size == 1 else build_mesh(shape, world_size)
-    trainer = Trainer(module, app.loss, config.training, mesh)
+def train(config: TrainConfig, rank: int, world_size: int, folder: Path | None = None) -> TrainResult:
+    """Train on this rank, watched in a ``folder`` if there is one. Raises InvalidInput and the App's own errors."""
+    check_config(config, world_size)
+    made = make(config)
+    table = None if made.app is None else parameter_table(made.model.module)
+    kind = device_type()
+    mesh = None if world_size == 1 else build_mesh(config.parallel.mesh, world_size, kind)
+    engine = build_engine(made.model, config.parallel, config.training, mesh, rank_device(kind))
+    initial, weights = config.model.initial, config.checkpoints.weights
+    if initial is not None and initial.suffix == SAFETENSORS:
+        import_weights(engine, initial)
     started_s = time.monotonic()
-    trained = fit(trainer, train_part, validation, config.training)
-    return TrainResult(
-        table=parameter_table(module),
-        parameters=parameter_vector(module),
+    with Keeper(config.checkpoints, engine, config.seed, writes=rank == 0) as keeper:
+        trainer = Trainer(engine, made.scored, config, made.parts, keeper.state)
+        trainer.remember(keeper.losses, keeper.evaluated)
+        trained = _run(trainer, keeper, None if folder is None else Watch(config, trainer, rank, folder))
+    if weights is not None:
+        export_weights(engine, weights)
+    metrics = Metrics(
         trained=trained,
+        mesh=config.parallel.mesh,
         num_ranks=world_size,
         train_s=time.monotonic() - started_s,
+        units_per_second=trainer.speed.units_per_second,
+        peak_memory_bytes=_peak_memory(engine),
     )
+    if table is None:
+        return TrainResult(metrics=metrics)
+    values = {name: value.numpy() for name, value in whole_values(engine).items()}
+    found = {spec.name: values[spec.name] for spec in table.specs}
+    return TrainResult(metrics=metrics, table=table, parameters=table.flatten(found))
 
 
-def _data(config: TrainConfig, app: App) -> tuple[Examples, Examples]:
-    found = read_npz(config.data)
-    examples = Examples(x=inputs_of(app, torch.from_numpy(found.x)).numpy(), y=found.y)
-    check_examples(examples, app.input_shape, app.num_classes)
-    if config.num_validation >= len(examples):
-        raise InvalidInput(
-            f"{config.data}: got {len(examples)} examples, expected more than the {config.num_validation} "
-            "that num_validation holds out"
-        )
-    return hold_out(examples, config.num_validation, np.random.default_rng(config.training.seed))
+def _run(trainer: Trainer, keeper: Keeper, watch: Watch | None) -> Trained:
+    """Train to the end, or to SIGTERM, with checkpoints on the way and one at the end."""
+    with ExitStack() as stack:
+        stop = stack.enter_context(Stop()) if keeper.keeps else None
+        if watch is not None:
+            stack.enter_context(watch)
+
+        def after_step() -> bool:
+            if watch is not None:
+                watch.after_step()
+            keeper.after_step(trainer)
+            return stop is not None and stop.agreed()
+
+        trained = trainer.run(after_step)
+        keeper.save(trainer)
+    return trained
 
 
-@contextmanager
-def _process_group() -> Iterator[tuple[int, int]]:
-    """(rank, world size) of the group that torchrun's environment describes."""
-    dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
-    try:
-        yield dist.get_rank(), dist.get_world_size()
-    finally:
-        dist.destroy_process_group()
+def whole_values(engine: Engine) -> dict[str, torch.Tensor]:
+    """All parameters and running statistics, whole, on every rank; a collective."""
+    mine = {
+        name: value.detach().cpu()
+        for part in engine.parts.values()
+        for name, value in part.named_buffers()
+        if value.is_floating_point()
+    }
+    statistics = [mine]
+    for group in data_groups(engine)[-1:] if engine.built.parallel.pipelined else []:
+        statistics = [{} for _ in range(group.size())]
+        dist.all_gather_object(statistics, mine, group=group)
+    return {name: value for part in statistics for name, value in part.items()} | engine.full_parameters()
 
 
-def _end_with_parent() -> None:
-    """End at once when torchrun's agent is gone: a rank whose agent was killed would train on unseen."""
-    parent = os.getppid()
+def _peak_memory(engine: Engine) -> int:
+    """Bytes of the rank that took most."""
+    device = engine.built.device
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else KIB)
+    most = torch.tensor(peak, dtype=torch.int64, device=device)
+    if engine.built.mesh is not None:
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+    return int(most)
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_POLL_S)
-        os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+def _ranks(hang_after_s: float) -> AbstractContextManager[tuple[int, int]]:
+    """(rank, world size) of the group that torchrun's environment describes; (0, 1) without one."""
+    # torch's own timeout says less than the watchdog, and so comes later.
+    return process_group(2 * hang_after_s) if "RANK" in os.environ else nullcontext((0, 1))
 
 
 if __name__ == "__main__":

@@ -1,145 +1,277 @@
-"""Data-parallel training that is the same on any number of ranks.
+"""Training from the first step to the last: the one loop behind ``fanin train`` and a federation's datacenter jobs.
 
-Three things make it so: the order of the global batches comes from (seed, epoch) and knows no ranks; a rank's loss
-is the *sum* over its samples divided by the *global* number of samples, so uneven shards stay exact; and gradients
-are summed over the ranks, never averaged. What is left between one process and many is the order of additions.
-
-SGD with momentum as on the devices. Training stops when the loss on the validation part is flat, and keeps the
-parameters that were best there. The test set is nowhere near.
+It feeds an engine, which makes any mesh compute what one process would, with batches whose order knows no ranks
+(samples.py) at rates that are functions of the step (rates.py). Where it stands is one record, so that it goes on from
+a checkpoint, on another mesh too, as if nothing had been. The test set is nowhere near.
 """
 
 import math
-from collections.abc import Callable
-from typing import Final
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fanin.clients.data import Examples, Int64s
-from fanin.datacenter.jobfiles import Epoch, Trained, TrainSettings
-from fanin.datacenter.mesh import REPLICATE
-from fanin.edge.runtimes.graphs import NO_TOKEN
+from fanin.clients.data import Int64s
+from fanin.datacenter.communication import apply_communication, average_copies
+from fanin.datacenter.config import TrainConfig
+from fanin.datacenter.jobfiles import Evaluated, Trained
+from fanin.datacenter.mesh import PIPELINE, REPLICATE, SHARD
+from fanin.datacenter.meters import DATA, STEP
+from fanin.datacenter.objectives import Scored
+from fanin.datacenter.parallel.engine import Batch, Engine
+from fanin.datacenter.rates import Rates, rates_of
+from fanin.datacenter.samples import Cursor, Order, Samples, part_of
+from fanin.datacenter.timeline import Timeline
 from fanin.protos.errors import InvalidInput
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(logits (B, num_classes), labels (B,)) -> the loss of each sample (B,)."""
 
-EVALUATE_BATCH: Final = 256
-"""Samples a rank evaluates at once: a few MB of activations for the models at hand."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Where a job stands, the same on every rank and on any mesh.
+
+    ``looks``: evaluations so far, of which number ``best`` (from 1) had ``best_loss``. ``loss_sum`` and ``count`` are
+    of the steps since the last one.
+    """
+
+    step: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
+    looks: int = 0
+    best: int = 0
+    best_loss: float = math.inf
+    loss_sum: float = 0.0
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What is trained on and what is held out."""
+
+    train: Samples
+    held_out: Samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Last:
+    """The last step: its loss and rate, the gradients' norm where it was looked at, and the tokens or samples in it."""
+
+    loss: float
+    rate: float
+    norm: float | None
+    units: int
+
+
+@dataclass(slots=True)
+class Speed:
+    """Time in steps, and what they took, from the second on: the first warms up."""
+
+    seconds: float = 0.0
+    units: int = 0
+    steps: int = 0
+
+    def add(self, seconds: float, units: int) -> None:
+        """One more step."""
+        self.steps += 1
+        if self.steps > 1:
+            self.seconds += seconds
+            self.units += units
+
+    @property
+    def units_per_second(self) -> float:
+        """0.0 before there were two steps."""
+        return self.units / self.seconds if self.seconds else 0.0
 
 
 class Trainer:
-    """A module, its loss and its optimizer on one rank of a mesh; ``mesh`` None is one process by itself."""
+    """A model in training. ``state`` is where it begins; ``scored`` the objective that the engine was given."""
 
-    def __init__(self, module: torch.nn.Module, loss: Loss, settings: TrainSettings, mesh: DeviceMesh | None) -> None:
-        self.module = module
-        self._loss = loss
-        self._group = None if mesh is None else mesh.get_group(REPLICATE)
-        self._rank = dist.get_rank(self._group) if self._group is not None else 0
-        self._num_ranks = dist.get_world_size(self._group) if self._group is not None else 1
-        # Wrapping also gives every rank the parameters of rank 0.
-        self._forward = module if self._group is None else DistributedDataParallel(module, process_group=self._group)
-        trainable = [value for value in module.parameters() if value.requires_grad]
-        self._dtype = trainable[0].dtype
-        self._optimizer = torch.optim.SGD(trainable, lr=settings.learning_rate, momentum=settings.momentum)
+    def __init__(
+        self, engine: Engine, scored: Scored, config: TrainConfig, parts: Parts, state: State | None = None
+    ) -> None:
+        self.engine = engine
+        self.state = state or State()
+        self.speed = Speed()
+        self.last = Last(loss=0.0, rate=0.0, norm=None, units=0)
+        self.timeline = Timeline(0)
+        self.around_step: Callable[[], AbstractContextManager[object]] = nullcontext
+        self._scored = scored
+        self._config = config
+        self._parts = parts
+        self._order = Order(len(parts.train), config.seed)
+        self._rates = _rates(config, len(parts.train))
+        self._groups = data_groups(engine)
+        self._losses: list[float] = []
+        self._evaluated: list[Evaluated] = []
+        self._kept: dict[str, Tensor] = {}
+        apply_communication(engine.built.runners.get(0), config.communication)
 
-    def step(self, batch: Examples) -> Tensor:
-        """One optimizer step on a global batch; returns this rank's share of its mean loss.
+    def remember(self, losses: Sequence[float], evaluated: Sequence[Evaluated]) -> None:
+        """What was told before ``state``, for whoever is told the rest."""
+        self._losses, self._evaluated = list(losses), list(evaluated)
 
-        The shares of all ranks add up to the mean.
+    def run(self, after_step: Callable[[], bool] = lambda: False) -> Trained:
+        """Train to the end; the parts end with what they are to keep.
+
+        ``after_step`` is called when a step is done, on every rank, and may end the training there and then by True.
+        Raises InvalidInput if a loss is not finite any more.
         """
-        self._optimizer.zero_grad(set_to_none=True)
-        losses = self._losses(batch)
-        share = losses.sum() / len(batch)
-        # DistributedDataParallel divides by the number of ranks; the global count has done all the dividing.
-        torch.autograd.backward(share * self._num_ranks)
-        self._optimizer.step()
-        return share.detach().double()
+        while not (self._at_limit() or self.flat):
+            ended_epoch = self.step()
+            every = self._config.evaluation.every
+            if ended_epoch if every == 0 else self.state.step % every == 0:
+                self.look()
+            if after_step():
+                return self.trained
+        if self.state.count or not self.state.looks:
+            self.look()
+        if self._config.evaluation.keep == "best" and self._kept:
+            restore(self.engine, self._kept)
+        return self.trained
 
-    def add_up(self, values: Tensor) -> Tensor:
-        """The sum of each rank's values, the same bits on every rank."""
-        if self._group is not None:
-            dist.all_reduce(values, group=self._group)
-        return values
+    @property
+    def trained(self) -> Trained:
+        """What came of it so far."""
+        return Trained(
+            losses=tuple(self._losses), evaluated=tuple(self._evaluated), best=self.state.best, flat=self.flat
+        )
 
-    @torch.no_grad()
-    def evaluate(self, examples: Examples) -> tuple[float, float]:
-        """(mean loss, accuracy) over all examples, each rank taking its part; a model of values has accuracy 0."""
-        modes = {layer: layer.training for layer in self.module.modules()}
-        # Norms that train and dropout are for the steps.
-        self.module.eval()
-        try:
-            sums = self.add_up(self._evaluated(examples))
-        finally:
-            for layer, training in modes.items():
-                layer.training = training
-        return float(sums[0]) / len(examples), float(sums[1] / sums[2].clamp(min=1.0))
+    @property
+    def flat(self) -> bool:
+        """Whether as many evaluations as there is patience for brought nothing."""
+        patience = self._config.evaluation.patience
+        return 0 < patience <= self.state.looks - self.state.best
 
-    def _evaluated(self, examples: Examples) -> Tensor:
-        """(loss sum, labels found, labels asked for) of this rank's part."""
-        loss_sum, num_correct, num_asked = 0.0, 0, 0
-        for start in range(self._rank * EVALUATE_BATCH, len(examples), self._num_ranks * EVALUATE_BATCH):
-            x, y = self._tensors(examples, np.arange(start, min(start + EVALUATE_BATCH, len(examples))))
-            logits = self.module(x)
-            loss_sum += float(self._loss(logits, y).sum())
-            if y.is_floating_point():
-                continue
-            asked = y != NO_TOKEN
-            num_correct += int((logits.argmax(dim=-1) == y)[asked].sum())
-            num_asked += int(asked.sum())
-        return torch.tensor([loss_sum, num_correct, num_asked], dtype=torch.float64)
+    def step(self) -> bool:
+        """One optimizer step on the next global batch; whether it was an epoch's last."""
+        state, size = self.state, self._config.training.batch_size
+        started_s = time.perf_counter()
+        rate, samples = self._rates.at(state.step), self._parts.train
+        with self.timeline.phase(DATA):
+            indices, after = self._order.next_batch(state.cursor, size)
+            batch, count = self._part(samples, indices, size), samples.count(indices)
+        with self.timeline.phase(STEP), self.around_step():
+            self.engine.set_learning_rate(rate)
+            stepped = self.engine.step(batch, count)
+            loss = float(stepped.loss)
+        norm = None if stepped.norm is None else float(stepped.norm)
+        self.last = Last(loss=loss, rate=rate, norm=norm, units=samples.units(indices))
+        self._losses.append(loss)
+        self.state = replace(
+            state,
+            step=state.step + 1,
+            cursor=after,
+            loss_sum=state.loss_sum + loss * count,
+            count=state.count + count,
+        )
+        period = self._config.communication.local_period
+        if period and self.state.step % period == 0 and self.state.step >= self._config.communication.dense_steps:
+            self._average()
+        self.speed.add(time.perf_counter() - started_s, self.last.units)
+        return after.epoch > state.cursor.epoch
 
-    def _losses(self, batch: Examples) -> Tensor:
-        """The losses of this rank's samples, 0 for padding."""
-        mine = np.arange(self._rank, len(batch), self._num_ranks)
-        # A rank without a sample takes a real one and counts it as nothing: it must join the collectives, and
-        # not every module accepts an empty batch.
-        x, y = self._tensors(batch, mine if len(mine) else np.arange(1))
-        losses: Tensor = self._loss(self._forward(x), y)
-        return losses if len(mine) else losses * 0.0
+    def evaluate(self) -> tuple[float, float]:
+        """(mean loss, accuracy) over the held-out part, the same on every rank; a model of values has accuracy 0."""
+        settings = self._config.evaluation
+        samples = self._parts.held_out
+        num = min(len(samples), settings.num_samples or len(samples))
+        self._settle()
+        loss_sum, count = 0.0, 0
+        size = settings.batch_size or self._config.training.batch_size
+        for start in range(0, num, size):
+            batch = self._part(samples, np.arange(start, min(start + size, num)), size)
+            part_sum, part_count = self.engine.evaluate(batch)
+            loss_sum, count = loss_sum + part_sum, count + part_count
+        found = self._scored.take()
+        for group in self._groups:
+            dist.all_reduce(found, group=group)
+        return loss_sum / max(1, count), float(found[0] / found[1].clamp(min=1.0))
 
-    def _tensors(self, examples: Examples, indices: Int64s) -> tuple[Tensor, Tensor]:
-        x, y = torch.from_numpy(examples.x[indices]), torch.from_numpy(examples.y[indices])
-        # Tokens stay integers; a loss is given int64 labels, which torch's own insist on.
-        return x.to(self._dtype) if x.is_floating_point() else x, y if y.is_floating_point() else y.long()
+    def _part(self, samples: Samples, indices: Int64s, size: int) -> Batch:
+        """This rank's part of a batch that has ``size`` samples if it is a full one."""
+        built = self.engine.built
+        pieces = built.parallel.mesh.num_parts * built.training.accumulate * built.parallel.microbatches
+        # A pipeline's batches all have one shape; elsewhere no more is added than it takes to share them out.
+        return part_of(samples, indices, self.engine.share, size if built.parallel.pipelined else pieces)
 
-
-def fit(trainer: Trainer, train: Examples, validation: Examples, settings: TrainSettings) -> Trained:
-    """Train until the validation loss is flat; the module ends with its best parameters.
-
-    Raises InvalidInput if a loss is not finite any more.
-    """
-    epochs: list[Epoch] = []
-    best_loss, best_epoch, best = math.inf, 0, _snapshot(trainer.module)
-    while len(epochs) < settings.max_epochs and len(epochs) - best_epoch < settings.patience:
-        rng = np.random.default_rng([settings.seed, len(epochs)])
-        train_loss = _train_epoch(trainer, train, rng.permutation(len(train)), settings.batch_size)
-        loss, accuracy = trainer.evaluate(validation)
+    def look(self) -> None:
+        """Evaluate, and keep the parameters if they are the best so far."""
+        settings, state = self._config.evaluation, self.state
+        loss, accuracy = self.evaluate()
+        train_loss = state.loss_sum / max(1, state.count)
         if not math.isfinite(train_loss) or not math.isfinite(loss):
             raise InvalidInput(
-                f"training: the loss became {train_loss:g} (validation {loss:g}) in epoch {len(epochs) + 1}, expected "
-                f"a finite one; lower the learning rate ({settings.learning_rate:g})"
+                f"training: the loss became {train_loss:g} (validation {loss:g}) within {state.step} steps, expected a "
+                f"finite one; lower the learning rate ({self._config.training.learning_rate:g})"
             )
-        epochs.append(Epoch(train_loss=train_loss, validation_loss=loss, validation_accuracy=accuracy))
-        if loss < best_loss - settings.min_delta:
-            best_loss, best_epoch, best = loss, len(epochs), _snapshot(trainer.module)
-    trainer.module.load_state_dict(best)
-    flat = len(epochs) - best_epoch >= settings.patience
-    return Trained(epochs=tuple(epochs), best_epoch=best_epoch, flat=flat)
+        self._evaluated.append(
+            Evaluated(
+                step=state.step,
+                epoch=state.cursor.epoch,
+                train_loss=train_loss,
+                validation_loss=loss,
+                validation_accuracy=accuracy,
+            )
+        )
+        better = loss < state.best_loss - settings.min_delta
+        self.state = replace(state, looks=state.looks + 1, loss_sum=0.0, count=0)
+        if better:
+            self.state = replace(self.state, best=self.state.looks, best_loss=loss)
+        if better and settings.keep == "best":
+            self._kept = snapshot(self.engine)
+
+    def _at_limit(self) -> bool:
+        stop, state = self._config.stop, self.state
+        return 0 < stop.steps <= state.step or 0 < stop.epochs <= state.cursor.epoch
+
+    def _settle(self) -> None:
+        """Have ranks that differ by data alone agree on running statistics, which each has from its own samples."""
+        # After local steps copies are alike only where they were averaged; the end may lie between.
+        if self._config.communication.local_period:
+            self._average()
+        buffers = [
+            value for part in self.engine.parts.values() for value in part.buffers() if value.is_floating_point()
+        ]
+        for group in data_groups(self.engine, pipeline=False):
+            average_copies(buffers, group)
+
+    def _average(self) -> None:
+        runner = self.engine.built.runners[0]
+        assert isinstance(runner, DistributedDataParallel)
+        average_copies(list(runner.parameters()), runner.process_group)
 
 
-def _train_epoch(trainer: Trainer, train: Examples, order: Int64s, batch_size: int) -> float:
-    """The mean loss over the epoch's samples, each taken before its batch's step."""
-    share = torch.zeros(1, dtype=torch.float64)
-    for start in range(0, len(order), batch_size):
-        batch = train.take(order[start : start + batch_size])
-        share += trainer.step(batch) * len(batch)
-    return float(trainer.add_up(share)) / len(train)
+def data_groups(engine: Engine, *, pipeline: bool = True) -> list[dist.ProcessGroup]:
+    """The groups over which what ranks have seen adds up; with ``pipeline`` over its stages, too."""
+    mesh, sizes = engine.built.mesh, engine.built.parallel.mesh.sizes
+    axes = (SHARD, REPLICATE, PIPELINE) if pipeline else (SHARD, REPLICATE)
+    return [] if mesh is None else [mesh.get_group(axis) for axis in axes if sizes[axis] > 1]
 
 
-def _snapshot(module: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+def snapshot(engine: Engine) -> dict[str, Tensor]:
+    """This rank's parameters and statistics, copied."""
+    return {name: value.detach().clone() for name, value in _tensors(engine)}
+
+
+@torch.no_grad()
+def restore(engine: Engine, kept: Mapping[str, Tensor]) -> None:
+    """Take a snapshot back."""
+    for name, value in _tensors(engine):
+        value.copy_(kept[name])
+
+
+def _tensors(engine: Engine) -> list[tuple[str, Tensor]]:
+    def of(stage: int, part: nn.Module) -> list[tuple[str, Tensor]]:
+        return [(f"{stage}.{name}", value) for name, value in (*part.named_parameters(), *part.named_buffers())]
+
+    return [pair for stage, part in engine.parts.items() for pair in of(stage, part)]
+
+
+def _rates(config: TrainConfig, num_train: int) -> Rates:
+    per_epoch = -(-num_train // config.training.batch_size)
+    limits = [limit for limit in (config.stop.steps, config.stop.epochs * per_epoch) if limit]
+    return rates_of(config.rate, config.training.learning_rate, config.training.batch_size, min(limits))

@@ -4,7 +4,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, TypeVar
@@ -17,11 +17,21 @@ from fanin.clients.operator import Operator
 from fanin.commands.demo.measure import measure_test
 from fanin.commands.demo.processes import DeviceEnvironment, Processes, look_at
 from fanin.commands.demo.report import Findings, json_row, print_table
-from fanin.commands.demo.tasks import TASKS, Task
+from fanin.commands.demo.tasks import TASKS, Task, Turn
 from fanin.commands.processes import follow_run
 from fanin.commands.show import describe
 from fanin.commands.terminal import JsonOption, write_json
-from fanin.datacenter.launch import TrainConfig, TrainSettings, launch
+from fanin.datacenter.config import (
+    DataSettings,
+    EvaluationSettings,
+    ModelSettings,
+    StopSettings,
+    TrainConfig,
+    check_config,
+)
+from fanin.datacenter.launch import launch
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parameters import load_parameters, parameter_table, parameter_vector
 from fanin.datacenter.publish import gated, train_and_publish
 from fanin.edge.codecs import CODECS
@@ -39,7 +49,10 @@ Chosen = TypeVar("Chosen")
 MIN_MAX_SHIFT: Final = 4
 MAX_FLIPS: Final = 3
 RUN_ID: Final = "demo"
-NUM_RANKS: Final = 2
+DEFAULT_MESH: Final = "dp_replicate=2"
+MOMENTUM: Final = 0.9
+EVALUATED_AT_ONCE: Final = 256
+"""Samples of a rank: a few MB of activations."""
 VALIDATION: Final = 0.2
 PATIENCE: Final = 5
 MIN_DELTA: Final = 0.001
@@ -66,6 +79,7 @@ class Setting:
     codec: CodecSpec
     split: Split
     environments: tuple[DeviceEnvironment, ...]
+    mesh: MeshShape
 
     @property
     def graph_formats(self) -> tuple[str, ...]:
@@ -89,6 +103,9 @@ def demo(
         float, typer.Option("--alpha", help="Dirichlet alpha of the split: 0.1 very uneven, 100 even.")
     ] = 0.5,
     seed: Annotated[int, typer.Option("--seed", help="The same seed ends in the same version, bit for bit.")] = 0,
+    mesh: Annotated[
+        str, typer.Option("--mesh", help="The datacenter's processes by axis: dp_replicate and dp_shard, or none.")
+    ] = DEFAULT_MESH,
     device_python: Annotated[
         list[Path] | None,
         typer.Option("--device-python", help="Python of the devices' environment; once for each of --runtimes."),
@@ -112,6 +129,9 @@ def demo(
     if devices < len(runtimes.split(",")):
         raise InvalidInput(f"--devices: got {devices}, expected at least one for each of the runtimes {runtimes}")
     task = _chosen("--dataset", dataset, TASKS)
+    shape = MeshShape.parse(mesh)
+    for turn in (task.pretrain, task.second_turn, task.centralised):
+        check_config(job_config(task.where, turn, Path(), shape, seed), shape.num_ranks)
     _chosen("--codec", codec, CODECS)
     setting = Setting(
         task=task,
@@ -122,6 +142,7 @@ def demo(
         codec=CodecSpec(name=codec, max_shift=max(MIN_MAX_SHIFT, DEFAULT_MAX_SHIFTS[codec])),
         environments=_environments(runtimes, device_python or []),
         split=task.split(devices, alpha, seed),
+        mesh=shape,
     )
     with tempfile.TemporaryDirectory(prefix="fanin-demo-") as scratch:
         folder = Path(scratch) if state is None else state
@@ -251,11 +272,11 @@ def _follow(processes: Processes, operator: Operator, from_sequence: int) -> lis
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A torchrun job in a folder of its own."""
+    """A training job in a folder of its own."""
 
     folder: Path
     setting: Setting
-    settings: TrainSettings
+    turn: Turn
 
     def train(self, examples: Examples, start: Float32s) -> Float32s:
         """Train on these examples from these parameters, to a flat validation loss."""
@@ -263,15 +284,28 @@ class _Job:
         np.savez(self.folder / "data.npz", x=examples.x, y=examples.y)
         table = parameter_table(self.setting.task.app(self.setting.seed).module)
         (self.folder / "initial.bin").write_bytes(encode_parameters(table, start))
-        config = TrainConfig(
-            app=self.setting.task.where,
-            data=self.folder / "data.npz",
-            num_validation=round(len(examples) * VALIDATION),
-            training=replace(self.settings, seed=self.setting.seed),
-            folder=self.folder,
-            initial=self.folder / "initial.bin",
-        )
-        return launch(config, NUM_RANKS).parameters
+        config = job_config(self.setting.task.where, self.turn, self.folder, self.setting.mesh, self.setting.seed)
+        trained = launch(config, self.setting.mesh.num_ranks, self.folder).parameters
+        assert trained is not None, "an App's job brings its parameters"
+        return trained
+
+
+def job_config(app: str, turn: Turn, folder: Path, mesh: MeshShape, seed: int) -> TrainConfig:
+    """A job on ``data.npz`` from ``initial.bin``, both in its folder."""
+    return TrainConfig(
+        model=ModelSettings(app=app, initial=folder / "initial.bin"),
+        data=DataSettings(examples=folder / "data.npz", held_fraction=VALIDATION),
+        # As on the devices.
+        training=TrainingSettings(
+            batch_size=turn.batch_size, learning_rate=turn.learning_rate, optimizer="sgd", momentum=MOMENTUM
+        ),
+        stop=StopSettings(epochs=turn.max_epochs),
+        evaluation=EvaluationSettings(
+            batch_size=EVALUATED_AT_ONCE * mesh.num_parts, patience=turn.patience, min_delta=MIN_DELTA, keep="best"
+        ),
+        parallel=ParallelSettings(mesh=mesh, microbatches=mesh.pp),
+        seed=seed,
+    )
 
 
 def _together(split: Split) -> Examples:

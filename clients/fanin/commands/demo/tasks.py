@@ -8,10 +8,19 @@ from typing import Final
 from fanin.clients.data import Split
 from fanin.clients.datasets import split_fashion_mnist
 from fanin.clients.digits import split_digits
-from fanin.datacenter.launch import TrainSettings
 from fanin.datacenter.models.digits_app import app as digits_app
 from fanin.datacenter.models.fashion_app import app as fashion_app
 from fanin.edge.export import App
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """How the datacenter trains once: to a validation loss that was flat for ``patience`` epochs."""
+
+    learning_rate: float
+    batch_size: int = 16
+    max_epochs: int = 100
+    patience: int = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +36,15 @@ class Task:
     split: Callable[[int, float, int], Split]
     where: str
     app: Callable[[int], App]
-    pretrain: TrainSettings
-    second_turn: TrainSettings
-    centralised: TrainSettings
+    pretrain: Turn
+    second_turn: Turn
+    centralised: Turn
     local_epochs: int
     local_learning_rate: float
     max_rounds: int
 
 
-FROM_SCRATCH: Final = TrainSettings(learning_rate=0.05)
+FROM_SCRATCH: Final = Turn(learning_rate=0.05)
 TASKS: Final[Mapping[str, Task]] = MappingProxyType(
     {
         "digits": Task(
@@ -45,7 +54,7 @@ TASKS: Final[Mapping[str, Task]] = MappingProxyType(
             app=digits_app,
             pretrain=FROM_SCRATCH,
             # A few gentle epochs: on 100 digits more would undo what the devices' 1,157 taught.
-            second_turn=TrainSettings(learning_rate=0.01, max_epochs=10, patience=3),
+            second_turn=Turn(learning_rate=0.01, max_epochs=10, patience=3),
             centralised=FROM_SCRATCH,
             local_epochs=5,
             local_learning_rate=0.1,
@@ -56,9 +65,9 @@ TASKS: Final[Mapping[str, Task]] = MappingProxyType(
             split=split_fashion_mnist,
             where="fanin.datacenter.models.fashion_app:app",
             app=fashion_app,
-            pretrain=TrainSettings(learning_rate=0.02, max_epochs=20, patience=5),
-            second_turn=TrainSettings(learning_rate=0.002, max_epochs=3, patience=3),
-            centralised=TrainSettings(learning_rate=0.05, batch_size=64, max_epochs=8, patience=2),
+            pretrain=Turn(learning_rate=0.02, max_epochs=20, patience=5),
+            second_turn=Turn(learning_rate=0.002, max_epochs=3, patience=3),
+            centralised=Turn(learning_rate=0.05, batch_size=64, max_epochs=8, patience=2),
             local_epochs=1,
             local_learning_rate=0.02,
             max_rounds=10,

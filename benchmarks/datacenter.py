@@ -1,0 +1,197 @@
+"""The bubble of a pipeline: the time of a step against the law a + (m + p - 1) t, for m = 2 to 16 microbatches.
+
+    python benchmarks/datacenter.py --bubble [--schedule 1F1B] [--work sleep|decoder] [--json [FILE]]
+    python benchmarks/datacenter.py --ddp      # another measurement, in datacenter_ddp.py
+
+Two ranks (p = 2), one thread each, joined by gloo. ``sleep``: layers that wait 10 ms forward and 20 ms backward,
+so that what else the machine does is seen as little as can be; ``decoder``: layers that compute. Each microbatch has
+as many samples as any other, whatever their number. a and t are fitted by least squares to the medians; ``worst_share``
+is the largest distance of a median from the line, as a share of it. The gate is 0.10.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import datacenter_ddp
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fanin.datacenter.devices import build_mesh
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig
+from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.engine import Batch, build_engine
+from fanin.datacenter.parallel.layout import Layout, ModelSizes, decoder_layout
+from fanin.datacenter.parallel.objective import sample_objective
+from fanin.datacenter.parallel.quiet import quiet
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+
+NUM_RANKS: Final = 2
+MICROBATCHES: Final = (2, 4, 6, 8, 12, 16)
+GATE: Final = 0.10
+FORWARD_S, BACKWARD_S = 0.010, 0.020
+WIDTH: Final = 8
+LENGTH: Final = 64
+CONFIG: Final = DecoderConfig(vocabulary=128, width=128, num_layers=4, num_heads=4, num_kv_heads=4, feed_forward=352)
+
+
+class Wait(torch.autograd.Function):
+    """What it is given, after a while, both ways."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        time.sleep(FORWARD_S)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        time.sleep(BACKWARD_S)
+        return gradient.clone()
+
+
+class WaitingLayer(nn.Module):
+    """A layer that does nothing but take its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x``, scaled."""
+        return Wait.apply(x * self.scale)
+
+
+class WaitingModel(nn.Module):
+    """A layer a rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(WaitingLayer() for _ in range(NUM_RANKS))
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, WIDTH) to the same."""
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def waiting_model() -> Model:
+    """Layers that sleep."""
+    sizes = ModelSizes(num_layers=NUM_RANKS, num_heads=1, num_kv_heads=1, feed_forward=1)
+    layout = Layout(sizes=sizes, inputs=("embed",), layers="layers", outputs=("head",), plan={})
+    objective = sample_objective(lambda outputs, targets: (outputs - targets).square().sum(-1))
+    return Model(module=WaitingModel(), layout=layout, objective=objective)
+
+
+def batch_of(work: str, num_samples: int) -> Batch:
+    """Zeros: what is learned does not matter."""
+    if work == "sleep":
+        zeros = torch.zeros(num_samples, WIDTH)
+        return Batch(inputs=zeros, targets=zeros)
+    tokens = torch.zeros(num_samples, LENGTH, dtype=torch.long)
+    return Batch(inputs=tokens, targets=tokens)
+
+
+def rank_of(rank: int, folder: str, schedule: str, work: str, repeats: int) -> None:
+    """All microbatch counts on one rank; rank 0 leaves the seconds of each step."""
+    torch.set_num_threads(1)
+    quiet()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
+    shape, found = MeshShape(pp=NUM_RANKS), {}
+    mesh = build_mesh(shape, NUM_RANKS)
+    for microbatches in MICROBATCHES:
+        model = waiting_model() if work == "sleep" else Model(module=Decoder(CONFIG), layout=decoder_layout(CONFIG))
+        parallel = ParallelSettings(mesh=shape, schedule=schedule, microbatches=microbatches)
+        training = TrainingSettings(batch_size=microbatches, learning_rate=1e-3)
+        engine = build_engine(model, parallel, training, mesh)
+        batch, seconds = batch_of(work, microbatches), []
+        # The first step finds out shapes, and runs a microbatch more.
+        for _ in range(repeats + 2):
+            dist.barrier()
+            started_s = time.perf_counter()
+            engine.step(batch, microbatches)
+            seconds.append(time.perf_counter() - started_s)
+        found[microbatches] = seconds[2:]
+    dist.destroy_process_group()
+    if rank == 0:
+        (Path(folder) / "seconds.json").write_text(json.dumps(found))
+
+
+def measured(schedule: str, work: str, repeats: int) -> dict[int, list[float]]:
+    """Seconds of steps by microbatches."""
+    fork = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            fork.Process(target=rank_of, args=(rank, folder, schedule, work, repeats)) for rank in range(NUM_RANKS)
+        ]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        if any(process.exitcode for process in ranks):
+            raise SystemExit("datacenter: a rank failed; its error is above")
+        found = json.loads((Path(folder) / "seconds.json").read_text())
+    return {int(number): seconds for number, seconds in found.items()}
+
+
+def fitted(found: dict[int, list[float]]) -> dict[str, object]:
+    """The law that fits best, and how well."""
+    medians = {number: statistics.median(seconds) for number, seconds in found.items()}
+    slots = np.array([number + NUM_RANKS - 1 for number in medians], float)
+    seconds = np.array(list(medians.values()))
+    (each_s, once_s), *_ = np.linalg.lstsq(np.stack([slots, np.ones_like(slots)], 1), seconds, rcond=None)
+    line = once_s + slots * each_s
+    worst = float(np.abs(seconds / line - 1).max())
+    return {
+        "seconds_per_step": medians,
+        "seconds_per_step_samples": found,
+        "fitted_seconds_per_step": dict(zip(medians, line.tolist(), strict=True)),
+        "fixed_seconds": float(once_s),
+        "seconds_per_slot": float(each_s),
+        "worst_share": worst,
+        "gate_share": GATE,
+        "kept": worst <= GATE,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 where the gate is kept."""
+    words = sys.argv[1:] if argv is None else argv
+    if "--ddp" in words:
+        return datacenter_ddp.main(words)
+    parser = argparse.ArgumentParser(description="The bubble of a pipeline of two ranks against its law.")
+    parser.add_argument("--bubble", action="store_true", required=True, help="this measurement; --ddp is the other")
+    parser.add_argument("--schedule", choices=("GPipe", "1F1B"), default="1F1B")
+    parser.add_argument("--work", choices=("sleep", "decoder"), default="sleep")
+    parser.add_argument("--repeats", type=int, default=5, help="steps that count, for each number of microbatches")
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE")
+    options = parser.parse_args(words)
+    found = fitted(measured(options.schedule, options.work, options.repeats))
+    report = {"schedule": options.schedule, "work": options.work, "num_ranks": NUM_RANKS, **found}
+    if options.json:
+        text = json.dumps(report, indent=1) + "\n"
+        sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
+    else:
+        for number, seconds in report["seconds_per_step"].items():
+            fit = report["fitted_seconds_per_step"][number]
+            sys.stdout.write(f"m {number:3}  {1e3 * seconds:8.1f} ms  law {1e3 * fit:8.1f} ms\n")
+        verdict = "kept" if report["kept"] else "missed"
+        sys.stdout.write(f"worst {report['worst_share']:.1%}, gate {GATE:.0%}: {verdict}\n")
+    return 0 if report["kept"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

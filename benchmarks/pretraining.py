@@ -1,0 +1,35 @@
+"""What benchmarks begin with: a module that the datacenter's trainer has taught something in this process."""
+
+from pathlib import Path
+
+from torch import nn
+
+from fanin.clients.data import Examples
+from fanin.datacenter.config import DataSettings, EvaluationSettings, ModelSettings, StopSettings, TrainConfig
+from fanin.datacenter.jobfiles import Evaluated
+from fanin.datacenter.objectives import SampleLoss, Scored, filled_objective
+from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.settings import TrainingSettings
+from fanin.datacenter.samples import ExampleSamples
+from fanin.datacenter.trainer import Parts, Trainer
+
+
+def pretrain(
+    module: nn.Module, loss: SampleLoss, parts: tuple[Examples, Examples], training: TrainingSettings, num_epochs: int
+) -> Evaluated:
+    """Train on the first part and keep what is best on the second; what that said of it."""
+    config = TrainConfig(
+        # Neither is read: both are here.
+        model=ModelSettings(app="benchmarks:module"),
+        data=DataSettings(examples=Path("benchmarks.npz")),
+        training=training,
+        stop=StopSettings(epochs=num_epochs),
+        evaluation=EvaluationSettings(keep="best"),
+    )
+    scored = Scored(filled_objective(loss))
+    model = Model(module=module, layout=config.model.parallel_layout, objective=scored.objective)
+    train, held_out = (ExampleSamples(part) for part in parts)
+    engine = build_engine(model, config.parallel, training, None)
+    trained = Trainer(engine, scored, config, Parts(train=train, held_out=held_out)).run()
+    return trained.evaluated[trained.best - 1]

@@ -1,0 +1,151 @@
+"""``fanin plan``: every way to spread a model over ranks, the fastest that fits first, each with its reason.
+
+Nothing is started and no process group is made; the numbers come from formulas (``fanin.datacenter.planner``).
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from fanin.commands.terminal import JsonOption, run_command, write_json
+from fanin.datacenter.counters import by_axis
+from fanin.datacenter.flops import HARDWARE, Hardware, cpu_hardware
+from fanin.datacenter.parallel.settings import Precision
+from fanin.datacenter.planner import Choice, Wanted
+from fanin.datacenter.planner import plan as ways
+from fanin.datacenter.planner.facts import decoder_facts
+from fanin.datacenter.planner.links import LINKS, Topology, link_of
+from fanin.datacenter.planner.presets import PRESETS, config_of
+from fanin.datacenter.planner.search import GIGABYTE, describe
+from fanin.datacenter.planner.timing import Machine
+from fanin.protos.errors import InvalidInput
+
+PRECISIONS: dict[str, Precision] = {"bf16": "bf16", "full": "full"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command."""
+    return run_command(plan, argv)
+
+
+def plan(
+    model: Annotated[
+        str, typer.Option("--model", help=f"One of {', '.join(PRESETS)}, or a .toml file with a table [model.decoder].")
+    ],
+    world: Annotated[int, typer.Option("--world", min=1, help="How many ranks there are.")],
+    memory: Annotated[
+        float | None, typer.Option("--memory", help="Gigabytes (10^9) of each rank; default: the device's.")
+    ] = None,
+    link: Annotated[
+        str,
+        typer.Option("--link", help=f"Within a node: gigabytes a second, or one of {', '.join(LINKS)}."),
+    ] = "nvlink4",
+    between: Annotated[str, typer.Option("--between", help="Between nodes; default: as --link.")] = "",
+    ranks_per_node: Annotated[int, typer.Option("--ranks-per-node", min=1, help="Ranks of one node.")] = 8,
+    device: Annotated[
+        str, typer.Option("--device", help=f"One of {', '.join(HARDWARE)}, or cpu: this machine, measured.")
+    ] = "h100",
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Samples of a step over all ranks.")] = 256,
+    sequence: Annotated[int, typer.Option("--sequence", min=1, help="Tokens of a sample.")] = 2048,
+    precision: Annotated[str, typer.Option("--precision", help="bf16, or full: float32.")] = "bf16",
+    efficiency: Annotated[
+        float, typer.Option("--efficiency", min=0.01, max=1.0, help="Of the peak, what large products reach.")
+    ] = 0.6,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many to show.")] = 10,
+    json: JsonOption = "",
+) -> int:
+    """Rank every way to spread a model over ranks by predicted step time, and refuse what cannot fit."""
+    if precision not in PRECISIONS:
+        raise InvalidInput(f"--precision: got {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    hardware = _hardware(device, memory)
+    topology = Topology(inside=link_of(link), between=link_of(between or link), ranks_per_node=ranks_per_node)
+    wanted = Wanted(
+        facts=decoder_facts(model, config_of(model)),
+        machine=Machine(hardware=hardware, topology=topology, efficiency=efficiency),
+        world=world,
+        memory_bytes=hardware.memory_bytes if memory is None else round(memory * GIGABYTE),
+        batch_size=batch,
+        sequence=sequence,
+        precision=PRECISIONS[precision],
+    )
+    found = ways(wanted)
+    if json:
+        write_json(json, _report(wanted, found, top))
+    else:
+        sys.stdout.write(_text(wanted, found, top))
+    return 0
+
+
+def _hardware(name: str, memory: float | None) -> Hardware:
+    if name in HARDWARE:
+        return HARDWARE[name]
+    if name != "cpu":
+        raise InvalidInput(f"--device: got {name!r}, expected cpu or one of {', '.join(HARDWARE)}")
+    if memory is None:
+        raise InvalidInput("--memory: expected the gigabytes of each rank; a cpu is shared, and has none of its own")
+    return cpu_hardware(round(memory * GIGABYTE))
+
+
+def _report(wanted: Wanted, found: Sequence[Choice], top: int) -> dict[str, object]:
+    facts = wanted.facts
+    return {
+        "model": facts.name,
+        "num_parameters": facts.num_values,
+        "flops_per_token": facts.work.flops_per_token(wanted.sequence),
+        "world": wanted.world,
+        "memory_bytes": wanted.memory_bytes,
+        "device": wanted.machine.hardware.name,
+        "peak_flops_per_second": wanted.machine.hardware.flops_per_second,
+        "batch_size": wanted.batch_size,
+        "sequence": wanted.sequence,
+        "num_choices": len(found),
+        "choices": [_row(choice) for choice in found[:top]],
+    }
+
+
+def _row(choice: Choice) -> dict[str, object]:
+    parallel, memory = choice.job.parallel, choice.memory
+    return {
+        "mesh": parallel.mesh.sizes,
+        "schedule": parallel.schedule if parallel.pipelined else None,
+        "microbatches": parallel.microbatches,
+        "recompute": parallel.recompute,
+        "reshard": parallel.reshards if parallel.sharded else None,
+        "seconds_per_step": choice.timing.seconds,
+        "seconds": choice.timing.parts,
+        "tokens_per_second": choice.tokens_per_second,
+        "mfu": choice.mfu,
+        "peak_memory_bytes": memory.total,
+        "memory_bytes": {
+            "parameters": memory.parameters,
+            "optimizer": memory.optimizer,
+            "gradients": memory.gradients,
+            "activations": memory.activations,
+            "working": memory.working,
+        },
+        "bytes_per_step": by_axis(choice.timing.traffic),
+        "reason": choice.reason,
+    }
+
+
+def _text(wanted: Wanted, found: Sequence[Choice], top: int) -> str:
+    facts = wanted.facts
+    work = facts.work.flops_per_token(wanted.sequence)
+    head = f"{facts.name}: {facts.num_values / 1e6:,.1f} M parameters, {work / 1e9:,.2f} GFLOP a token"
+    lines = [f"{head}; {wanted.world} x {wanted.machine.hardware.name}; {len(found)} ways fit"]
+    for number, choice in enumerate(found[:top], start=1):
+        lines += [
+            f"{number:3}. {describe(choice.job.parallel)}",
+            f"     {_numbers(choice)}",
+            f"     {choice.reason}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(choice: Choice) -> str:
+    return (
+        f"{choice.timing.seconds:.3f} s a step, {choice.tokens_per_second:,.0f} tokens/s, MFU {choice.mfu:.1%}, "
+        f"{choice.memory.total / GIGABYTE:.1f} GB"
+    )

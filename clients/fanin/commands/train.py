@@ -1,0 +1,182 @@
+"""``fanin train``: a training job of the datacenter on this machine, on as many processes as its mesh has ranks."""
+
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from json import loads
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Final
+
+import typer
+
+from fanin.commands.terminal import JsonOption, run_command, write_json
+from fanin.datacenter.config import TrainConfig, read_train_config
+from fanin.datacenter.jobfiles import METRICS_FILE, Metrics, read_result
+from fanin.datacenter.launch import Elastic, launch
+from fanin.datacenter.meters import Progress, Row
+from fanin.datacenter.records import record_of
+from fanin.datacenter.watching import ROWS_FILE
+from fanin.protos.errors import Conflict
+
+SHOWN_EVERY_S: Final = 0.5
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command."""
+    return run_command(train, argv)
+
+
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to train, and how.")],
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            "--mesh", help="Ranks along each axis, as in pp=2,dp_shard=2,tp=2, or none; default: the config's."
+        ),
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option("--nproc", help="Processes to start; default: as many as the mesh has ranks.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="The most steps, instead of the config's.")] = None,
+    schedule: Annotated[str | None, typer.Option("--schedule", help="The pipeline's schedule.")] = None,
+    microbatches: Annotated[
+        int | None, typer.Option("--microbatches", help="Pieces of a step that a pipeline works on at once.")
+    ] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option("--checkpoints", help="The folder in which the job's state is kept.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Go on from the newest checkpoint in this folder, on any mesh.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where what the model ends with goes, a .safetensors file.")
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option("--restarts", help="How often a job whose rank was lost goes on from its checkpoint.")
+    ] = 0,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="Keep the job's files and logs here; default: a temporary folder.")
+    ] = None,
+    json: JsonOption = "",
+) -> None:
+    """Train a model in the datacenter: data, tensor and pipeline parallel in any mix, with one process's numbers."""
+    job = read_train_config(
+        config,
+        {
+            "parallel": _given(mesh=mesh, schedule=schedule, microbatches=microbatches),
+            "stop": _given(steps=steps),
+            "checkpoints": {
+                name: str(path) for name, path in _given(folder=checkpoints, resume=resume, weights=out).items()
+            },
+        },
+    )
+    num_processes = job.parallel.mesh.num_ranks if nproc is None else nproc
+    with tempfile.TemporaryDirectory(prefix="fanin-train-") as scratch:
+        folder = Path(scratch) if state is None else state
+        metrics = _launched(job, num_processes, folder, restarts)
+    if json:
+        write_json(json, metrics_row(metrics, job))
+    if json != "-":
+        sys.stdout.write(_text(metrics, job))
+
+
+class _Terminated(Exception):
+    """SIGTERM came."""
+
+
+def _launched(job: TrainConfig, num_processes: int, folder: Path, restarts: int) -> Metrics:
+    """How the job went, or how far it came until SIGTERM, which its ranks answer with a checkpoint."""
+
+    def terminated(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        with _shown(folder / ROWS_FILE, job.stop.steps):
+            return launch(job, num_processes, folder, Elastic(max_restarts=restarts)).metrics
+    except _Terminated:
+        if (folder / METRICS_FILE).exists():
+            return read_result(folder).metrics
+        raise Conflict("stopped before there was anything to tell; see the checkpoints, if it keeps them") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _shown(path: Path, num_steps: int) -> Iterator[None]:
+    """Show the rows that the first rank writes as they come, on a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    ended, progress = threading.Event(), Progress(sys.stderr, num_steps)
+
+    def follow() -> None:
+        place = 0
+        while not ended.wait(SHOWN_EVERY_S):
+            if path.exists():
+                with path.open("rb") as file:
+                    file.seek(place)
+                    whole = file.read().rpartition(b"\n")[0]
+                if whole:
+                    place += len(whole) + 1
+                    progress.write(record_of(Row, loads(whole.rpartition(b"\n")[2]), str(path)))
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        progress.close()
+
+
+def metrics_row(metrics: Metrics, config: TrainConfig) -> dict[str, object]:
+    """How a job went, for programs; keys are part of the command's contract."""
+    trained = metrics.trained
+    return {
+        "loss": list(trained.losses),
+        "mesh": str(metrics.mesh),
+        "axes": metrics.mesh.sizes,
+        "nproc": metrics.num_ranks,
+        f"{_unit(config)}_per_second": metrics.units_per_second,
+        "peak_memory_bytes": metrics.peak_memory_bytes,
+        "evaluations": [
+            {
+                "step": each.step,
+                "train_loss": each.train_loss,
+                "validation_loss": each.validation_loss,
+                "validation_accuracy": each.validation_accuracy,
+            }
+            for each in trained.evaluated
+        ],
+        "best_evaluation": trained.best,
+        "flat": trained.flat,
+        "seconds": metrics.train_s,
+    }
+
+
+def _text(metrics: Metrics, config: TrainConfig) -> str:
+    trained = metrics.trained
+    lines = [
+        f"step {each.step}: loss {each.train_loss:.4f}, held out {each.validation_loss:.4f} "
+        f"(right: {each.validation_accuracy:.4f})\n"
+        for each in trained.evaluated
+    ]
+    return "".join(lines) + (
+        f"{len(trained.losses)} steps on mesh {metrics.mesh} in {metrics.train_s:.1f} s, "
+        f"{metrics.units_per_second:.0f} {_unit(config)} a second, {metrics.peak_memory_bytes / 1e6:.0f} MB at most\n"
+    )
+
+
+def _unit(config: TrainConfig) -> str:
+    return "tokens" if config.model.decoder is not None or config.data.text else "samples"
+
+
+def _given(**options: object) -> dict[str, object]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}

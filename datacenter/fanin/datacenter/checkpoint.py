@@ -1,0 +1,277 @@
+"""Sharded checkpoints of a training that can go on at any other mesh, and in one process.
+
+Each rank writes its own shards through torch.distributed.checkpoint (DCP), under the names that the parameters have in
+one process, whatever the mesh. A save takes a copy of the state and returns; what follows happens beside the training,
+in this order, each line on all ranks before the next:
+
+     1. every rank's shards, and DCP's own index of them, are written and synced
+     2. progress.json is written into the checkpoint's folder
+     3. the marker LATEST is moved to it (fanin.datacenter.progress)
+     4. what is older than the last ``keep`` is removed
+
+In it are the parameters, the buffers, the optimizers' state, and the progress. A weight that is tied is in it once,
+under the original's name. The optimizer's settings are not: they are the job's, and may differ when it goes on.
+
+DCP's index is a pickle. A checkpoint is for its own job's folder and must come from nowhere else; what leaves a job
+or enters it is safetensors (fanin.datacenter.weights).
+"""
+
+import pickle
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from fanin.datacenter.parallel.engine import Engine
+from fanin.datacenter.progress import (
+    Progress,
+    checkpoint_steps,
+    folder_name,
+    latest,
+    read_progress,
+    write_marker,
+    write_progress,
+)
+from fanin.datacenter.slices import is_crooked, slices
+from fanin.protos.errors import Corrupted, InvalidInput, StorageFull
+
+KEEP: Final = 2
+MODEL: Final = "model"
+OPTIMIZER: Final = "optimizer"
+Shapes = dict[str, torch.Size | None]
+"""Name in a checkpoint to whole shape; None for what is no tensor."""
+
+
+class Checkpoints:
+    """The checkpoints of one job; all ranks make one, and call the same in the same order::
+
+    with Checkpoints(folder, engine) as checkpoints:
+        progress = checkpoints.load() or Progress(seed=seed)
+        ...
+        checkpoints.save(progress)
+    """
+
+    def __init__(self, folder: Path, engine: Engine, keep: int = KEEP) -> None:
+        if keep < 1:
+            raise InvalidInput(f"checkpoints: got keep {keep}, expected at least 1")
+        self._folder = folder
+        self._engine = engine
+        self._keep = keep
+        # A group of its own: what is said beside the training must not meet what the training says.
+        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        if self._group is None:
+            # For this process: it is meant, and said in a thread too.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # After an error the other ranks may never come to the barriers that a save ends with.
+        if kind is None:
+            self.finish()
+        self._thread.shutdown(wait=kind is None, cancel_futures=True)
+
+    def save(self, progress: Progress) -> None:
+        """Take a copy of the state, and write it while training goes on. Raises what an earlier save failed with."""
+        self.finish()
+        path = self._folder / folder_name(progress.step)
+        if self._is_first:
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir(parents=True)
+        self._any(False)
+        # What DCP would cut wrongly is put together; it writes that once.
+        state: dict[str, object] = {
+            name: value.full_tensor() if isinstance(value, DTensor) and is_crooked(value) else value
+            for name, value in _saved(self._engine)
+        }
+        written = async_save(state, checkpoint_id=path, process_group=self._group, no_dist=self._group is None)
+        assert isinstance(written, Future)
+        self._pending = self._thread.submit(self._commit, written, progress)
+
+    def finish(self) -> None:
+        """Wait until the last save is marked. Raises what it failed with."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def load(self) -> Progress | None:
+        """Go on from the newest whole checkpoint; None if there is none yet.
+
+        Raises Corrupted, or InvalidInput, with nothing changed, if it is another model's or another optimizer's.
+        """
+        self.finish()
+        progress = latest(self._folder)
+        if progress is None:
+            return None
+        path = self._folder / folder_name(progress.step)
+        found = _index(path)
+        resumes = any(name.startswith(f"{OPTIMIZER}.") for name in found)
+        state = _loaded(self._engine, resumes=resumes)
+        _check(path, found, self._gathered(state))
+        if not resumes:
+            for optimizer in self._engine.optimizers:
+                optimizer.state.clear()
+        crooked = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in _crooked(state)}
+        whole: dict[str, object] = {**state, **crooked}
+        try:
+            load(whole, checkpoint_id=path, process_group=self._group, no_dist=self._group is None)
+        except CheckpointException as exc:
+            raise Corrupted(f"{path}: cannot be read ({_cause(exc)})") from exc
+        for name, value in _crooked(state):
+            value.to_local().copy_(crooked[name][slices(value)])
+        _copy_ties(self._engine)
+        return progress
+
+    @property
+    def _is_first(self) -> bool:
+        return self._group is None or dist.get_rank() == 0
+
+    def _any(self, mine: bool) -> bool:
+        """Whether it is so on any rank."""
+        if self._group is None:
+            return mine
+        told = torch.tensor(int(mine))
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self._group)
+        return bool(told)
+
+    def _gathered(self, state: Mapping[str, Tensor]) -> Shapes:
+        """The whole shapes of what all ranks have together."""
+        mine: Shapes = {name: value.shape for name, value in state.items()}
+        if self._group is None:
+            return mine
+        found: list[Shapes] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(found, mine, group=self._group)
+        return {name: shape for each in found for name, shape in each.items()}
+
+    def _commit(self, written: "Future[object]", progress: Progress) -> None:
+        """Steps 1 to 4 of a save, beside the training."""
+        path = self._folder / folder_name(progress.step)
+        failure: BaseException | None = None
+        try:
+            # Done where the first rank has written the index, and so after all ranks have written their shards.
+            written.result()
+            if self._is_first:
+                write_progress(path, progress)
+                write_marker(self._folder, progress.step)
+                self._remove_older(progress.step)
+        except (CheckpointException, OSError) as exc:
+            failure = exc
+        if self._any(failure is not None):
+            cause = "see the first rank" if failure is None else _cause(failure)
+            raise StorageFull(f"{path}: the checkpoint could not be written ({cause}); the last one stays") from failure
+
+    def _remove_older(self, step: int) -> None:
+        steps = [each for each in checkpoint_steps(self._folder) if each <= step]
+        whole = [each for each in steps if read_progress(self._folder / folder_name(each)) is not None]
+        for each in set(steps) - set(whole[-self._keep :]):
+            shutil.rmtree(self._folder / folder_name(each), ignore_errors=True)
+
+
+def _saved(engine: Engine) -> Iterator[tuple[str, Tensor]]:
+    """What this rank has of the state, by the names of one process: a tied weight's copy is left out."""
+    copied = None if engine.built.tie is None else engine.built.tie.copied
+    for part in engine.parts.values():
+        for name, value in _values(part).items():
+            if value is not copied:
+                yield from _entries(engine, name, value)
+
+
+def _loaded(engine: Engine, *, resumes: bool) -> dict[str, Tensor]:
+    """The tensors to load into, by the names in a checkpoint. ``resumes``: the optimizers' state is in it."""
+    if resumes:
+        for part, optimizer in _trained(engine):
+            # Makes the state where no step has made it yet; what is in it is about to be overwritten.
+            get_optimizer_state_dict(part, optimizer)
+    tie, found = engine.built.tie, dict(_saved(engine))
+    if tie is not None and tie.copied is not None and tie.original is None:
+        found |= _entries(engine, tie.original_name, tie.copied)
+    return {name: value for name, value in found.items() if resumes or not name.startswith(f"{OPTIMIZER}.")}
+
+
+def _copy_ties(engine: Engine) -> None:
+    """Where a rank has both ends of a tied weight, give the copy what the original has been given."""
+    tie = engine.built.tie
+    if tie is None or tie.copied is None or tie.original is None:
+        return
+    ends = [dict(_entries(engine, tie.original_name, value)) for value in (tie.original, tie.copied)]
+    with torch.no_grad():
+        for name, value in ends[1].items():
+            value.copy_(ends[0][name])
+
+
+def _entries(engine: Engine, name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A parameter or buffer and its optimizer's state, by their names in a checkpoint."""
+    yield f"{MODEL}.{name}", value.detach()
+    for optimizer in engine.optimizers:
+        for key, kept in optimizer.state.get(value, {}).items():
+            if isinstance(kept, Tensor):
+                yield f"{OPTIMIZER}.{name}.{key}", kept
+
+
+def _crooked(state: Mapping[str, Tensor]) -> Iterator[tuple[str, DTensor]]:
+    for name, value in state.items():
+        if isinstance(value, DTensor) and is_crooked(value):
+            yield name, value
+
+
+def _values(part: nn.Module) -> dict[str, Tensor]:
+    """A part's parameters, each once, and the buffers that are kept."""
+    kept = part.state_dict().keys()
+    buffers = {name: value for name, value in part.named_buffers() if name in kept}
+    return {**dict(part.named_parameters()), **buffers}
+
+
+def _trained(engine: Engine) -> Iterator[tuple[nn.Module, Optimizer]]:
+    for part in engine.parts.values():
+        mine = {id(value) for value in part.parameters()}
+        for optimizer in engine.optimizers:
+            if any(id(value) in mine for group in optimizer.param_groups for value in group["params"]):
+                yield part, optimizer
+
+
+def _index(path: Path) -> Shapes:
+    """The names in a checkpoint, and their shapes."""
+    try:
+        metadata = FileSystemReader(path).read_metadata()
+    except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError, IndexError, ValueError) as exc:
+        raise Corrupted(f"{path}: its index cannot be read ({type(exc).__name__}: {exc})") from exc
+    return {
+        name: entry.size if isinstance(entry, TensorStorageMetadata) else None
+        for name, entry in metadata.state_dict_metadata.items()
+    }
+
+
+def _check(path: Path, found: Shapes, expected: Shapes) -> None:
+    """DCP overlooks what a checkpoint has too much; and what it lacks must be told alike on all ranks."""
+    missing, unknown = set(expected) - set(found), set(found) - set(expected)
+    wrong = {name for name in set(found) & set(expected) if found[name] != expected[name]}
+    if missing or unknown or wrong:
+        raise InvalidInput(
+            f"{path}: got {len(found)} tensors of which {len(unknown)} are unknown to this job and {len(wrong)} have "
+            f"another shape, and {len(missing)} are missing, such as {min([*missing, *unknown, *wrong])}; expected a "
+            "checkpoint of the same model and optimizer"
+        )
+
+
+def _cause(error: BaseException) -> str:
+    """The first rank's own words, without the traceback that DCP puts around them."""
+    if isinstance(error, CheckpointException):
+        return next((f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items()), "no reason given")
+    return str(error)

@@ -1,0 +1,285 @@
+"""A training job as a user writes it, in TOML: frozen records, and everything about them that can be refused at once.
+
+    [model] [model.decoder] [model.layout] [data] [training] [stop] [evaluation] [rate] [parallel] [communication]
+    [checkpoints] [watch], and at the top: seed
+
+Each key is the name of a field below; what may be left out has a value there. A config that exists makes sense by
+itself; ``check_config`` holds it against a number of processes, before one is started.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal, get_args
+
+from fanin.datacenter.communication import CommunicationSettings, check_communication
+from fanin.datacenter.models.decoder import DecoderConfig
+from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style, decoder_layout
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_job
+from fanin.datacenter.rates import RateSettings
+from fanin.datacenter.records import record_of
+from fanin.protos.errors import InvalidInput
+
+SAFETENSORS: Final = ".safetensors"
+SHAKESPEARE: Final = "tinyshakespeare"
+"""The text that is found by its name (FANIN_DATA, a cache, its mirror); any other is a path."""
+Tables = Mapping[str, Mapping[str, object]]
+NOTHING: Final[Tables] = MappingProxyType({})
+WHOLE: Final = Layout(
+    sizes=ModelSizes(num_layers=1, num_heads=0, num_kv_heads=0, feed_forward=0),
+    inputs=(),
+    layers="",
+    outputs=(),
+    plan={},
+)
+"""The layout of a module that nothing is known of: it can be copied and sharded, not cut or split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutSettings:
+    """The names of an App's modules, where it is to be cut by pp or split by tp.
+
+    Its forward must be a chain: ``inputs``, then each of the ``num_layers`` of the list ``layers``, then ``outputs``,
+    one tensor handed on. ``plan``: pattern over module names to a style of parallel/layout.py. The numbers, 0 where
+    there are none, must be multiples of tp.
+    """
+
+    layers: str
+    num_layers: int
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    plan: Mapping[str, str] = field(default_factory=dict)
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    feed_forward: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.layers or self.num_layers < 1:
+            raise InvalidInput(
+                f"layout: got layers {self.layers!r} and num_layers {self.num_layers}, expected the name of a list of "
+                "modules and how many it has"
+            )
+        for pattern, style in self.plan.items():
+            if style not in get_args(Style):
+                raise InvalidInput(f"layout: got {pattern} = {style!r}, expected one of {', '.join(get_args(Style))}")
+
+    @property
+    def layout(self) -> Layout:
+        """The same for the parallel rooms."""
+        styles: dict[str, Style] = {
+            name: style for style in get_args(Style) for name in self.plan if self.plan[name] == style
+        }
+        sizes = ModelSizes(
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            feed_forward=self.feed_forward,
+        )
+        return Layout(
+            sizes=sizes,
+            inputs=self.inputs,
+            layers=self.layers,
+            outputs=self.outputs,
+            plan={name: styles[name] for name in self.plan},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """What is trained: an App (``package.module:name`` or ``path/to/file.py:name``), or a decoder of these sizes.
+
+    ``mean_over``: what the loss is a mean of; an App's own loss is one of samples. ``initial``: what to begin with, a
+    file of canonical parameters as a Version has them, or of all weights as ``.safetensors``.
+    """
+
+    app: str = ""
+    decoder: DecoderConfig | None = None
+    layout: LayoutSettings | None = None
+    mean_over: Literal["", "tokens", "samples"] = ""
+    initial: Path | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.app) == (self.decoder is not None):
+            raise InvalidInput(f"model: got {'both' if self.app else 'neither'} app and decoder, expected one of them")
+        if self.decoder is not None and self.layout is not None:
+            raise InvalidInput("model: got a layout beside a decoder, expected it for an App alone")
+        if self.app and self.mean_over == "tokens":
+            raise InvalidInput("model: got mean_over 'tokens' for an App, expected 'samples': so its loss is made")
+
+    @property
+    def parallel_layout(self) -> Layout:
+        """What the parallel rooms know of it."""
+        if self.decoder is not None:
+            return decoder_layout(self.decoder)
+        return WHOLE if self.layout is None else self.layout.layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSettings:
+    """What it is trained on: ``text``, a file of characters in windows of ``length``, or ``examples``, an .npz file.
+
+    ``held_fraction`` of it is held out: of a text the end, of examples the same mix of labels.
+    """
+
+    text: str = ""
+    length: int = 64
+    examples: Path | None = None
+    held_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        if bool(self.text) == (self.examples is not None):
+            raise InvalidInput(
+                f"data: got {'both' if self.text else 'neither'} text and examples, expected one of them"
+            )
+        if self.length < 1:
+            raise InvalidInput(f"data: got length {self.length}, expected at least 1")
+        if not 0.0 < self.held_fraction < 1.0:
+            raise InvalidInput(f"data: got held_fraction {self.held_fraction}, expected between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopSettings:
+    """When training ends at the latest: after ``steps`` or ``epochs``, whichever comes first; 0 is no such limit."""
+
+    steps: int = 0
+    epochs: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.epochs < 0 or not (self.steps or self.epochs):
+            raise InvalidInput(f"stop: got steps {self.steps} and epochs {self.epochs}, expected at least one above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSettings:
+    """How the held-out part is looked at: after ``every`` steps, 0 for each epoch, and at the end.
+
+    ``batch_size`` 0: as in training. ``num_samples`` 0: all. Training stops when ``patience`` evaluations brought no
+    gain of ``min_delta`` (0: never). ``keep``: the parameters that it ends with, the last or the best evaluation's.
+    """
+
+    every: int = 0
+    batch_size: int = 0
+    num_samples: int = 0
+    patience: int = 0
+    min_delta: float = 0.0
+    keep: Literal["last", "best"] = "last"
+
+    def __post_init__(self) -> None:
+        for name in ("every", "batch_size", "num_samples", "patience"):
+            if getattr(self, name) < 0:
+                raise InvalidInput(f"evaluation: got {name} {getattr(self, name)}, expected 0 or more")
+        if not 0.0 <= self.min_delta < inf:
+            raise InvalidInput(f"evaluation: got min_delta {self.min_delta}, expected 0.0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """Where the job's state goes ``every`` so many steps (0: at the end alone), of which the last ``keep`` stay.
+
+    ``resume``: a folder of checkpoints with whose newest one to begin. A ``folder`` that has one already comes first,
+    so the same command goes on where it was stopped. ``weights``: a ``.safetensors`` file for what the model ends with.
+    """
+
+    folder: Path | None = None
+    every: int = 0
+    keep: int = 3
+    resume: Path | None = None
+    weights: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and self.weights.suffix != SAFETENSORS:
+            raise InvalidInput(f"checkpoints: got weights {self.weights}, expected a name that ends in {SAFETENSORS}")
+        if self.every < 0 or self.keep < 1:
+            raise InvalidInput(
+                f"checkpoints: got every {self.every} and keep {self.keep}, expected from 0 and from 1 on"
+            )
+        if self.every and self.folder is None:
+            raise InvalidInput(f"checkpoints: got every {self.every} and no folder, expected a folder for them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSettings:
+    """What else is looked at: a ``timeline`` of each rank, ``tensorboard``, the ``traffic`` of one step by axis, and
+    ``mfu`` on a CPU, whose peak has to be measured first. A job that stands still for ``hang_after_s`` is ended, and
+    what hung is named.
+    """
+
+    timeline: bool = False
+    tensorboard: bool = False
+    traffic: bool = False
+    mfu: bool = False
+    hang_after_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.hang_after_s < inf:
+            raise InvalidInput(f"watch: got hang_after_s {self.hang_after_s}, expected a positive number of seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """A whole job. Two configs that differ in ``parallel`` alone train the same model."""
+
+    model: ModelSettings
+    data: DataSettings
+    training: TrainingSettings
+    stop: StopSettings
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    rate: RateSettings = field(default_factory=RateSettings)
+    parallel: ParallelSettings = field(default_factory=ParallelSettings)
+    communication: CommunicationSettings = field(default_factory=CommunicationSettings)
+    checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InvalidInput(f"training: got seed {self.seed}, expected 0 or more")
+        if self.evaluation.keep == "best" and (self.checkpoints.folder or self.checkpoints.resume):
+            raise InvalidInput(
+                "evaluation: got keep 'best' beside checkpoints, expected 'last': a checkpoint has one set of values"
+            )
+        check_communication(self.communication, self.parallel, (self.evaluation.every, self.checkpoints.every))
+
+
+def parse_config(text: str, where: str, instead: Tables = NOTHING) -> TrainConfig:
+    """The config in a TOML text; ``where`` names it in errors. ``instead``: values by table and key that take the place
+    of the text's. Raises InvalidInput."""
+    try:
+        row = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise InvalidInput(f"{where}: not TOML ({exc})") from exc
+    for table, values in instead.items():
+        if isinstance(row.setdefault(table, {}), dict):
+            row[table] |= values
+    return record_of(TrainConfig, row, where)
+
+
+def read_train_config(path: Path, instead: Tables = NOTHING) -> TrainConfig:
+    """The config in a TOML file, as ``parse_config`` has it. Raises InvalidInput."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InvalidInput(f"{path}: cannot be read ({exc})") from exc
+    return parse_config(text, str(path), instead)
+
+
+def check_config(config: TrainConfig, num_processes: int) -> None:
+    """Raise InvalidInput, with all the numbers, unless so many processes can carry the config out."""
+    if num_processes < 1:
+        raise InvalidInput(f"datacenter job: got {num_processes} processes, expected at least 1")
+    mesh = config.parallel.mesh
+    if config.model.app and config.model.layout is None and mesh.pp * mesh.tp > 1:
+        raise InvalidInput(
+            f"mesh {mesh}: got pp {mesh.pp} and tp {mesh.tp} for the App {config.model.app}, whose module cannot be "
+            "cut or split without names; take dp_replicate and dp_shard, or give [model.layout]"
+        )
+    check_job(config.model.parallel_layout, config.parallel, config.training, num_processes)
+    size, pieces = config.evaluation.batch_size, mesh.num_parts * config.parallel.microbatches
+    if size % pieces:
+        raise InvalidInput(
+            f"evaluation: got batch_size {size}, expected a multiple of {mesh.num_parts} parts x "
+            f"{config.parallel.microbatches} microbatches = {pieces}"
+        )

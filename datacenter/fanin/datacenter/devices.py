@@ -1,0 +1,36 @@
+"""What a rank computes on: the CPU with gloo, or one GPU a rank with NCCL, by what the machine has.
+
+The choice is made here and nowhere else; the rest is told a device type.
+"""
+
+import os
+from typing import Final
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from fanin.datacenter.mesh import AXES, MeshShape
+
+BACKENDS: Final = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""With a GPU both: offloaded parameters and checkpoints that are written meanwhile stay on the CPU."""
+
+
+def device_type() -> str:
+    """``cuda`` where each rank of this machine can have a GPU of its own, else ``cpu``."""
+    num_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return "cuda" if torch.cuda.is_available() and torch.cuda.device_count() >= num_local else "cpu"
+
+
+def rank_device(kind: str) -> torch.device:
+    """This rank's own device; a GPU becomes the current one, as NCCL needs it before the first message."""
+    if kind != "cuda":
+        return torch.device(kind)
+    device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def build_mesh(shape: MeshShape, world_size: int, kind: str = "cpu") -> DeviceMesh:
+    """The mesh of processes; the process group must stand already. Raises InvalidInput."""
+    shape.check(world_size)
+    return init_device_mesh(kind, tuple(shape.sizes.values()), mesh_dim_names=AXES)

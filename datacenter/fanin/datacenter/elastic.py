@@ -1,0 +1,105 @@
+"""What a rank does so that its job can be stopped, killed and started again: its side of torchrun.
+
+    end_with_parent()                            # no rank outlives its agent
+    with process_group() as (rank, world_size):  # anew in each attempt
+        with Stop() as stop:
+            ...
+            if stop.agreed():                    # after a step, on all ranks alike
+                checkpoints.save(progress)       # and then finish, and leave with status 0
+
+torchrun starts all ranks again when one is gone, with what is left of its restarts, and again when a machine comes or
+goes; each time they go on from the last whole checkpoint. Only a rank that is neither told nor killed needs more: the
+watchdog (fanin.datacenter.watchdog).
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from fanin.datacenter.devices import BACKENDS, device_type
+
+TIMEOUT_S: Final = 120.0
+"""A rank that hangs is found by its peers after this; a dead one at once."""
+PARENT_POLL_S: Final = 0.5
+RECORDER: Final = "TORCH_FR_BUFFER_SIZE"
+RECORDED: Final = "256"
+"""Collectives that torch remembers, for the watchdog; it asks for them in C++, a record of some 100 bytes each."""
+
+
+def attempt() -> int:
+    """How often torchrun has started these ranks again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+@contextmanager
+def process_group(timeout_s: float = TIMEOUT_S) -> Iterator[tuple[int, int]]:
+    """(rank, world size) of the group that torchrun's environment describes."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    timeout = timedelta(seconds=timeout_s)
+    # torchrun's agent keeps one store for all attempts, and the addresses in it are those of dead ranks: each attempt
+    # writes under its own name. Without an agent the first rank keeps the store.
+    hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    os.environ.setdefault(RECORDER, RECORDED)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        address, port, is_master=hosts, timeout=timeout, wait_for_workers=False
+    )
+    named = PrefixStore(f"attempt-{attempt()}", store)
+    dist.init_process_group(BACKENDS[device_type()], store=named, rank=rank, world_size=world_size, timeout=timeout)
+    try:
+        yield rank, world_size
+    finally:
+        dist.destroy_process_group()
+
+
+def end_with_parent() -> None:
+    """End at once when torchrun's agent is gone: a rank whose agent was killed would train on unseen."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+class Stop:
+    """Takes SIGTERM while it is entered, which is for the main thread; any one rank's is for all.
+
+    To be entered once the process group stands: a rank that ignores the signal while it waits for others to come
+    would keep torchrun waiting too.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: object = None
+
+    def __enter__(self) -> "Stop":
+        self._before = signal.signal(signal.SIGTERM, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert callable(self._before) or isinstance(self._before, int)
+        signal.signal(signal.SIGTERM, self._before)
+
+    def agreed(self) -> bool:
+        """Whether any rank was told to stop. A collective: all ranks come to the same, at the same step."""
+        if not dist.is_initialized():
+            return self._asked
+        told = torch.tensor(int(self._asked))
+        dist.all_reduce(told, dist.ReduceOp.MAX)
+        return bool(told)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True

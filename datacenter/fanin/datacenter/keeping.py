@@ -1,0 +1,145 @@
+"""A job that can be stopped at any moment: its checkpoints, where it goes on, and the trace of what it has done.
+
+Of a job's state, what decides what comes next is in the checkpoint (parameters, optimizer, cursor, patience); what is
+only told (each step's loss, each evaluation) is a trace beside it, ``steps.jsonl``, a line each. Going on at step n
+keeps the trace's first n steps, so a job that was killed ends with the trace of one that was not.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from fanin.datacenter.checkpoint import Checkpoints
+from fanin.datacenter.config import CheckpointSettings
+from fanin.datacenter.jobfiles import Evaluated
+from fanin.datacenter.parallel.engine import Engine
+from fanin.datacenter.progress import Progress
+from fanin.datacenter.records import record_of
+from fanin.datacenter.samples import Cursor
+from fanin.datacenter.trainer import State, Trainer
+from fanin.protos.errors import InvalidInput
+
+TRACE_FILE: Final = "steps.jsonl"
+STEP: Final = "loss"
+
+
+class Keeper:
+    """The checkpoints of one job on one rank; ``state`` is where it begins. All ranks make one."""
+
+    def __init__(self, settings: CheckpointSettings, engine: Engine, seed: int, *, writes: bool) -> None:
+        """``writes``: whether this rank keeps the trace. Raises InvalidInput, or Corrupted."""
+        self._settings = settings
+        self._seed = seed
+        self._stack = ExitStack()
+        self._checkpoints: Checkpoints | None = None
+        self._saved_step = -1
+        progress = None
+        if settings.folder is not None:
+            settings.folder.mkdir(parents=True, exist_ok=True)
+            self._checkpoints = self._stack.enter_context(Checkpoints(settings.folder, engine, settings.keep))
+            progress = self._checkpoints.load()
+        if progress is None and settings.resume is not None and settings.resume != settings.folder:
+            with Checkpoints(settings.resume, engine) as others:
+                progress = others.load()
+            if progress is None:
+                raise InvalidInput(
+                    f"checkpoints: got resume {settings.resume}, expected a folder with a whole checkpoint"
+                )
+        if progress is not None and progress.seed != seed:
+            raise InvalidInput(
+                f"checkpoints: got seed {seed}, expected {progress.seed} as in the checkpoint: it decides what was seen"
+            )
+        self.state = State() if progress is None else _state(progress)
+        self._trace = settings.folder / TRACE_FILE if writes and settings.folder is not None else None
+        sources = [] if progress is None else [folder for folder in (settings.folder, settings.resume) if folder]
+        self.losses, self.evaluated = _read_trace(sources, self.state.step) if writes else ([], [])
+        self._written = (0, 0)
+
+    def __enter__(self) -> "Keeper":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._stack.__exit__(kind, error, None)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there is a folder for checkpoints."""
+        return self._checkpoints is not None
+
+    def after_step(self, trainer: Trainer) -> None:
+        """Save where it is time for it."""
+        every = self._settings.every
+        if every and trainer.state.step % every == 0:
+            self.save(trainer)
+
+    def save(self, trainer: Trainer) -> None:
+        """Save the state as it is, unless it is saved already."""
+        if self._checkpoints is None or self._saved_step == trainer.state.step:
+            return
+        self._saved_step = trainer.state.step
+        if self._trace is not None:
+            self._append(trainer)
+        self._checkpoints.save(_progress(trainer.state, self._seed))
+
+    def _append(self, trainer: Trainer) -> None:
+        """The trace must be there before the checkpoint that stands on it is marked."""
+        assert self._trace is not None
+        trained, (num_losses, num_evaluated) = trainer.trained, self._written
+        lines: list[Mapping[str, object]] = [{STEP: loss} for loss in trained.losses[num_losses:]]
+        lines += [asdict(each) for each in trained.evaluated[num_evaluated:]]
+        # The first time all of it, over what a job that went further may have left.
+        with self._trace.open("a" if num_losses else "w", encoding="utf-8") as file:
+            file.writelines(f"{json.dumps(line)}\n" for line in lines)
+        self._written = (len(trained.losses), len(trained.evaluated))
+
+
+def _read_trace(folders: list[Path], step: int) -> tuple[list[float], list[Evaluated]]:
+    """The first ``step`` losses, and the evaluations until then, from the first folder that has a trace."""
+    path = next((folder / TRACE_FILE for folder in folders if (folder / TRACE_FILE).exists()), None)
+    losses: list[float] = []
+    evaluated: list[Evaluated] = []
+    for line in [] if path is None else path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            # The last line of a job that was killed; what it said is done again.
+            break
+        if STEP in row:
+            losses.append(float(row[STEP]))
+        else:
+            evaluated.append(record_of(Evaluated, row, str(path)))
+    return losses[:step], [each for each in evaluated if each.step <= step]
+
+
+def _state(progress: Progress) -> State:
+    measures = progress.measures
+    return State(
+        step=progress.step,
+        cursor=Cursor(epoch=progress.epoch, taken=progress.position),
+        looks=int(measures["looks"]),
+        best=int(measures["best"]),
+        best_loss=measures.get("best_loss", float("inf")),
+        loss_sum=measures["loss_sum"],
+        count=int(measures["count"]),
+    )
+
+
+def _progress(state: State, seed: int) -> Progress:
+    # A best loss is there once there was a look; infinity is no number of JSON.
+    best_loss = {"best_loss": state.best_loss} if state.best else {}
+    return Progress(
+        step=state.step,
+        epoch=state.cursor.epoch,
+        position=state.cursor.taken,
+        seed=seed,
+        measures={
+            "looks": state.looks,
+            "best": state.best,
+            "loss_sum": state.loss_sum,
+            "count": state.count,
+            **best_loss,
+        },
+    )

@@ -1,0 +1,157 @@
+"""A decoder-only transformer of the Llama family (Touvron et al. 2023, arXiv 2302.13971, section 2.2).
+
+RMSNorm before each part (Zhang and Sennrich 2019, arXiv 1910.07467), rotary positions (Su et al. 2021, arXiv
+2104.09864), SwiGLU (Shazeer 2020, arXiv 2002.05202) and grouped-query attention (Ainslie et al. 2023, arXiv
+2305.13245). It knows nothing of ranks: attention takes as many heads as its projections give it, a layer takes and
+gives one tensor, and rotations are computed where they are used, so that any of its parts may stand alone.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from fanin.datacenter.models.layers import seeded
+from fanin.protos.errors import InvalidInput
+
+INITIAL_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """The sizes of a decoder; ``tied``: the table that embeds tokens also scores them."""
+
+    vocabulary: int = 256
+    width: int = 64
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    feed_forward: int = 192
+    rotary_base: float = 10_000.0
+    norm_epsilon: float = 1e-5
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "width", "num_layers", "num_heads", "num_kv_heads", "feed_forward"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"decoder: got {name} {getattr(self, name)}, expected at least 1")
+        if self.width % (2 * self.num_heads):
+            raise InvalidInput(
+                f"decoder: got width {self.width} and {self.num_heads} heads, expected an even width of each head"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise InvalidInput(
+                f"decoder: got {self.num_heads} heads and {self.num_kv_heads} kv heads, expected a multiple of these"
+            )
+
+    @property
+    def head_width(self) -> int:
+        """Values of a query, key or value of one head."""
+        return self.width // self.num_heads
+
+
+class Attention(nn.Module):
+    """Causal attention; each key and value head serves a group of query heads."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.head_width = config.head_width
+        self.rotary_base = config.rotary_base
+        kv_width = config.num_kv_heads * config.head_width
+        self.query = nn.Linear(config.width, config.width, bias=False)
+        self.key = nn.Linear(config.width, kv_width, bias=False)
+        self.value = nn.Linear(config.width, kv_width, bias=False)
+        self.out = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` (B, T, width) to the same shape."""
+        query, key, value = (self._heads(project(x)) for project in (self.query, self.key, self.value))
+        cos, sin = rotations(query, self.rotary_base)
+        grouped = query.shape[1] != key.shape[1]
+        seen = scaled_dot_product_attention(
+            rotated(query, cos, sin), rotated(key, cos, sin), value, is_causal=True, enable_gqa=grouped
+        )
+        mixed: Tensor = self.out(seen.transpose(1, 2).flatten(2))
+        return mixed
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, T, heads * head width) to (B, heads, T, head width)."""
+        return x.reshape(*x.shape[:-1], -1, self.head_width).transpose(1, 2)
+
+
+def rotations(x: Tensor, base: float) -> tuple[Tensor, Tensor]:
+    """(cos, sin), each (T, head width / 2), of the angles for ``x`` (..., T, head width); float32 at least."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    length, half = x.shape[-2], x.shape[-1] // 2
+    rates = base ** (torch.arange(half, dtype=dtype, device=x.device) / -half)
+    angles = torch.outer(torch.arange(length, dtype=dtype, device=x.device), rates)
+    return angles.cos(), angles.sin()
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``x`` with its two halves turned against each other, in its own dtype."""
+    first, second = x.to(cos.dtype).chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: one projection gates the other."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.width, config.feed_forward, bias=False)
+        self.up = nn.Linear(config.width, config.feed_forward, bias=False)
+        self.down = nn.Linear(config.feed_forward, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` (B, T, width) to the same shape."""
+        moved: Tensor = self.down(silu(self.gate(x)) * self.up(x))
+        return moved
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each on the normed stream and added to it."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_epsilon)
+        self.attention = Attention(config)
+        self.feed_forward_norm = nn.RMSNorm(config.width, eps=config.norm_epsilon)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` (B, T, width) to the same shape."""
+        x = x + self.attention(self.attention_norm(x))
+        moved: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        return moved
+
+
+class Decoder(nn.Module):
+    """Tokens (B, T) to logits (B, T, vocabulary) of each next token; no sequence is too long for it."""
+
+    def __init__(self, config: DecoderConfig, seed: int = 0) -> None:
+        super().__init__()
+        with seeded(seed):
+            self.embed = nn.Embedding(config.vocabulary, config.width)
+            self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+            self.norm = nn.RMSNorm(config.width, eps=config.norm_epsilon)
+            self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+            self._initialize(config)
+        if config.tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, T, vocabulary)."""
+        stream: Tensor = self.embed(tokens)
+        for layer in self.layers:
+            stream = layer(stream)
+        logits: Tensor = self.head(self.norm(stream))
+        return logits
+
+    def _initialize(self, config: DecoderConfig) -> None:
+        # What each layer adds to the stream is scaled with their number, so that the stream is not (GPT-2's rule).
+        added_std = INITIAL_STD / (2 * config.num_layers) ** 0.5
+        for name, value in self.named_parameters():
+            if value.ndim > 1:
+                nn.init.normal_(value, std=added_std if name.endswith(("out.weight", "down.weight")) else INITIAL_STD)

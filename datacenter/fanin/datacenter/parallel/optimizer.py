@@ -1,0 +1,18 @@
+"""The optimizer of a part: torch's own, in the form that is cheapest on sharded parameters."""
+
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from fanin.datacenter.parallel.settings import TrainingSettings
+
+
+def build_optimizer(part: nn.Module, settings: TrainingSettings) -> Optimizer | None:
+    """An optimizer over what trains in a part; None if nothing does."""
+    values = [value for value in part.parameters() if value.requires_grad]
+    if not values:
+        return None
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.optimizer == "sgd":
+        # torch 2.13 has no fused form of it for sharded parameters.
+        return SGD(values, lr=rate, momentum=settings.momentum, weight_decay=decay)
+    return AdamW(values, lr=rate, betas=settings.betas, eps=settings.epsilon, weight_decay=decay, fused=True)

@@ -1,0 +1,130 @@
+"""One rank's part of a job, in numbers: which stages it has, what is in them, how large a piece is, and of what dtype.
+
+``traffic``, ``memory`` and ``timing`` all begin here, so that they speak of the same job.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+from fanin.datacenter.parallel.pipeline import cut
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.planner.facts import ModelFacts, Weight
+
+FULL_BYTES = 4
+"""Of a value in the parameters' own precision."""
+HALF_BYTES = 2
+SUM_BYTES = 8
+"""Of a loss, a count or a norm, summed over ranks in float64."""
+
+
+@cache
+def _shares(num_layers: int, num_stages: int, times: tuple[float, ...]) -> tuple[int, ...]:
+    """Layers of each stage. A planner asks for the same thousands of times, here and below."""
+    return tuple(map(len, cut(num_layers, num_stages, times)))
+
+
+@cache
+def _shard_values(weights: tuple[Weight, ...], tp: int, num_kv_heads: int, num_shards: int) -> int:
+    return sum(weight.sharded(tp, num_kv_heads, num_shards) for weight in weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage: how many layers, and which ends of the model are in it."""
+
+    index: int
+    num_layers: int
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A model, how it is spread and trained, and the tokens of a sample."""
+
+    facts: ModelFacts
+    parallel: ParallelSettings
+    training: TrainingSettings
+    sequence: int
+
+    @property
+    def tp(self) -> int:
+        """Ranks of tensor parallelism."""
+        return self.parallel.mesh.tp
+
+    @property
+    def num_shards(self) -> int:
+        """In how many shares FSDP2 cuts a parameter; 1 where it does not."""
+        return self.parallel.mesh.dp_shard if self.parallel.sharded else 1
+
+    @property
+    def turns(self) -> int:
+        """Pieces of a rank's part of a batch."""
+        return self.training.accumulate * self.parallel.microbatches
+
+    @property
+    def piece_tokens(self) -> int:
+        """Tokens that a rank works on at once."""
+        return self.training.batch_size // (self.parallel.mesh.num_parts * self.turns) * self.sequence
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of a step over all ranks."""
+        return self.training.batch_size * self.sequence
+
+    @property
+    def half(self) -> bool:
+        """Whether matrix products are in half precision."""
+        return self.parallel.precision != "full"
+
+    @property
+    def product_bytes(self) -> int:
+        """Of a value that comes out of a matrix product."""
+        return HALF_BYTES if self.half else FULL_BYTES
+
+    @property
+    def stream_bytes(self) -> int:
+        """Of a value of what layers hand on: FSDP2 casts the model, autocast the products alone."""
+        return HALF_BYTES if self.half and self.parallel.sharded else FULL_BYTES
+
+    def stages(self, rank: int) -> list[Stage]:
+        """The stages of a rank of the pipeline, first to last."""
+        num_layers = self.facts.sizes.num_layers
+        if not self.parallel.pipelined:
+            return [Stage(index=0, num_layers=num_layers, first=True, last=True)]
+        pipeline = self.parallel.pipeline()
+        shares = _shares(num_layers, pipeline.num_stages, self.parallel.layer_times)
+        return [
+            Stage(
+                index=index,
+                num_layers=shares[index],
+                first=index == 0,
+                last=index == pipeline.num_stages - 1,
+            )
+            for index in pipeline.stages_of(rank)
+        ]
+
+    def ends(self, stage: Stage) -> tuple[Weight, ...]:
+        """The parameters of a stage outside of its layers; a tied table is in both ends of a pipeline."""
+        inputs, outputs = self.facts.inputs, self.facts.outputs
+        found = (*(inputs if stage.first else ()), *(outputs if stage.last else ()))
+        return (*inputs, *found) if self.facts.tied and stage.last and not stage.first else found
+
+    def num_weights(self, stage: Stage) -> int:
+        """Parameters of a stage, as tensors."""
+        return stage.num_layers * len(self.facts.layer) + len(self.ends(stage))
+
+    def stage_values(self, stages: list[Stage]) -> tuple[int, int]:
+        """(values that a rank keeps of stages, values of them as ``tp`` splits them, padded)."""
+        layers = sum(stage.num_layers for stage in stages)
+        mine = layers * self.shard_values(self.facts.layer)
+        mine += sum(self.shard_values(self.ends(stage)) for stage in stages)
+        return mine, mine * self.num_shards
+
+    def local_values(self, weights: tuple[Weight, ...]) -> int:
+        """Values of parameters as ``tp`` splits them, padded for FSDP2."""
+        return self.num_shards * self.shard_values(weights)
+
+    def shard_values(self, weights: tuple[Weight, ...]) -> int:
+        """Values that a rank keeps of parameters."""
+        return _shard_values(weights, self.tp, self.facts.sizes.num_kv_heads, self.num_shards)

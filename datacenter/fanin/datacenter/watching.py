@@ -1,0 +1,120 @@
+"""What is seen of a job while it trains, in its folder, and the eye on ranks that hang.
+
+rows.jsonl              a line a step (meters.Row), by the first rank
+tensorboard/            the same, where it is asked for and tensorboardX is installed
+timeline-rank-N.json    what each rank did when, where it is asked for
+"""
+
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.distributed.pipelining.stage import _PipelineStageBase
+from torch.nn.parallel import DistributedDataParallel
+
+from fanin.datacenter.config import TrainConfig, WatchSettings
+from fanin.datacenter.counters import ByteCounter, by_axis, make_visible
+from fanin.datacenter.elastic import attempt
+from fanin.datacenter.flops import best_gemm, hardware_of
+from fanin.datacenter.meters import JsonLines, Meter, Scale, Sink, open_tensorboard
+from fanin.datacenter.parallel.engine import Engine
+from fanin.datacenter.planner.facts import decoder_facts
+from fanin.datacenter.timeline import watch_stage
+from fanin.datacenter.trainer import Trainer
+from fanin.datacenter.watchdog import Watchdog
+
+ROWS_FILE: Final = "rows.jsonl"
+COUNTED_STEP: Final = 2
+"""The steps before it make groups and find out shapes, which sends more."""
+
+
+class Watch:
+    """Looks after one rank's job while it is entered."""
+
+    def __init__(self, config: TrainConfig, trainer: Trainer, rank: int, folder: Path) -> None:
+        self._settings = config.watch
+        self._trainer = trainer
+        self._stack = ExitStack()
+        self._counter: ByteCounter | None = None
+        self._counted_step = trainer.state.step + COUNTED_STEP
+        engine, timeline = trainer.engine, trainer.timeline
+        timeline.rank, timeline.step = rank, trainer.state.step
+        self._path = folder / f"timeline-rank-{rank}.json"
+        self._watchdog = Watchdog(engine, folder, config.watch.hang_after_s)
+        for stage in _stages(engine):
+            # Its methods are replaced for this one object, which types do not foresee.
+            watch_stage(stage, timeline)  # type: ignore[arg-type]
+        runner = engine.built.runners.get(0)
+        if config.watch.traffic and config.communication.plain and isinstance(runner, DistributedDataParallel):
+            make_visible(runner)
+        cuda = engine.built.device.type == "cuda"
+        tells = rank == 0
+        self._meter = Meter(
+            timeline,
+            _scale(config, engine) if tells else Scale(),
+            _sinks(config.watch, folder) if tells else (),
+            torch.cuda.max_memory_allocated if cuda else None,
+        )
+        trainer.around_step = self._around
+
+    def __enter__(self) -> "Watch":
+        self._stack.callback(self._meter.close)
+        if self._settings.timeline:
+            self._stack.callback(self._trainer.timeline.write, self._path)
+        self._stack.enter_context(self._watchdog)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def after_step(self) -> None:
+        """Tell of the step that is done."""
+        if self._counter is not None:
+            self._meter.bytes_by_axis, self._counter = by_axis(self._counter.counts), None
+        last = self._trainer.last
+        self._meter.tell(last.loss, last.units, last.norm, last.rate)
+        self._watchdog.beat(self._trainer.state.step)
+
+    def _around(self) -> AbstractContextManager[object]:
+        mesh = self._trainer.engine.built.mesh
+        if not self._settings.traffic or mesh is None or self._trainer.state.step != self._counted_step:
+            return nullcontext()
+        self._counter = ByteCounter(mesh)
+        return self._counter
+
+
+def _stages(engine: Engine) -> list[_PipelineStageBase]:
+    schedule = engine.built.schedule
+    if schedule is None:
+        return []
+    # torch keeps them to itself, and offers nothing else to see a pipeline's bubble by.
+    return [schedule._stage] if isinstance(schedule, PipelineScheduleSingle) else list(schedule._stages)
+
+
+def _sinks(settings: WatchSettings, folder: Path) -> list[Sink]:
+    if attempt() == 0:
+        (folder / ROWS_FILE).unlink(missing_ok=True)
+    sinks: list[Sink] = [JsonLines(folder / ROWS_FILE)]
+    return [*sinks, open_tensorboard(folder / "tensorboard")] if settings.tensorboard else sinks
+
+
+def _scale(config: TrainConfig, engine: Engine) -> Scale:
+    """What speed is compared with, as far as it is known: a decoder's on text, a GPU's or a CPU's that is measured."""
+    parallel, decoder, device = config.parallel, config.model.decoder, engine.built.device
+    flops, peak = 0.0, 0.0
+    if decoder is not None and config.data.text:
+        flops = float(decoder_facts("decoder", decoder).work.flops_per_token(config.data.length))
+    if device.type == "cuda":
+        hardware = hardware_of(torch.cuda.get_device_name(device))
+        full = parallel.precision == "full"
+        peak = 0.0 if hardware is None else hardware.float32_flops_per_second if full else hardware.flops_per_second
+    elif config.watch.mfu:
+        peak = best_gemm()
+    return Scale(
+        num_ranks=parallel.mesh.num_ranks,
+        flops_per_token=flops,
+        peak_flops_per_second=peak,
+        pipelined=parallel.pipelined,
+    )

@@ -1,0 +1,148 @@
+"""The cells of the parity matrix: what each trains, and over which ranks. Needs no torch.
+
+A cell is compared with one process that trains the same: what a mesh may not change (``Cell.reference``) is in few
+variants, what it may is in as many as there are. Some cells are wrong on purpose: parity must tell.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Final
+
+from fanin.datacenter.mesh import AXES, MeshShape
+from fanin.datacenter.parallel.schedules import SCHEDULES
+
+NUM_STEPS: Final = 20
+WORLD: Final = 8
+BATCH, LENGTH, VOCABULARY = 16, 8, 97
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One training of ``NUM_STEPS`` steps. ``fault`` names what is done wrong on purpose."""
+
+    mesh: str
+    schedule: str = "GPipe"
+    microbatches: int = 1
+    accumulate: int = 1
+    recompute: str = "none"
+    layer_times: tuple[float, ...] = ()
+    reshard: bool | None = None
+    replicate: str = "ddp"
+    offload: bool = False
+    precision: str = "full"
+    fault: str = ""
+    nightly: bool = False
+    # What one process is told as well.
+    layers: int = 2
+    tied: bool = False
+    dtype: str = "float64"
+    clip: float | None = 0.5
+    freeze: tuple[str, ...] = ()
+    family: str = "decoder"
+
+    @property
+    def shape(self) -> MeshShape:
+        """The mesh."""
+        return MeshShape.parse(self.mesh)
+
+    @property
+    def reference(self) -> str:
+        """The name of what one process makes of the same."""
+        parts = [self.family, self.dtype, f"layers{self.layers}", "tied" if self.tied else "untied"]
+        return "-".join([*parts, "unclipped" if self.clip is None else f"clip{self.clip}", *self.freeze]).replace(
+            "*", ""
+        )
+
+    @property
+    def name(self) -> str:
+        """What a test and a file are called."""
+        parts = [self.mesh, *([self.schedule] if self.shape.pp > 1 else [])]
+        parts += [f"{self.accumulate}x{self.microbatches}", self.recompute * (self.recompute != "none")]
+        parts += ["" if self.reshard is None else f"reshard{self.reshard}", "times" * bool(self.layer_times)]
+        parts += [self.precision * (self.precision != "full")]
+        parts += ["offload" * self.offload, self.replicate * (self.replicate != "ddp"), self.reference, self.fault]
+        return "_".join(part for part in parts if part)
+
+
+def factorisations() -> Iterator[MeshShape]:
+    """Every mesh of eight ranks."""
+    for sizes in product((1, 2, 4, 8), repeat=len(AXES)):
+        shape = MeshShape(**dict(zip(AXES, sizes, strict=True)))
+        if shape.num_ranks == WORLD:
+            yield shape
+
+
+def _matrix() -> Iterator[Cell]:
+    """All meshes in float64; every other one with tied embeddings."""
+    for index, shape in enumerate(factorisations()):
+        pieces = shape.pp if shape.pp > 1 else 1
+        yield Cell(
+            mesh=str(shape),
+            schedule="1F1B" if index % 2 else "GPipe",
+            microbatches=pieces,
+            # A collective takes milliseconds on two cores, whatever its size: as few layers as show anything.
+            layers=2 if str(shape) == "dp_shard=8" else shape.pp,
+            tied=index % 2 == 0,
+            clip=None if shape.tp == 4 else 0.5,
+        )
+
+
+def _schedules() -> Iterator[Cell]:
+    """All schedules at two and four ranks."""
+    for (name, schedule), num_ranks in product(SCHEDULES.items(), (2, 4)):
+        yield Cell(
+            mesh=f"pp={num_ranks}",
+            schedule=name,
+            microbatches=2 * num_ranks if num_ranks == 2 else 4,
+            accumulate=2 if num_ranks == 2 and not schedule.splits_backward else 1,
+            layers=num_ranks * schedule.default_stages,
+            tied=num_ranks == 4 or schedule.folded,
+            recompute="full" if num_ranks == 2 and name in ("Interleaved1F1B", "ZBV") else "none",
+        )
+
+
+SINGLES: Final = (
+    *(
+        Cell(mesh=mesh, dtype="float32", microbatches=2 if "pp" in mesh else 1, schedule="1F1B", clip=None)
+        for mesh in (
+            "dp_replicate=8",
+            "dp_shard=4",
+            "dp_replicate=2,dp_shard=2",
+            "pp=2",
+            "pp=2,dp_shard=2,tp=2",
+        )
+    ),
+    Cell(mesh="dp_shard=2", microbatches=2, accumulate=2, recompute="full", tied=True),
+    Cell(mesh="dp_shard=2,tp=2", accumulate=2, recompute="full", layers=1, tied=True),
+    Cell(mesh="dp_shard=2,tp=2", accumulate=2, recompute="selective", tied=True, nightly=True),
+    Cell(mesh="dp_replicate=2", accumulate=2, tied=True),
+    Cell(mesh="dp_replicate=2", replicate="hsdp", microbatches=2),
+    Cell(mesh="dp_shard=2", offload=True),
+    Cell(mesh="dp_shard=2", reshard=False, freeze=("embed.*", "layers.0.*")),
+    Cell(mesh="tp=2", freeze=("layers.*.attention.*",)),
+    Cell(mesh="pp=2", schedule="1F1B", microbatches=4, layers=4, layer_times=(3.0, 1.0, 1.0, 1.0, 1.0, 0.0)),
+    Cell(mesh="pp=2,dp_shard=2", schedule="1F1B", microbatches=2, reshard=True, recompute="selective"),
+    Cell(mesh="pp=2", schedule="GPipe", microbatches=2, freeze=("embed.*", "layers.0.*")),
+)
+MODELS: Final = (
+    Cell(mesh="pp=2,tp=2", family="encoder", schedule="1F1B", microbatches=2, tied=True),
+    Cell(mesh="dp_shard=2", family="encoder", recompute="selective", tied=True),
+    Cell(mesh="pp=2,dp_shard=2,tp=2", family="llama", schedule="1F1B", microbatches=2, tied=True, nightly=True),
+    Cell(mesh="pp=4,tp=2", family="llama", microbatches=4, layers=4, nightly=True),
+    Cell(mesh="dp_replicate=2,dp_shard=2,tp=2", family="llama", tied=True, nightly=True),
+    Cell(mesh="pp=2", family="llama", schedule="ZBV", microbatches=4, layers=4, recompute="full", nightly=True),
+    Cell(mesh="pp=2,dp_shard=2,tp=2", schedule="ZBV", microbatches=4, layers=4, tied=True, nightly=True),
+    Cell(mesh="pp=2,dp_shard=2,tp=2", schedule="Interleaved1F1B", microbatches=4, layers=4, tied=True, nightly=True),
+)
+HALVES: Final = tuple(
+    Cell(mesh=mesh, microbatches=2, dtype="float32", clip=0.5, precision=precision)
+    for mesh, precision in (("dp_shard=2", "bf16"), ("pp=2", "bf16"), ("dp_shard=2", "fp16"), ("tp=2", "fp16"))
+)
+FAULTS: Final = (
+    Cell(mesh="dp_shard=2", fault="mean-of-means"),
+    Cell(mesh="pp=2", microbatches=2, tied=True, fault="untied"),
+    Cell(mesh="tp=2", tied=True, fault="untied"),
+    Cell(mesh="pp=2,dp_shard=2", microbatches=2, dtype="float32", clip=None, fault="no-root"),
+)
+CELLS: Final = (*_matrix(), *_schedules(), *SINGLES, *MODELS)

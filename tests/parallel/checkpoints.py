@@ -1,0 +1,202 @@
+"""Trains, saves, and goes on at other meshes and in one process; leaves what came out as .npz files.
+
+    python tests/parallel/checkpoints.py FOLDER checkpoints|weights
+
+One pool, as in ``matrix``: eight ranks are forked once and share a process group. One process by itself loads last.
+"""
+
+import json
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from parallel.cells import WORLD, Cell
+from parallel.matrix import CPU, batches, model_of, parallel_of, training_of
+
+from fanin.datacenter.checkpoint import Checkpoints
+from fanin.datacenter.mesh import AXES
+from fanin.datacenter.parallel.build import build
+from fanin.datacenter.parallel.engine import Batch, Engine
+from fanin.datacenter.parallel.quiet import quiet
+from fanin.datacenter.progress import Progress
+from fanin.datacenter.weights import export_weights, import_weights
+from fanin.protos.errors import FaninError
+
+SAVED, STEPS = 2, 5
+TRAINED = {
+    "untied": Cell(mesh="pp=2,dp_shard=2,tp=2", schedule="1F1B", microbatches=2, layers=4, clip=0.5),
+    "uneven": Cell(mesh="dp_shard=4,tp=2"),
+    "tied": Cell(mesh="pp=2,dp_shard=4", schedule="ZBV", microbatches=2, layers=4, tied=True),
+}
+CONTINUED = {
+    "untied": (
+        Cell(mesh="dp_replicate=2,tp=4", layers=4, clip=0.5),
+        Cell(mesh="pp=4,tp=2", schedule="1F1B", microbatches=4, layers=4, clip=0.5),
+    ),
+    # 97 rows over 2 and 4 ranks: torch alone would put them together wrongly.
+    "uneven": (Cell(mesh="pp=2,dp_shard=4", microbatches=2),),
+    "tied": (Cell(mesh="pp=4,dp_shard=2", schedule="1F1B", microbatches=4, layers=4, tied=True),),
+}
+
+
+def engine_of(cell: Cell) -> Engine:
+    """The cell's model on this rank."""
+    mesh = None
+    if dist.is_initialized():
+        mesh = DeviceMesh("cpu", torch.arange(WORLD).reshape(*cell.shape.sizes.values()), mesh_dim_names=AXES)
+    return Engine(build(model_of(cell), parallel_of(cell), training_of(cell), mesh, CPU))
+
+
+def train(engine: Engine, first: int, last: int) -> Iterator[float]:
+    """The losses of steps ``first`` to ``last``."""
+    index, num = engine.share
+    for inputs, targets in islice(batches(), first, last):
+        yield float(engine.step(Batch(inputs=inputs.chunk(num)[index], targets=targets.chunk(num)[index])).loss)
+
+
+def outcome(engine: Engine, losses: list[float]) -> dict[str, np.ndarray]:
+    """The losses, and all parameters."""
+    return {"losses": np.array(losses), **{name: value.numpy() for name, value in engine.full_parameters().items()}}
+
+
+def save_and_go_on(folder: Path, name: str) -> dict[str, np.ndarray]:
+    """Some steps, a checkpoint that is written while more are taken."""
+    engine = engine_of(TRAINED[name])
+    with Checkpoints(folder / name, engine) as checkpoints:
+        assert checkpoints.load() is None
+        losses = list(train(engine, 0, SAVED))
+        checkpoints.save(Progress(step=SAVED, epoch=1, position=48, seed=7, measures={"best": 0.1}))
+        losses += train(engine, SAVED, STEPS)
+    return outcome(engine, losses)
+
+
+def go_on(folder: Path, name: str, cell: Cell) -> dict[str, np.ndarray]:
+    """The last steps at another mesh."""
+    engine = engine_of(cell)
+    with Checkpoints(folder / name, engine) as checkpoints:
+        progress = checkpoints.load()
+        assert progress == Progress(step=SAVED, epoch=1, position=48, seed=7, measures={"best": 0.1})
+    return outcome(engine, list(train(engine, progress.step, STEPS)))
+
+
+def give_weights(folder: Path) -> dict[str, np.ndarray]:
+    """A file of what one step came to, the parameters themselves, and the loss that comes next."""
+    engine = engine_of(TRAINED["tied"])
+    losses = list(train(engine, 0, 1))
+    export_weights(engine, folder / "tied.safetensors", {"made_by": "a test"})
+    return {**outcome(engine, losses), "losses": np.array(list(train(engine, 1, 2)))}
+
+
+def take_weights(folder: Path, cell: Cell) -> dict[str, np.ndarray]:
+    """The parameters of a file, taken at another mesh, and the loss that comes next."""
+    engine = engine_of(cell)
+    import_weights(engine, folder / "tied.safetensors")
+    return {**outcome(engine, []), "losses": np.array(list(train(engine, 1, 2)))}
+
+
+def keep_last(folder: Path) -> dict[str, np.ndarray]:
+    """Saves at five steps, of which two are kept."""
+    cell = Cell(mesh="dp_replicate=2,dp_shard=4")
+    engine = engine_of(cell)
+    left = folder / "kept" / "step-00000002"
+    left.mkdir(parents=True, exist_ok=True)
+    (left / "__9_0.distcp").write_bytes(b"of a save that was interrupted")
+    with Checkpoints(folder / "kept", engine, keep=2) as checkpoints:
+        for step in (0, 1, 2, 4, 7):
+            checkpoints.save(Progress(step=step))
+            checkpoints.finish()
+        found = sorted(path.name for path in (folder / "kept").iterdir())
+        # Saved before any step, an optimizer has no state: whoever takes it must have none either.
+        fresh = checkpoints.load()
+        assert fresh == Progress(step=7)
+    _leave(folder, "kept-fresh", {"losses": np.array(list(train(engine_of(cell), 0, 2)))})
+    return {"names": np.array(found), "losses": np.array(list(train(engine, 0, 2)))}
+
+
+def refusals(attempt_of: Callable[[Engine], Callable[[], object]]) -> dict[str, np.ndarray]:
+    """What each rank says of what is another model's, and whether it has changed nothing."""
+    other = Cell(mesh="pp=2,dp_shard=4", microbatches=2)
+    engine = engine_of(other)
+    before = outcome(engine, [])
+    told = _error(attempt_of(engine))
+    after = outcome(engine, [])
+    unchanged = all((before[name] == after[name]).all() for name in before)
+    rows: list[object] = [None] * WORLD
+    dist.all_gather_object(rows, [told, unchanged])
+    return {"told": np.array([json.dumps(row) for row in rows])}
+
+
+def _error(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except FaninError as exc:
+        return f"{type(exc).__name__}: {exc}"
+    return "nothing"
+
+
+def work(folder: Path, part: str, rank: int) -> None:
+    """All of a part on one rank."""
+    torch.set_num_threads(1)
+    quiet()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    (checkpoints if part == "checkpoints" else weights)(folder)
+    dist.destroy_process_group()
+
+
+def checkpoints(folder: Path) -> None:
+    """Checkpoints between meshes, how many are kept, and whose are refused."""
+    for name in TRAINED:
+        _leave(folder, f"{name}-saved", save_and_go_on(folder, name))
+        for other in CONTINUED[name]:
+            _leave(folder, f"{name}-{other.mesh}", go_on(folder, name, other))
+    _leave(folder, "kept", keep_last(folder))
+    _leave(folder, "refused", refusals(lambda engine: Checkpoints(folder / "untied", engine).load))
+
+
+def weights(folder: Path) -> None:
+    """Weights out of one mesh and into another, and of another model."""
+    _leave(folder, "given", give_weights(folder))
+    _leave(folder, "taken", take_weights(folder, Cell(mesh="dp_shard=4,tp=2", layers=4, tied=True)))
+    _leave(folder, "refused", refusals(lambda engine: lambda: import_weights(engine, folder / "tied.safetensors")))
+
+
+def alone(folder: Path) -> None:
+    """One process by itself: no process group."""
+    torch.set_num_threads(1)
+    for name, cells in CONTINUED.items():
+        cell = Cell(mesh="none", layers=cells[0].layers, tied=cells[0].tied, clip=cells[0].clip)
+        np.savez(folder / f"{name}-none.npz", **go_on(folder, name, cell))
+
+
+def _leave(folder: Path, name: str, found: dict[str, np.ndarray]) -> None:
+    if dist.get_rank() == 0:
+        np.savez(folder / f"{name}.npz", **found)
+    dist.barrier()
+
+
+def main(folder: Path, part: str) -> int:
+    """The ranks, then for checkpoints the one; how many processes failed."""
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=work, args=(folder, part, rank)) for rank in range(WORLD)]
+    failed = 0
+    one = [fork.Process(target=alone, args=(folder,))] if part == "checkpoints" else []
+    for processes in (ranks, one):
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+            failed += process.exitcode != 0
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,221 @@
+"""A short training that can be killed, stopped and hung, as the program of one rank and as scenes of forked ranks.
+
+    python -m torch.distributed.run ... tests/parallel/faults.py rank FOLDER FAULT
+    python tests/parallel/faults.py scenes FOLDER NAME...
+
+A FAULT is ``KIND-RANK-STEP``: kill (at once), term (SIGTERM), freeze (SIGSTOP), pause (a second), hang (a call between
+two steps never comes back), inside (nor one within a layer), behind (nor one in its backward pass), or ``none-0-0``.
+It happens in the first attempt, after so many steps. The scenes leave what came of them in scenes.json.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from parallel.cells import Cell
+from parallel.checkpoints import train
+from parallel.matrix import CPU, model_of, parallel_of, training_of
+
+from fanin.datacenter.checkpoint import Checkpoints
+from fanin.datacenter.devices import build_mesh
+from fanin.datacenter.elastic import Stop, attempt, end_with_parent, process_group
+from fanin.datacenter.hangs import explain
+from fanin.datacenter.parallel.build import build
+from fanin.datacenter.parallel.engine import Engine
+from fanin.datacenter.parallel.quiet import quiet
+from fanin.datacenter.progress import Progress, latest
+from fanin.datacenter.watchdog import Watchdog
+
+NUM_STEPS, EVERY, NUM_RANKS = 8, 2, 4
+PIPELINED = Cell(mesh="pp=2,dp_shard=2", schedule="1F1B", microbatches=2, clip=0.5)
+SPLIT = Cell(mesh="dp_shard=2,tp=2", clip=0.5)
+TIMEOUT_S = 6.0
+"""Longer than any step takes on a machine that has other things to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What befalls a rank before a step."""
+
+    kind: str
+    rank: int
+    step: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Fault":
+        kind, rank, step = text.split("-")
+        return cls(kind=kind, rank=int(rank), step=int(step))
+
+    def strike(self, rank: int, step: int) -> None:
+        """Do it, if it is for this rank and now."""
+        if (rank, step) != (self.rank, self.step) or attempt() > 0:
+            return
+        if self.kind == "hang":
+            stuck()
+        if self.kind == "pause":
+            time.sleep(1.0)
+        number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "freeze": signal.SIGSTOP}.get(self.kind)
+        if number is not None:
+            os.kill(os.getpid(), number)
+
+    def plant(self, engine: Engine, rank: int) -> None:
+        """Have the layer do it, in the forward pass or in the backward pass."""
+        if rank != self.rank or self.kind not in ("inside", "behind"):
+            return
+        calls = count()
+
+        def strike(_module: object, _inputs: object, output: torch.Tensor) -> None:
+            if next(calls) == self.step:
+                if self.kind == "inside":
+                    stuck()
+                output.register_hook(lambda _: stuck())
+
+        engine.parts[0].get_submodule("layers.1.attention.out").register_forward_hook(strike)
+
+
+def stuck() -> None:
+    """Longer than anybody waits."""
+    time.sleep(600.0)
+
+
+def rank_program(folder: Path, fault: Fault) -> int:
+    """All steps from the last checkpoint on; each loss to its last bit in a file of this attempt's."""
+    torch.set_num_threads(1)
+    quiet()
+    with process_group(10 * TIMEOUT_S) as (rank, world_size):
+        cell = SPLIT if fault.kind in ("inside", "behind") else PIPELINED
+        mesh = build_mesh(cell.shape, world_size)
+        engine = Engine(build(model_of(cell), parallel_of(cell), training_of(cell), mesh, CPU))
+        fault.plant(engine, rank)
+        trace = folder / f"losses-{time.time_ns()}.txt"
+        with (
+            Stop() as stop,
+            Watchdog(engine, folder, TIMEOUT_S) as watchdog,
+            Checkpoints(folder, engine) as checkpoints,
+        ):
+            progress = checkpoints.load() or Progress()
+            for loss in train(engine, progress.step, NUM_STEPS):
+                progress = replace(progress, step=progress.step + 1)
+                watchdog.beat(progress.step)
+                if rank == 0:
+                    with trace.open("a") as file:
+                        file.write(f"{progress.step} {loss.hex()}\n")
+                stopped = stop.agreed()
+                if stopped or progress.step % EVERY == 0:
+                    checkpoints.save(progress)
+                if stopped:
+                    break
+                fault.strike(rank, progress.step)
+    return 0
+
+
+def forked(folder: Path, fault: Fault, rank: int, port: int) -> None:
+    """One rank as torchrun would start it."""
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(NUM_RANKS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    os._exit(rank_program(folder, fault))
+
+
+def keep_store(folder: Path) -> None:
+    """The store that an agent would keep, for as long as its parent wants."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    (folder / "port.new").write_text(str(store.port))
+    (folder / "port.new").rename(folder / "port")
+    end_with_parent()
+    time.sleep(600.0)
+
+
+class Scene:
+    """Four ranks, a fault, and what came of it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "port").unlink(missing_ok=True)
+        fork = multiprocessing.get_context("fork")
+        self._folder, self._fault = folder, Fault.parse(name)
+        self._agent = fork.Process(target=keep_store, args=(folder,))
+        self._agent.start()
+        while not (folder / "port").exists():
+            time.sleep(0.01)
+        port = int((folder / "port").read_text())
+        self._ranks = [fork.Process(target=forked, args=(folder, self._fault, rank, port)) for rank in range(NUM_RANKS)]
+        for process in self._ranks:
+            process.start()
+
+    def end(self) -> dict[str, object]:
+        """The statuses, the step of the last checkpoint, and who is said to hang. Whom nothing else ends is killed."""
+        for rank, process in enumerate(self._ranks):
+            if rank != self._fault.rank:
+                process.join()
+        if self._fault.kind == "freeze":
+            self._ranks[self._fault.rank].kill()
+        self._ranks[self._fault.rank].join()
+        self._agent.kill()
+        self._agent.join()
+        progress = latest(self._folder)
+        return {
+            "statuses": [process.exitcode for process in self._ranks],
+            "step": 0 if progress is None else progress.step,
+            "told": explain(self._folder),
+        }
+
+
+SCENES = {
+    "frozen": ("frozen", "freeze-1-3"),
+    "inside": ("inside", "inside-3-2"),
+    "hung": ("hung", "hang-2-3"),
+    "behind": ("behind", "behind-1-2"),
+    "whole": ("whole", "none-0-0"),
+    "stopped": ("stopped", "term-3-3"),
+    "resumed after a stop": ("stopped", "none-0-0"),
+    "killed": ("killed", "kill-1-5"),
+    "resumed after a kill": ("killed", "none-0-0"),
+}
+"""Name to folder and fault; one that hangs ends beside the others, since all it does is wait."""
+HANGING = ("frozen", "inside", "hung", "behind")
+
+
+def play(folder: Path, names: list[str]) -> dict[str, dict[str, object]]:
+    """What came of the scenes of these names."""
+    waiting, done = {}, {}
+    for name, (where, fault) in SCENES.items():
+        if name in names:
+            scene = Scene(folder / where, fault)
+            if name in HANGING:
+                waiting[name] = scene
+            else:
+                done[name] = scene.end()
+    return done | {name: scene.end() for name, scene in waiting.items()}
+
+
+def main(arguments: list[str]) -> int:
+    """A rank, or all scenes."""
+    folder = Path(arguments[1])
+    if arguments[0] == "rank":
+        end_with_parent()
+        return rank_program(folder, Fault.parse(arguments[2]))
+    (folder / "scenes.json").write_text(json.dumps(play(folder, arguments[2:]), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

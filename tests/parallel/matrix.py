@@ -1,0 +1,275 @@
+"""Trains every cell of the parity matrix, and what one process makes of the same, and leaves .npz files.
+
+    python tests/parallel/matrix.py FOLDER all|nightly|NAME...
+
+One pool: eight ranks are forked once, after torch is imported and before autograd has run, and share one process
+group; a cell of fewer ranks takes the first ones while the others wait. One process by itself is a ninth.
+"""
+
+import dataclasses
+import importlib
+import multiprocessing
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from parallel.cells import BATCH, CELLS, FAULTS, HALVES, LENGTH, NUM_STEPS, VOCABULARY, WORLD, Cell
+
+from fanin.datacenter.mesh import AXES, PIPELINE, SHARD
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig
+from fanin.datacenter.models.encoder import Encoder, EncoderConfig
+from fanin.datacenter.models.layers import seeded
+from fanin.datacenter.parallel.build import Built, Model, build, build_schedule, parameter_table
+from fanin.datacenter.parallel.engine import Batch, Engine
+from fanin.datacenter.parallel.layout import decoder_layout, encoder_layout
+from fanin.datacenter.parallel.optimizer import build_optimizer
+from fanin.datacenter.parallel.pipeline import Skip, split
+from fanin.datacenter.parallel.pretrained import pretrained_model
+from fanin.datacenter.parallel.quiet import quiet
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.edge.runtimes.graphs import NO_TOKEN
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+CPU = torch.device("cpu")
+
+
+def model_of(cell: Cell) -> Model:
+    """The same on every rank and in one process."""
+    if cell.family == "llama":
+        return llama_of(cell)
+    if cell.family == "encoder":
+        shape = EncoderConfig(
+            vocabulary=VOCABULARY,
+            context=LENGTH,
+            width=32,
+            num_layers=cell.layers,
+            num_heads=4,
+            feed_forward=32,
+            tied=cell.tied,
+        )
+        return Model(module=Encoder(shape, seed=1).to(DTYPES[cell.dtype]), layout=encoder_layout(shape))
+    config = DecoderConfig(
+        vocabulary=VOCABULARY,
+        width=32,
+        num_layers=cell.layers,
+        num_heads=8,
+        num_kv_heads=4,
+        feed_forward=32,
+        tied=cell.tied,
+    )
+    return Model(module=Decoder(config, seed=1).to(DTYPES[cell.dtype]), layout=decoder_layout(config))
+
+
+def llama_of(cell: Cell) -> Model:
+    """A small model of another library, as that library makes it."""
+    config = transformers().LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=cell.layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        tie_word_embeddings=cell.tied,
+    )
+    with seeded(1):
+        return pretrained_model(transformers().LlamaForCausalLM(config).to(DTYPES[cell.dtype]))
+
+
+def transformers() -> ModuleType:
+    """The library's module of Llama; what it and its own libraries warn of as they are imported is not ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module("transformers.models.llama")
+
+
+def training_of(cell: Cell) -> TrainingSettings:
+    return TrainingSettings(
+        batch_size=BATCH,
+        learning_rate=0.01 if cell.dtype == "float64" else 0.1,
+        optimizer="adamw" if cell.dtype == "float64" else "sgd",
+        weight_decay=0.01,
+        accumulate=cell.accumulate,
+        clip_norm=cell.clip,
+        freeze=cell.freeze,
+    )
+
+
+def parallel_of(cell: Cell) -> ParallelSettings:
+    return ParallelSettings(
+        mesh=cell.shape,
+        schedule=cell.schedule,
+        microbatches=cell.microbatches,
+        layer_times=cell.layer_times,
+        recompute=cell.recompute,
+        reshard=cell.reshard,
+        replicate=cell.replicate,
+        offload=cell.offload,
+        precision=cell.precision,
+    )
+
+
+def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Two global batches in turn, (B, T) tokens and targets; samples differ much in length, so that means show."""
+    made = []
+    for seed in range(2):
+        tokens = torch.from_numpy(np.random.default_rng(seed).integers(0, VOCABULARY, (BATCH, LENGTH + 1)))
+        targets = tokens[:, 1:].clone()
+        for sample in range(BATCH):
+            targets[sample, 1 + sample * LENGTH // BATCH :] = NO_TOKEN
+        made.append((tokens[:, :-1], targets))
+    for step in range(NUM_STEPS):
+        yield made[step % 2]
+
+
+def train(cell: Cell, engine: Engine) -> dict[str, np.ndarray]:
+    """The losses of all steps, and all parameters after the last."""
+    losses, (index, num) = [], engine.share
+    for inputs, targets in batches():
+        mine = targets.chunk(num)[index]
+        # At least one token is seen, and all that are asked for; the decoder of our own takes no mask.
+        extra = {} if cell.family == "decoder" else {"attention_mask": (mine != NO_TOKEN).long()}
+        batch = Batch(inputs=inputs.chunk(num)[index], targets=mine, extra=extra)
+        # Told where it is known, else summed by the engine.
+        count = None if cell.microbatches > 1 else int((targets != NO_TOKEN).sum())
+        if cell.fault == "mean-of-means":
+            # Wrong on purpose: each rank divides by its own count, and the means are averaged.
+            count = int((batch.targets != NO_TOKEN).sum()) * num
+        losses.append(float(engine.step(batch, count).loss))
+    loss, count = engine.evaluate(batch)
+    values = engine.full_parameters()
+    names = np.array(sorted(values))
+    outcome = {"losses": np.array(losses), "evaluated": np.array(loss / count), "names": names}
+    outcome |= {name: values[name].numpy() for name in names}
+    if cell.shape.num_ranks < WORLD and not cell.fault:
+        outcome["reloaded"] = np.array(reloaded(engine, values))
+    return outcome
+
+
+def reloaded(engine: Engine, values: dict[str, torch.Tensor]) -> bool:
+    """Whether the ranks take over other parameters, all of them and to the bit."""
+    others = {name: value.flip(0) / 2 for name, value in values.items()}
+    engine.load_parameters(others)
+    found = engine.full_parameters()
+    return all(torch.equal(found[name], others[name]) for name in others)
+
+
+def built_of(cell: Cell, mesh: DeviceMesh) -> Built:
+    """The cell's model on this rank, as it should be or wrong on purpose."""
+    if cell.fault == "no-root":
+        return without_root(cell, mesh)
+    model = model_of(cell)
+    if cell.fault == "untied" and cell.shape.pp == 1:
+        # As torch leaves it: split over tp, and nobody to tie it again.
+        model = dataclasses.replace(model, layout=dataclasses.replace(model.layout, tied=None))
+    built = build(model, parallel_of(cell), training_of(cell), mesh, CPU)
+    return dataclasses.replace(built, tie=None) if cell.fault == "untied" else built
+
+
+def without_root(cell: Cell, mesh: DeviceMesh) -> Built:
+    """Sharded layers in a stage that is not sharded itself: torch runs it without a word."""
+    model, parallel, training = model_of(cell), parallel_of(cell), training_of(cell)
+    table = parameter_table(model, parallel)
+    stages = split(model.module, model.layout, parallel.pipeline(), mesh.get_local_rank(PIPELINE), ())
+    parts = {stage.index: stage.part for stage in stages}
+    for part in parts.values():
+        for layer in part.get_submodule(model.layout.layers).children():
+            if not isinstance(layer, Skip):
+                wrapped = fully_shard(layer, mesh=mesh[SHARD], reshard_after_forward=False)
+                wrapped.set_gradient_divide_factor(1.0)
+                wrapped.set_force_sum_reduction_for_comms(True)
+    return Built(
+        objective=model.objective,
+        parallel=parallel,
+        training=training,
+        mesh=mesh,
+        device=CPU,
+        parts=parts,
+        runners=parts,
+        optimizers=tuple(build_optimizer(part, training) for part in parts.values()),
+        schedule=build_schedule(parts, model.objective, parallel, mesh, CPU),
+        tie=None,
+        table=table,
+    )
+
+
+def canary() -> dict[str, np.ndarray]:
+    """gloo's mean of all ranks, and of its pieces, beside its sum: builds of 2025 gave the sum for both."""
+    found = {}
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        mine = (torch.arange(2 * WORLD) + dist.get_rank()).to(dtype)
+        means, total, piece = mine.clone(), mine.clone(), torch.empty(2, dtype=dtype)
+        dist.all_reduce(means, dist.ReduceOp.AVG)
+        dist.all_reduce(total)
+        dist.reduce_scatter_single(piece, mine, dist.ReduceOp.AVG)
+        for name, value in (("means", means), ("total", total), ("piece", piece)):
+            found[f"{dtype}-{name}"] = value.double().numpy()
+    return found
+
+
+def work(folder: Path, rank: int, cells: list[Cell]) -> None:
+    """All cells on one rank."""
+    torch.set_num_threads(1)
+    quiet()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    found = canary()
+    if rank == 0:
+        np.savez(folder / "canary.npz", **found)
+    meshes: dict[str, DeviceMesh] = {}
+    for cell in cells:
+        started_s = time.monotonic()
+        num_ranks = cell.shape.num_ranks
+        if cell.mesh not in meshes:
+            # Every rank of the world takes part in making the groups, also one that then waits.
+            ranks = torch.arange(num_ranks).reshape(*cell.shape.sizes.values())
+            meshes[cell.mesh] = DeviceMesh("cpu", ranks, mesh_dim_names=AXES)
+        if rank < num_ranks:
+            outcome = train(cell, Engine(built_of(cell, meshes[cell.mesh])))
+            if rank == 0:
+                np.savez(folder / f"{cell.name}.npz", seconds=time.monotonic() - started_s, **outcome)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def alone(folder: Path, cells: list[Cell]) -> None:
+    """What one process makes of the same, once for each variant."""
+    torch.set_num_threads(1)
+    for cell in {cell.reference: cell for cell in cells}.values():
+        told = ("layers", "tied", "dtype", "clip", "freeze", "family")
+        plain = Cell(mesh="none", **{name: getattr(cell, name) for name in told})
+        engine = Engine(build(model_of(plain), parallel_of(plain), training_of(plain), None, CPU))
+        np.savez(folder / f"{cell.reference}.npz", **train(plain, engine))
+
+
+def main(folder: Path, wanted: list[str]) -> int:
+    """Train what is wanted; how many processes failed."""
+    chosen = [cell for cell in (*CELLS, *HALVES, *FAULTS) if cell.name in wanted or _group(cell) in wanted]
+    if any(cell.family == "llama" for cell in chosen):
+        # Their modules load when first named: here, once, and not on every rank.
+        assert transformers().LlamaForCausalLM is not None
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=alone, args=(folder, chosen))]
+    processes += [fork.Process(target=work, args=(folder, rank, chosen)) for rank in range(WORLD)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return sum(process.exitcode != 0 for process in processes)
+
+
+def _group(cell: Cell) -> str:
+    return "nightly" if cell.nightly else "all"
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,178 @@
+"""Tells the peak memory of a rank as torch's own tracker sees it, beside what the planner's formula says.
+
+    python tests/parallel/memory.py first|small|large
+
+A program of its own: tensors are fake, and so is the process group, of which a process can have one. Prints a JSON
+object, cell to [tracked, predicted] bytes. The optimizer's step is left out of the peak: the tracker counts what it
+needs in passing as state.
+"""
+
+import json
+import sys
+import warnings
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.fsdp import FSDPModule
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from fanin.datacenter.devices import build_mesh
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig
+from fanin.datacenter.parallel.build import Model, build
+from fanin.datacenter.parallel.layout import decoder_layout
+from fanin.datacenter.parallel.objective import TOKENS
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.planner.facts import decoder_facts
+from fanin.datacenter.planner.memory import predict_memory
+from fanin.datacenter.planner.spread import Job
+
+SMALL: Final = DecoderConfig(vocabulary=512, width=256, num_layers=8, num_heads=8, num_kv_heads=4, feed_forward=704)
+LARGE: Final = DecoderConfig(
+    vocabulary=128_256, width=4096, num_layers=32, num_heads=32, num_kv_heads=8, feed_forward=14_336
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A job of ``samples`` of ``length`` tokens a piece, and the rank of the pipeline that is looked at."""
+
+    mesh: str
+    config: DecoderConfig = SMALL
+    samples: int = 2
+    length: int = 128
+    rank: int = 0
+    settings: dict[str, object] = field(default_factory=dict)
+
+    def job(self) -> Job:
+        """What the planner is given."""
+        parallel = ParallelSettings(mesh=MeshShape.parse(self.mesh), **self.settings)
+        batch = parallel.mesh.num_parts * parallel.microbatches * self.samples
+        training = TrainingSettings(batch_size=batch, learning_rate=1e-3)
+        return Job(facts=decoder_facts("cell", self.config), parallel=parallel, training=training, sequence=self.length)
+
+
+CELLS: Final[dict[str, dict[str, Cell]]] = {
+    "first": {
+        "sharded": Cell(mesh="dp_shard=4"),
+        "first stage": Cell(mesh="pp=2,dp_shard=2", settings={"microbatches": 4}),
+    },
+    "small": {
+        "alone over tp": Cell(mesh="tp=4"),
+        "sharded, few tokens": Cell(mesh="dp_shard=4", samples=1, length=32),
+        "sharded, kept": Cell(mesh="dp_shard=4", settings={"reshard": False}),
+        "sharded, full recompute": Cell(mesh="dp_shard=4", settings={"recompute": "full"}),
+        "sharded, selective recompute": Cell(mesh="dp_shard=4", settings={"recompute": "selective"}),
+        "sharded, bf16": Cell(mesh="dp_shard=4", settings={"precision": "bf16"}),
+        "sharded over tp, bf16": Cell(mesh="dp_shard=2,tp=2", settings={"precision": "bf16", "recompute": "full"}),
+        "turns": Cell(mesh="dp_shard=4", settings={"microbatches": 3}),
+        "last stage": Cell(mesh="pp=2,tp=2", rank=1, settings={"microbatches": 4}),
+        "all at once": Cell(mesh="pp=2,tp=2", settings={"microbatches": 3, "schedule": "GPipe"}),
+    },
+    "large": {
+        "8 B, 64 shards": Cell(mesh="dp_shard=64", config=LARGE, length=2048, settings={"precision": "bf16"}),
+        "8 B, 64 shards, full recompute": Cell(
+            mesh="dp_shard=64", config=LARGE, length=2048, settings={"precision": "bf16", "recompute": "full"}
+        ),
+        "8 B, 8 shards over tp 8": Cell(
+            mesh="dp_shard=8,tp=8", config=LARGE, length=2048, settings={"precision": "bf16"}
+        ),
+    },
+}
+
+
+class Course:
+    """One stage's pieces in the order that its schedule has."""
+
+    def __init__(self, runner: nn.Module, job: Job, rank: int, tracker: MemTracker) -> None:
+        self.runner, self.job, self.rank, self.tracker = runner, job, rank, tracker
+        self.first, self.last = rank == 0, rank == job.parallel.mesh.pp - 1
+        self.waiting: list[Tensor] = []
+
+    def run(self) -> None:
+        """All forwards and backwards of a step."""
+        parallel, num = self.job.parallel, self.job.turns
+        warm = num if parallel.schedule == "GPipe" else min(num, parallel.mesh.pp - self.rank)
+        for _ in range(warm):
+            self.forward()
+        for index in range(num):
+            self.backward(last=index == num - 1)
+            if index + warm < num:
+                self.forward()
+
+    def forward(self) -> None:
+        """One piece; its loss, or what the next stage would be sent, waits."""
+        # The tracker knows a module once unless it is told to forget.
+        self.tracker.reset_mod_stats()
+        samples = self.job.piece_tokens // self.job.sequence
+        shape = (samples, self.job.sequence)
+        tokens = torch.zeros(shape, dtype=torch.long)
+        dtype = torch.bfloat16 if self.job.stream_bytes == 2 else torch.float32
+        stream = torch.zeros(*shape, self.job.facts.width, dtype=dtype, requires_grad=True)
+        outputs = self.runner(tokens if self.first else stream)
+        self.waiting.append(TOKENS.loss_sum(outputs, tokens) / 7 if self.last else outputs)
+        self.outputs = outputs if self.last else None
+
+    def backward(self, *, last: bool) -> None:
+        """The piece that waited longest."""
+        value = self.waiting.pop(0)
+        if isinstance(self.runner, FSDPModule):
+            self.runner.set_requires_gradient_sync(last)
+            if self.job.parallel.pipelined:
+                self.runner.set_is_last_backward(last)
+                self.runner.set_reshard_after_backward(last or self.job.parallel.reshards)
+        value.backward(None if self.last else torch.ones_like(value))
+
+
+def tracked(cell: Cell) -> int:
+    """The tracker's peak of a second step's forward and backward passes."""
+    job = cell.job()
+    world = job.parallel.mesh.num_ranks
+    rank = cell.rank * world // job.parallel.mesh.pp
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    mesh = build_mesh(job.parallel.mesh, world)
+    with torch.device("meta"):
+        module = Decoder(cell.config)
+    # On meta and outside of the fake mode: the code of meshes needs real numbers.
+    model = Model(module=module, layout=decoder_layout(cell.config))
+    built = build(model, job.parallel, job.training, mesh, torch.device("meta"))
+    part = built.parts[cell.rank]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        part.to_empty(device="cpu")
+        optimizer = torch.optim.AdamW(part.parameters(), foreach=False)
+        if isinstance(part, FSDPModule):
+            tracker: MemTracker = FSDPMemTracker(part, optimizer)
+            tracker.track_inputs(())
+        else:
+            tracker = MemTracker()
+            tracker.track_external(part, optimizer)
+        course = Course(built.runners[cell.rank], job, cell.rank, tracker)
+        with tracker:
+            course.run()
+            optimizer.step()
+            optimizer.zero_grad()
+        tracker._peak_mem, tracker._peak_mem_snap = {}, {}
+        with tracker:
+            course.run()
+        (snapshot,) = tracker.get_tracker_snapshot("peak").values()
+    dist.destroy_process_group()
+    return int(snapshot["Total"])
+
+
+def main(which: str) -> int:
+    """All cells of one size."""
+    # torch's tracker uses what torch itself has deprecated.
+    warnings.simplefilter("ignore")
+    found = {name: [tracked(cell), predict_memory(cell.job(), cell.rank).total] for name, cell in CELLS[which].items()}
+    sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

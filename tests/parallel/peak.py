@@ -1,0 +1,89 @@
+"""What exporting and importing weights takes of memory on each of four ranks, over what they had.
+
+python tests/parallel/peak.py FOLDER
+"""
+
+import json
+import multiprocessing
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from fanin.datacenter.devices import build_mesh
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig
+from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.layout import decoder_layout
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.weights import export_weights, import_weights
+
+NUM_RANKS = 4
+SHAPE = MeshShape(dp_shard=NUM_RANKS)
+CONFIG = DecoderConfig(
+    vocabulary=64, width=512, num_layers=16, num_heads=8, num_kv_heads=8, feed_forward=2048, tied=False
+)
+KIB = 1024
+
+
+def grown(act: Callable[[], object]) -> int:
+    """Bytes of memory of its own that this process came to have more of at its peak; pages of files are not its own."""
+    before, seen, done = own_bytes(), [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.001):
+            seen.append(own_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    act()
+    done.set()
+    watcher.join()
+    return max(seen) - before
+
+
+def own_bytes() -> int:
+    """The kernel's number for this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * KIB for line in lines if line.startswith("RssAnon:"))
+
+
+def work(folder: Path, rank: int) -> None:
+    """One rank: out, and in again."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
+    mesh = build_mesh(SHAPE, NUM_RANKS)
+    model = Model(module=Decoder(CONFIG), layout=decoder_layout(CONFIG))
+    training = TrainingSettings(batch_size=NUM_RANKS, learning_rate=0.1)
+    engine = build_engine(model, ParallelSettings(mesh=SHAPE), training, mesh)
+    sizes = [entry.shape.numel() * entry.dtype.itemsize for entry in engine.table.values()]
+    path = folder / "weights.safetensors"
+    row = {
+        "model_bytes": sum(sizes),
+        "largest_bytes": max(sizes),
+        "shard_bytes": sum(sizes) // NUM_RANKS,
+        "export_bytes": grown(lambda: export_weights(engine, path)),
+        "import_bytes": grown(lambda: import_weights(engine, path)),
+    }
+    (folder / f"rank-{rank}.json").write_text(json.dumps(row))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(folder: Path) -> int:
+    """How many ranks failed."""
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=work, args=(folder, rank)) for rank in range(NUM_RANKS)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    return sum(process.exitcode != 0 for process in ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

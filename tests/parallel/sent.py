@@ -1,0 +1,157 @@
+"""Counts what ranks send in one step of jobs of four ranks, and leaves it as JSON.
+
+    python tests/parallel/sent.py FOLDER first|all
+
+A program of its own for the reason that ``parity.py`` gives. ``RANK.json``: cell to ``counts``, "axis kind" to [calls,
+bytes], and ``debug``, operator to calls, as torch's CommDebugMode has them.
+"""
+
+import json
+import multiprocessing
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.parallel import DistributedDataParallel
+
+from fanin.datacenter.counters import ByteCounter, make_visible
+from fanin.datacenter.devices import build_mesh
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig
+from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.engine import Batch, build_engine
+from fanin.datacenter.parallel.layout import decoder_layout
+from fanin.datacenter.parallel.quiet import quiet
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.planner.facts import decoder_facts
+from fanin.datacenter.planner.spread import Job
+
+NUM_RANKS: Final = 4
+BATCH, LENGTH = 16, 8
+CONFIG: Final = DecoderConfig(vocabulary=48, width=32, num_layers=4, num_heads=4, num_kv_heads=4, feed_forward=40)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A job of four ranks."""
+
+    mesh: str
+    model: dict[str, object] = field(default_factory=dict)
+    parallel: dict[str, object] = field(default_factory=dict)
+    training: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The decoder."""
+        return replace(CONFIG, **self.model)
+
+    def job(self) -> Job:
+        """What the planner is given."""
+        return Job(
+            facts=decoder_facts("cell", self.config),
+            parallel=ParallelSettings(mesh=MeshShape.parse(self.mesh), **self.parallel),
+            training=TrainingSettings(batch_size=BATCH, learning_rate=0.01, **self.training),
+            sequence=LENGTH,
+        )
+
+
+UNEVEN, TIED, CLIP, HALF, TWO = (
+    {"vocabulary": 49, "feed_forward": 42},
+    {"tied": True},
+    {"clip_norm": 1.0},
+    {"precision": "bf16"},
+    {"microbatches": 2},
+)
+CELLS: Final[dict[str, Cell]] = {
+    "tensor": Cell(mesh="tp=4"),
+    "tensor, few key heads": Cell(mesh="tp=4", model={"num_kv_heads": 2}, parallel=TWO, training=CLIP),
+    "tensor, recompute": Cell(mesh="tp=4", parallel={"recompute": "full"}),
+    "tensor, selective": Cell(mesh="tp=4", parallel={"recompute": "selective"}),
+    "tensor, bf16": Cell(mesh="tp=4", parallel=HALF),
+    "shard": Cell(mesh="dp_shard=4"),
+    "shard, kept": Cell(mesh="dp_shard=4", parallel={"reshard": False, **TWO}),
+    "shard, uneven": Cell(mesh="dp_shard=4", model=UNEVEN, training={"accumulate": 2, **CLIP}),
+    "shard, bf16, tied": Cell(mesh="dp_shard=4", model=TIED, parallel=HALF),
+    "hybrid": Cell(mesh="dp_replicate=2,dp_shard=2", training=CLIP),
+    "replicate": Cell(mesh="dp_replicate=4", training={"accumulate": 2, **CLIP}),
+    "replicate by hybrid": Cell(mesh="dp_replicate=4", parallel={"replicate": "hsdp"}),
+    "shard and tensor": Cell(mesh="dp_shard=2,tp=2", model={"num_kv_heads": 1}, training=CLIP),
+    "shard and tensor, bf16": Cell(mesh="dp_shard=2,tp=2", parallel=HALF),
+    "replicate and tensor": Cell(mesh="dp_replicate=2,tp=2"),
+    "pipeline": Cell(mesh="pp=4", parallel={"microbatches": 4}, training={"accumulate": 2}),
+    "pipeline and shard": Cell(mesh="pp=2,dp_shard=2", model=TIED, parallel=TWO, training={"accumulate": 2, **CLIP}),
+    "pipeline and shard, given back": Cell(mesh="pp=2,dp_shard=2", parallel={"reshard": True, "microbatches": 4}),
+    "pipeline and shard, bf16": Cell(mesh="pp=2,dp_shard=2", parallel=HALF | TWO),
+    "pipeline and tensor": Cell(mesh="pp=2,tp=2", model=TIED, parallel=TWO, training=CLIP),
+    "pipeline and tensor, bf16": Cell(mesh="pp=2,tp=2", parallel=HALF | TWO | {"recompute": "full"}),
+    "pipeline and replicate": Cell(mesh="pp=2,dp_replicate=2", parallel=TWO, training={"accumulate": 2}),
+    "interleaved": Cell(mesh="pp=2,tp=2", model=TIED, parallel={"schedule": "Interleaved1F1B", "microbatches": 4}),
+    "interleaved, shard": Cell(mesh="pp=2,dp_shard=2", parallel={"schedule": "Interleaved1F1B"} | TWO),
+    "zero bubble, tensor": Cell(mesh="pp=2,tp=2", parallel={"schedule": "InterleavedZeroBubble"} | TWO),
+    "folded, tied": Cell(mesh="pp=2,tp=2", model=TIED, parallel={"schedule": "ZBV"} | TWO),
+}
+
+
+FIRST: Final = ("tensor", "shard", "hybrid", "pipeline and shard", "pipeline and tensor")
+"""Those that are counted at every change."""
+
+
+def chosen(which: str) -> dict[str, Cell]:
+    """The cells of a run."""
+    return CELLS if which == "all" else {name: CELLS[name] for name in FIRST}
+
+
+def work(folder: Path, which: str, rank: int) -> None:
+    """All cells on one rank; one process group for all of them."""
+    torch.set_num_threads(1)
+    quiet()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
+    found = {name: run(cell) for name, cell in chosen(which).items()}
+    dist.destroy_process_group()
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def run(cell: Cell) -> dict[str, dict[str, object]]:
+    """What the third step of a job sends: by then everything is set up."""
+    job = cell.job()
+    mesh = build_mesh(job.parallel.mesh, NUM_RANKS)
+    model = Model(module=Decoder(cell.config), layout=decoder_layout(cell.config))
+    engine = build_engine(model, job.parallel, job.training, mesh)
+    for runner in engine.built.runners.values():
+        if isinstance(runner, DistributedDataParallel):
+            make_visible(runner)
+    index, count = engine.share
+    tokens = torch.randint(0, CONFIG.vocabulary, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+    mine = tokens.chunk(count)[index]
+    batch = Batch(inputs=mine[:, :-1], targets=mine[:, 1:])
+    for _ in range(2):
+        engine.step(batch, BATCH * LENGTH)
+    with ByteCounter(mesh) as counter:
+        engine.step(batch, BATCH * LENGTH)
+    debugged = {}
+    # torch's own counter knows nothing of pipelines, and loses its way where a module runs twice in a step.
+    if job.turns == 1 and not job.parallel.pipelined:
+        with CommDebugMode() as debug:
+            engine.step(batch, BATCH * LENGTH)
+        debugged = {str(operator): calls for operator, calls in debug.get_comm_counts().items()}
+    counts = {" ".join(key): [amount.num_calls, amount.size_bytes] for key, amount in counter.counts.items()}
+    return {"counts": counts, "debug": debugged}
+
+
+def main(folder: Path, which: str) -> int:
+    """The number of ranks that failed."""
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=work, args=(folder, which, rank)) for rank in range(NUM_RANKS)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    return sum(process.exitcode != 0 for process in ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

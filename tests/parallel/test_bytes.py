@@ -1,0 +1,103 @@
+"""What ranks send is what the formulas say: to the byte, and as torch's own counter has it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from parallel.sent import CELLS, FIRST, NUM_RANKS
+
+from fanin.datacenter.counters import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, Amount, by_axis
+from fanin.datacenter.planner.traffic import predict_traffic
+
+PROGRAM = Path(__file__).with_name("sent.py")
+KINDS = {"all_reduce": ALL_REDUCE, "allreduce_": ALL_REDUCE, "all_gather_into_tensor": ALL_GATHER}
+KINDS |= {"_allgather_base_": ALL_GATHER, "_reduce_scatter_base_": REDUCE_SCATTER}
+Found = list[dict[str, dict[str, dict[str, list[int]]]]]
+
+
+NIGHTLY = [name for name in CELLS if name not in FIRST]
+
+
+def run(folder: Path, which: str) -> Found:
+    """What ``sent.py`` found, by rank."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, str(PROGRAM), str(folder), which]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """The cells of every change."""
+    return run(tmp_path_factory.mktemp("sent"), "first")
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """All cells."""
+    return run(tmp_path_factory.mktemp("sent"), "all")
+
+
+def predicted(cell: str, rank: int) -> dict[str, list[int]]:
+    job = CELLS[cell].job()
+    counts = predict_traffic(job, rank // (NUM_RANKS // job.parallel.mesh.pp))
+    return {" ".join(key): [amount.num_calls, amount.size_bytes] for key, amount in counts.items()}
+
+
+@pytest.mark.parametrize("cell", FIRST)
+def test_each_rank_sends_what_the_formula_says(first: Found, cell: str) -> None:
+    check_bytes(first, cell)
+    check_calls(first, cell)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("cell", NIGHTLY)
+def test_so_it_does_in_every_other_job(every: Found, cell: str) -> None:
+    check_bytes(every, cell)
+    check_calls(every, cell)
+
+
+def check_bytes(found: Found, cell: str) -> None:
+    parallel = CELLS[cell].job().parallel
+    for rank in range(NUM_RANKS):
+        got, expected = found[rank][cell]["counts"], predicted(cell, rank)
+        if parallel.mesh.dp_replicate > 1 and not parallel.sharded:
+            # How many buckets DistributedDataParallel makes is its own affair.
+            assert {key: size for key, (_, size) in got.items()} == {key: size for key, (_, size) in expected.items()}
+        else:
+            assert got == expected, f"rank {rank}"
+
+
+def check_calls(found: Found, cell: str) -> None:
+    """Against torch's own counter, where it can count."""
+    job = CELLS[cell].job()
+    if job.turns > 1 or job.parallel.pipelined or (job.parallel.mesh.dp_replicate > 1 and not job.parallel.sharded):
+        return
+    expected: dict[str, int] = {}
+    for (_, kind), amount in predict_traffic(job).items():
+        expected[kind] = expected.get(kind, 0) + amount.num_calls
+    got: dict[str, int] = {}
+    for operator, calls in found[0][cell]["debug"].items():
+        kind = KINDS[operator.rpartition(".")[2]]
+        got[kind] = got.get(kind, 0) + calls
+    assert got == expected
+
+
+def test_amounts_add_up_by_axis() -> None:
+    counts = {
+        ("tp", ALL_REDUCE): Amount(num_calls=2, size_bytes=10),
+        ("tp", ALL_GATHER): Amount(num_calls=1, size_bytes=5),
+        ("pp", SEND): Amount(num_calls=1, size_bytes=7),
+    }
+    assert by_axis(counts) == {"tp": 15, "pp": 7}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(ALL_REDUCE, 150.0), (ALL_GATHER, 75.0), (REDUCE_SCATTER, 75.0), (SEND, 100.0)]
+)
+def test_a_ring_sends_a_share_of_the_payload(kind: str, expected: float) -> None:
+    assert Amount(num_calls=1, size_bytes=100).wire_bytes(kind, 4) == expected

@@ -1,0 +1,66 @@
+"""``examples/char_decoder``: a decoder that has read tinyshakespeare for a minute knows more than pairs of letters."""
+
+import json
+import math
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from support.commands import Fanin, fanin_in_process
+from support.data import real_places
+
+from fanin.clients.datafiles import DATA_VARIABLE
+from fanin.datacenter.config import SHAKESPEARE, read_train_config
+from fanin.datacenter.model import read_characters, split_text
+
+EXAMPLE = Path(__file__).parents[2] / "examples/char_decoder/train.toml"
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line, with the data where the test found it."""
+    monkeypatch.setenv(DATA_VARIABLE, str(real_places(SHAKESPEARE).data))
+    return fanin_in_process(capsys, monkeypatch)
+
+
+def bigram_entropy(tokens: list[int]) -> float:
+    """Nats a character, of a model that knows how often each pair comes in this very text: no such model is better."""
+    pairs = Counter(pairwise(tokens))
+    first = Counter(tokens[:-1])
+    return -sum(num * math.log(num / first[pair[0]]) for pair, num in pairs.items()) / pairs.total()
+
+
+def test_the_entropy_of_pairs_is_what_it_is() -> None:
+    assert bigram_entropy([0, 1] * 5) == 0.0
+    # After 0 comes 0 or 1, each as often as the other; after 1 comes 0.
+    assert bigram_entropy([0, 0, 1] * 20 + [0]) == pytest.approx(math.log(2) * 40 / 60)
+
+
+def bound(config: Path) -> float:
+    """The bigram entropy of the part that the example holds out."""
+    data = read_train_config(config).data
+    return bigram_entropy(split_text(read_characters(data.text), data.held_fraction)[1].tolist())
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        (("--mesh", "none", "--nproc", "1"), 100),
+        pytest.param(("--mesh", "pp=2,dp_shard=2,tp=2", "--nproc", "8"), 120, marks=pytest.mark.nightly),
+        pytest.param((), 400, marks=pytest.mark.nightly),
+    ],
+    ids=["alone", "pp-dp_shard-tp", "whole"],
+)
+def test_held_out_nats_are_below_the_bigram_entropy(
+    fanin: Fanin, tmp_path: Path, words: tuple[str, ...], steps: int
+) -> None:
+    out = tmp_path / "out.json"
+    done = fanin("train", EXAMPLE, *words, "--steps", steps, "--json", out)
+    assert (done.status, done.err) == (0, "")
+    found = json.loads(out.read_text())
+    assert (len(found["loss"]), found["nproc"]) == (steps, 8 if "8" in words else 1)
+    assert found["loss"][0] == pytest.approx(math.log(65), abs=0.05), "at first it knows nothing"
+    held_out = found["evaluations"][-1]["validation_loss"]
+    assert 1.5 < held_out < bound(EXAMPLE)
+    assert f"held out {held_out:.4f}" in done.out

@@ -1,0 +1,226 @@
+"""A checkpoint goes on at any other mesh with the same numbers, and only a whole one is ever taken."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fanin.datacenter.checkpoint import Checkpoints
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig
+from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
+from fanin.datacenter.parallel.layout import decoder_layout
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.progress import Progress, latest, write_marker, write_progress
+from fanin.protos.errors import Corrupted, InvalidInput, StorageFull
+
+PROGRAM = Path(__file__).with_name("checkpoints.py")
+TOLERANCE = 1e-10
+counts = st.integers(0, 2**63)
+progresses = st.builds(
+    Progress,
+    step=st.integers(0, 10**9),
+    epoch=counts,
+    position=counts,
+    seed=counts,
+    measures=st.dictionaries(st.text(max_size=9), st.floats(allow_nan=False, allow_infinity=False), max_size=3),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``checkpoints.py`` left, its warnings being errors."""
+    made = tmp_path_factory.mktemp("checkpoints")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-W", "error", str(PROGRAM), str(made), "checkpoints"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+def read(folder: Path, name: str) -> dict[str, np.ndarray]:
+    with np.load(folder / f"{name}.npz") as archive:
+        return dict(archive)
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh"),
+    [
+        ("untied", "dp_replicate=2,tp=4"),
+        ("untied", "pp=4,tp=2"),
+        ("untied", "none"),
+        ("uneven", "pp=2,dp_shard=4"),
+        ("uneven", "none"),
+        # Saved by ranks that held both ends of the tied weight, taken where two ranks do, and where there is one.
+        ("tied", "pp=4,dp_shard=2"),
+        ("tied", "none"),
+    ],
+)
+def test_saved_on_eight_ranks_it_goes_on_anywhere(folder: Path, model: str, mesh: str) -> None:
+    saved, resumed = read(folder, f"{model}-saved"), read(folder, f"{model}-{mesh}")
+    losses = saved.pop("losses")
+    assert len(losses) == 5
+    assert losses[-1] < losses[0], "something was learnt"
+    assert np.abs(resumed.pop("losses") - losses[2:]).max() <= TOLERANCE
+    assert set(resumed) == set(saved)
+    assert max(np.abs(resumed[name] - saved[name]).max() for name in saved) <= TOLERANCE
+
+
+def test_the_last_two_are_kept_and_one_from_before_any_step_has_no_optimizer_state(folder: Path) -> None:
+    kept = read(folder, "kept")
+    assert list(kept["names"]) == ["LATEST", "step-00000004", "step-00000007"]
+    fresh = read(folder, "kept-fresh")["losses"]
+    assert (kept["losses"] == fresh).all()
+
+
+def test_another_model_is_refused_on_all_ranks_alike_and_changes_nothing(folder: Path) -> None:
+    rows = [json.loads(str(row)) for row in read(folder, "refused")["told"]]
+    assert len(rows) == 8
+    assert all(row == rows[0] for row in rows)
+    told, unchanged = rows[0]
+    assert unchanged
+    assert told.startswith(f"InvalidInput: {folder}/untied/step-00000002: got 156 tensors of which 72 are unknown")
+
+
+def engine_of(width: int = 16, optimizer: str = "adamw") -> Engine:
+    """A small decoder in this process."""
+    config = DecoderConfig(vocabulary=11, width=width, num_layers=1, num_heads=2, num_kv_heads=1, feed_forward=8)
+    assert optimizer in ("adamw", "sgd")
+    training = TrainingSettings(batch_size=2, learning_rate=0.1, optimizer="sgd" if optimizer == "sgd" else "adamw")
+    model = Model(module=Decoder(config), layout=decoder_layout(config))
+    return build_engine(model, ParallelSettings(), training, None)
+
+
+def step(engine: Engine, seed: int) -> float:
+    tokens = torch.from_numpy(np.random.default_rng(seed).integers(0, 11, (2, 6)))
+    return float(engine.step(Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:])).loss)
+
+
+def saved(folder: Path, *, optimizer: str = "adamw") -> Engine:
+    engine = engine_of(optimizer=optimizer)
+    with Checkpoints(folder, engine) as checkpoints:
+        assert checkpoints.load() is None
+        step(engine, 0)
+        checkpoints.save(Progress(step=1, seed=3))
+    return engine
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_in_one_process_it_goes_on_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
+    first, other = saved(tmp_path, optimizer=optimizer), engine_of(optimizer=optimizer)
+    step(other, 5)
+    with Checkpoints(tmp_path, other) as checkpoints:
+        assert checkpoints.load() == Progress(step=1, seed=3)
+    assert [step(other, seed) for seed in (1, 2)] == [step(first, seed) for seed in (1, 2)]
+
+
+def test_what_is_saved_is_what_was_when_it_was_asked_for(tmp_path: Path) -> None:
+    engine = engine_of()
+    before = engine.full_parameters()
+    with Checkpoints(tmp_path, engine) as checkpoints:
+        checkpoints.save(Progress())
+        for seed in range(3):
+            step(engine, seed)
+        checkpoints.load()
+    after = engine.full_parameters()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_interrupted_save_is_never_taken(tmp_path: Path) -> None:
+    engine = saved(tmp_path)
+    step(engine, 1)
+    with Checkpoints(tmp_path, engine) as checkpoints:
+        checkpoints.save(Progress(step=2))
+    # As if the machine had gone down before the marker was moved, and in the middle of one more.
+    write_marker(tmp_path, 1)
+    (tmp_path / "step-00000003").mkdir()
+    (tmp_path / "step-00000003" / "__0_0.distcp").write_bytes(b"half of it")
+    with Checkpoints(tmp_path, engine_of(), keep=1) as checkpoints:
+        assert checkpoints.load() == Progress(step=1, seed=3)
+        checkpoints.save(Progress(step=3))
+        checkpoints.finish()
+        assert checkpoints.load() == Progress(step=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "step-00000003"]
+
+
+def test_without_space_it_says_so_and_the_last_one_stays(tmp_path: Path) -> None:
+    engine = saved(tmp_path)
+    checkpoints = Checkpoints(tmp_path, engine)
+    # A folder where the marker is drafted stands for a disk that takes no more.
+    (tmp_path / "LATEST.new").mkdir()
+    checkpoints.save(Progress(step=2))
+    with pytest.raises(StorageFull, match=r"step-00000002: the checkpoint could not be written .*; the last one stays"):
+        checkpoints.finish()
+    assert latest(tmp_path) == Progress(step=1, seed=3)
+
+
+def _cut_index(checkpoint: Path) -> None:
+    (checkpoint / ".metadata").write_bytes((checkpoint / ".metadata").read_bytes()[:40])
+
+
+def _cut_shard(checkpoint: Path) -> None:
+    (checkpoint / "__0_0.distcp").write_bytes(b"")
+
+
+def _no_folder(checkpoint: Path) -> None:
+    checkpoint.rename(checkpoint.with_name("elsewhere"))
+
+
+def _bad_progress(checkpoint: Path) -> None:
+    (checkpoint / "progress.json").write_text('{"format": 1, "step": -1}')
+
+
+def _bad_marker(checkpoint: Path) -> None:
+    (checkpoint.parent / "LATEST").write_text('{"format": 1, "folder": "../../etc"}')
+
+
+def _no_marker_json(checkpoint: Path) -> None:
+    (checkpoint.parent / "LATEST").write_text("[")
+
+
+@pytest.mark.parametrize("damage", [_cut_index, _cut_shard, _no_folder, _bad_progress, _bad_marker, _no_marker_json])
+def test_a_damaged_one_is_told_as_such(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    saved(tmp_path)
+    damage(tmp_path / "step-00000001")
+    with Checkpoints(tmp_path, engine_of()) as checkpoints, pytest.raises(Corrupted, match=str(tmp_path)):
+        checkpoints.load()
+
+
+@pytest.mark.parametrize(("width", "optimizer", "told"), [(32, "adamw", "0 are unknown"), (16, "sgd", "are missing")])
+def test_another_shape_or_optimizer_is_refused(tmp_path: Path, width: int, optimizer: str, told: str) -> None:
+    saved(tmp_path)
+    engine = engine_of(width, optimizer)
+    with Checkpoints(tmp_path, engine) as checkpoints, pytest.raises(InvalidInput, match=told):
+        checkpoints.load()
+
+
+def test_at_least_one_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="got keep 0, expected at least 1"):
+        Checkpoints(tmp_path, engine_of(), keep=0)
+
+
+@given(progress=progresses)
+def test_progress_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, progress: Progress) -> None:
+    folder = tmp_path_factory.mktemp("progress")
+    assert latest(folder) is None
+    checkpoint = folder / f"step-{progress.step:08d}"
+    checkpoint.mkdir()
+    write_progress(checkpoint, progress)
+    assert latest(folder) is None, "nothing is taken before it is marked"
+    write_marker(folder, progress.step)
+    assert latest(folder) == progress
+
+
+@pytest.mark.parametrize("wrong", [{"step": -1}, {"epoch": True}, {"measures": {"loss": float("nan")}}])
+def test_progress_refuses_what_no_file_can_hold(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput, match=r"progress: got \w+ .*, expected"):
+        replace(Progress(), **wrong)

@@ -1,0 +1,202 @@
+"""A job's config: what is read, and that what makes no sense is told before a process starts."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fanin.datacenter.communication import CommunicationSettings
+from fanin.datacenter.config import TrainConfig, check_config, parse_config, read_train_config
+from fanin.datacenter.jobfiles import read_config, write_config
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.rates import RateSettings
+from fanin.protos.errors import InvalidInput
+
+EXAMPLE = Path(__file__).parents[2] / "examples/char_decoder/train.toml"
+MINIMAL = """
+[model.decoder]
+[data]
+text = "tinyshakespeare"
+[training]
+batch_size = 8
+learning_rate = 1
+[stop]
+steps = 2
+"""
+APP = """
+model = { app = "a:b" }
+data = { examples = "x.npz" }
+training = { batch_size = 8, learning_rate = 0.1 }
+stop = { epochs = 1 }
+"""
+
+
+def test_what_is_left_out_has_a_value_and_an_integer_is_a_number() -> None:
+    config = parse_config(MINIMAL, "m.toml")
+    assert config.training.learning_rate == 1.0
+    assert type(config.training.learning_rate) is float
+    assert config.parallel == ParallelSettings()
+    assert config.seed == 0
+
+
+def test_values_from_elsewhere_take_the_place_of_the_texts() -> None:
+    config = parse_config(MINIMAL, "m.toml", {"parallel": {"mesh": "tp=2"}, "stop": {"steps": 5}, "checkpoints": {}})
+    assert (config.parallel.mesh, config.stop.steps, config.stop.epochs) == (MeshShape(tp=2), 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (APP.replace('{ app = "a:b" }', "3"), "model: got 3, expected a table"),
+        ("x", "not TOML ("),
+        (f"{MINIMAL}[trainin]", "got unknown key 'trainin', did you mean 'training'?"),
+        (f"qqqqq = 1\n{MINIMAL}", "got unknown key 'qqqqq', expected some of model, data"),
+        (f"{MINIMAL}step = 3", "[stop]: got unknown key 'step', did you mean 'steps'?"),
+        (
+            MINIMAL.replace("[model.decoder]", "[model.decoder]\nwidht = 8"),
+            "[model.decoder]: got unknown key 'widht', did",
+        ),
+        (MINIMAL.replace("batch_size = 8", ""), "[training]: got no batch_size, expected a value"),
+        (MINIMAL.replace("batch_size = 8", "batch_size = true"), "training.batch_size: got True, expected int"),
+        (MINIMAL.replace("batch_size = 8", "batch_size = 8.5"), "training.batch_size: got 8.5, expected int"),
+        (MINIMAL.replace("batch_size = 8", "batch_size = 0"), "training: got batch_size 0, expected at least 1"),
+        (f"{MINIMAL}[parallel]\nmesh = 'pp'", "mesh: got 'pp' in 'pp', expected each of pp, dp_replicate"),
+        (f"{MINIMAL}[parallel]\nrecompute = 'some'", "parallel.recompute: got 'some', expected one of none, full"),
+        (f"{MINIMAL}[parallel]\nlayer_times = [1, 'x']", "parallel.layer_times[1]: got 'x', expected float"),
+        (f"{MINIMAL}[parallel]\nlayer_times = 1", "parallel.layer_times: got 1, expected a list"),
+        (MINIMAL.replace("batch_size", "betas = [0.9]\nbatch_size"), "training.betas: got [0.9], expected a list of 2"),
+        (f"{MINIMAL}[rate]\nscale = 'linear'", "rate: got scale 'linear' and base_batch 0"),
+        (f"{MINIMAL}[rate]\nfloor = 1.5", "rate: got floor 1.5"),
+        (f"{MINIMAL}[rate]\nwarm_up = -1", "rate: got warm_up -1"),
+        (f"{MINIMAL}[checkpoints]\nevery = 2", "checkpoints: got every 2 and no folder"),
+        (f"{MINIMAL}[checkpoints]\nkeep = 0", "checkpoints: got every 0 and keep 0"),
+        (f"{MINIMAL}[evaluation]\nkeep = 'best'\n[checkpoints]\nfolder = 'c'", "got keep 'best' beside checkpoints"),
+        (f"{MINIMAL}[evaluation]\npatience = -1", "evaluation: got patience -1"),
+        (f"{MINIMAL}[evaluation]\nmin_delta = nan", "evaluation: got min_delta nan"),
+        (MINIMAL.replace("steps = 2", "steps = 0"), "stop: got steps 0 and epochs 0, expected at least one above 0"),
+        (f"seed = -1\n{MINIMAL}", "training: got seed -1"),
+        (MINIMAL.replace("[data]", "[data]\nlength = 0"), "data: got length 0"),
+        (MINIMAL.replace("[data]", "[data]\nheld_fraction = 1.0"), "data: got held_fraction 1.0"),
+        (MINIMAL.replace("[data]", "[data]\nexamples = 'x'"), "data: got both text and examples"),
+        (APP.replace('examples = "x.npz"', ""), "data: got neither text and examples"),
+        (APP.replace('app = "a:b"', ""), "model: got neither app and decoder"),
+        (APP.replace('app = "a:b"', 'app = "a:b", decoder = {}'), "model: got both app and decoder"),
+        (APP.replace('app = "a:b"', 'app = "a:b", mean_over = "tokens"'), "model: got mean_over 'tokens' for an App"),
+        (
+            APP.replace('app = "a:b"', 'app = "a:b", layout = { layers = "l", num_layers = 1, plan = { x = "col" } }'),
+            "layout: got x = 'col', expected one of shared, column",
+        ),
+        (
+            APP.replace('app = "a:b"', 'app = "a:b", layout = { layers = "", num_layers = 1 }'),
+            "layout: got layers '' and num_layers 1",
+        ),
+        (f"{MINIMAL}[communication]\nhook = 'fp16'", "communication: got hook 'fp16' and local_period 0 for mesh none"),
+        (f"{MINIMAL}[communication]\nrank = 0", "communication: got rank 0"),
+        (
+            f"{MINIMAL}[communication]\nhook = 'bf16'\nlocal_period = 2",
+            "expected one of them: in local steps no gradient",
+        ),
+    ],
+    ids=lambda text: re.sub(r"\W+", "-", text)[-40:],
+)
+def test_what_makes_no_sense_is_told(text: str, said: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_config(text, "m.toml")
+    assert str(caught.value).startswith("m.toml: ")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "processes", "said"),
+    [
+        ("none", 0, "got 0 processes, expected at least 1"),
+        ("tp=2", 1, "= 2 ranks, got a world of 1; start 2 processes or change the mesh"),
+        ("tp=8", 8, "got heads 4 and tp 8, expected a multiple"),
+        ("pp=8", 8, "got 4 layers for 8 stages, expected at least one each"),
+        ("dp_shard=3", 3, "got batch 8, expected a multiple of 3 parts x 1 turns x 1 microbatches = 3"),
+        ("pp=4", 4, "1F1B needs at least as many microbatches as the 4 stages, got 1"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_told_with_all_numbers(mesh: str, processes: int, said: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        schedule = "GPipe" if mesh == "pp=8" else "1F1B"
+        text = MINIMAL.replace("[model.decoder]", "[model.decoder]\nnum_heads = 4\nnum_layers = 4")
+        check_config(parse_config(text, "m.toml", {"parallel": {"mesh": mesh, "schedule": schedule}}), processes)
+
+
+def test_an_app_without_names_can_be_copied_and_sharded_only() -> None:
+    for mesh in ("dp_replicate=2", "dp_shard=2", "dp_replicate=2,dp_shard=2"):
+        config = parse_config(APP, "a.toml", {"parallel": {"mesh": mesh}})
+        check_config(config, config.parallel.mesh.num_ranks)
+    for mesh in ("tp=2", "pp=2"):
+        config = parse_config(APP, "a.toml", {"parallel": {"mesh": mesh, "microbatches": 2}})
+        with pytest.raises(InvalidInput, match=r"cannot be cut or split without names.*or give \[model.layout\]"):
+            check_config(config, 2)
+
+
+def test_an_evaluations_batch_is_divided_too() -> None:
+    config = parse_config(APP, "a.toml", {"parallel": {"mesh": "dp_shard=2"}, "evaluation": {"batch_size": 5}})
+    with pytest.raises(InvalidInput, match="evaluation: got batch_size 5, expected a multiple of 2 parts x 1 micro"):
+        check_config(config, 2)
+
+
+def test_copies_are_looked_at_where_they_are_alike() -> None:
+    wrong = {"parallel": {"mesh": "dp_replicate=2"}, "communication": {"local_period": 4}}
+    for every in (0, 6):
+        with pytest.raises(InvalidInput, match=f"got local_period 4, an evaluation every {every} and a checkpoint"):
+            parse_config(APP, "a.toml", wrong | {"evaluation": {"every": every}})
+    assert parse_config(APP, "a.toml", wrong | {"evaluation": {"every": 8}}).communication.local_period == 4
+
+
+def test_the_example_is_one(tmp_path: Path) -> None:
+    config = read_train_config(EXAMPLE)
+    check_config(config, 1)
+    check_config(replace(config, parallel=replace(config.parallel, mesh=MeshShape.parse("pp=2,dp_shard=2,tp=2"))), 8)
+    with pytest.raises(InvalidInput, match=r"none.toml: cannot be read \("):
+        read_train_config(tmp_path / "none.toml")
+
+
+settings_of = st.builds(
+    TrainingSettings,
+    batch_size=st.integers(1, 99),
+    learning_rate=st.floats(1e-6, 1e3),
+    clip_norm=st.none() | st.floats(0.1, 9.0),
+    freeze=st.lists(st.text("ab.*", min_size=1), max_size=2).map(tuple),
+)
+meshes = st.builds(MeshShape, dp_replicate=st.integers(2, 9))
+
+
+@given(
+    training=settings_of,
+    mesh=meshes,
+    reshard=st.none() | st.booleans(),
+    times=st.lists(st.floats(0.0, 9.0), max_size=3).map(tuple),
+    checkpoints=st.none() | st.text("ab/é", min_size=1).map(Path),
+    seed=st.integers(0, 2**63),
+)
+def test_a_config_comes_back_from_a_jobs_folder_as_it_went_in(
+    tmp_path_factory: pytest.TempPathFactory,
+    training: TrainingSettings,
+    mesh: MeshShape,
+    reshard: bool | None,
+    times: tuple[float, ...],
+    checkpoints: Path | None,
+    seed: int,
+) -> None:
+    text = parse_config(APP, "a.toml")
+    config = TrainConfig(
+        model=text.model,
+        data=text.data,
+        training=training,
+        stop=text.stop,
+        rate=RateSettings(scale="linear", base_batch=3),
+        parallel=ParallelSettings(mesh=mesh, reshard=reshard, layer_times=times),
+        communication=CommunicationSettings(hook="powersgd"),
+        checkpoints=replace(text.checkpoints, folder=checkpoints),
+        seed=seed,
+    )
+    assert read_config(write_config(config, tmp_path_factory.getbasetemp())) == config

@@ -1,0 +1,222 @@
+"""The step on one process: what a mesh is compared with, and what needs no other rank."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig, rotated, rotations
+from fanin.datacenter.models.encoder import Encoder, EncoderConfig
+from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
+from fanin.datacenter.parallel.layout import decoder_layout
+from fanin.datacenter.parallel.objective import TOKENS, sample_objective
+from fanin.datacenter.parallel.pretrained import pretrained_model
+from fanin.datacenter.parallel.scaling import LossScale
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.edge.export.app import cross_entropy
+from fanin.edge.runtimes.graphs import NO_TOKEN
+from fanin.protos.errors import InvalidInput, UnsupportedModel
+
+CONFIG = DecoderConfig(vocabulary=13, width=16, num_layers=2, num_heads=4, num_kv_heads=2, feed_forward=8)
+TRAINING = TrainingSettings(batch_size=8, learning_rate=0.01)
+
+
+def engine_of(training: TrainingSettings = TRAINING, **parallel: object) -> Engine:
+    model = Model(module=Decoder(CONFIG, seed=1).double(), layout=decoder_layout(CONFIG))
+    return build_engine(model, ParallelSettings(**parallel), training, None)
+
+
+def batch() -> Batch:
+    tokens = torch.arange(8 * 6).reshape(8, 6) ** 2 % 13
+    targets = tokens[:, 1:].clone()
+    targets[::2, 2:] = NO_TOKEN
+    return Batch(inputs=tokens[:, :-1], targets=targets)
+
+
+def test_a_step_is_torchs_own_on_the_mean_over_tokens() -> None:
+    engine = engine_of(dataclasses.replace(TRAINING, weight_decay=0.1, clip_norm=0.2))
+    module, given = Decoder(CONFIG, seed=1).double(), batch()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        logits = module(given.inputs).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, given.targets.flatten(), ignore_index=NO_TOKEN)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), 0.2)
+        optimizer.step()
+        stepped = engine.step(given)
+        assert float(stepped.loss) == pytest.approx(loss.item(), abs=1e-12)
+        assert float(stepped.norm) == pytest.approx(norm.item(), abs=1e-12)
+        assert stepped.count == 4 * 5 + 4 * 2
+    ours, theirs = engine.full_parameters(), dict(module.named_parameters())
+    assert list(ours) == list(theirs)
+    assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-12) for name in theirs)
+
+
+@pytest.mark.parametrize(("accumulate", "microbatches"), [(2, 1), (1, 4), (2, 2)])
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+def test_turns_microbatches_and_recomputation_change_nothing(
+    accumulate: int, microbatches: int, recompute: str
+) -> None:
+    plain = engine_of()
+    pieces = engine_of(
+        dataclasses.replace(TRAINING, accumulate=accumulate), microbatches=microbatches, recompute=recompute
+    )
+    for _ in range(3):
+        assert float(pieces.step(batch()).loss) == pytest.approx(float(plain.step(batch()).loss), abs=1e-12)
+    ours, theirs = pieces.full_parameters(), plain.full_parameters()
+    assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-12) for name in theirs)
+
+
+def test_evaluation_trains_nothing_and_is_the_loss_of_the_next_step() -> None:
+    engine = engine_of()
+    engine.step(batch())
+    before = engine.full_parameters()
+    loss, count = engine.evaluate(batch())
+    assert all(torch.equal(before[name], value) for name, value in engine.full_parameters().items())
+    assert float(engine.step(batch()).loss) == pytest.approx(loss / count, abs=1e-12)
+
+
+def test_frozen_parameters_keep_their_bits_and_others_do_not() -> None:
+    engine = engine_of(dataclasses.replace(TRAINING, freeze=("embed.*", "layers.0.*"), weight_decay=0.1))
+    before = engine.full_parameters()
+    engine.step(batch())
+    kept = {name for name, value in engine.full_parameters().items() if torch.equal(value, before[name])}
+    assert kept == {name for name in before if name.startswith(("embed.", "layers.0."))}
+
+
+def test_a_pattern_that_fits_nothing_is_told() -> None:
+    with pytest.raises(InvalidInput, match=r"freeze: no parameter's name fits 'layer\.\*'"):
+        engine_of(dataclasses.replace(TRAINING, freeze=("layer.*",)))
+
+
+def test_the_rate_is_that_of_the_following_steps() -> None:
+    engine = engine_of(dataclasses.replace(TRAINING, optimizer="sgd", momentum=0.0))
+    before = engine.full_parameters()
+    engine.set_learning_rate(1e-9)
+    engine.step(batch())
+    moved = max(float((value - before[name]).abs().max()) for name, value in engine.full_parameters().items())
+    assert 0 < moved < 1e-8
+
+
+def test_another_models_parameters_are_refused_and_change_nothing() -> None:
+    engine = engine_of()
+    before = engine.full_parameters()
+    wrong = before | {"head.weight": torch.zeros(2, 2)}
+    missing = {name: value for name, value in before.items() if name != "norm.weight"}
+    for values, expected in ((wrong, "1 have another shape, and 0"), (missing, "1 are missing, such as norm")):
+        with pytest.raises(ValueError, match=expected):
+            engine.load_parameters({name: value + 1 for name, value in values.items()})
+    assert all(torch.equal(before[name], value) for name, value in engine.full_parameters().items())
+
+
+def test_a_part_that_does_not_divide_is_told() -> None:
+    with pytest.raises(ValueError, match="got a part of 8 samples for 3 pieces"):
+        list(batch().chunks(3))
+
+
+def test_an_overflow_leaves_a_step_out_and_lowers_the_scale() -> None:
+    module = Decoder(CONFIG, seed=1)
+    huge = dataclasses.replace(TOKENS, loss_sum=lambda outputs, targets: TOKENS.loss_sum(outputs, targets) * 1e35)
+    model = Model(module=module, layout=decoder_layout(CONFIG), objective=huge)
+    engine = build_engine(model, ParallelSettings(precision="fp16"), TRAINING, None)
+    before = engine.full_parameters()
+    stepped = engine.step(batch())
+    assert stepped.skipped
+    assert all(torch.equal(before[name], value) for name, value in engine.full_parameters().items())
+
+
+@given(finite=st.lists(st.booleans(), max_size=60), patience=st.integers(1, 5))
+def test_the_scale_halves_at_each_overflow_and_doubles_after_patience(finite: list[bool], patience: int) -> None:
+    scale, calm, expected = LossScale(factor=8.0, patience=patience), 0, 8.0
+    for each in finite:
+        assert scale.seen(finite=each) == each
+        calm = calm + 1 if each else 0
+        if not each:
+            expected = max(1.0, expected / 2)
+        elif calm == patience:
+            expected, calm = expected * 2, 0
+        assert scale.factor == expected
+
+
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6), seed=st.integers(0, 99))
+def test_an_objective_adds_up_over_any_division(sizes: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    num = sum(sizes)
+    logits = torch.randn(num, 4, 7, dtype=torch.float64, generator=generator)
+    tokens = torch.randint(NO_TOKEN, 7, (num, 4), generator=generator)
+    for objective, outputs, targets in (
+        (TOKENS, logits, tokens),
+        (sample_objective(cross_entropy), logits[:, 0], tokens[:, 0].clamp(min=0)),
+    ):
+        pieces = list(zip(outputs.split(sizes), targets.split(sizes), strict=True))
+        total = sum(objective.loss_sum(*piece) for piece in pieces)
+        assert float(total) == pytest.approx(float(objective.loss_sum(outputs, targets)), abs=1e-10)
+        assert sum(int(objective.count(piece[1])) for piece in pieces) == int(objective.count(targets))
+
+
+def test_nothing_is_seen_ahead() -> None:
+    decoder = Decoder(CONFIG, seed=2)
+    tokens = torch.arange(10)[None] % 13
+    logits = decoder(tokens)
+    changed = tokens.clone()
+    changed[0, 7:] = 0
+    assert torch.allclose(decoder(changed)[:, :7], logits[:, :7], atol=1e-6)
+    assert not torch.allclose(decoder(changed)[:, 7:], logits[:, 7:], atol=1e-6)
+
+
+@given(seed=st.integers(0, 99), shift=st.integers(1, 5))
+def test_positions_are_relative(seed: int, shift: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    query, key = (torch.randn(8, dtype=torch.float64, generator=generator).expand(9, 8) for _ in range(2))
+    cos, sin = rotations(query, 100.0)
+    scores = rotated(query, cos, sin) @ rotated(key, cos, sin).T
+    assert torch.allclose(scores[:-shift, :-shift], scores[shift:, shift:])
+    assert not torch.allclose(scores[0, 1:], scores[0, :-1])
+
+
+def test_an_encoder_sees_both_sides_but_no_padding() -> None:
+    encoder = Encoder(EncoderConfig(vocabulary=13, context=8, width=16, num_heads=2, feed_forward=8), seed=1)
+    tokens, mask = torch.arange(8)[None], torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0]])
+    logits = encoder(tokens, mask)
+    changed = tokens.clone()
+    changed[0, 6:] = 12
+    assert torch.allclose(encoder(changed, mask)[:, :6], logits[:, :6], atol=1e-6)
+    assert not torch.allclose(encoder(changed)[:, :6], encoder(tokens)[:, :6], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        (DecoderConfig, {"width": 12, "num_heads": 4, "num_kv_heads": 4}),
+        (DecoderConfig, {"num_heads": 4, "num_kv_heads": 3}),
+        (DecoderConfig, {"num_layers": 0}),
+        (EncoderConfig, {"width": 10, "num_heads": 4}),
+        (EncoderConfig, {"context": 0}),
+    ],
+)
+def test_sizes_that_make_no_model_are_refused(kind: type, sizes: dict[str, int]) -> None:
+    with pytest.raises(InvalidInput, match=r"^(de|en)coder: got .*, expected"):
+        kind(**sizes)
+
+
+def test_a_model_without_a_plan_of_its_own_needs_a_layout() -> None:
+    with pytest.raises(UnsupportedModel, match="Decoder: got no plan for tensor parallelism"):
+        pretrained_model(Decoder(CONFIG))
+
+
+def test_a_mesh_needs_its_processes() -> None:
+    with pytest.raises(InvalidInput, match="= 2 ranks, got a world of 1"):
+        engine_of(mesh=MeshShape(tp=2))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_compiled_model_is_the_same(recompute: str) -> None:
+    plain, compiled = engine_of(), engine_of(compile=True, recompute=recompute)
+    for _ in range(3):
+        assert float(compiled.step(batch()).loss) == pytest.approx(float(plain.step(batch()).loss), abs=1e-10)

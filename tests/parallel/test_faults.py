@@ -1,0 +1,253 @@
+"""A rank that is told to stop, killed or hung: what is left goes on with the same numbers, and the culprit is named."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fanin.datacenter.elastic import Stop
+from fanin.datacenter.hangs import Report, Wait, attempt_folder, explain, read_reports, sentence, write_report
+from fanin.datacenter.launch import Elastic, run_ranks, why
+from fanin.datacenter.progress import latest
+from fanin.protos.errors import InvalidInput
+
+PROGRAM = Path(__file__).with_name("faults.py")
+HUNG = 86
+NUM_STEPS = 8
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def played(folder: Path, names: list[str]) -> dict[str, dict[str, object]]:
+    """What came of some scenes of ``faults.py``."""
+    command = [sys.executable, str(PROGRAM), "scenes", str(folder), *names]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((folder / "scenes.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All scenes that are played on each change."""
+    made = tmp_path_factory.mktemp("faults")
+    names = ["whole", "stopped", "resumed after a stop", "killed", "resumed after a kill", "frozen", "inside"]
+    played(made, names)
+    return made
+
+
+def scene(folder: Path, name: str) -> dict[str, object]:
+    row = json.loads((folder / "scenes.json").read_text())[name]
+    assert isinstance(row, dict)
+    return row
+
+
+def traces(folder: Path) -> list[dict[int, str]]:
+    """The losses of each attempt, by step and to the last bit."""
+    found = []
+    for path in sorted(folder.glob("losses-*.txt")):
+        rows = (line.split() for line in path.read_text().splitlines())
+        found.append({int(step): loss for step, loss in rows})
+    return found
+
+
+def test_nothing_happens_to_a_training_that_is_left_alone(folder: Path) -> None:
+    assert scene(folder, "whole") == {"statuses": [0, 0, 0, 0], "step": NUM_STEPS, "told": None}
+    (trace,) = traces(folder / "whole")
+    assert list(trace) == list(range(1, NUM_STEPS + 1))
+    assert float.fromhex(trace[NUM_STEPS]) < float.fromhex(trace[1]), "something was learnt"
+
+
+def test_a_signal_to_one_rank_is_a_checkpoint_and_status_0_on_all(folder: Path) -> None:
+    # The signal came after step 3: all ranks agree on it after the next one.
+    assert scene(folder, "stopped") == {"statuses": [0, 0, 0, 0], "step": 4, "told": None}
+    assert scene(folder, "resumed after a stop")["step"] == NUM_STEPS
+    (whole,), (before, after) = traces(folder / "whole"), traces(folder / "stopped")
+    assert (list(before), list(after)) == ([1, 2, 3, 4], [5, 6, 7, 8])
+    assert before | after == whole
+
+
+def test_after_a_kill_it_goes_on_from_the_last_whole_checkpoint_bit_for_bit(folder: Path) -> None:
+    statuses = scene(folder, "killed")["statuses"]
+    assert isinstance(statuses, list)
+    assert statuses[1] == -signal.SIGKILL
+    assert 0 not in statuses, "nobody trains on without it"
+    assert scene(folder, "killed")["step"] in (2, 4), "the save after step 4 may have been under way"
+    assert scene(folder, "resumed after a kill")["step"] == NUM_STEPS
+    (whole,), (before, after) = traces(folder / "whole"), traces(folder / "killed")
+    assert list(before) == [1, 2, 3, 4, 5]
+    assert min(after) == 1 + int(str(scene(folder, "killed")["step"]))
+    assert all(loss == whole[step] for trace in (before, after) for step, loss in trace.items())
+    assert set(before) | set(after) == set(whole)
+
+
+def test_a_frozen_rank_is_named_with_what_it_did_not_come_to(folder: Path) -> None:
+    row = scene(folder, "frozen")
+    assert row["statuses"] == [HUNG, -signal.SIGKILL, HUNG, HUNG]
+    told = str(row["told"])
+    assert told.startswith("rank 1 (pp 0, dp_shard 1) hangs: rank 0 (pp 0, dp_shard 0) waits in ")
+    assert " over dp_shard " in told
+    assert told.endswith("it left no word: it is gone, stopped, or stuck outside of Python")
+
+
+def test_a_rank_that_hangs_in_a_layer_is_named_with_axis_collective_and_module(folder: Path) -> None:
+    row = scene(folder, "inside")
+    assert row["statuses"] == [HUNG] * 4
+    told = str(row["told"])
+    expected = (
+        r"rank 3 \(dp_shard 1, tp 1\) hangs: rank 2 \(dp_shard 1, tp 0\) waits in all_reduce over tp in "
+        r"layers\.1\S*, forward, step 3, \S+ \w+, for \d+\.\d s; "
+        r"it is in layers\.1\.attention\.out, forward, step 3, faults\.py:\d+ stuck"
+    )
+    assert re.fullmatch(expected, told), told
+    waited = re.search(r"for (\d+\.\d) s", told)
+    assert waited is not None
+    # The timeout is 6 s, a look every 0.6: who is called by another has waited a little less.
+    assert 4.0 < float(waited[1]) < 9.0
+
+
+@pytest.mark.nightly
+def test_a_rank_that_hangs_between_steps_or_in_a_backward_pass_is_named(tmp_path: Path) -> None:
+    found = played(tmp_path, ["hung", "behind"])
+    hung, behind = str(found["hung"]["told"]), str(found["behind"]["told"])
+    assert hung.startswith("rank 2 (pp 1, dp_shard 0) hangs: rank 3 (pp 1, dp_shard 1) waits in ")
+    assert " over dp_shard " in hung
+    previous = read_reports(attempt_folder(tmp_path / "hung", 0))[0].waits
+    assert previous == Wait(axis="pp", kind="receive", ranks=(0, 2)), "the stage before it waits for a message"
+    assert "it is outside of the model, step 4, faults.py:" in hung
+    assert behind.startswith(
+        "rank 1 (dp_shard 0, tp 1) hangs: rank 0 (dp_shard 0, tp 0) waits in all_reduce over tp in "
+    )
+    assert "it is in layers.1, backward, step 3, faults.py:" in behind
+
+
+@pytest.mark.nightly
+def test_torchrun_starts_them_again_and_the_trace_is_the_same(folder: Path, tmp_path: Path) -> None:
+    program = [str(PROGRAM), "rank", str(tmp_path), "kill-1-5"]
+    status = run_ranks(program, 4, tmp_path, Elastic(max_restarts=1))
+    assert status == 0, why(tmp_path, status)
+    progress = latest(tmp_path)
+    assert progress is not None
+    assert progress.step == NUM_STEPS
+    (whole,), (before, after) = traces(folder / "whole"), traces(tmp_path)
+    assert list(before) == [1, 2, 3, 4, 5]
+    assert all(loss == whole[step] for trace in (before, after) for step, loss in trace.items())
+    assert set(before) | set(after) == set(whole)
+
+
+@pytest.mark.nightly
+def test_a_signal_to_torchrun_is_a_checkpoint_whatever_its_own_status(tmp_path: Path) -> None:
+    # Not through run_ranks: the caller would be this process.
+    program = [str(PROGRAM), "rank", str(tmp_path), "pause-0-3"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", *program]
+    agent = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    until_s = time.monotonic() + 120.0
+    while not any(3 in trace for trace in traces(tmp_path)):
+        assert time.monotonic() < until_s, "waited too long"
+        time.sleep(0.1)
+    agent.terminate()
+    assert agent.wait(60.0) == 1
+    progress = latest(tmp_path)
+    assert progress is not None
+    assert progress.step == 4
+
+
+@pytest.mark.nightly
+def test_a_hang_reaches_the_launcher_as_its_sentence(tmp_path: Path) -> None:
+    status = run_ranks([str(PROGRAM), "rank", str(tmp_path), "hang-2-3"], 4, tmp_path)
+    assert status != 0
+    assert why(tmp_path, status).startswith("rank 2 (pp 1, dp_shard 0) hangs: ")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"max_restarts": -1}, "got max_restarts -1, expected 0 or more"),
+        ({"min_nodes": 0}, "got 0 to 1 nodes, expected at least 1"),
+        ({"min_nodes": 3, "max_nodes": 2, "endpoint": "a:1"}, "got 3 to 2 nodes"),
+        ({"max_nodes": 2}, "got 2 nodes and endpoint '', expected host:port"),
+        ({"endpoint": "a:1"}, "got 1 nodes and endpoint 'a:1', expected host:port"),
+    ],
+)
+def test_numbers_of_machines_that_make_no_sense_are_refused(wrong: dict[str, object], told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        replace(Elastic(), **wrong)
+
+
+def test_a_stop_is_taken_while_it_is_entered_and_not_after() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Stop() as stop:
+        assert not stop.agreed()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.agreed()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def report(rank: int, waits: Wait | None, **more: object) -> Report:
+    """A report from a mesh of four ranks."""
+    plain = Report(
+        rank=rank,
+        mesh="dp_shard=2,tp=2",
+        step=2,
+        still_s=1.5,
+        waits=waits,
+        module="layers.0",
+        phase="forward",
+        line="decoder.py:7 forward",
+        done={},
+    )
+    return replace(plain, **more)
+
+
+def test_who_is_behind_in_a_collective_hangs_if_all_wait() -> None:
+    first, last = (Wait(axis="tp", kind="all_reduce", ranks=ranks, sequence=9) for ranks in ((0, 1), (2, 3)))
+    messages = Wait(axis="dp_shard", kind="all_gather", ranks=(0, 2), sequence=4)
+    reports = {
+        0: report(0, messages, done={"tp": 9, "dp_shard": 4}),
+        1: report(1, first, done={"tp": 9}),
+        2: report(2, replace(last, sequence=8), done={"tp": 8, "dp_shard": 3}),
+        3: report(3, last, done={"tp": 9}),
+    }
+    assert sentence(reports) == (
+        "rank 2 (dp_shard 1, tp 0) hangs: rank 3 (dp_shard 1, tp 1) waits in all_reduce over tp in layers.0, forward, "
+        "step 3, decoder.py:7 forward, for 1.5 s; it is in layers.0, forward, step 3, decoder.py:7 forward"
+    )
+
+
+def test_where_none_is_behind_all_are_told() -> None:
+    waits = {rank: Wait(axis="tp", kind="all_reduce", ranks=(0, 1), sequence=3) for rank in range(2)}
+    reports = {rank: report(rank, each, mesh="tp=2", done={"tp": 3}) for rank, each in waits.items()}
+    told = sentence(reports)
+    assert told.startswith("all ranks wait for each other: rank 0 (tp 0) waits in all_reduce over tp")
+    assert "; rank 1 (tp 1) waits" in told
+
+
+@given(missing=st.sets(st.integers(0, 3), min_size=1, max_size=3))
+def test_who_left_nothing_hangs(missing: set[int]) -> None:
+    waits = Wait(axis="all ranks", kind="all_reduce", ranks=(0, 1, 2, 3), sequence=1)
+    told = sentence({rank: report(rank, waits, done={"all ranks": 1}) for rank in range(4) if rank not in missing})
+    assert {int(rank) for rank in re.findall(r"rank (\d) \([^)]*\) hangs", told)} == missing
+
+
+def test_reports_come_back_and_one_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    assert explain(tmp_path) is None
+    waits = Wait(axis="tp", kind="all_reduce", ranks=(0, 1), sequence=3)
+    old, new = attempt_folder(tmp_path, 9), attempt_folder(tmp_path, 10)
+    for rank, each in ((0, waits), (1, None)):
+        write_report(new, report(rank, each, done={"tp": 3}))
+        write_report(old, report(rank, waits, done={"tp": 3}))
+    assert read_reports(new) == {0: report(0, waits, done={"tp": 3}), 1: report(1, None, done={"tp": 3})}
+    for rank, text in ((2, "{"), (3, "[]"), (4, '{"rank": 4, "waits": null}')):
+        (new / f"rank-{rank}.json").write_text(text)
+    assert set(read_reports(new)) == {0, 1}
+    # The last attempt counts, in which ranks 2 and 3 left nothing that can be read.
+    assert str(explain(tmp_path)).startswith("rank 2 (dp_shard 1, tp 0) hangs")

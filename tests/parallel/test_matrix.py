@@ -1,0 +1,115 @@
+"""DP x TP x PP in any mix trains as one process does: every mesh of eight ranks, every schedule, 20 steps each.
+
+In float64 losses and all parameters are held to 1e-10, which no wrong factor and no lost term survives; in float32,
+where sums over ranks take another path through torch, the losses to 1e-5. All cells run in one pool of processes
+that the first test starts; gloo's own averaging is asked first.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from parallel.cells import CELLS, FAULTS, HALVES, NUM_STEPS, WORLD, Cell, factorisations
+
+PROGRAM = Path(__file__).with_name("matrix.py")
+LOSS = {"float32": 1e-5, "float64": 1e-10}
+PARAMETERS = {"float32": 1e-5, "float64": 1e-10}
+# All cells take a minute or two on two quiet cores, which the first test waits for.
+LIMIT_S = 1200
+pytestmark = pytest.mark.timeout(LIMIT_S)
+
+
+def outcomes(folder: Path, wanted: str) -> Path:
+    """What ``matrix.py`` left, its warnings being errors; a cell that failed left nothing, and the log says why."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with (folder / "log").open("w") as log:
+        subprocess.run(
+            [sys.executable, "-W", "error", str(PROGRAM), str(folder), wanted],
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return outcomes(tmp_path_factory.mktemp("matrix"), "all")
+
+
+@pytest.fixture(scope="module")
+def nightly_matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return outcomes(tmp_path_factory.mktemp("nightly"), "nightly")
+
+
+def read(folder: Path, name: str) -> dict[str, np.ndarray]:
+    assert (folder / f"{name}.npz").exists(), (folder / "log").read_text()[-6000:]
+    with np.load(folder / f"{name}.npz") as archive:
+        return dict(archive)
+
+
+def differences(folder: Path, cell: Cell) -> tuple[float, float]:
+    """(largest of the losses, largest of the parameters) between a cell and one process."""
+    got, expected = read(folder, cell.name), read(folder, cell.reference)
+    names = list(expected["names"])
+    assert list(got["names"]) == names
+    assert len(expected["losses"]) == NUM_STEPS
+    assert expected["losses"][-1] < 0.9 * expected["losses"][0], "something was learnt"
+    losses = max(np.abs(got[name] - expected[name]).max() for name in ("losses", "evaluated"))
+    return float(losses), max(float(np.abs(got[name] - expected[name]).max()) for name in names)
+
+
+def within(folder: Path, cell: Cell) -> bool:
+    """Whether a cell has parity."""
+    losses, parameters = differences(folder, cell)
+    return losses <= LOSS[cell.dtype] and parameters <= PARAMETERS[cell.dtype]
+
+
+def test_gloo_averages_and_not_only_sums(matrix: Path) -> None:
+    found = read(matrix, "canary")
+    for dtype in ("float32", "float64", "bfloat16"):
+        total = found[f"torch.{dtype}-total"]
+        assert (total == WORLD * np.arange(2 * WORLD) + sum(range(WORLD))).all()
+        assert (found[f"torch.{dtype}-means"] == total / WORLD).all()
+        assert (found[f"torch.{dtype}-piece"] == total[:2] / WORLD).all()
+
+
+def test_the_matrix_has_every_mesh_of_eight_ranks() -> None:
+    shapes = {str(shape) for shape in factorisations()}
+    assert len(shapes) == 20
+    assert shapes <= {cell.mesh for cell in CELLS if cell.dtype == "float64"}
+
+
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.nightly], ids=lambda cell: cell.name)
+def test_a_mesh_equals_one_process(matrix: Path, cell: Cell) -> None:
+    assert within(matrix, cell), differences(matrix, cell)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.nightly], ids=lambda cell: cell.name)
+def test_a_mesh_equals_one_process_too(nightly_matrix: Path, cell: Cell) -> None:
+    assert within(nightly_matrix, cell), differences(nightly_matrix, cell)
+
+
+@pytest.mark.parametrize("cell", HALVES, ids=lambda cell: cell.name)
+def test_half_precision_learns_as_well(matrix: Path, cell: Cell) -> None:
+    losses, _ = differences(matrix, cell)
+    assert LOSS["float64"] < losses < 0.05
+
+
+def test_ranks_take_over_whole_parameters(matrix: Path) -> None:
+    small = [cell for cell in CELLS if cell.shape.num_ranks < WORLD and not cell.nightly]
+    assert {cell.shape.pp for cell in small} == {1, 2, 4}
+    assert [cell.name for cell in small if not read(matrix, cell.name)["reloaded"]] == []
+
+
+@pytest.mark.parametrize("cell", FAULTS, ids=lambda cell: cell.name)
+def test_what_is_wrong_would_be_caught(matrix: Path, cell: Cell) -> None:
+    losses, parameters = differences(matrix, cell)
+    assert losses > 100 * LOSS[cell.dtype]
+    assert parameters > 100 * PARAMETERS[cell.dtype]

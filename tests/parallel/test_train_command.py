@@ -1,0 +1,140 @@
+"""``fanin train``: one command for any mesh, the same numbers in its JSON, and one clear line where it cannot be."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.commands import Fanin, fanin_in_process, one_line
+
+from fanin.datacenter.config import read_train_config
+from fanin.datacenter.job import train
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.progress import latest
+
+CONFIG = """
+[model.decoder]
+vocabulary = 16
+width = 16
+num_layers = 4
+num_heads = 4
+num_kv_heads = 2
+feed_forward = 16
+tied = true
+[data]
+text = "{text}"
+length = 16
+[training]
+batch_size = 16
+learning_rate = 0.02
+clip_norm = 1.0
+[stop]
+steps = 12
+[evaluation]
+every = 6
+[parallel]
+microbatches = 2
+"""
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A small job on a text of its own; its last batch of an epoch is short."""
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 60)
+    path = tmp_path / "train.toml"
+    path.write_text(CONFIG.format(text=text))
+    return path
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        "pp=2",
+        pytest.param("pp=2,dp_shard=2,tp=2", marks=pytest.mark.nightly),
+        pytest.param("dp_replicate=2,dp_shard=2,tp=2", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_mesh_has_the_losses_of_one_process(fanin: Fanin, config: Path, tmp_path: Path, mesh: str) -> None:
+    one = train(read_train_config(config), 0, 1).metrics.trained
+    # What an earlier half of the job left is gone on with, on another mesh.
+    kept, out, weights = tmp_path / "kept", tmp_path / "out.json", tmp_path / "model.safetensors"
+    half = {"stop": {"steps": 5}, "checkpoints": {"folder": str(kept)}}
+    train(read_train_config(config, half), 0, 1)
+    done = fanin("train", config, "--mesh", mesh, "--checkpoints", kept, "--json", out, "--out", weights)
+    assert (done.status, done.err) == (0, "")
+    other = json.loads(out.read_text())
+    assert (other["mesh"], other["nproc"]) == (mesh, MeshShape.parse(mesh).num_ranks)
+    assert len(one.losses) == 12
+    assert one.losses[-1] < one.losses[0] - 0.5
+    assert other["loss"] == pytest.approx(one.losses, abs=1e-5)
+    # The half was looked at when it ended, too.
+    assert [each["step"] for each in other["evaluations"]] == [5, 6, 12]
+    for each, expected in zip(other["evaluations"][1:], one.evaluated, strict=True):
+        assert each["validation_loss"] == pytest.approx(expected.validation_loss, abs=1e-5)
+        assert each["validation_accuracy"] == pytest.approx(expected.validation_accuracy, abs=0.02)
+    assert other["tokens_per_second"] > 0
+    assert 1e7 < other["peak_memory_bytes"] < 1e10
+    job = read_train_config(config, {"model": {"initial": str(weights)}, "stop": {"steps": 1}})
+    assert train(job, 0, 1).metrics.trained.losses[0] < one.losses[-1] + 0.5, "it begins with what was written"
+    assert done.out.count("\n") == len(other["evaluations"]) + 1
+    assert f"12 steps on mesh {mesh} in " in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--mesh", "tp=2", "--nproc", "4"),
+            "mesh: pp 1 x dp_replicate 1 x dp_shard 1 x tp 2 = 2 ranks, got a world of 4;",
+        ),
+        (("--mesh", "tpp=2"), "mesh: got 'tpp=2' in 'tpp=2', expected each of pp, dp_replicate, dp_shard, tp"),
+        (("--mesh", "tp=8"), "got heads 4 and tp 8, expected a multiple"),
+        (("--mesh", "dp_shard=3"), "got batch 16, expected a multiple of 3 parts x 1 turns x 2 microbatches = 6"),
+        (
+            ("--mesh", "pp=4"),
+            "1F1B needs at least as many microbatches as the 4 stages, got 2; raise them, or take GPipe",
+        ),
+        (("--mesh", "pp=2", "--schedule", "2F2B"), "got schedule '2F2B', expected one of GPipe, 1F1B"),
+        (("--mesh", "pp=2", "--microbatches", "0"), "got 0 microbatches, expected at least 1"),
+        (("--steps", "-1"), "stop: got steps -1 and epochs 0"),
+        (("--out", "model.bin"), "got weights model.bin, expected a name that ends in .safetensors"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_is_told_in_one_line(fanin: Fanin, config: Path, words: tuple[str, ...], said: str) -> None:
+    assert said in one_line(fanin("train", config, *words), "train")
+
+
+def test_a_config_that_is_none_is_told_in_one_line(fanin: Fanin, tmp_path: Path) -> None:
+    assert "missing.toml: cannot be read (" in one_line(fanin("train", tmp_path / "missing.toml"), "train")
+
+
+def test_sigterm_makes_a_checkpoint_and_ends_in_order(config: Path, tmp_path: Path) -> None:
+    kept, out = tmp_path / "kept", tmp_path / "out.json"
+    command = [sys.executable, "-m", "fanin.commands.main", "train", config, "--steps", "100000", "--json", out]
+    command += ["--checkpoints", kept, "--state", tmp_path / "state"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    rows = tmp_path / "state" / "rows.jsonl"
+    until = time.monotonic() + 120.0
+    while not (rows.exists() and rows.read_text().count("\n") > 2):
+        assert time.monotonic() < until, "it did not begin to train"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    num_steps = len(json.loads(out.read_text())["loss"])
+    assert 2 < num_steps < 100_000
+    assert f"{num_steps} steps on mesh none in " in said
+    assert latest(kept).step == num_steps
+    last = json.loads(rows.read_text().splitlines()[-1])
+    assert last["step"] == num_steps - 1

@@ -1,0 +1,207 @@
+"""Weights leave a job and come into it as one safetensors file, whole, under the names of one process."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from torch import nn
+
+from fanin.datacenter.config import WHOLE
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig
+from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.engine import Engine, build_engine
+from fanin.datacenter.parallel.layout import decoder_layout
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.weights import export_weights, import_weights
+from fanin.protos.errors import InvalidInput
+
+PROGRAM = Path(__file__).with_name("checkpoints.py")
+PEAK = Path(__file__).with_name("peak.py")
+TRAINING = TrainingSettings(batch_size=2, learning_rate=0.1)
+Arrays = dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``checkpoints.py`` left, its warnings being errors."""
+    made = tmp_path_factory.mktemp("weights")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-W", "error", str(PROGRAM), str(made), "weights"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+def read(folder: Path, name: str) -> Arrays:
+    with np.load(folder / f"{name}.npz") as archive:
+        return dict(archive)
+
+
+def test_eight_ranks_write_one_file_that_any_reader_takes(folder: Path) -> None:
+    given, found = read(folder, "given"), load_file(folder / "tied.safetensors")
+    given.pop("losses")
+    assert "embed.weight" in found
+    assert "head.weight" not in found, "a tied weight is there once"
+    assert set(found) == set(given)
+    assert all((found[name] == given[name]).all() for name in given)
+    with safe_open(folder / "tied.safetensors", framework="np") as file:
+        assert file.metadata() == {"made_by": "a test"}
+
+
+def test_taken_at_another_mesh_they_are_the_same_bits_and_train_alike(folder: Path) -> None:
+    given, taken = read(folder, "given"), read(folder, "taken")
+    assert np.abs(given.pop("losses") - taken.pop("losses")).max() <= 1e-10
+    assert set(given) == set(taken)
+    assert all((given[name] == taken[name]).all() for name in given)
+
+
+def test_another_models_are_refused_on_all_ranks_alike_and_change_nothing(folder: Path) -> None:
+    rows = [json.loads(str(row)) for row in read(folder, "refused")["told"]]
+    assert len(rows) == 8
+    assert all(row == rows[0] for row in rows)
+    told, unchanged = rows[0]
+    assert unchanged
+    assert told.startswith(f"InvalidInput: {folder}/tied.safetensors: got 38 tensors of which 18 are not the model's")
+
+
+class Mixed(nn.Module):
+    """Parameters of several types and shapes, smaller types first."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        shapes: list[tuple[torch.dtype, tuple[int, ...]]] = [
+            (torch.bfloat16, (3,)),
+            (torch.float16, (1, 5)),
+            (torch.float32, ()),
+            (torch.float64, (2, 3)),
+            (torch.float32, (0, 4)),
+        ]
+        for index, (dtype, shape) in enumerate(shapes):
+            value = torch.rand(shape, generator=generator).to(dtype)
+            self.register_parameter(f"value{index}", nn.Parameter(value))
+
+
+def mixed(seed: int) -> Engine:
+    return build_engine(Model(module=Mixed(seed), layout=WHOLE), ParallelSettings(), TRAINING, None)
+
+
+@given(seed=st.integers(0, 2**31))
+def test_every_type_comes_back_bit_for_bit_and_aligned(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    path = tmp_path_factory.mktemp("mixed") / "weights.safetensors"
+    export_weights(mixed(seed), path)
+    other = mixed(seed + 1)
+    import_weights(other, path)
+    before, after = mixed(seed).full_parameters(), other.full_parameters()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    (size,) = struct.unpack("<Q", path.read_bytes()[:8])
+    header = json.loads(path.read_bytes()[8 : 8 + size])
+    widths = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+    assert all((8 + size + row["data_offsets"][0]) % widths[row["dtype"]] == 0 for row in header.values())
+    assert [path.name for path in path.parent.iterdir()] == ["weights.safetensors"]
+
+
+def decoder() -> Engine:
+    config = DecoderConfig(vocabulary=11, width=16, num_layers=1, num_heads=2, num_kv_heads=1, feed_forward=8)
+    return build_engine(
+        Model(module=Decoder(config), layout=decoder_layout(config)), ParallelSettings(), TRAINING, None
+    )
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def _no_header(path: Path) -> None:
+    path.write_bytes(struct.pack("<Q", 2**40) + b"{}")
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _gone(path: Path) -> None:
+    path.unlink()
+
+
+def _edited(path: Path, change: Callable[[Arrays], None]) -> None:
+    arrays = load_file(path)
+    change(arrays)
+    save_file(arrays, path)
+
+
+def _renamed(path: Path) -> None:
+    _edited(path, lambda arrays: arrays.update({"norm.scale": arrays.pop("norm.weight")}))
+
+
+def _reshaped(path: Path) -> None:
+    _edited(path, lambda arrays: arrays.update({"norm.weight": arrays["norm.weight"].reshape(4, 4)}))
+
+
+def _retyped(path: Path) -> None:
+    _edited(path, lambda arrays: arrays.update({"norm.weight": arrays["norm.weight"].astype(np.float64)}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (_cut, "not a whole safetensors file"),
+        (_longer, "not a whole safetensors file"),
+        (_no_header, "not a whole safetensors file"),
+        (_empty, "not a whole safetensors file"),
+        (_gone, "not a whole safetensors file"),
+        (
+            _renamed,
+            "1 are not the model's, 0 have another shape or type and 1 are missing, such as norm.scale: got F32",
+        ),
+        (_reshaped, r"such as norm.weight: got F32 \[4, 4\], expected F32 \[16\]"),
+        (_retyped, r"such as norm.weight: got F64 \[16\], expected F32 \[16\]"),
+    ],
+)
+def test_a_bad_file_is_one_clear_error_and_changes_nothing(
+    tmp_path: Path, damage: Callable[[Path], None], told: str
+) -> None:
+    engine, path = decoder(), tmp_path / "weights.safetensors"
+    export_weights(engine, path)
+    before = engine.full_parameters()
+    damage(path)
+    with pytest.raises(InvalidInput, match=told):
+        import_weights(engine, path)
+    after = engine.full_parameters()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_type_that_has_no_name_is_refused_before_a_file_is_made(tmp_path: Path) -> None:
+    module = nn.Module()
+    module.value = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    engine = build_engine(Model(module=module, layout=WHOLE), ParallelSettings(), TRAINING, None)
+    with pytest.raises(InvalidInput, match=r"weights: value: got torch.complex64, expected one of torch.float64"):
+        export_weights(engine, tmp_path / "weights.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.nightly
+def test_no_rank_holds_a_second_model(tmp_path: Path) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, str(PEAK), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    for row in [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]:
+        # The largest tensor is a sixty-fourth of the model: an export has copies of some, and no shard's worth.
+        assert row["export_bytes"] < row["shard_bytes"] == row["model_bytes"] // 4, row
+        assert row["import_bytes"] < row["largest_bytes"], row

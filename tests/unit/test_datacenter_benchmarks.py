@@ -1,0 +1,70 @@
+"""The datacenter's benchmarks run: on the CPU where that is asked for, and with a sentence where they cannot."""
+
+import json
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+def load(name: str) -> ModuleType:
+    spec = spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_gpu_benchmark_runs_on_a_cpu_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    words = ["--device", "cpu", "--size", "tiny", "--steps", "3", "--warm-up", "1", "--sequence", "16", "--no-compile"]
+    assert load("datacenter_gpu").main([*words, "--json", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert (report["device"], report["sequence"], report["steps"]) == ("cpu", 16, 3)
+    fanin, plain = report["tiny"]["fanin"], report["tiny"]["plain"]
+    for row in (fanin, plain):
+        assert len(row["seconds_per_step_samples"]) == 3
+        assert row["tokens_per_second"] == pytest.approx(4 * 16 / row["seconds_per_step"])
+        assert row["mfu"] > 0
+        assert row["peak_memory_bytes"] > 0
+        assert row["last_loss"] < row["first_loss"]
+    # The same model, data and optimizer: bfloat16 rounds both alike.
+    assert fanin["last_loss"] == pytest.approx(plain["last_loss"], rel=1e-3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    with pytest.raises(SystemExit, match="got no CUDA device, expected one; run it on a machine with a GPU"):
+        load("datacenter_gpu").main(["--size", "tiny"])
+
+
+def test_an_unknown_size_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as told:
+        load("datacenter_gpu").main(["--size", "9b"])
+    assert told.value.code == 2
+    assert "got ['9b'], expected some of tiny, 8m, 125m, 350m, 1.5b" in capsys.readouterr().err
+
+
+def test_the_law_of_the_bubble_is_fitted() -> None:
+    fitted = load("datacenter").fitted
+    exact = fitted({number: [0.01 + (number + 1) * 0.03] for number in (2, 4, 8, 16)})
+    assert exact["fixed_seconds"] == pytest.approx(0.01)
+    assert exact["seconds_per_slot"] == pytest.approx(0.03)
+    assert exact["kept"]
+    # No line: each doubling of m takes four times as long.
+    assert not fitted({number: [number**2 * 0.01] for number in (2, 4, 8, 16)})["kept"]
+
+
+@pytest.mark.nightly
+def test_the_bubble_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    # Whether the gate is kept depends on the machine; that there is a law for each number does not.
+    assert load("datacenter").main(["--bubble", "--repeats", "1", "--json", str(path)]) in (0, 1)
+    report = json.loads(path.read_text())
+    assert list(report["seconds_per_step"]) == ["2", "4", "6", "8", "12", "16"]
+    assert report["seconds_per_slot"] >= 0.03, "a slot has a forward and a backward in it"

@@ -1,0 +1,275 @@
+"""The planner: every way is legal and fits, the fastest first; its laws of pipelines are those of torch's tables."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
+from fanin.commands.main import main
+from fanin.datacenter.counters import ALL_REDUCE, SEND, Amount
+from fanin.datacenter.flops import HARDWARE
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.models.decoder import DecoderConfig
+from fanin.datacenter.parallel.schedules import SCHEDULES, Pipeline
+from fanin.datacenter.parallel.settings import ParallelSettings, check_job
+from fanin.datacenter.planner import Wanted, plan
+from fanin.datacenter.planner.bubble import bubble_share, bubble_units, live_pieces
+from fanin.datacenter.planner.facts import decoder_facts
+from fanin.datacenter.planner.links import LINKS, Link, Topology, link_of
+from fanin.datacenter.planner.memory import worst_memory
+from fanin.datacenter.planner.presets import PRESETS, config_of
+from fanin.datacenter.planner.search import factorisations, jobs
+from fanin.datacenter.planner.timing import Machine, predict_timing
+from fanin.protos.errors import InvalidInput
+
+TOPOLOGY = Topology(inside=LINKS["nvlink4"], between=LINKS["ib-ndr"], ranks_per_node=8)
+MACHINE = Machine(hardware=HARDWARE["h100"], topology=TOPOLOGY, efficiency=0.6)
+GIGABYTE = 10**9
+FORWARD, BACKWARD, INPUTS = "F", "B", "I"
+Action = tuple[str, int, int]
+"""What, of which stage, for which microbatch."""
+
+
+def wanted(model: str = "125m", **changes: object) -> Wanted:
+    known: dict[str, object] = {"world": 8, "memory_bytes": 80 * GIGABYTE, "batch_size": 32, "sequence": 512}
+    return Wanted(facts=decoder_facts(model, PRESETS[model]), machine=MACHINE, **{**known, **changes})
+
+
+def table(pipeline: Pipeline) -> list[list[Action]]:
+    """What each rank does in torch's schedule, in order."""
+    name, per_rank = pipeline.rules.torch_name, pipeline.stages_per_rank
+    rows = get_schedule_ops(name, pipeline.num_ranks, pipeline.microbatches, num_stages_per_rank=per_rank)
+    return [list(_numbered(_actions(row), again=pipeline.schedule == "1F1B")) for row in rows]
+
+
+def _actions(row: Sequence[object]) -> Iterator[Action]:
+    for action in row:
+        for each in getattr(action, "sub_actions", None) or (action,):
+            if found := re.fullmatch(r"(\d+)([FBIW])(\d+)", str(each)):
+                yield found[2], int(found[1]), int(found[3])
+
+
+def _numbered(actions: Iterator[Action], *, again: bool) -> Iterator[Action]:
+    """torch's table of 1F1B begins some ranks at microbatch 1: it is the n-th of its kind all the same."""
+    seen: dict[str, int] = {}
+    for kind, stage, number in actions:
+        yield kind, stage, seen.setdefault(kind, 0) if again else number
+        seen[kind] = seen.get(kind, 0) + 1
+
+
+def simulated(pipeline: Pipeline) -> tuple[float, list[int]]:
+    """(units that the slowest rank waits, most pieces live on each rank); a forward takes 1, a backward 2."""
+    rows, ended = table(pipeline), dict[Action, float]()
+    times, places = [0.0] * len(rows), [0] * len(rows)
+    live, most = [0] * len(rows), [0] * len(rows)
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            while places[rank] < len(row):
+                kind, stage, number = row[places[rank]]
+                needs = _needs(kind, stage, number, pipeline.num_stages)
+                if not all(need in ended for need in needs):
+                    break
+                times[rank] = max([times[rank], *(ended[need] for need in needs)]) + (2 if kind == BACKWARD else 1)
+                ended["D" if kind in (BACKWARD, INPUTS) else kind, stage, number] = times[rank]
+                live[rank] += {FORWARD: 1, INPUTS: 0}.get(kind, -1)
+                most[rank] = max(most[rank], live[rank])
+                places[rank] += 1
+                moved = True
+    assert [len(row) for row in rows] == places, "the schedule came to its end"
+    return max(times) / 3 - pipeline.microbatches * pipeline.stages_per_rank, most
+
+
+def _needs(kind: str, stage: int, number: int, num_stages: int) -> list[Action]:
+    if kind == FORWARD:
+        return [(FORWARD, stage - 1, number)] if stage else []
+    if kind in (BACKWARD, INPUTS):
+        return [(FORWARD, stage, number), *([("D", stage + 1, number)] if stage + 1 < num_stages else [])]
+    return [("D", stage, number)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("times", [1, 2, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_laws_of_schedules_are_those_of_torchs_tables(schedule: str, times: int, ranks: int) -> None:
+    stages = SCHEDULES[schedule].default_stages
+    pipeline = Pipeline(schedule=schedule, num_ranks=ranks, stages_per_rank=stages, microbatches=times * ranks)
+    waited, live = simulated(pipeline)
+    assert bubble_units(pipeline) == pytest.approx(waited)
+    expected = [live_pieces(pipeline, rank) for rank in range(ranks)]
+    if schedule == "ZBV" and times == 1:
+        # Too few microbatches to fill both ways: the law is what a full pipeline has.
+        assert all(got <= law for got, law in zip(live, expected, strict=True))
+    else:
+        assert live == expected
+
+
+@given(ranks=st.integers(2, 16), microbatches=st.integers(1, 64))
+def test_the_share_of_a_bubble(ranks: int, microbatches: int) -> None:
+    pipeline = Pipeline(schedule="GPipe", num_ranks=ranks, stages_per_rank=1, microbatches=microbatches)
+    assert bubble_share(pipeline) == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
+
+
+@given(number=st.integers(1, 96))
+def test_factorisations_are_all_and_once(number: int) -> None:
+    found = list(factorisations(number))
+    assert len(set(found)) == len(found)
+    assert all(prod(each) == number for each in found)
+    divisors = [each for each in range(1, number + 1) if number % each == 0]
+    triples = [(a, b, c) for a in divisors for b in divisors for c in divisors if number % (a * b * c) == 0]
+    assert {each[:3] for each in found} == set(triples)
+
+
+def test_every_way_is_legal_and_fits_and_the_fastest_is_first() -> None:
+    asked = wanted(memory_bytes=6 * GIGABYTE)
+    found = plan(asked)
+    assert len(found) > 50
+    seconds = [choice.timing.seconds for choice in found]
+    assert seconds == sorted(seconds)
+    for choice in found:
+        job = choice.job
+        check_job(asked.facts.layout, job.parallel, job.training, asked.world)
+        assert choice.memory.total <= asked.memory_bytes
+        assert "most memory is" in choice.reason
+    assert len(found) < len(list(jobs(asked))), "some did not fit"
+    assert {str(choice.job.parallel.mesh) for choice in found} >= {"dp_shard=8", "pp=2,dp_shard=2,tp=2"}
+
+
+def test_it_picks_the_known_best() -> None:
+    # Small beside the memory, fast links: whole copies or shards, no splitting of layers, nothing computed twice.
+    best = plan(wanted("125m"))[0].job.parallel
+    assert (best.mesh.pp, best.mesh.tp, best.recompute) == (1, 1, "none")
+    # 8 B in half of what its parameters need without sharding: shards.
+    best = plan(wanted("8b", world=8, batch_size=8, sequence=2048))[0].job.parallel
+    assert best.mesh.dp_shard * best.mesh.tp * best.mesh.pp >= 8
+
+
+def test_what_cannot_fit_is_refused_with_the_least_that_would_do() -> None:
+    with pytest.raises(InvalidInput, match=r"8b does not fit: got 2 GB a rank, expected at least ([\d.]+) GB") as told:
+        plan(wanted("8b", memory_bytes=2 * GIGABYTE))
+    least = min(worst_memory(job, fused_norms=True).total for job in jobs(wanted("8b")))
+    assert f"at least {least / GIGABYTE:.3g} GB, which mesh " in str(told.value)
+    assert "full recomputation" in str(told.value)
+    assert plan(wanted("8b", memory_bytes=least))
+
+
+def test_a_batch_that_no_mesh_divides_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="no mesh of 13 ranks fits 125m: 12 layers, 12 heads"):
+        plan(wanted(world=13, batch_size=3))
+
+
+@pytest.mark.parametrize("name", ["world", "memory_bytes", "batch_size", "sequence"])
+def test_numbers_are_positive(name: str) -> None:
+    with pytest.raises(InvalidInput, match=f"plan: got {name} 0, expected at least 1"):
+        wanted(**{name: 0})
+
+
+def parallel(mesh: str, **changes: object) -> ParallelSettings:
+    return ParallelSettings(mesh=MeshShape.parse(mesh), precision="bf16", **changes)
+
+
+def memory(mesh: str, **changes: object) -> int:
+    return worst_memory(wanted(batch_size=64).job(parallel(mesh, **changes))).total
+
+
+def test_memory_falls_as_it_should() -> None:
+    assert memory("dp_shard=8") < memory("dp_replicate=2,dp_shard=4") < memory("dp_replicate=8")
+    kept = [memory("dp_shard=8", recompute=mode) for mode in ("full", "selective", "none")]
+    assert kept == sorted(kept)
+    assert len(set(kept)) == 3
+    assert memory("dp_shard=8", microbatches=8) < memory("dp_shard=8", microbatches=2)
+    assert memory("pp=8", microbatches=16) < memory("pp=8", microbatches=16, schedule="GPipe")
+    assert memory("dp_shard=8", offload=True) < memory("dp_shard=8")
+
+
+def seconds(mesh: str, machine: Machine = MACHINE, **changes: object) -> float:
+    return predict_timing(wanted(batch_size=64).job(parallel(mesh, **changes)), machine).seconds
+
+
+def test_time_rises_as_it_should() -> None:
+    assert seconds("dp_shard=8") < seconds("dp_shard=8", recompute="full")
+    assert seconds("pp=4,dp_shard=2", microbatches=16) < seconds("pp=4,dp_shard=2", microbatches=4)
+    slow = replace(MACHINE, topology=Topology(inside=link_of("0.1"), between=link_of("0.1"), ranks_per_node=8))
+    assert seconds("tp=4,dp_shard=2", slow) > 2 * seconds("tp=4,dp_shard=2")
+    apart = replace(MACHINE, topology=replace(TOPOLOGY, ranks_per_node=2))
+    assert seconds("tp=4,dp_shard=2") < seconds("tp=4,dp_shard=2", apart)
+
+
+@given(size=st.integers(1, 10**12), ranks=st.integers(2, 512))
+def test_a_ring_takes_its_latency_and_its_bytes(size: int, ranks: int) -> None:
+    link = Link(name="x", latency_s=0.5, bytes_per_second=100.0, source="given")
+    share = size * (ranks - 1) / ranks / 100.0
+    amount = Amount(num_calls=1, size_bytes=size)
+    assert link.seconds(ALL_REDUCE, amount, ranks) == pytest.approx((ranks - 1) + 2 * share)
+    assert link.seconds(SEND, amount, ranks) == pytest.approx(0.5 + size / 100.0)
+
+
+def test_axes_that_leave_a_node_take_the_longer_way() -> None:
+    sizes = MeshShape(pp=2, dp_shard=4, tp=4).sizes
+    assert TOPOLOGY.link("tp", sizes) is TOPOLOGY.inside
+    assert TOPOLOGY.link("dp_shard", sizes) is TOPOLOGY.between
+    assert TOPOLOGY.link("pp", sizes) is TOPOLOGY.between
+
+
+@pytest.mark.parametrize("text", ["fast", "-3", "0", "nan", "inf"])
+def test_a_link_has_a_speed(text: str) -> None:
+    with pytest.raises(InvalidInput, match="link"):
+        link_of(text)
+
+
+def test_models_are_named_or_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[model.decoder]\nwidth = 128\ntied = true\n")
+    assert config_of(str(path)) == DecoderConfig(width=128, tied=True)
+    assert config_of("8b").num_layers == 32
+    for text, message in (
+        ("[model.decoder]\nwidht = 3\n", "got widht = 3 in .*, expected one of vocabulary"),
+        ("[model.decoder]\nwidth = 1.5\n", "got width = 1.5 in .*, expected int"),
+        ("[model.decoder]\nwidth = true\n", "got width = True in .*, expected int"),
+        ("width = 3\n", r"has no table \[model\.decoder\]"),
+        ("[model", "is not TOML"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InvalidInput, match=message):
+            config_of(str(path))
+    with pytest.raises(InvalidInput, match=r"got '9b', expected a \.toml file or one of tiny, 8m"):
+        config_of("9b")
+
+
+def test_the_command_tells_a_person_and_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model", "125m", "--world", "4", "--memory", "20", "--link", "100", "--batch", "8"]
+    assert main([*words, "--top", "3"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("125m: 134.1 M parameters, ")
+    assert [line[:5] for line in text.splitlines()[1::3]] == ["  1. ", "  2. ", "  3. "]
+    path = tmp_path / "plan.json"
+    assert main([*words, "--json", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert (report["model"], report["world"], report["memory_bytes"]) == ("125m", 4, 20 * GIGABYTE)
+    first, second = report["choices"][:2]
+    assert first["seconds_per_step"] <= second["seconds_per_step"]
+    assert prod(first["mesh"].values()) == 4
+    assert sum(first["memory_bytes"].values()) == first["peak_memory_bytes"] <= 20 * GIGABYTE
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--memory", "1"], "does not fit: got 1 GB a rank, expected at least"),
+        (["--device", "abacus"], "--device: got 'abacus', expected cpu or one of a100"),
+        (["--device", "cpu"], "--memory: expected the gigabytes"),
+        (["--precision", "int3"], "--precision: got 'int3', expected one of bf16, full"),
+        (["--link", "string"], "link: got 'string', expected gigabytes a second or one of nvlink3"),
+    ],
+)
+def test_the_command_says_what_is_wrong(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "8b", "--world", "8", "--batch", "8", *words]) == 1
+    assert message in capsys.readouterr().err
