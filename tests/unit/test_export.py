@@ -222,7 +222,7 @@ def plain(*layers: nn.Module) -> nn.Module:
         ),
         (plain(nn.RReLU()), r"the train step for onnx draws random numbers \(aten.*\), expected none"),
         (FunctionalDropout(nn.Identity()), r"the train step for onnx draws random numbers \(aten.*\), expected none"),
-        (Branch(nn.Identity()), r"\(Branch\): the train step for onnx cannot be traced .* avoid Python branches"),
+        (Branch(nn.Identity()), r"\(Branch\): the train step for onnx cannot be traced: .* avoid Python branches"),
         (Counter(nn.Identity()), r"module itself \(Counter\) changes its buffers \['calls'\] in training"),
         (Renewer(nn.Identity()), r"module itself \(Renewer\) changes its buffers \['mean'\] in training"),
         (
@@ -290,7 +290,7 @@ def test_a_refused_export_leaves_nothing_behind(tmp_path: Path) -> None:
         ),
         ({"calibration": torch.zeros(4, 4).double()}, "calibration data: got torch.float64"),
         ({"calibration": torch.zeros(4, 4).long()}, "calibration data: got torch.int64"),
-        ({"calibration": torch.full((4, 4), torch.nan)}, "finite values only"),
+        ({"calibration": torch.full((4, 4), torch.nan)}, "expected finite values only"),
         (
             {"validation": (torch.full((4, 1, 8, 8), torch.nan), torch.zeros(4))},
             "validation data: .* finite values only",

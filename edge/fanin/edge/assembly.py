@@ -68,9 +68,9 @@ def read_assembly(path: Path) -> AssembledGraphs:
 
 def _slot(reader: Reader, parameters: Mapping[str, Float32s]) -> Slot:
     row, name = reader.row, reader.row.get("parameter")
-    own: dict[str, object] = {"initializer": name}
-    if isinstance(name, str) and name in parameters:
-        own["shape"] = list(parameters[name].shape)
+    if not isinstance(name, str) or name not in parameters:
+        raise InvalidInput(f"{reader.path}.parameter: got {name!r}, expected one of {sorted(parameters)}")
+    own = {"initializer": name, "shape": list(parameters[name].shape)}
     return parse_slot(Reader({**SLOT_DEFAULTS, **own, **row}, reader.path))
 
 

@@ -120,21 +120,28 @@ class Bundle:
 
 
 def write_bundle(folder: Path, manifest: bytes, artifacts: Mapping[str, bytes], key: SigningKey) -> SignedManifest:
-    """Sign and write a Bundle into a folder; the signature is written last, so a half-written one never opens."""
+    """Sign a Bundle and write it into a folder."""
+    signed = SignedManifest(data=manifest, public_key=key.public, signature=key.sign(BUNDLE_CONTEXT, manifest))
+    save_bundle(folder, signed, artifacts)
+    return signed
+
+
+def save_bundle(folder: Path, signed: SignedManifest, artifacts: Mapping[str, bytes]) -> None:
+    """Write a Bundle into a folder; the signature is written last, so a half-written one never opens."""
     chunks = folder / CHUNKS_FOLDER
     chunks.mkdir(parents=True, exist_ok=True)
     for data in artifacts.values():
         for ref, piece in cut(data):
             (chunks / ref.sha256).write_bytes(piece)
-    signed = SignedManifest(data=manifest, public_key=key.public, signature=key.sign(BUNDLE_CONTEXT, manifest))
-    (folder / MANIFEST_FILE).write_bytes(manifest)
+    (folder / MANIFEST_FILE).write_bytes(signed.data)
     text = json.dumps({"public_key": signed.public_key, "signature": signed.signature.hex()}, indent=1)
     (folder / SIGNATURE_FILE).write_text(text + "\n")
-    return signed
 
 
 def read_signed_manifest(folder: Path) -> SignedManifest:
     """The manifest and signature of a Bundle folder, not verified yet. Raises InvalidBundle."""
+    if not folder.exists():
+        raise InvalidBundle(f"{folder}: does not exist, expected the folder of a Bundle")
     try:
         data = (folder / MANIFEST_FILE).read_bytes()
         row = json.loads((folder / SIGNATURE_FILE).read_bytes())
@@ -159,4 +166,8 @@ def folder_reader(folder: Path) -> Callable[[str], bytes]:
 
 def open_folder(folder: Path, *, trusted: Collection[str]) -> Bundle:
     """Open a Bundle folder that one of ``trusted`` signed. Raises InvalidBundle."""
-    return Bundle.open(read_signed_manifest(folder), trusted=trusted, read=folder_reader(folder))
+    signed = read_signed_manifest(folder)
+    try:
+        return Bundle.open(signed, trusted=trusted, read=folder_reader(folder))
+    except InvalidBundle as exc:
+        raise InvalidBundle(f"{folder}: {exc}") from exc

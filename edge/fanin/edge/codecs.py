@@ -13,7 +13,7 @@ A device encodes its *unweighted* update; weights are the server's (DESIGN decis
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -24,7 +24,10 @@ import numpy.typing as npt
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidUpdate
 
-Float64s = npt.NDArray[np.float64]
+BLOCK_VALUES: Final = 1 << 14
+"""How many values are encoded at a time: what is computed on the way stays in a processor's second cache."""
+LARGE: Final = 2.0**100
+Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Integers = npt.NDArray[np.signedinteger]
 """Encoded values (num_values,)."""
 
@@ -56,6 +59,11 @@ class Codec(Protocol):
         """The bits of one value, with its sign."""
         ...
 
+    @property
+    def by_chance(self) -> bool:
+        """Whether rounding draws from the generator."""
+        ...
+
     def encode(
         self, table: TensorTable, update: Float32s, grid: Sequence[int], max_shift: int, rng: np.random.Generator
     ) -> Encoded:
@@ -72,27 +80,27 @@ class Codec(Protocol):
         ...
 
 
-def round_to_nearest(scaled: Float64s, _rng: np.random.Generator) -> Float64s:
+def round_to_nearest(scaled: Floats) -> Floats:
     """Ties to even; nothing is left to chance."""
-    nearest: Float64s = np.rint(scaled)
+    nearest: Floats = np.rint(scaled)
     return nearest
 
 
-def round_by_chance(scaled: Float64s, rng: np.random.Generator) -> Float64s:
+def round_by_chance(scaled: Floats, rng: np.random.Generator) -> Floats:
     """Away from zero with the probability that the fraction is, so that the mean of the outcomes is the value."""
     magnitude = np.abs(scaled)
     below = np.floor(magnitude)
-    outcome: Float64s = np.copysign(below + (rng.random(magnitude.size) < magnitude - below), scaled)
+    outcome: Floats = np.copysign(below + (rng.random(magnitude.size) < magnitude - below), scaled)
     return outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwosComplement:
-    """Values as two's complement integers of a dtype, rounded by a rule."""
+    """Values as two's complement integers of a dtype, rounded to the nearest or by chance."""
 
     name: str
     dtype: np.dtype[np.signedinteger]
-    rounded: Callable[[Float64s, np.random.Generator], Float64s]
+    by_chance: bool
 
     @property
     def bits(self) -> int:
@@ -103,25 +111,31 @@ class TwosComplement:
         self, table: TensorTable, update: Float32s, grid: Sequence[int], max_shift: int, rng: np.random.Generator
     ) -> Encoded:
         """Choose the smallest shift with which each block fits, then round."""
-        if not np.isfinite(update).all():
-            raise ValueError("update: got NaN or infinity, expected finite values; the training diverged")
         if len(grid) != len(table.specs):
             raise ValueError(f"grid: got {len(grid)} blocks, expected {len(table.specs)}")
         limit = largest_value(self.bits)
         values = np.empty(table.num_values, self.dtype)
         shifts, num_rounded, num_saturated = [], 0, 0
         for view, start, exponent in zip(table.views(update).values(), table.offsets, grid, strict=True):
+            flat = view.ravel()
+            largest = _largest(flat)
             # On the finest grids that an Assignment may have, large values are infinitely many steps: they are cut.
             with np.errstate(over="ignore", invalid="ignore"):
-                largest = np.ldexp(float(np.abs(view).max(initial=0.0)), -exponent)
-                shift = _shift(float(largest), limit, max_shift)
-                # float64 holds every float32 times a power of two exactly, so nothing rounds but the rule.
-                scaled = view.ravel().astype(np.float64)
-                scaled *= math.ldexp(1.0, -exponent - shift)
-                rounded = self.rounded(scaled, rng)
-            num_rounded += int(np.count_nonzero(rounded != scaled))
-            num_saturated += int(np.count_nonzero(np.abs(rounded) > limit))
-            values[start : start + view.size] = np.clip(rounded, -limit, limit)
+                shift = _shift(float(np.ldexp(largest, -exponent)), limit, max_shift)
+                per_value = math.ldexp(1.0, -exponent - shift)
+                is_cut = largest * per_value > limit
+                # Nothing rounds but the rule: a float32 times a power of two is exact in float64, and in float32 too if
+                # it becomes no smaller, stays below the limit, and float32 has that power.
+                is_narrow = 1.0 <= per_value < LARGE and not is_cut and not self.by_chance
+                exact = np.dtype(np.float32 if is_narrow else np.float64)
+                for first in range(0, flat.size, BLOCK_VALUES):
+                    scaled: Floats = np.multiply(flat[first : first + BLOCK_VALUES], per_value, dtype=exact)
+                    rounded = round_by_chance(scaled, rng) if self.by_chance else round_to_nearest(scaled)
+                    num_rounded += int(np.count_nonzero(rounded != scaled))
+                    if is_cut:
+                        num_saturated += int(np.count_nonzero(np.abs(rounded) > limit))
+                        np.clip(rounded, -limit, limit, out=rounded)
+                    values[start + first : start + first + rounded.size] = rounded
             shifts.append(shift)
         return Encoded(
             payload=values.tobytes(), shifts=tuple(shifts), num_rounded=num_rounded, num_saturated=num_saturated
@@ -141,8 +155,8 @@ class TwosComplement:
 
 CODECS: Final[Mapping[str, Codec]] = MappingProxyType(
     {
-        "fixed32": TwosComplement(name="fixed32", dtype=np.dtype("<i4"), rounded=round_to_nearest),
-        "int8": TwosComplement(name="int8", dtype=np.dtype("<i1"), rounded=round_by_chance),
+        "fixed32": TwosComplement(name="fixed32", dtype=np.dtype("<i4"), by_chance=False),
+        "int8": TwosComplement(name="int8", dtype=np.dtype("<i1"), by_chance=True),
     }
 )
 
@@ -153,6 +167,14 @@ def codec_named(name: str) -> Codec:
     if codec is None:
         raise InvalidUpdate(f"codec: got {name!r}, expected one of {sorted(CODECS)}")
     return codec
+
+
+def _largest(values: Float32s) -> float:
+    """The largest magnitude. Raises ValueError for NaN and infinity, which both ends of a range tell of."""
+    highest, lowest = float(values.max(initial=0.0)), float(values.min(initial=0.0))
+    if not (math.isfinite(highest) and math.isfinite(lowest)):
+        raise ValueError("update: got NaN or infinity, expected finite values; the training diverged")
+    return max(highest, -lowest)
 
 
 def _shift(largest: float, limit: int, max_shift: int) -> int:

@@ -17,9 +17,15 @@ class Reader:
         self.path = path
 
     def only(self, keys: str) -> None:
-        """Refuse unknown and missing keys."""
-        if set(self.row) != set(keys.split()):
-            raise InvalidBundle(f"{self.path}: got keys {sorted(self.row)}, expected {sorted(keys.split())}")
+        """Refuse unknown and missing keys; what was given rightly, or by default, is not told."""
+        known = set(keys.split())
+        faults = [
+            f"{word} {sorted(odd)}"
+            for word, odd in (("unknown", set(self.row) - known), ("no", known - set(self.row)))
+            if odd
+        ]
+        if faults:
+            raise InvalidBundle(f"{self.path}: got {' and '.join(faults)}, expected {sorted(known)}")
 
     def _value(self, key: str, kind: type) -> object:
         value = self.row[key]

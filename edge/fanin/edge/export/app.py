@@ -144,11 +144,24 @@ def _preprocessed(app: App, raw: Tensor) -> object:
 
 def _check_inputs(what: str, found: Tensor, *others: torch.dtype) -> None:
     known = found.dtype in (torch.float32, torch.int32, *others)
-    if not known or found.dim() < 2 or len(found) < 2 or not bool(found.isfinite().all()):
+    if known and len(found.shape) > 1:
+        _check_finite(what, found)
+    if not known or found.dim() < 2 or len(found) < 2:
         raise UnsupportedModel(
             f"{what}: got {found.dtype} {tuple(found.shape)}, expected float32 values or int32 tokens "
-            f"{'or uint8 bytes ' if others else ''}(n, ...) with n of at least 2 and finite values only; "
+            f"{'or uint8 bytes ' if others else ''}(n, ...) with n of at least 2; "
             "take some real inputs"
+        )
+
+
+def _check_finite(what: str, found: Tensor) -> None:
+    bad = (~found.flatten(start_dim=1).isfinite().all(dim=1)).nonzero().flatten() if found.numel() else found
+    if len(bad):
+        first = int(bad[0])
+        kind = "NaN" if bool(found[first].isnan().any()) else "infinity"
+        raise UnsupportedModel(
+            f"{what}: got {kind} in sample {first} ({len(bad)} of {len(found)} samples have values that are not "
+            "finite), expected finite values only; leave such samples out, or mend what made them"
         )
 
 
@@ -189,9 +202,11 @@ def inputs_of(app: App, x: Tensor) -> Tensor:
 def _check_labels(app: App, y: Tensor) -> None:
     """Raise UnsupportedModel unless y may be what the module should say: its exact form is known at the export."""
     is_values = y.is_floating_point()
+    if is_values and y.dim():
+        _check_finite(f"App {app.name}: validation data y", y.reshape(len(y), -1))
     least = -1 if y.dim() > 1 else 0
     in_range = is_values or (int(y.min()) >= least and int(y.max()) < app.num_classes)
-    if is_values != (app.num_classes == 0) or not in_range or not bool(y.isfinite().all()):
+    if is_values != (app.num_classes == 0) or not in_range:
         wanted = f"integers from {least} to {app.num_classes - 1}" if app.num_classes else "finite float values"
         raise UnsupportedModel(
             f"App {app.name}: got validation data y {y.dtype} {tuple(y.shape)} from {y.min()} to {y.max()}, "

@@ -5,6 +5,7 @@ manifest -> verify against eager torch (``verify``) -> measure int8 against floa
 all there is) -> write. The folder is written last: what does not verify leaves nothing behind.
 """
 
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from fanin.edge.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.export.app import App
+from fanin.edge.export.examples import check_kept, example_batch
 from fanin.edge.export.formats import FORMATS, Graphs
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import with_preprocess
-from fanin.edge.export.trace import example_batch
 from fanin.edge.export.verify import verify
 from fanin.edge.export.vocabulary import count_tokens
 from fanin.edge.keys import SigningKey
@@ -61,11 +62,14 @@ def export_app(
 
     ``formats`` are the graph formats to write, ``max_drop`` what int8 may cost on the App's validation data, as
     ``check_drop`` takes it. Raises UnsupportedModel if the module cannot be trained by a graph, saying which part and
-    what to do, or if int8 costs more; InvalidInput for a format that is not known.
+    what to do, or if int8 costs more; InvalidInput for a format that is not known, or a ``max_drop`` that is none.
     """
     if not formats or set(formats) - set(FORMATS):
         raise InvalidInput(f"export: got formats {list(formats)}, expected some of {sorted(FORMATS)}")
+    if max_drop is not None and not 0.0 <= max_drop < math.inf:
+        raise InvalidInput(f"export: got {max_drop:g} for what int8 may cost, expected a number of at least 0")
     prepared = prepare(app)
+    check_kept(prepared)
     made = {name: with_preprocess(prepared, name, FORMATS[name].make(prepared)) for name in formats}
     manifest, artifacts = _assemble(prepared, made)
     data = dump_manifest(manifest)

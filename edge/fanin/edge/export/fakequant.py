@@ -7,6 +7,7 @@ each step; an input's range is what the calibration data showed. Only the train 
 and the ``infer`` graph has its own int8 form.
 """
 
+import functools
 from typing import Final
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fanin.edge.export.places import replace_modules
+from fanin.edge.export.refusals import guarded
 from fanin.edge.quantize import MAX_CODE, MIN_SCALE
 from fanin.protos.errors import UnsupportedModel
 
@@ -131,7 +133,7 @@ def _measure(module: nn.Module, layers: list[QuantAware], calibration: Tensor, b
     try:
         with torch.no_grad():
             for batch in torch.split(calibration, batch_size):
-                module(batch)
+                guarded("quantization_aware: the module", module, functools.partial(module, batch))
     finally:
         for hook in hooks:
             hook.remove()

@@ -16,6 +16,7 @@ from fanin.edge.export.folding import Infer, fold_norms
 from fanin.edge.export.int8 import Calibration, Int8Model, to_int8
 from fanin.edge.export.onnx import inputs_to_initializers, to_onnx
 from fanin.edge.export.prepare import Prepared
+from fanin.edge.export.refusals import NoForm
 from fanin.edge.export.tflite import to_tflite
 from fanin.edge.export.tflite_frozen import store_as_int8
 from fanin.edge.export.tflite_int8 import quantize_infer
@@ -78,6 +79,15 @@ def onnx_graphs(prepared: Prepared) -> Graphs:
 
 def onnx_infer(prepared: Prepared, infer: Infer) -> Int8Model:
     """The int8 ``infer`` graph. Raises UnsupportedModel."""
+    for name, layer in prepared.module.named_modules():
+        if isinstance(layer, torch.nn.RNNBase) and layer.proj_size:
+            raise NoForm(
+                f"{prepared.what}: module {name or 'itself'} ({type(layer).__name__}) has proj_size={layer.proj_size}, "
+                "which ONNX's has not",
+                "use proj_size=0 and a linear layer after it",
+                name,
+                type(layer).__name__,
+            )
     float_infer = to_onnx(infer.traced, f"{prepared.what}: the infer graph")
     inputs_to_initializers(float_infer, dict(infer.values))
     reader = Calibration(prepared.app.calibration.numpy(), prepared.app.batch_size)

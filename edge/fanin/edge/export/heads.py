@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fanin.edge.export.app import App
+from fanin.edge.export.refusals import guarded
 from fanin.protos.errors import UnsupportedModel
 
 
@@ -59,9 +60,6 @@ def _done(app: App, module: nn.Module) -> list[str]:
             names.append(name)
 
         ran.get_submodule(name).register_forward_hook(note)
-    try:
-        with torch.no_grad():
-            ran(app.examples(2))
-    except Exception as exc:  # it is the App's own code, which may raise anything
-        raise UnsupportedModel(f"App {app.name}: the module fails on its calibration data ({exc})") from exc
+    with torch.no_grad():
+        guarded(f"App {app.name}: the module on its calibration data", ran, lambda: ran(app.examples(2)))
     return names

@@ -30,6 +30,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
 from fanin.edge.export.folding import Infer
+from fanin.edge.export.refusals import REPLACE, first_line
 from fanin.edge.manifest import Slot, SlotKind
 from fanin.edge.quantize import weight_codes
 from fanin.edge.runtimes.base import Inputs
@@ -127,18 +128,23 @@ class Calibration:
 def _quantize(model: onnx.ModelProto, reader: Calibration, kept_float: Collection[str]) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory(prefix="fanin-int8-") as folder, _quiet_quantizer():
         path = Path(folder) / "infer.onnx"
-        quantize_static(
-            model,
-            path,
-            reader,
-            quant_format=QuantFormat.QDQ,
-            per_channel=True,
-            op_types_to_quantize=list(QUANTIZED),
-            nodes_to_exclude=_kept_float(model, kept_float),
-            activation_type=QuantType.QInt8,
-            weight_type=QuantType.QInt8,
-            extra_options={"WeightSymmetric": True},
-        )
+        try:
+            quantize_static(
+                model,
+                path,
+                reader,
+                quant_format=QuantFormat.QDQ,
+                per_channel=True,
+                op_types_to_quantize=list(QUANTIZED),
+                nodes_to_exclude=_kept_float(model, kept_float),
+                activation_type=QuantType.QInt8,
+                weight_type=QuantType.QInt8,
+                extra_options={"WeightSymmetric": True},
+            )
+        except Exception as exc:  # it runs the graph, and raises what the runtime's classes are
+            raise UnsupportedModel(
+                f"infer graph: onnxruntime cannot run it on the calibration data ({first_line(exc)}); {REPLACE}"
+            ) from exc
         quantized = onnx.load(path)
     del quantized.graph.value_info[:]
     del quantized.metadata_props[:]

@@ -2,7 +2,9 @@
 
 A loss gives one number for each sample (B,), so that a mask can leave out the padding of a last short batch. The
 right class is found by comparison: ``one_hot`` and ``gather`` either look at the labels while they are traced, or
-need a scatter in the backward pass that not every runtime has.
+need a scatter in the backward pass that not every runtime has. It is multiplied by 1 and the others by 0, as choosing
+takes longer on devices (6 % of a step in onnxruntime, 9 in LiteRT, where the loss is most of it); so a class is hidden
+by a large negative number, not by minus infinity.
 """
 
 from collections.abc import Callable

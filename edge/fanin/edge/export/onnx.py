@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 
 from fanin.edge.export.onnx_fuse import fuse
 from fanin.edge.export.quiet import quiet_torch
+from fanin.edge.export.refusals import REPLACE
 from fanin.edge.export.trace import Traced
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
@@ -47,10 +48,7 @@ def as_exported(traced: Traced, what: str) -> onnx.ModelProto:
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as exc:
-        raise UnsupportedModel(
-            f"{what}: cannot become ONNX ({_cause(exc)}); "
-            "replace the operator that it names, or freeze that part of the model"
-        ) from exc
+        raise UnsupportedModel(f"{what}: cannot become ONNX ({_cause(exc)}); {REPLACE}") from exc
     assert found is not None, "dynamo=True always gives a program"
     model = found.model_proto
     _strip(model)

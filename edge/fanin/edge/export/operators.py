@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from fanin.edge.export.refusals import REPLACE
 from fanin.protos.errors import UnsupportedModel
 
 _BY_LATEST_VERSION: Final = {
@@ -38,7 +39,4 @@ def check_operators(used: Iterable[tuple[str, int]], what: str) -> None:
     """Raise UnsupportedModel if one of these operators (name, version) is not in every runtime."""
     lacking = sorted(f"{name} (version {version})" for name, version in used if version > LATEST.get(name, 0))
     if lacking:
-        raise UnsupportedModel(
-            f"{what}: needs the operators {lacking}, which not every TFLite runtime has; "
-            "replace what computes them, or freeze that part of the model"
-        )
+        raise UnsupportedModel(f"{what}: needs the operators {lacking}, which not every TFLite runtime has; {REPLACE}")

@@ -34,6 +34,14 @@ def quiet_torch() -> Iterator[None]:
 
 
 @contextmanager
+def quiet_weights() -> Iterator[None]:
+    """Hide that a recurrent layer of torch's keeps a list of its own weights, which are given anew for a trace."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"(?s).*_flat_weights.*assigned during export", category=UserWarning)
+        yield
+
+
+@contextmanager
 def quiet_converter() -> Iterator[None]:
     """Hide the converter's own noise while it is imported and used."""
     with ExitStack() as stack:

@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 
 from fanin.edge.export.operators import check_operators
 from fanin.edge.export.quiet import quiet_converter
+from fanin.edge.export.refusals import REPLACE, first_line
 from fanin.edge.export.trace import Traced
 from fanin.protos.errors import UnsupportedModel
 
@@ -41,10 +42,7 @@ def to_tflite(signatures: Mapping[str, Traced], what: str) -> bytes:
     except UnsupportedModel:
         raise
     except Exception as exc:  # the converter raises whatever its four compilers do
-        raise UnsupportedModel(
-            f"{what}: cannot become TFLite ({_first_line(exc)}); "
-            "replace the operator that it names, or freeze that part of the model"
-        ) from exc
+        raise UnsupportedModel(f"{what}: cannot become TFLite ({first_line(exc)}); {REPLACE}") from exc
 
 
 class _Positional(nn.Module):
@@ -162,8 +160,3 @@ def _finish(data: bytes, signatures: Mapping[str, Traced], what: str) -> bytes:
     builder = flatbuffers.Builder(len(data))
     builder.Finish(model.Pack(builder), IDENTIFIER)
     return bytes(builder.Output())
-
-
-def _first_line(exc: BaseException) -> str:
-    lines = str(exc).strip().splitlines()
-    return lines[0] if lines else type(exc).__name__

@@ -8,7 +8,6 @@ Frozen weights are traced as inputs and bound as int8 constants afterwards: what
 is traced, and would stand in the graph in float32.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,20 +23,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fanin.edge.export.attention import PlainAttention, with_plain_attention
 from fanin.edge.export.backward import backwards, drop_aliases, write_anew
 from fanin.edge.export.decompositions import backward_decompositions
+from fanin.edge.export.examples import MIN_TRACE_BATCH, check_kept, example_batch, fixed_batch, labels_of
 from fanin.edge.export.frozen_norms import FoldedNorms
 from fanin.edge.export.kernels import plain_kernels
 from fanin.edge.export.norms import tracked_norms
 from fanin.edge.export.optimizers import Tensors, clipped
 from fanin.edge.export.places import call_with
 from fanin.edge.export.prepare import FrozenWeight, Prepared
-from fanin.edge.runtimes.graphs import NO_TOKEN, PROXIMAL_WEIGHT, STEP, next_port, state_port
-from fanin.protos.errors import UnsupportedModel
+from fanin.edge.export.quiet import quiet_weights
+from fanin.edge.export.reading import NoReading
+from fanin.edge.export.refusals import FIXED, Untraceable, guarded
+from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, STEP, next_port, state_port
 
-Result = TypeVar("Result")
 Module = TypeVar("Module", bound=torch.nn.Module)
-NO_GRADIENT: Final = "does not require grad"
-MIN_TRACE_BATCH: Final = 2
-"""A batch of one would be traced as the constant 1."""
 QUANTIZED_OPERATORS: Final = quantized_decomposed_lib
 """Importing it is what registers the operator that follows."""
 dequantize = torch.ops.quantized_decomposed.dequantize_per_channel.default
@@ -84,7 +82,7 @@ def _weight(found: FrozenWeight, codes: Tensor, scales: Tensor) -> Tensor:
 
 def trace_train(prepared: Prepared, graph_format: str) -> Traced:
     """The train step: one optimizer step on one masked batch. Raises UnsupportedModel."""
-    check_buffers(prepared)
+    check_kept(prepared)
     write_anew(prepared.module)
     recipe, learned = prepared.app.recipe, prepared.learned
     names = list(prepared.travelling)
@@ -111,7 +109,9 @@ def trace_train(prepared: Prepared, graph_format: str) -> Traced:
         return (*(moved[name] for name in names), *(following[state_port(*pair)] for pair in states), loss)
 
     return Traced(
-        program=_trace(prepared.what, f"train step for {graph_format}", step, ports, graph_format),
+        program=_trace(
+            f"{prepared.what}: the train step for {graph_format}", prepared.module, step, ports, graph_format
+        ),
         examples=ports.examples,
         inputs=ports.names,
         outputs=[*(next_port(name) for name in (*names, *(state_port(*pair) for pair in states))), "loss"],
@@ -187,7 +187,9 @@ def trace_evaluate(prepared: Prepared, graph_format: str) -> Traced:
         return loss_sum, logits.argmax(dim=-1).to(torch.int32) if prepared.app.num_classes else logits
 
     with _evaluating(prepared.module):
-        program = _trace(prepared.what, f"evaluation for {graph_format}", evaluate, ports, graph_format)
+        program = _trace(
+            f"{prepared.what}: the evaluation for {graph_format}", prepared.module, evaluate, ports, graph_format
+        )
     return Traced(program=program, examples=ports.examples, inputs=ports.names, outputs=["loss_sum", "predicted"])
 
 
@@ -200,14 +202,19 @@ def trace_infer(prepared: Prepared, batch_size: int = 0) -> Traced:
     num = batch_size or max(prepared.app.batch_size, MIN_TRACE_BATCH)
     examples = [*prepared.travelling.values(), prepared.app.examples(num)]
     dynamic = ((*(None for _ in names), None if batch_size else {0: Dim("batch")}),)
-    with _evaluating(_Infer(prepared, names)) as infer, torch.no_grad():
-        program = _guarded(
-            prepared.what,
-            "inference",
-            lambda: with_plain_attention(
-                torch.export.export(infer, tuple(examples), dynamic_shapes=dynamic, strict=False)
-            ),
-        )
+    what = f"{prepared.what}: the inference"
+    with _evaluating(_Infer(prepared, names)) as infer, torch.no_grad(), quiet_weights():
+
+        def export(dynamic_shapes: tuple[object, ...] | None) -> ExportedProgram:
+            found = torch.export.export(infer, tuple(examples), dynamic_shapes=dynamic_shapes, strict=False)
+            return with_plain_attention(found)
+
+        try:
+            program = guarded(what, prepared.module, lambda: export(dynamic))
+        except Untraceable as exc:
+            if FIXED.search(exc.reason):
+                raise fixed_batch(what, num, exc) from exc
+            raise
     return Traced(program=program, examples=examples, inputs=[*names, "x"], outputs=["logits"])
 
 
@@ -236,81 +243,34 @@ class _Infer(torch.nn.Module):
         return _logits(self._prepared, dict(zip(self._names, flat, strict=False)), flat[-1])
 
 
-def example_batch(prepared: Prepared) -> tuple[Tensor, Tensor, Tensor]:
-    """x, y and mask to trace and to verify with: all classes in turn, the last sample masked out if there are three."""
-    app = prepared.app
-    x = app.examples(app.batch_size)
-    with torch.no_grad(), plain_kernels():
-        # A copy: a pass may move running statistics, even where it only looks.
-        said = _guarded(prepared.what, "inference", lambda: copy.deepcopy(prepared.eager).eval()(x[:MIN_TRACE_BATCH]))
-    if not isinstance(said, Tensor) or said.dim() < 2:
-        got = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
-        raise UnsupportedModel(f"App {app.name}: the module gave {got}, expected a tensor (batch, ...)")
-    shape = said.shape[1:-1] if app.num_classes else said.shape[1:]
-    num = app.batch_size * shape.numel()
-    y = torch.arange(num) % app.num_classes if app.num_classes else torch.linspace(-1.0, 1.0, num)
-    y = y.to(torch.int32 if app.num_classes else torch.float32).reshape(app.batch_size, *shape)
-    if len(shape) and app.num_classes:
-        y[0, -1] = NO_TOKEN
-    mask = torch.ones(app.batch_size)
-    # Two are left: a norm over the batch has nothing to say to one.
-    if app.batch_size > 2:
-        mask[-1] = 0.0
-    return x, y, mask
-
-
-def labels_of(prepared: Prepared, y: Tensor) -> Tensor:
-    """y as a loss is given it: torch's own take int64 labels only."""
-    return y.to(torch.int64) if prepared.app.num_classes else y
-
-
-def check_buffers(prepared: Prepared) -> None:
-    """Raise UnsupportedModel if a pass in training changes a buffer, in place or by another in its place."""
-    module = prepared.module
-    before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
-    x, _, mask = example_batch(prepared)
-    prepared.with_mask(mask)
-    with torch.no_grad():
-        _guarded(prepared.what, "train step", lambda: module(x))
-    after = dict(module.named_buffers())
-    changed = sorted(name for name, old in before.items() if _differs(*old, after.get(name)))
-    if changed:
-        raise UnsupportedModel(
-            f"App {prepared.app.name}: module itself ({type(prepared.app.module).__name__}) changes its buffers "
-            f"{changed} in training, which a functional graph cannot; compute them in forward, or freeze that part "
-            "with .eval()"
-        )
-
-
-def _differs(old: Tensor, version: int, new: Tensor | None) -> bool:
-    """Whether a buffer is not what it was; one that is made anew each time, and alike, is."""
-    if new is old:
-        return old._version != version
-    return new is not None and not torch.equal(old, new)
-
-
 def _logits(prepared: Prepared, values: Tensors, x: Tensor) -> Tensor:
     app = prepared.app
-    logits = call_with(prepared.module, values, (x,))
+    with NoReading():
+        logits = call_with(prepared.module, values, (x,))
     if not isinstance(logits, Tensor) or logits.dim() < 2 or (app.num_classes and logits.shape[-1] != app.num_classes):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         wanted = f"logits of shape (batch, {app.num_classes})" if app.num_classes else "a tensor (batch, ...)"
-        raise UnsupportedModel(f"App {app.name}: the module gave {got}, expected {wanted}")
+        raise Untraceable(f"App {app.name}: the module gave {got}, expected {wanted}")
     return logits
 
 
 def _losses(prepared: Prepared, logits: Tensor, y: Tensor) -> Tensor:
-    losses = prepared.app.loss(logits, labels_of(prepared, y))
+    with NoReading():
+        wanted = labels_of(prepared, y)
+        losses = guarded(
+            f"App {prepared.app.name}: the loss", prepared.module, lambda: prepared.app.loss(logits, wanted)
+        )
     if losses.shape != y.shape[:1]:
-        raise UnsupportedModel(
+        raise Untraceable(
             f"App {prepared.app.name}: the loss gave shape {tuple(losses.shape)}, expected one loss a sample, "
-            f"{tuple(y.shape[:1])}; use reduction='none'"
+            f"{tuple(y.shape[:1])}",
+            "use reduction='none'",
         )
     return losses
 
 
-def trace_layer(layer: torch.nn.Module, inputs: Sequence[Tensor], graph_format: str) -> Traced:
-    """A layer by itself, and back through it: the gradients of the sum of what it gives.
+def trace_layer(layer: torch.nn.Module, inputs: Sequence[Tensor], graph_format: str, what: str) -> Traced:
+    """A layer (``what`` is its name) by itself, and back through it: the gradients of the sum of what it gives.
 
     Towards its parameters that learn, and its float inputs. Raises UnsupportedModel.
     """
@@ -324,7 +284,8 @@ def trace_layer(layer: torch.nn.Module, inputs: Sequence[Tensor], graph_format: 
 
         def total(held: Tensors) -> tuple[Tensor, Tensors]:
             parameters = {name: held[name] for name in learned}
-            said = call_with(layer, parameters, [(values | held)[name] for name in given])
+            with NoReading():
+                said = call_with(layer, parameters, [(values | held)[name] for name in given])
             first = said[0] if isinstance(said, tuple) else said
             assert isinstance(first, Tensor), "layers give tensors, or one first"
             # A sum alone has the gradient 1 everywhere, which would fold away what is looked for.
@@ -334,9 +295,8 @@ def trace_layer(layer: torch.nn.Module, inputs: Sequence[Tensor], graph_format: 
         gradients, *_ = backwards(total, {name: values[name] for name in (*learned, *moved)})
         return tuple(gradients.values())
 
-    what = type(layer).__name__
     return Traced(
-        program=_trace(what, f"layer for {graph_format}", back, ports, graph_format),
+        program=_trace(f"{what}: the layer for {graph_format}", layer, back, ports, graph_format),
         examples=ports.examples,
         inputs=ports.names,
         outputs=[f"gradient.{name}" for name in (*learned, *moved)],
@@ -344,20 +304,20 @@ def trace_layer(layer: torch.nn.Module, inputs: Sequence[Tensor], graph_format: 
 
 
 def _trace(
-    whose: str, what: str, function: Callable[..., tuple[Tensor, ...]], ports: _Ports, graph_format: str
+    what: str, root: torch.nn.Module, function: Callable[..., tuple[Tensor, ...]], ports: _Ports, graph_format: str
 ) -> ExportedProgram:
-    """The function over flat tensors as a graph of core operators. Raises UnsupportedModel."""
+    """The function over flat tensors, which runs ``root``, as a graph of core operators. Raises UnsupportedModel."""
 
     def trace() -> ExportedProgram:
         with plain_kernels():
             table = backward_decompositions(graph_format)
             graph = make_fx(function, decomposition_table=table)(*ports.examples, *ports.constants)
-        _check_chance(whose, what, graph)
+        _check_chance(what, graph)
         drop_aliases(graph)
         _bind(graph, ports)
         return torch.export.export(graph, tuple(ports.examples))
 
-    return _guarded(whose, what, trace)
+    return guarded(what, root, trace)
 
 
 def _bind(graph: GraphModule, ports: _Ports) -> None:
@@ -374,25 +334,10 @@ def _bind(graph: GraphModule, ports: _Ports) -> None:
     graph.recompile()
 
 
-def _check_chance(whose: str, what: str, graph: GraphModule) -> None:
+def _check_chance(what: str, graph: GraphModule) -> None:
     for node in graph.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
-            raise UnsupportedModel(
-                f"{whose}: the {what} draws random numbers ({node.target}), expected none; "
-                "turn dropout and noise off in the module"
+            raise Untraceable(
+                f"{what} draws random numbers ({node.target}), expected none",
+                "turn dropout and noise off in the module",
             )
-
-
-def _guarded(whose: str, what: str, trace: Callable[[], Result]) -> Result:
-    try:
-        return trace()
-    except UnsupportedModel:
-        raise
-    except Exception as exc:  # the tracer runs the App's own code, which may raise anything
-        if NO_GRADIENT in str(exc):
-            reason = "an operator between them has none, or the loss is of something else; use one that torch derives"
-            raise UnsupportedModel(f"{whose}: the {what}: no gradient comes from the loss; {reason}") from exc
-        raise UnsupportedModel(
-            f"{whose}: the {what} cannot be traced ({exc}); avoid Python branches and loops that look at "
-            "tensor values, and operators whose result has no fixed shape"
-        ) from exc

@@ -1,8 +1,11 @@
 """What is exported must do what the module does: held for every App, before its Bundle is written.
 
+Each of the first four for two batches, the one that was traced and another: what a graph kept of the first is wrong for
+the second.
+
 1. One exported train step and eager torch (autograd and ``torch.optim``) from the same state agree.
 2. The exported evaluation agrees with the module's own loss.
-3. The int8 graph takes Version 0's slots and gives finite logits, for the traced batch and for one sample.
+3. The int8 graph takes Version 0's slots and gives finite logits, for a batch and for one sample.
 4. It gives about the same logits fused by the runtime and plain: an optimizer's mistake is found here, not on devices.
 5. ``preprocess``, where there is one, does what its module does, for several samples and for one.
 """
@@ -16,10 +19,10 @@ import numpy as np
 import torch
 
 from fanin.edge.bundle import Bundle
+from fanin.edge.export.examples import Examples, example_batch, labels_of, other_batch
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import verify_preprocess
-from fanin.edge.export.trace import example_batch, labels_of
-from fanin.edge.runtimes.base import Batch, Runtime, StepSettings
+from fanin.edge.runtimes.base import Batch, Runtime, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
@@ -31,6 +34,7 @@ ROUNDING_TOLERANCE: Final = 2e-2
 INT8_TOLERANCE: Final = 0.05
 """Mean difference of logits, of their range: a few roundings to 8 bits the other way, not a wrong kernel."""
 LEARNING_RATE: Final = 0.1
+OTHER: Final = " for a batch that was not traced"
 NOISE_FACTOR: Final = 20.0
 """How many times torch's own rounding a graph may be off, where that is more than the tolerance."""
 TINY: Final = 1e-30
@@ -40,55 +44,62 @@ TINY: Final = 1e-30
 def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime) -> None:
     """The module's checklist; ``plain`` is the runtime without fused operators. Raises UnsupportedModel."""
     app = prepared.app
-    x, y, mask = example_batch(prepared)
-    batch = Batch(x=x.numpy(), y=y.numpy(), mask=mask.numpy())
-    step = runtime.open_train(bundle)
-    state = step.begin(bundle.initial_parameters())
-    # (1)
-    following, _ = step(state, batch, StepSettings(learning_rate=LEARNING_RATE))
-    twin = eager_step(prepared, LEARNING_RATE)
-    noise = rounding_noise(prepared, twin)
+    traced = example_batch(prepared)
+    parameters = bundle.initial_parameters()
+    step, evaluate = runtime.open_train(bundle), runtime.open_evaluate(bundle)
+    predict, predict_plainly = (each.open_predict(bundle, parameters) for each in (runtime, plain))
+    module, spread = copy.deepcopy(prepared.eager).eval(), 0.0
+    for examples, which in ((traced, ""), (other_batch(prepared, traced), OTHER)):
+        x, y, mask = examples
+        batch = Batch(x=x.numpy(), y=y.numpy(), mask=mask.numpy())
+        # (1)
+        following, _ = step(step.begin(parameters), batch, StepSettings(learning_rate=LEARNING_RATE))
+        _check_step(prepared, bundle, following, examples, which)
+        # (2)
+        with torch.no_grad():
+            said = module(x)
+            loss_sum = float((mask * app.loss(said, labels_of(prepared, y))).sum())
+        sums = evaluate(parameters, batch)
+        what = f"evaluation: loss{which}"
+        _check_close(prepared, what, np.array([sums.loss_sum], "f4"), np.array([loss_sum], "f4"))
+        # (3)
+        logits = predict(batch.x)
+        for got, num in ((logits, len(batch.x)), (predict(batch.x[:1]), 1)):
+            if got.shape != (num, *said.shape[1:]) or not np.isfinite(got).all():
+                raise UnsupportedModel(
+                    f"App {app.name}: the int8 graph gave logits {got.shape} for {num} samples, "
+                    f"expected finite ones of shape {(num, *said.shape[1:])}"
+                )
+        # (4)
+        expected_logits = predict_plainly(batch.x)
+        # The other batch's inputs lie nearer together, and so may its logits: the wider range counts.
+        gap, spread = float(np.abs(logits - expected_logits).mean()), max(spread, float(np.ptp(expected_logits)))
+        if gap > INT8_TOLERANCE * spread:
+            raise UnsupportedModel(
+                f"{prepared.what}: {runtime.name} gives int8 logits {gap:.1e} off those of "
+                f"the plain graph, expected at most {INT8_TOLERANCE * spread:.1e}; please report the module"
+            )
+    # (5)
+    verify_preprocess(app, bundle, runtime)
+
+
+def _check_step(prepared: Prepared, bundle: Bundle, following: TrainState, examples: Examples, which: str) -> None:
+    optimizer = prepared.app.recipe.optimizer
+    twin = eager_step(prepared, examples)
+    noise = rounding_noise(prepared, examples, twin)
     for name, parameter in prepared.table.views(following.parameters).items():
         # Adam divides a gradient by its own size: where it should be zero, rounding decides about a whole step.
-        if name in prepared.tracked or not app.recipe.optimizer.counts_steps:
+        if name in prepared.tracked or not optimizer.counts_steps:
             allowed = NOISE_FACTOR * noise.get(name, 0.0)
-            _check_close(prepared, f"train step: the next {name}", parameter, twin.parameters[name], allowed)
+            _check_close(prepared, f"train step: the next {name}{which}", parameter, twin.parameters[name], allowed)
     states = optimizer_table(bundle.manifest).views(following.optimizer)
-    for kind in app.recipe.optimizer.states:
+    for kind in optimizer.states:
         names = [state_port(kind, name) for name in prepared.learned]
         size = max([TINY, *(float(np.abs(twin.states[name]).max(initial=0.0)) for name in names)])
         for name in names:
             allowed = NOISE_FACTOR * noise.get(name, 0.0) / size
-            _check_close(
-                prepared, f"train step: the next {name}", states[name] / size, twin.states[name] / size, allowed
-            )
-    # (2)
-    module = copy.deepcopy(prepared.eager).eval()
-    with torch.no_grad():
-        loss_sum = float((mask * app.loss(module(x), labels_of(prepared, y))).sum())
-    sums = runtime.open_evaluate(bundle)(state.parameters, batch)
-    _check_close(prepared, "evaluation: loss", np.array([sums.loss_sum], "f4"), np.array([loss_sum], "f4"))
-    # (3)
-    predict = runtime.open_predict(bundle, state.parameters)
-    logits = predict(batch.x)
-    with torch.no_grad():
-        expected_shape = module(x).shape[1:]
-    for got, num in ((logits, len(batch.x)), (predict(batch.x[:1]), 1)):
-        if got.shape != (num, *expected_shape) or not np.isfinite(got).all():
-            raise UnsupportedModel(
-                f"App {app.name}: the int8 graph gave logits {got.shape} for {num} samples, "
-                f"expected finite ones of shape {(num, *expected_shape)}"
-            )
-    # (4)
-    expected_logits = plain.open_predict(bundle, state.parameters)(batch.x)
-    gap, spread = float(np.abs(logits - expected_logits).mean()), float(np.ptp(expected_logits))
-    if gap > INT8_TOLERANCE * spread:
-        raise UnsupportedModel(
-            f"{prepared.what}: {runtime.name} gives int8 logits {gap:.1e} off those of "
-            f"the plain graph, expected at most {INT8_TOLERANCE * spread:.1e}; please report the module"
-        )
-    # (5)
-    verify_preprocess(app, bundle, runtime)
+            what = f"train step: the next {name}{which}"
+            _check_close(prepared, what, states[name] / size, twin.states[name] / size, allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +110,13 @@ class EagerStep:
     states: Mapping[str, Float32s]
 
 
-def rounding_noise(prepared: Prepared, twin: EagerStep) -> dict[str, float]:
+def rounding_noise(prepared: Prepared, examples: Examples, twin: EagerStep) -> dict[str, float]:
     """How far torch in float32 is from torch in float64, by name: what no graph can be held to be nearer than.
 
     Empty for a module that has no form in float64.
     """
     try:
-        exact = eager_step(prepared, LEARNING_RATE, torch.float64)
+        exact = eager_step(prepared, examples, torch.float64)
     except (RuntimeError, TypeError):
         return {}
     both = ((twin.parameters, exact.parameters), (twin.states, exact.states))
@@ -116,12 +127,12 @@ def rounding_noise(prepared: Prepared, twin: EagerStep) -> dict[str, float]:
     }
 
 
-def eager_step(prepared: Prepared, learning_rate: float, dtype: torch.dtype = torch.float32) -> EagerStep:
-    """One step of eager torch on the example batch, its padding cut off."""
+def eager_step(prepared: Prepared, examples: Examples, dtype: torch.dtype = torch.float32) -> EagerStep:
+    """One step of eager torch on a batch, its padding cut off."""
     recipe, module = prepared.app.recipe, copy.deepcopy(prepared.eager).to(dtype)
     held = {name: value for name, value in module.named_parameters() if value.requires_grad}
-    optimizer = recipe.optimizer.eager(held.values(), learning_rate)
-    x, y, mask = example_batch(prepared)
+    optimizer = recipe.optimizer.eager(held.values(), LEARNING_RATE)
+    x, y, mask = examples
     x, y = (part[mask > 0].to(dtype if part.is_floating_point() else part.dtype) for part in (x, y))
     loss = prepared.app.loss(module(x), labels_of(prepared, y)).mean()
     torch.autograd.backward(loss)

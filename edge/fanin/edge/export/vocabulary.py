@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fanin.edge.export.examples import MIN_TRACE_BATCH
 from fanin.edge.export.kernels import plain_kernels
 from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.trace import MIN_TRACE_BATCH
 
 LOOKUP: Final = torch.ops.aten.embedding.default
 SAME: Final = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.clone.default, torch.ops.aten.detach.default})

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
-from fanin.edge.export.decompositions import adaptive, portable, resampling, selection, sequences
+from fanin.edge.export.decompositions import adaptive, padding, portable, resampling, selection, sequences
 from fanin.edge.export.decompositions.convolution import Convolutions
 from fanin.edge.export.decompositions.forward_pools import avg_pool2d, max_pool2d_with_indices
 from fanin.edge.export.decompositions.indexing import index_put
@@ -69,6 +69,7 @@ def _portable() -> dict[OpOverload, Callable[..., object]]:
     """In this format some forward operators need another form, too: its converter has none, or a wrong one."""
     return {
         **_plain_norms(),
+        **padding.backward_table(),
         aten.convolution.default: portable.convolution,
         aten.convolution_backward.default: portable.convolution_backward,
         aten.avg_pool2d.default: avg_pool2d,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from fanin.edge.export.decompositions import portable
+from fanin.edge.export.decompositions import padding, portable
 from fanin.edge.export.decompositions.adaptive import adaptive_max_pool2d
 from fanin.edge.export.decompositions.forward_pools import avg_pool2d, max_pool2d
 
@@ -26,6 +26,7 @@ def forward_decompositions(graph_format: str) -> dict[OpOverload, Callable[..., 
     if graph_format != "tflite":
         return pools
     return pools | {
+        **padding.forward_table(),
         aten.conv_transpose1d.default: transposed,
         aten.conv_transpose2d.input: transposed,
         aten.max_pool2d.default: max_pool2d,
@@ -51,12 +52,12 @@ def transposed(
     told = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1} | given
     told |= dict(zip(order, rest, strict=False))
     num = weight.dim() - 2
-    stride, padding, extra, dilation = (
+    stride, around, extra, dilation = (
         _each(told[name], num) for name in ("stride", "padding", "output_padding", "dilation")
     )
     groups = told["groups"]
     assert isinstance(groups, int), "as the operator's schema has it"
-    return portable.convolution(x, weight, bias, stride, padding, dilation, True, extra, groups)
+    return portable.convolution(x, weight, bias, stride, around, dilation, True, extra, groups)
 
 
 def _each(value: Sequence[int] | int, num: int) -> list[int]:

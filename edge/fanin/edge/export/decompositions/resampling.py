@@ -35,7 +35,7 @@ def upsample_backward(
 ) -> Tensor:
     """``aten.upsample_nearest2d_backward`` and its like, whose arguments these are."""
     given = scales or [None] * (len(shape) - 2)
-    return _added(
+    return added(
         dy,
         [_nearest(num, have, scale, shift) for num, have, scale in zip(dy.shape[2:], shape[2:], given, strict=True)],
         shape[2:],
@@ -49,10 +49,14 @@ def replication_pad_backward(dy: Tensor, x: Tensor, padding: Sequence[int]) -> T
     before = padding[::2][::-1]
     sizes = x.shape[-num:]
     sources = [
-        np.clip(np.arange(made) - first, 0, have - 1)
-        for made, first, have in zip(dy.shape[-num:], before, sizes, strict=True)
+        edge(np.arange(made) - first, have) for made, first, have in zip(dy.shape[-num:], before, sizes, strict=True)
     ]
-    return _added(dy, sources, sizes)
+    return added(dy, sources, sizes)
+
+
+def edge(places: Indices, size: int) -> Indices:
+    """The nearest place that is in an axis of this size."""
+    return np.clip(places, 0, size - 1)
 
 
 def _nearest(num: int, have: int, scale: float | None, shift: float) -> Indices:
@@ -63,7 +67,7 @@ def _nearest(num: int, have: int, scale: float | None, shift: float) -> Indices:
     return sources
 
 
-def _added(dy: Tensor, sources: Sequence[Indices], sizes: Sequence[int]) -> Tensor:
+def added(dy: Tensor, sources: Sequence[Indices], sizes: Sequence[int]) -> Tensor:
     """``dy`` (..., places of each axis) with what has the same source added up, (..., *sizes)."""
     ones = [
         torch.from_numpy((source[:, None] == np.arange(have)).astype(np.float32)).to(dy.dtype)

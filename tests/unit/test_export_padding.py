@@ -1,0 +1,40 @@
+"""Padding with an image's own places, as slices: torch's own, and its gradient."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from fanin.edge.export.decompositions import padding, resampling
+from fanin.edge.export.formats import FORMATS
+from fanin.edge.export.trace import trace_layer
+
+SIDES = st.tuples(*(st.integers(0, 3) for _ in range(4)))
+
+
+@settings(deadline=None)
+@given(sides=SIDES, size=st.tuples(st.integers(4, 6), st.integers(4, 6)), num=st.sampled_from([1, 2]))
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_padding_is_torchs(mode: str, sides: tuple[int, ...], size: tuple[int, int], num: int) -> None:
+    shape, given_sides = (2, 3, *size)[: 2 + num], list(sides[: 2 * num])
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    expected = functional.pad(x, given_sides, mode)
+    got = padding.pad(x, given_sides, mode)
+    assert isinstance(got, torch.Tensor)
+    assert torch.equal(got, expected)
+    dy = torch.randn_like(expected)
+    (wanted,) = torch.autograd.grad(expected, x, dy)
+    backward = padding.reflection_pad_backward if mode == "reflect" else resampling.replication_pad_backward
+    torch.testing.assert_close(backward(dy, x, given_sides), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_other_padding_stays() -> None:
+    assert padding.pad(torch.zeros(1, 1, 3), [1, 1]) is NotImplemented
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_a_convolution_padded_so_has_a_form_in_tflite(mode: str) -> None:
+    layer = torch.nn.Conv2d(2, 3, 3, padding=1, padding_mode=mode)
+    assert FORMATS["tflite"].convert(trace_layer(layer, [torch.randn(2, 2, 5, 4)], "tflite", "Conv2d"), "Conv2d")

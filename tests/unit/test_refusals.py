@@ -1,0 +1,268 @@
+"""What no graph can be made of is refused with the module's name and its line, and told so by the check."""
+
+import ctypes
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, exported
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fanin.commands.terminal import write_json
+from fanin.edge.derived import Derived
+from fanin.edge.export import App, Recipe, check_app, export_app, next_token, squared_error
+from fanin.edge.export.examples import check_kept, example_batch, other_batch
+from fanin.edge.export.folding import Infer
+from fanin.edge.export.formats import onnx_infer
+from fanin.edge.export.int8 import Calibration, _quantize
+from fanin.edge.export.prepare import prepare
+from fanin.edge.export.reading import NoReading, ValueRead
+from fanin.edge.export.refusals import NoForm
+from fanin.edge.export.trace import trace_infer, trace_train
+from fanin.protos.errors import InvalidInput, UnsupportedModel
+
+Forward = Callable[[Tensor], Tensor]
+
+
+class Odd(nn.Module):
+    """A layer that does what it is told."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.odd = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Whatever that gives."""
+        return self.odd(x)
+
+
+def odd(forward: Forward, **facts: object) -> App:
+    """An App with such a layer in the middle."""
+    torch.manual_seed(5)
+    module = nn.Sequential(nn.Flatten(), Odd(forward), nn.Linear(64, NUM_CLASSES))
+    return replace(app_of("mlp"), name="odd", module=module, **facts)
+
+
+READS: dict[str, Forward] = {
+    "tolist": lambda x: x * max(x.detach().flatten().tolist()),
+    "numpy": lambda x: x * torch.from_numpy(x.detach().numpy().mean(1, keepdims=True)),
+    "asarray": lambda x: x * float(np.asarray(x.detach()).max()),
+    "item": lambda x: x * x.max().item(),
+    "int": lambda x: x * int(x.max()),
+    "if": lambda x: x if x.sum() > 0 else -x,
+    "if-list": lambda x: x if x.tolist()[0][0] > 0 else -x,
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_value_that_is_read_while_a_graph_is_made_is_refused(name: str) -> None:
+    prepared = prepare(odd(READS[name]))
+    said = r"cannot be traced: module 1 \(Odd\) at test_refusals\.py:\d+ looks at the value of a tensor, by \S+\(\), "
+    with pytest.raises(UnsupportedModel, match=rf"App odd \(Sequential\): the train step for onnx {said}"):
+        trace_train(prepared, "onnx")
+    with pytest.raises(UnsupportedModel, match=rf"App odd \(Sequential\): the inference {said}"):
+        trace_infer(prepared, 1)
+
+
+def test_a_loss_must_not_read_either() -> None:
+    app = odd(lambda x: x, loss=lambda logits, labels: logits.sum(1) * labels.tolist()[0])
+    with pytest.raises(UnsupportedModel, match=r"App odd: the loss cannot be traced: .*, by Tensor\.tolist\(\)"):
+        trace_train(prepare(app), "onnx")
+
+
+def test_constants_may_be_read_and_data_is_detached() -> None:
+    constants = torch.arange(3.0)
+
+    def call(x: Tensor) -> Tensor:
+        with NoReading():
+            return x * (constants + 1).tolist()[2] + x.data + torch.tensor([2.0]).item()
+
+    graph = make_fx(call)(torch.zeros(2))
+    torch.testing.assert_close(graph(torch.tensor([1.0, 2.0])), torch.tensor([6.0, 10.0]))
+    with pytest.raises(ValueRead, match=r"^Tensor\.tolist\(\)$"):
+        make_fx(_read)(torch.zeros(2))
+
+
+def _read(x: Tensor) -> Tensor:
+    with NoReading():
+        return torch.tensor((x + 1).tolist())
+
+
+class Hidden(nn.Module):
+    """Reads by a door that nobody watches while it trains: the memory itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x times something of x."""
+        if not self.training:
+            return x
+        kind = ctypes.c_float if x.dtype == torch.float32 else ctypes.c_double
+        given = np.ctypeslib.as_array(ctypes.cast(x.data_ptr(), ctypes.POINTER(kind)), (x.numel(),))
+        return x * float(given.max())
+
+
+def test_what_a_graph_kept_of_the_batch_that_was_traced_is_found() -> None:
+    module = nn.Sequential(nn.Flatten(), Hidden(), nn.Linear(64, NUM_CLASSES))
+    with pytest.raises(UnsupportedModel, match=r"train step: the next \S+ for a batch that was not traced of the exp"):
+        exported(replace(app_of("mlp"), name="hidden", module=module))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
+def test_the_other_batch_is_another_and_as_good(batch_size: int) -> None:
+    app = replace(app_of("mlp"), batch_size=batch_size)
+    prepared = prepare(app)
+    examples = example_batch(prepared)
+    (x, y, mask), (other_x, other_y, other_mask) = examples, other_batch(prepared, examples)
+    assert other_x.shape == x.shape and other_y.shape == y.shape and other_y.dtype == y.dtype
+    assert not (x == other_x).all(dim=1).any()
+    assert app.calibration.min() <= other_x.min() and other_x.max() <= app.calibration.max()
+    assert not torch.equal(y, other_y) and other_y.min() >= 0 and other_y.max() < NUM_CLASSES
+    assert torch.equal(mask, other_mask) == (batch_size == 1)
+    assert other_mask.sum() >= min(batch_size, 1)
+
+
+def test_the_other_batch_of_tokens_has_tokens_of_the_same_places() -> None:
+    tokens = torch.randint(0, 20, (32, 6), dtype=torch.int32)
+    module = nn.Sequential(nn.Embedding(20, 4), nn.Linear(4, 20))
+    app = App(name="t", module=module, calibration=tokens, batch_size=4, num_classes=20, loss=next_token)
+    prepared = prepare(app)
+    examples = example_batch(prepared)
+    x, y, _ = other_batch(prepared, examples)
+    assert x.dtype == torch.int32 and not torch.equal(x, examples[0])
+    assert all(set(x[:, place].tolist()) <= set(tokens[:, place].tolist()) for place in range(6))
+    assert int((y == -1).sum()) == int((examples[1] == -1).sum()) == 1
+
+
+def raised(x: Tensor) -> Tensor:
+    """An App's own mistake."""
+    raise KeyError(f"oops {len(x)}")
+
+
+@pytest.mark.parametrize(
+    ("app", "module", "said", "advice"),
+    [
+        (odd(READS["if"]), ("1", "Odd"), r"train step .* by bool\(\)", "torch.where"),
+        (odd(READS["if"], recipe=Recipe(quantization_aware=True)), ("1", "Odd"), r"by bool\(\)", "torch.where"),
+        (
+            odd(raised),
+            ("1", "Odd"),
+            r"fails in module 1 \(Odd\) at test_refusals.py:\d+ \(KeyError: 'oops 2'\)",
+            "mend",
+        ),
+        (odd(lambda x: x[:, :9]), ("2", "Linear"), "fails in module 2 .*shapes cannot be multiplied", "mend"),
+        (
+            odd(lambda x: x[:, :9], recipe=Recipe(quantization_aware=True)),
+            *(("2", "Linear"), "quantization_aware: the module .*fails in module 2", "mend"),
+        ),
+        (
+            odd(lambda x: x, loss=squared_error),
+            *(("", "Sequential"), r"the loss fails \(ValueError: squared error: got", "mend"),
+        ),
+        (odd(lambda x: x.view(BATCH_SIZE, 64)), ("1", "Odd"), "takes 8 samples at a time only", "write x.shape"),
+    ],
+    ids=["branch", "branch-qat", "raises", "shapes", "shapes-qat", "loss", "fixed-batch"],
+)
+def test_the_check_tells_what_is_no_matter_of_a_runtime(
+    app: App, module: tuple[str, str], said: str, advice: str
+) -> None:
+    (found,) = check_app(app, ["onnx", "tflite"])
+    assert (found.module, found.kind, found.runtimes, found.operator) == (*module, (), "")
+    assert re.search(said, found.reason)
+    assert advice in found.advice and advice not in found.reason
+
+
+class Hiding(nn.Module):
+    """Hides the last class."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.head, self.value = nn.Linear(64, NUM_CLASSES), value
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(x.flatten(1)).masked_fill(torch.arange(NUM_CLASSES) == NUM_CLASSES - 1, self.value)
+
+
+def test_a_class_is_not_hidden_by_infinity() -> None:
+    with pytest.raises(UnsupportedModel, match=r"the loss is not finite .* \(masked_fill with -1e9\), not by -inf"):
+        check_kept(prepare(replace(app_of("mlp"), module=Hiding(-math.inf))))
+    check_kept(prepare(replace(app_of("mlp"), module=Hiding(-1e9))))
+
+
+def test_a_parameter_that_a_forward_writes_is_refused() -> None:
+    module = nn.Sequential(nn.Embedding(20, 4, max_norm=0.1), nn.Linear(4, 20))
+    tokens = torch.randint(0, 20, (32, 6), dtype=torch.int32)
+    app = App(name="t", module=module, calibration=tokens, batch_size=4, num_classes=20, loss=next_token)
+    said = r"App t: module 0 \(Embedding\) writes its parameters \['0.weight'\] in forward, .* without max_norm"
+    for formats in (["onnx"], ["tflite"]):
+        with pytest.raises(UnsupportedModel, match=said):
+            check_app(app, formats)
+
+
+class Projected(nn.Module):
+    """An LSTM as ONNX has none, for a linear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(8, 8, batch_first=True, proj_size=4)
+        self.head = nn.Linear(4, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(self.cells(x.flatten(1)[:, None, :8])[0][:, -1])
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
+def test_a_recurrent_layer_that_onnx_has_not_is_named() -> None:
+    prepared = prepare(replace(app_of("mlp"), module=Projected()))
+    with pytest.raises(NoForm, match=r"module cells \(LSTM\) has proj_size=4, .*; use proj_size=0") as caught:
+        onnx_infer(prepared, Infer(traced=trace_infer(prepared, 1), values={}, derived=Derived(), scales={}))
+    assert (caught.value.module, caught.value.kind) == ("cells", "LSTM")
+
+
+def test_what_the_quantizer_cannot_run_is_an_error_of_ours() -> None:
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Add", ["x", "c"], ["y"])],
+            "infer",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
+            [numpy_helper.from_array(np.zeros((3, 3), np.float32), "c")],
+        )
+    )
+    with pytest.raises(
+        UnsupportedModel, match=r"infer graph: onnxruntime cannot run it on the calibration data \(.+\);"
+    ):
+        _quantize(model, Calibration(np.zeros((2, 4), np.float32), 2), ())
+
+
+def test_what_int8_may_cost_is_a_number(tmp_path: Path) -> None:
+    for cost in (math.nan, math.inf, -1.0):
+        with pytest.raises(InvalidInput, match="for what int8 may cost, expected a number of at least 0"):
+            export_app(app_of("mlp"), tmp_path / "bundle", PUBLISHER, ["onnx"], cost)
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(("value", "kind"), [(math.nan, "NaN"), (-math.inf, "infinity")])
+def test_data_that_is_not_finite_is_told_with_its_sample(value: float, kind: str) -> None:
+    app = app_of("mlp")
+    x = app.calibration.clone()
+    x[5, 0, 2, 1] = x[9] = value
+    said = f"got {kind} in sample 5 \\(2 of 64 samples have values that are not finite\\), expected finite values only"
+    with pytest.raises(UnsupportedModel, match=f"App mlp: calibration data: {said}"):
+        replace(app, calibration=x)
+    wanted = torch.zeros(64, 4).index_put((torch.tensor([5, 9]),), torch.tensor(value))
+    with pytest.raises(UnsupportedModel, match=f"App mlp: validation data y: {said}"):
+        replace(app, num_classes=0, loss=squared_error, validation=(app.calibration, wanted))
+
+
+def test_json_has_no_number_that_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    write_json("-", {"a": [math.nan, 1.5], "b": {"c": (-math.inf, 2)}, "d": "NaN"})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": {"c": [None, 2]}, "d": "NaN"}
