@@ -21,12 +21,12 @@ from typing import Final
 import numpy as np
 import torch
 from federation import Device, running
+from pretraining import pretrain
 
 from fanin.clients.data import Examples, batches_in_order, hold_out
 from fanin.clients.datasets import Cutting, Shakespeare, shakespeare
-from fanin.datacenter.jobfiles import TrainSettings
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
-from fanin.datacenter.trainer import Trainer, fit
+from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.edge.export import Adapters, App, Recipe, Sgd, export_app, next_token
 from fanin.edge.keys import SigningKey
 from fanin.edge.measure import Measured, measure
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     data = replace(data, speakers=data.speakers[: options.speakers])
     shape = DecoderShape(vocabulary=len(data.vocabulary), context=CUTTING.length, width=options.width)
     module = DecoderTransformer(seed=0, shape=shape)
-    pretrain(module, data, options.epochs)
+    pretrain_on_others(module, data, options.epochs)
     held_out = together([speaker.held_out for speaker in data.speakers])
     found = {}
     for name, (recipe, learning_rate) in RECIPES.items():
@@ -106,14 +106,13 @@ def row_of(found: dict[str, Federated], options: argparse.Namespace) -> dict[str
     }
 
 
-def pretrain(module: torch.nn.Module, data: Shakespeare, num_epochs: int) -> None:
+def pretrain_on_others(module: torch.nn.Module, data: Shakespeare, num_epochs: int) -> None:
     """Train on what the speakers say who are no partition of their own."""
     assert data.others is not None, "most speakers say little"
     train, validation = hold_out(data.others, max(1, len(data.others) // 10), np.random.default_rng(0))
-    settings = TrainSettings(learning_rate=0.1, batch_size=16, max_epochs=num_epochs, patience=num_epochs)
-    trained = fit(Trainer(module, next_token, settings, None), train, validation, settings)
-    last = trained.epochs[trained.best_epoch - 1]
-    say(f"pre-trained on {len(train)} sequences: validation accuracy {last.validation_accuracy:.4f}")
+    training = TrainingSettings(learning_rate=0.1, batch_size=16, optimizer="sgd")
+    best = pretrain(module, next_token, (train, validation), training, num_epochs)
+    say(f"pre-trained on {len(train)} sequences: validation accuracy {best.validation_accuracy:.4f}")
 
 
 def app_of(module: torch.nn.Module, data: Shakespeare, recipe: Recipe) -> App:

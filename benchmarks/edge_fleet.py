@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from edge_children import WORKING_TREE, Row, child, device_command, python_of, run_in
 from federation import Device, Federation, running
+from pretraining import pretrain
 
 from fanin.clients.data import Examples, Split, hold_out
 from fanin.clients.datafiles import DATA_VARIABLE
 from fanin.clients.datasets import FASHION_MNIST, split_fashion_mnist
 from fanin.clients.digits import split_digits
-from fanin.datacenter.jobfiles import TrainSettings
 from fanin.datacenter.models import digits_app, fashion_app
 from fanin.datacenter.models.fashion_app import FashionCnn
-from fanin.datacenter.trainer import Trainer, fit
+from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.edge.export import App, export_app
 from fanin.edge.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training
@@ -66,8 +66,8 @@ def accuracy(runtimes: Sequence[str], folder: Path, num_epochs: int) -> Row:
 def trained(module: torch.nn.Module, split: Split, name: str, num_epochs: int) -> App:
     """The App after this many epochs on all of the devices' images, calibrated on public ones."""
     train, validation = hold_out(split.devices[0], len(split.devices[0]) // 20, np.random.default_rng(0))
-    settings = TrainSettings(learning_rate=0.05, batch_size=32, max_epochs=num_epochs, patience=num_epochs)
-    fit(Trainer(module, digits_app.smoothed_cross_entropy, settings, None), train, validation, settings)
+    training = TrainingSettings(learning_rate=0.05, batch_size=32, optimizer="sgd")
+    pretrain(module, digits_app.smoothed_cross_entropy, (train, validation), training, num_epochs)
     return App(
         name=name,
         module=module,

@@ -92,6 +92,18 @@ INFO: Final = r.RunInfo(
     num_rounds=3,
     reason="3 of 3 rounds done",
 )
+DESCRIPTION: Final = r.RunDescription(
+    info=INFO,
+    rounds=(
+        r.RoundInfo(round=4, base_version=3, phase=r.RoundPhase.TRAINING, num_updates=1, opened_at_s=1_700_000_000.25),
+        r.RoundInfo(round=3, base_version=2, phase=r.RoundPhase.PUBLISHED, num_updates=2, opened_at_s=1.7e9, version=3),
+    ),
+    grid=(-9, 3),
+    num_at_work=2,
+    at_work=("a", "b"),
+    deadline_s=12.5,
+    num_devices=100_000,
+)
 START: Final = r.StartRun(run_id=RUN, plan=plan(), version=version(), delegation=DELEGATION)
 
 
@@ -131,6 +143,7 @@ def frames() -> dict[str, Frame]:
     wait = m.Wait(retry_min_s=0.5, retry_max_s=2.5)
     enrollment = m.Enrollment(protocol=m.PROTOCOL, token="token", public_key=DEVICE_KEY.public)
     download = m.Download(assignment_id="run.1.device", sha256="ab" * 32, offset=1 << 33)
+    more = m.Download(assignment_id="run.1.device", sha256="ab" * 32, offset=0, more=("cd" * 32, "ef" * 32))
     report = m.Report(assignment_id="run.1.device", failure="it diverged", telemetry=HEADER.telemetry)
     answers = {
         "assigned": m.Assigned(assignment=assignment()),
@@ -155,6 +168,7 @@ def frames() -> dict[str, Frame]:
             for name, answer in answers.items()
         },
         "fleet-download-request": _frame(download, c.download_to_proto, c.download_from_proto),
+        "fleet-download-request-more": _frame(more, c.download_to_proto, c.download_from_proto),
         "fleet-download-piece": _plain(fleet_pb2.DownloadPiece(data=b"\0\xffpiece")),
         "fleet-upload-request-header": _frame(HEADER, c.upload_to_proto, c.upload_from_proto),
         "fleet-upload-request-piece": _frame(
@@ -169,6 +183,7 @@ def frames() -> dict[str, Frame]:
         ),
         "control-start-run-request": _frame(START, cr.start_run_to_proto, cr.start_run_from_proto),
         "control-run-info": _frame(INFO, cr.run_info_to_proto, cr.run_info_from_proto),
+        "control-run-description": _frame(DESCRIPTION, cr.description_to_proto, cr.description_from_proto),
         "control-get-version-reply": _frame(
             r.VersionWithBundle(version=VERSION, bundle=BUNDLE),
             cr.version_with_bundle_to_proto,

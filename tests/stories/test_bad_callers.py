@@ -68,7 +68,7 @@ def call(line: Line, service: str, name: str, options: CallOptions) -> None:
 
 def test_both_protocols_are_looped_over() -> None:
     assert len(FLEET_RPCS) == 5
-    assert len(CONTROL_RPCS) == 12
+    assert len(CONTROL_RPCS) == 13
 
 
 @pytest.mark.parametrize("name", CONTROL_RPCS)
@@ -319,3 +319,18 @@ def test_a_plan_that_needs_an_input_which_the_bundle_lacks_is_refused(host: Host
             operator.start_run("pulled", plan, devices[0].bundle, f.PUBLISHER)
         with pytest.raises(NotFound):
             operator.run("pulled")
+
+
+def test_a_plan_for_another_batch_size_is_refused_and_one_for_the_bundles_own_is_not(
+    host: Hosted, devices: list[Peer]
+) -> None:
+    bundle = devices[0].bundle
+    own = bundle.manifest.batch_size
+    plans = [replace(f.plan(), training=replace(f.plan().training, batch_size=size)) for size in (own + 1, own)]
+    with host.operator() as operator:
+        expected = rf"got \[training\] batch_size {own + 1}, but the bundle's graphs are for {own}; export the App with"
+        with pytest.raises(InvalidPlan, match=expected):
+            operator.start_run("batched", plans[0], bundle, f.PUBLISHER)
+        with pytest.raises(NotFound):
+            operator.run("batched")
+        assert operator.start_run("batched", plans[1], bundle, f.PUBLISHER).plan == plans[1]

@@ -1,4 +1,4 @@
-"""The edge's benchmark runs, with small settings, and tells what it is to tell."""
+"""The benchmarks of the edge run, with small settings, and tell what they are to tell."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.data import real_places
 
 ROOT = Path(__file__).parents[2]
 MODELS = ("mlp-small", "cnn")
@@ -44,3 +45,27 @@ def test_the_edge_is_measured(tmp_path: Path) -> None:
     assert {"cnn: train step, eager / onnx", "tflite: environment, MB", "onnx: device's peak RSS, MB"} <= gates.keys()
     for what, gate in gates.items():
         assert f"{what} " in done.stdout and isinstance(gate["kept"], bool)
+
+
+@pytest.mark.nightly
+def test_adapters_are_measured_against_all_of_a_model(tmp_path: Path) -> None:
+    out = tmp_path / "adapters.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "adapters.py"), "--json", str(out)]
+    command += ["--rounds", "2", "--speakers", "2", "--epochs", "1", "--width", "32"]
+    environment = os.environ | {"FANIN_DATA": str(real_places("tinyshakespeare").data)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert json.loads(done.stdout) == found
+    assert (found["speakers"], found["rounds"]) == (2, 2)
+    full, adapters = found["full"], found["adapters"]
+    assert found["bytes_ratio"] == adapters["bytes_per_round"] / full["bytes_per_round"]
+    assert found["points_lost_int8"] == 100.0 * (full["accuracy_int8"] - adapters["accuracy_int8"])
+    # Both ways, 4 bytes a parameter, two devices; what else a Round takes is small.
+    for part in (full, adapters):
+        least = 2 * 2 * 4 * part["num_parameters"]
+        assert least < part["bytes_per_round"] < least + 8000
+        assert 0.2 < part["accuracy_int8"] < 0.6 and abs(part["accuracy_float"] - part["accuracy_int8"]) < 0.02
+    # A narrow model has little beside its adapters: the aim of 5 % is for the benchmark's own width.
+    assert adapters["num_parameters"] < 0.2 * full["num_parameters"] and found["bytes_ratio"] < 0.2
+    assert found["points_lost_int8"] < 3.0

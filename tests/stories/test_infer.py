@@ -1,16 +1,18 @@
 """``fanin infer`` and ``fanin inspect`` on model files and Bundles: what they print and write, and what they refuse."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from support import linear
+from support import linear, scalar
 from support.commands import Fanin, fanin_in_process, one_line
 from support.data import real_places
 from support.values import PUBLISHER
 
+from fanin.commands.inspect import kind_of
 from fanin.edge.assemble import assemble
 from fanin.edge.bundle import Bundle
 from fanin.edge.tensors import encode_parameters
@@ -94,6 +96,7 @@ def test_several_inputs_are_told_apart_by_their_names(fanin: Fanin, folder: Path
     ("words", "said"),
     [
         (["nothing.onnx", "--data", "x.npy"], "nothing.onnx: No such file or directory"),
+        (["nofolder", "--data", "x.npy"], "nofolder: No such file or directory"),
         (["zeros.onnx", "--data", "nothing.npy"], "nothing.npy: No such file or directory"),
         (["x.npy", "--data", "x.npy"], "x.npy: got a file of unknown format"),
         (["torn.onnx", "--data", "x.npy"], "torn.onnx: onnxruntime cannot open it"),
@@ -145,3 +148,22 @@ def test_int8_in_and_out_is_quantized_with_the_files_own_scale(fanin: Fanin, tmp
     np.testing.assert_allclose((np.array(stored["values"]) + 128) / 256, values["values"])
     np.testing.assert_allclose(np.sum(values["values"], axis=1), 1.0, atol=1 / 128)
     assert "value = 0.00390625 * (stored +128)" in fanin("inspect", path).out
+
+
+def test_a_bundle_of_values_is_inspected(fanin: Fanin, folder: Path) -> None:
+    assemble(scalar.scalar_graphs(), folder / "values", PUBLISHER)
+    assert "  model       values\n" in fanin("inspect", folder / "values").out
+    row = json.loads(fanin("inspect", folder / "values", "--json").out)
+    assert (row["num_classes"], row["num_tokens"]) == (0, 0)
+    assert one_line(fanin("inspect", folder / "none"), "inspect").startswith(f"{folder / 'none'}: does not exist, ")
+
+
+@pytest.mark.usefixtures("bundle")
+def test_a_bundle_of_classes_is_inspected(fanin: Fanin, folder: Path) -> None:
+    assert "  model       3 classes\n" in fanin("inspect", folder / "bundle").out
+
+
+def test_what_a_model_takes_and_gives_is_told(bundle: Bundle) -> None:
+    of_tokens = replace(bundle.manifest, num_tokens=65)
+    assert kind_of(of_tokens) == "65 tokens to 3 classes"
+    assert kind_of(replace(of_tokens, num_classes=0)) == "65 tokens to values"

@@ -156,7 +156,7 @@ def test_an_update_over_two_gigabytes_streams_through_the_spool(tmp_path: Path) 
     data = bytes(256 << 10)
     # In two parts, so that the second goes on beyond what 31 bits can count.
     for stop in (LARGE_BYTES - (2 << 20), LARGE_BYTES):
-        upload = spool.open(header)
+        upload = spool.open(header, "device")
         while upload.received_bytes < stop:
             start = upload.received_bytes
             upload.append(m.Piece(offset=start, data=data[: stop - start]))

@@ -1,11 +1,11 @@
-"""A subcommand that lacks a library: one line, which says the extra that brings it."""
+"""A subcommand that lacks a library: one line, which says all the extras that it needs."""
 
 import subprocess
 import sys
 
 import pytest
 
-from fanin.commands.main import EXTRA_OF
+from fanin.commands.main import extras_for
 
 CODE = """
 import sys
@@ -13,23 +13,32 @@ sys.modules |= {sys.argv[1]: None}
 from fanin.commands.main import main
 sys.exit(main(sys.argv[2:]))
 """
-ASKED = {
-    "typer": ("runs",),
-    "click": ("inspect", "nothing"),
-    "sqlalchemy": ("serve",),
-    "alembic": ("serve",),
-    "rich": ("demo",),
-    "torch": ("export", "nothing:app", "--check"),
-    "onnx": ("export", "nothing:app", "--check"),
-    "flatbuffers": ("export", "nothing:app", "--check"),
-}
-"""What asks for each library at once, by the library."""
+ASKED = [
+    ("typer", ("runs",), "server"),
+    ("click", ("inspect", "nothing"), "server"),
+    ("sqlalchemy", ("serve",), "server"),
+    ("alembic", ("serve",), "server"),
+    ("grpc_health", ("serve",), "server"),
+    ("rich", ("demo",), "server,export,datacenter,onnx"),
+    ("typer", ("export", "nothing:app"), "server,export"),
+    ("torch", ("export", "nothing:app", "--check"), "server,export"),
+    ("onnx", ("export", "nothing:app", "--check"), "server,export"),
+    ("flatbuffers", ("export", "nothing:app", "--check"), "server,export"),
+    ("typer", ("train",), "server,datacenter"),
+    ("torch", ("plan", "nothing.toml"), "server,datacenter"),
+    ("typer", ("run", "nothing.toml"), "server"),
+]
+"""A library that is not there, what asks for it at once, and all that this needs."""
 
 
-@pytest.mark.parametrize("library", ASKED)
-def test_the_extra_is_named(library: str) -> None:
-    command = [sys.executable, "-c", CODE, library, *ASKED[library]]
+@pytest.mark.parametrize(("library", "words", "extras"), ASKED, ids=[f"{row[1][0]}-{row[0]}" for row in ASKED])
+def test_all_extras_are_named_at_once(library: str, words: tuple[str, ...], extras: str) -> None:
+    command = [sys.executable, "-c", CODE, library, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    name = ASKED[library][0]
-    said = f"fanin {name}: {library} is not installed here; pip install 'fanin[{EXTRA_OF[library]}]'\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+    said = f"fanin {words[0]}: {library} is not installed here; pip install 'fanin[{extras}]'"
+    said += ", or 'fanin[server,export]' for a plan with an App" if words[0] == "run" else ""
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{said}\n")
+
+
+def test_an_app_that_is_to_be_exported_needs_what_exports_it() -> None:
+    assert extras_for("run", "torch") == ("export",)

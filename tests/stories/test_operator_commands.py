@@ -64,7 +64,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
         (PLAN.replace("3", "'three'"), "{plan}: [cohort]: "),
         (PLAN.replace("concurrency = 3", ""), "{plan}: [cohort]: "),
         (PLAN.replace("3", "3\nquorum = 4"), "plan: got quorum 4, buffer 3, concurrency 3, expected 1 <= quorum <="),
-        (PLAN.replace('"bundle"', '"nowhere"'), "nowhere: not a Bundle, "),
+        (PLAN.replace('"bundle"', '"nowhere"'), "nowhere: does not exist, "),
         (PLAN.replace('"story"', '"a/b"'), "plan: name: got 'a/b', expected 1 to 128 letters, digits"),
     ],
 )
@@ -136,8 +136,10 @@ def test_watch_of_an_unknown_run(fanin: Fanin, host: Hosted) -> None:
 
 def test_json_to_a_file_that_cannot_be_written(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
     target = tmp_path / "no" / "such.json"
-    said = one_line(fanin("runs", "--state", host.state, "--json", target), "runs")
-    assert said == f"{target}: No such file or directory"
+    outcome = fanin("runs", "--state", host.state, "--json", target)
+    assert (outcome.status, outcome.out) == (2, "")
+    said = f"Invalid value for '--json': {target} cannot be written, {target.parent} is not a folder"
+    assert outcome.err == f"fanin runs: {said}; fanin runs --help says more\n"
 
 
 # verify
@@ -233,6 +235,6 @@ def test_inspect_of_a_bundle_that_was_tampered_with(
 def test_inspect_of_a_bundle_by_another_publisher(fanin: Fanin, bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "other.pub").write_text(SigningKey(bytes(range(1, 33))).public)
     said = one_line(fanin("inspect", bundle, "--publisher", tmp_path / "other.pub"), "inspect")
-    assert said.startswith(f"bundle: signed by key {f.PUBLISHER.public[:8]}.., expected one of [")
+    assert said.startswith(f"{bundle}: bundle: signed by key {f.PUBLISHER.public[:8]}.., expected one of [")
     said = one_line(fanin("inspect", bundle, "--publisher", bundle / "bundle.json"), "inspect")
     assert said.startswith(f"--publisher: {bundle / 'bundle.json'}: got a public key of ")

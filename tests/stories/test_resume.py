@@ -4,9 +4,11 @@ A coordinator that is killed is a process of its own. All that outlives a device
 client in this process, over the folder of a process that was killed, is that device come back.
 """
 
+import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +131,57 @@ def test_an_upload_goes_on_after_the_coordinator_was_killed(site: Site, tmp_path
     version = published(site.events())
     assert version.bytes_up_resumed == 2 * CHUNK_BYTES
     assert [version.version_sha256] == f.undisturbed(tmp_path / "undisturbed", SHAPES)
+
+
+@contextmanager
+def locked(site: Site) -> Iterator[None]:
+    """Let the coordinator's next transaction wait."""
+    with closing(sqlite3.connect(site.state / "fanin.db")) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def payloads(site: Site) -> list[Path]:
+    """What has got its final name."""
+    return list((site.state / "updates").rglob("*.payload"))
+
+
+def test_what_was_named_but_not_recorded_before_a_kill_is_not_sent_again(site: Site, tmp_path: Path) -> None:
+    first, *others = begun(site)
+    first.begin()
+    header, payload = first.update()
+
+    def send() -> None:
+        with suppress(Unavailable):
+            first.upload(header, payload)
+
+    with locked(site):
+        sender = threading.Thread(target=send)
+        sender.start()
+        until = time.monotonic() + 20.0
+        while not payloads(site):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        site.started[-1].kill()
+    sender.join()
+    site.serve()
+    assert len(payloads(site)) == 1
+    sent: list[int] = []
+
+    def read(offset: int, size_bytes: int) -> bytes:
+        sent.append(offset)
+        return payload[offset : offset + size_bytes]
+
+    with first.transport() as transport:
+        assert transport.upload(header, read).update_state is m.UpdateState.ACCEPTED
+    assert sent == []
+    for device in others:
+        device.take_part()
+    version = published(site.events())
+    assert version.bytes_up_resumed == len(payload)
+    assert [version.version_sha256] == f.undisturbed(tmp_path / "undisturbed", SHAPES)
+    assert len(payloads(site)) == f.NUM_DEVICES
+    assert list((site.state / "spool").iterdir()) == []
 
 
 def test_what_was_accepted_before_a_kill_is_not_sent_again(site: Site) -> None:

@@ -22,6 +22,7 @@ from fanin.protos.runs import RoundOpened, RunInfo, VersionPublished
 from fanin.server.authority import local_identity
 from fanin.server.coordinator import Coordinator, Limits
 from fanin.server.disk import Durability
+from fanin.server.interceptors import Waits
 from fanin.server.lanes import ThreadLane
 from fanin.server.observe import LogObserver
 from fanin.server.registry import Registry
@@ -124,7 +125,8 @@ class Hosted:
         identity = local_identity(self.state / "tls", self.names, datetime.now(UTC))
         runs = Runs(tools)
         coordinator = Coordinator(runs, tools, self.limits, random.Random(0))
-        services = Services(coordinator=coordinator, runs=runs, registry=registry, tools=tools)
+        waits = Waits(read_s=self.limits.stall_s)
+        services = Services(coordinator=coordinator, runs=runs, registry=registry, tools=tools, waits=waits)
         bound = bind_server(services, identity, self.address)
         self.port = bound.port
         await runs.start()

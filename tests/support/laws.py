@@ -69,6 +69,7 @@ TRAININGS: Final = st.builds(
     learning_rate=POSITIVE,
     seed=UINT64,
     proximal_weight=st.just(0.0) | POSITIVE,
+    batch_size=UINT32,
 )
 ASSIGNMENTS: Final = st.builds(
     m.Assignment,
@@ -183,6 +184,25 @@ RUN_INFOS: Final = st.builds(
     num_rounds=UINT32,
     reason=TEXTS,
 )
+ROUND_INFOS: Final = st.builds(
+    r.RoundInfo,
+    round=UINT32,
+    base_version=UINT64,
+    phase=st.sampled_from(r.RoundPhase),
+    num_updates=UINT32,
+    opened_at_s=SECONDS,
+    version=UINT64,
+)
+DESCRIPTIONS: Final = st.builds(
+    r.RunDescription,
+    info=RUN_INFOS,
+    rounds=st.lists(ROUND_INFOS, max_size=3).map(tuple),
+    grid=st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=3).map(tuple),
+    num_at_work=UINT32,
+    at_work=st.lists(TEXTS, max_size=3).map(tuple),
+    deadline_s=SECONDS,
+    num_devices=UINT64,
+)
 START_RUNS: Final = st.builds(r.StartRun, run_id=TEXTS, plan=plans(), version=versions(), delegation=DELEGATIONS)
 WITH_BUNDLES: Final = st.builds(r.VersionWithBundle, version=versions(), bundle=BUNDLES)
 EVALUATIONS: Final = st.builds(
@@ -192,6 +212,7 @@ EVALUATIONS: Final = st.builds(
     accuracy_float=FLOATS,
     accuracy_int8=FLOATS,
     int8_agreement=FLOATS,
+    int8_rise_percent=st.none() | FLOATS,
 )
 PUBLISHED: Final = st.builds(
     r.VersionPublished,

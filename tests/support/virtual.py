@@ -5,15 +5,11 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fanin.clients.operator import ref_of
 from fanin.clients.testing import synthetic_bundle
 from fanin.edge.bundle import Bundle
 from fanin.edge.keys import SigningKey
-from fanin.edge.versions import sign_delegation, sign_version
-from fanin.protos.chunks import cut
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
-from fanin.protos.runs import StartRun
 from fanin.server.blobs import Blobs
 from fanin.server.coordinator import Coordinator, Limits
 from fanin.server.disk import Durability
@@ -22,6 +18,7 @@ from fanin.server.observe import LogObserver
 from fanin.server.runs import Runs
 from fanin.server.state import open_state
 from fanin.server.work import Tools
+from fanin.simulation.operator import start_run
 
 PUBLISHER = SigningKey(bytes(range(32)))
 
@@ -67,18 +64,5 @@ def bundle_in(folder: Path) -> Bundle:
 
 
 async def start(runs: Runs, bundle: Bundle, wanted: Plan, run_id: str = "run") -> None:
-    """Publish a Bundle and start a Run of it, as an operator does over gRPC."""
-    for data in (bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts)):
-        for ref, piece in cut(data):
-            await runs.put_chunk(ref.sha256, piece)
-    await runs.publish_bundle(ref_of(bundle.signed))
-    run_key = await runs.prepare_run(run_id)
-    version = sign_version(
-        PUBLISHER,
-        parent=None,
-        run_id=run_id,
-        bundle_sha256=bundle.sha256,
-        parameters=bundle.manifest.artifacts["initial"],
-    )
-    delegation = sign_delegation(PUBLISHER, run_id=run_id, bundle_sha256=bundle.sha256, run_public_key=run_key)
-    await runs.start_run(StartRun(run_id=run_id, plan=wanted, version=version, delegation=delegation))
+    """Publish a Bundle and start a Run of it."""
+    await start_run(runs, run_id, wanted, bundle, PUBLISHER)

@@ -62,7 +62,7 @@ def test_a_publisher_that_is_not_trusted_is_refused(folder: Path, trusted: tuple
         f"bundle: signed by key {short(PUBLISHER.public)}, expected one of {[short(key) for key in trusted]}; "
         "pass the publisher's public key if you trust it"
     )
-    with raises(InvalidBundle, text):
+    with raises(InvalidBundle, f"{folder}: {text}"):
         open_folder(folder, trusted=trusted)
 
 
@@ -92,7 +92,7 @@ def read_signed_manifest_of(data: bytes, signature: bytes) -> SignedManifest:
         ),
         (
             json.loads(DATA) | {"hook": "rm -rf /"},
-            f"manifest: got keys {sorted([*json.loads(DATA), 'hook'])}, expected {sorted(json.loads(DATA))}",
+            f"manifest: got unknown ['hook'], expected {sorted(json.loads(DATA))}",
         ),
     ],
     ids=["newer format", "unknown key"],
@@ -101,7 +101,7 @@ def test_a_well_signed_manifest_that_is_not_understood_is_refused(
     tmp_path: Path, row: dict[str, object], text: str
 ) -> None:
     write_bundle(tmp_path, json.dumps(row).encode(), {}, PUBLISHER)
-    with raises(InvalidBundle, text):
+    with raises(InvalidBundle, f"{tmp_path}: {text}"):
         open_folder(tmp_path, trusted=TRUSTED)
 
 
@@ -175,3 +175,8 @@ def test_a_file_that_is_no_signature_is_said(folder: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(InvalidBundle, match=r"bundle\.sig: not a signature file \("):
         open_folder(folder, trusted=TRUSTED)
+
+
+def test_a_folder_that_is_not_there_is_told_as_that(tmp_path: Path) -> None:
+    with raises(InvalidBundle, f"{tmp_path / 'none'}: does not exist, expected the folder of a Bundle"):
+        open_folder(tmp_path / "none", trusted=[])

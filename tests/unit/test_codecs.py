@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.errors import raises
 
-from fanin.edge.codecs import CODECS, Encoded, codec_named, largest_value
+from fanin.edge.codecs import BLOCK_VALUES, CODECS, Encoded, codec_named, largest_value
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidUpdate
 from fanin.protos.messages import MAX_CODEC_SHIFT, MAX_GRID_EXPONENT, MIN_GRID_EXPONENT
@@ -76,6 +76,31 @@ def test_an_update_is_never_changed_by_encoding_it(name: str) -> None:
     before = update.tobytes()
     CODECS[name].encode(TABLE, update, (0, 0), 3, np.random.default_rng(0))
     assert update.tobytes() == before
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+@pytest.mark.parametrize("exponent", [MIN_GRID_EXPONENT, -31, -30, -8, 0, 3])
+def test_a_long_update_is_encoded_as_its_values_one_by_one_would_be(name: str, exponent: int) -> None:
+    """Whatever is computed in blocks and in float32 on the way: against the rule, in float64, over the whole."""
+    codec, num = CODECS[name], 2 * BLOCK_VALUES + 7
+    table = TensorTable.of({"a": (5,), "b": (num,)})
+    update = np.random.default_rng(1).normal(0.0, 1.0, num + 5).astype(np.float32)
+    update[:5] = 0.0
+    update[5::3] *= np.float32(2.0**-20)
+    encoded = codec.encode(table, update, (exponent, exponent), 2, np.random.default_rng(2))
+    limit, shift = largest_value(codec.bits), encoded.shifts[1]
+    scaled = update[5:].astype(np.float64) * 2.0 ** -(exponent + shift)
+    if codec.by_chance:
+        rng = np.random.default_rng(2)
+        rng.random(5)
+        rounded = np.copysign(np.floor(np.abs(scaled)) + (rng.random(num) < np.abs(scaled) % 1.0), scaled)
+    else:
+        rounded = np.rint(scaled)
+    assert encoded.shifts[0] == 0
+    assert encoded.num_rounded == np.count_nonzero(rounded != scaled)
+    assert encoded.num_saturated == np.count_nonzero(np.abs(rounded) > limit)
+    expected = np.clip(rounded, -limit, limit).astype(np.int64)
+    np.testing.assert_array_equal(codec.decode(memoryview(encoded.payload)), np.concatenate([np.zeros(5), expected]))
 
 
 def test_a_callers_mistakes_are_value_errors() -> None:

@@ -255,3 +255,17 @@ def test_a_run_pauses_when_int8_loses_more_than_the_plan_allows() -> None:
     )
     assert rest_of([evaluated(0.875)], 100, replace(stop, max_int8_drop=0.0)) is None
     assert rest_of([evaluated(0.875), RunResumed()], 100, stop) is None
+
+
+@pytest.mark.parametrize(("rise", "is_paused"), [(-3.0, False), (2.0, False), (2.5, True), (1e9, True)])
+def test_a_run_of_values_pauses_when_int8_adds_more_percent_to_the_squared_error(rise: float, is_paused: bool) -> None:
+    plain = evaluated(0.0)
+    assert plain.evaluation is not None
+    found = replace(plain.evaluation, accuracy_float=0.0, int8_rise_percent=rise)
+    rested = rest_of([replace(plain, evaluation=found)], 100, StopPlan(max_int8_drop=2.0))
+    assert (rested is not None) == is_paused
+    if rested is not None:
+        assert rested.state is RunState.PAUSED
+        assert rested.reason.startswith(
+            f"int8 adds {rise:.2f} % to the squared error on 1000 examples of the devices (version 1), the plan allows "
+        )

@@ -13,7 +13,7 @@ from support.errors import raises
 from fanin.clients.transport import KEEPALIVE_MS
 from fanin.protos.errors import InvalidInput, Unauthenticated, Unavailable
 from fanin.server.disk import Durability
-from fanin.server.interceptors import FLEET, MAX_TEXT_CHARS, Rim
+from fanin.server.interceptors import FLEET, MAX_TEXT_CHARS, Rim, Waits
 from fanin.server.lanes import inline
 from fanin.server.observe import LogObserver
 from fanin.server.registry import Registry
@@ -40,7 +40,7 @@ class Context:
 @pytest.fixture
 def rim(tmp_path: Path) -> Rim:
     tools = open_state(tmp_path, Durability.PROCESS, (inline, inline), time.time, LogObserver())
-    return Rim(Registry(tools.devices, tools.wall), tools, first_request_s=0.05)
+    return Rim(Registry(tools.devices, tools.wall), tools, Waits(first_request_s=0.05))
 
 
 async def silent() -> AsyncIterator[bytes]:

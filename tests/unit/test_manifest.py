@@ -32,11 +32,11 @@ ROOT_KEYS = sorted(json.loads(dump_manifest(manifest())))
 WRONG: list[tuple[Callable[[Row], object], str]] = [
     (
         lambda row: row.update(extra=1),
-        f"manifest: got keys {sorted([*ROOT_KEYS, 'extra'])}, expected {ROOT_KEYS}",
+        f"manifest: got unknown ['extra'], expected {ROOT_KEYS}",
     ),
     (
         lambda row: row.pop("slots"),
-        f"manifest: got keys {[key for key in ROOT_KEYS if key != 'slots']}, expected {ROOT_KEYS}",
+        f"manifest: got no ['slots'], expected {ROOT_KEYS}",
     ),
     (lambda row: row.update(name=3), "manifest.name: got int, expected str"),
     (lambda row: row.update(batch_size=True), "manifest.batch_size: got bool, expected int"),
@@ -60,10 +60,7 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
     (lambda row: row["parameters"].update({"": []}), "manifest: tensor name: got an empty one"),
     (
         lambda row: row["signatures"]["train"].update(code="x"),
-        (
-            "manifest.signatures.train: got keys ['code', 'graphs', 'inputs', 'outputs'], "
-            "expected ['graphs', 'inputs', 'outputs']"
-        ),
+        "manifest.signatures.train: got unknown ['code'], expected ['graphs', 'inputs', 'outputs']",
     ),
     (
         lambda row: row["signatures"]["train"]["graphs"].update(onnx="other"),
@@ -106,7 +103,7 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
     ),
     (
         lambda row: row["derived"].update(more={}),
-        "manifest.derived: got keys ['constants', 'folded', 'more'], expected ['constants', 'folded']",
+        "manifest.derived: got unknown ['more'], expected ['constants', 'folded']",
     ),
     (
         lambda row: row["derived"]["constants"].update(spread="AAA"),
@@ -165,10 +162,7 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
     ),
     (
         lambda row: row["artifacts"]["initial"]["chunks"][0].update(offset=0),
-        (
-            "manifest.artifacts.initial.chunks[0]: got keys ['offset', 'sha256', 'size_bytes', 'url'], "
-            "expected ['sha256', 'size_bytes', 'url']"
-        ),
+        "manifest.artifacts.initial.chunks[0]: got unknown ['offset'], expected ['sha256', 'size_bytes', 'url']",
     ),
 ]
 

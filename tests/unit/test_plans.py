@@ -155,7 +155,10 @@ WRONG = [
     (
         "learning_rate = 1",
         "learning_rate = 1\n[stop]\nmax_int8_drop = -0.5",
-        "plan: got max_int8_drop -0.5, expected 0.0 (never pause) to 100 points of accuracy",
+        (
+            "plan: got max_int8_drop -0.5, expected 0.0 (never pause) to 100: points of accuracy, or percent of a "
+            "model of values' squared error"
+        ),
     ),
     (
         "concurrency = 8",

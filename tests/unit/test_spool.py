@@ -1,5 +1,6 @@
 """The spool: uploads that stop anywhere and go on, and commits that happen once."""
 
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,7 @@ def committed(spool: Spool) -> bytes:
 
 @pytest.mark.parametrize("piece_bytes", [1000, CHUNK_BYTES, CHUNK_BYTES + 1, len(PAYLOAD)])
 def test_pieces_of_any_size_become_the_payload(spool: Spool, tmp_path: Path, piece_bytes: int) -> None:
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     assert upload.received_bytes == 0
     send(upload, piece_bytes=piece_bytes)
     assert upload.is_whole()
@@ -55,11 +56,11 @@ def test_pieces_of_any_size_become_the_payload(spool: Spool, tmp_path: Path, pie
 
 
 def test_an_upload_goes_on_after_its_last_whole_chunk(spool: Spool) -> None:
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     send(upload, CHUNK_BYTES + 500)
     assert upload.received_bytes == CHUNK_BYTES + 500
     upload.close()
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     assert upload.received_bytes == CHUNK_BYTES
     send(upload)
     spool.commit(upload, "device")
@@ -68,10 +69,10 @@ def test_an_upload_goes_on_after_its_last_whole_chunk(spool: Spool) -> None:
 
 
 def test_a_whole_upload_that_was_never_committed_needs_no_byte_more(spool: Spool) -> None:
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     send(upload)
     upload.close()
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     assert upload.is_whole()
     assert upload.received_bytes == len(PAYLOAD)
     spool.commit(upload, "device")
@@ -93,12 +94,12 @@ def test_a_whole_upload_that_was_never_committed_needs_no_byte_more(spool: Spool
 def test_only_the_verified_prefix_counts_after_a_crash(
     spool: Spool, tmp_path: Path, damage: object, expected: int
 ) -> None:
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     send(upload, 2 * CHUNK_BYTES)
     upload.close()
     part = tmp_path / "spool" / f"{NAME}.part"
     part.write_bytes(damage(part.read_bytes()))
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     assert upload.received_bytes == expected
     assert part.stat().st_size == expected
     send(upload)
@@ -108,23 +109,23 @@ def test_only_the_verified_prefix_counts_after_a_crash(
 
 
 def test_another_header_starts_over(spool: Spool, tmp_path: Path) -> None:
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     send(upload, CHUNK_BYTES)
     upload.close()
     again = replace(HEADER, telemetry=replace(HEADER.telemetry, train_s=9.0))
-    upload = spool.open(again)
+    upload = spool.open(again, "device")
     assert upload.received_bytes == 0
     upload.close()
     assert left(tmp_path) == [f"{NAME}.header", f"{NAME}.part"]
 
 
 def test_a_note_that_was_cut_short_starts_over(spool: Spool, tmp_path: Path) -> None:
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     send(upload, CHUNK_BYTES)
     upload.close()
     note = tmp_path / "spool" / f"{NAME}.header"
     note.write_bytes(note.read_bytes()[:10])
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     assert upload.received_bytes == 0
     upload.close()
 
@@ -136,7 +137,7 @@ def chunk_error(header: UpdateHeader, index: int, data: bytes) -> str:
 
 def test_a_changed_chunk_is_refused_when_it_is_whole_and_never_written(spool: Spool, tmp_path: Path) -> None:
     changed = PAYLOAD[: CHUNK_BYTES + 3] + b"\xff" + PAYLOAD[CHUNK_BYTES + 4 :]
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     with raises(InvalidUpdate, chunk_error(HEADER, 1, changed[CHUNK_BYTES : 2 * CHUNK_BYTES])):
         send(upload, payload=changed)
     upload.close()
@@ -159,7 +160,7 @@ def test_a_changed_chunk_is_refused_when_it_is_whole_and_never_written(spool: Sp
     ids=["elsewhere", "empty", "too long"],
 )
 def test_a_piece_that_does_not_fit_changes_nothing(spool: Spool, piece: Piece, text: str) -> None:
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     with raises(InvalidUpdate, text):
         upload.append(piece)
     assert upload.received_bytes == 0
@@ -171,7 +172,7 @@ def test_a_piece_that_does_not_fit_changes_nothing(spool: Spool, piece: Piece, t
 
 def test_good_chunks_under_a_wrong_whole_are_not_committed(spool: Spool, tmp_path: Path) -> None:
     payload = Artifact(sha256="0" * 64, size_bytes=len(PAYLOAD), chunks=tuple(ref for ref, _ in cut(PAYLOAD)))
-    upload = spool.open(replace(HEADER, payload=payload))
+    upload = spool.open(replace(HEADER, payload=payload), "device")
     send(upload)
     got = artifact_of(PAYLOAD).sha256
     with raises(InvalidUpdate, f"update: digest mismatch (got {short(got)}, expected 00000000..)"):
@@ -181,26 +182,77 @@ def test_good_chunks_under_a_wrong_whole_are_not_committed(spool: Spool, tmp_pat
 
 
 def test_a_commit_can_be_repeated(spool: Spool) -> None:
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     send(upload)
     for _ in range(2):
         spool.commit(upload, "device")
         assert committed(spool) == PAYLOAD
     upload.close()
-    again = spool.open(HEADER)
-    assert again.received_bytes == 0
+
+
+@pytest.mark.parametrize("num_damaged", [0, 1])
+@pytest.mark.parametrize("died", ["before the note was removed", "after it"])
+def test_a_payload_that_was_named_but_never_recorded_is_not_sent_again(
+    spool: Spool, tmp_path: Path, died: str, num_damaged: int
+) -> None:
+    upload = spool.open(HEADER, "device")
+    send(upload)
+    note = tmp_path / "spool" / f"{NAME}.header"
+    announced = note.read_bytes()
+    spool.commit(upload, "device")
+    upload.close()
+    if died != "after it":
+        note.write_bytes(announced)
+    (path,) = (tmp_path / "updates").rglob("*.payload")
+    path.write_bytes(PAYLOAD[: len(PAYLOAD) - num_damaged])
+    born = Spool(tmp_path / "spool", tmp_path / "updates", Durability.PROCESS)
+    again = born.open(HEADER, "device")
+    expected = 2 * CHUNK_BYTES if num_damaged else len(PAYLOAD)
+    assert again.received_bytes == again.resumed_bytes == expected
+    # It is an upload under way again, and nothing else.
+    assert left(tmp_path) == [f"{NAME}.header", f"{NAME}.part"]
+    assert not path.exists()
     send(again)
-    spool.commit(again, "device")
+    born.commit(again, "device")
     again.close()
+    assert committed(born) == PAYLOAD
+    assert left(tmp_path) == []
+
+
+def test_pieces_of_a_byte_take_no_more_memory_than_their_chunk(spool: Spool) -> None:
+    upload = spool.open(HEADER, "device")
+    tracemalloc.start()
+    try:
+        for at in range(100_000):
+            upload.append(Piece(offset=at, data=PAYLOAD[at : at + 1]))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert upload.received_bytes == 100_000
+    assert peak < CHUNK_BYTES
+    send(upload)
+    spool.commit(upload, "device")
+    upload.close()
+    assert committed(spool) == PAYLOAD
+
+
+def test_another_devices_payload_is_never_taken_back(spool: Spool) -> None:
+    upload = spool.open(HEADER, "device")
+    send(upload)
+    spool.commit(upload, "device")
+    upload.close()
+    other = spool.open(replace(HEADER, assignment_id="run.1.other"), "other")
+    assert other.received_bytes == 0
+    other.close()
     assert committed(spool) == PAYLOAD
 
 
 def test_an_upload_whose_place_was_taken_cannot_commit_the_others_bytes(spool: Spool, tmp_path: Path) -> None:
-    first = spool.open(HEADER)
+    first = spool.open(HEADER, "device")
     send(first)
     other = bytes(len(PAYLOAD))
     later = replace(HEADER, payload=artifact_of(other))
-    second = spool.open(later)
+    second = spool.open(later, "device")
     send(second, CHUNK_BYTES, payload=other)
     with raises(Unavailable, f"spool {NAME}: a later upload took this one's place; go on"):
         spool.commit(first, "device")
@@ -213,7 +265,7 @@ def test_an_upload_whose_place_was_taken_cannot_commit_the_others_bytes(spool: S
 
 
 def test_a_payload_without_bytes_is_whole_at_once(spool: Spool) -> None:
-    upload = spool.open(replace(HEADER, payload=artifact_of(b"")))
+    upload = spool.open(replace(HEADER, payload=artifact_of(b"")), "device")
     assert upload.is_whole()
     spool.commit(upload, "device")
     upload.close()
@@ -223,9 +275,11 @@ def test_a_payload_without_bytes_is_whole_at_once(spool: Spool) -> None:
 def test_a_round_that_is_over_keeps_its_set_only(spool: Spool, tmp_path: Path) -> None:
     # A Run's id may hold dots: "run.1" is another Run, whose Round 2 is none of ours.
     for name in ("run.1.a", "run.1.b", "run.10.a", "other.1.a", "run.1.2.a"):
-        spool.open(replace(HEADER, assignment_id=name)).close()
+        spool.open(replace(HEADER, assignment_id=name), "device").close()
     for round_number, device in ((1, "a"), (1, "b"), (10, "b")):
-        upload = spool.open(replace(HEADER, assignment_id=f"run.{round_number}.{device}x", round=round_number))
+        upload = spool.open(
+            replace(HEADER, assignment_id=f"run.{round_number}.{device}x", round=round_number), "device"
+        )
         send(upload)
         spool.commit(upload, device)
         upload.close()
@@ -240,13 +294,13 @@ def test_a_round_that_is_over_keeps_its_set_only(spool: Spool, tmp_path: Path) -
 
 
 def test_another_update_of_a_device_never_takes_a_committed_ones_place(spool: Spool) -> None:
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     send(upload)
     spool.commit(upload, "device")
     upload.close()
     other = bytes(len(PAYLOAD))
     later = replace(HEADER, payload=artifact_of(other))
-    second = spool.open(later)
+    second = spool.open(later, "device")
     send(second, payload=other)
     spool.commit(second, "device")
     second.close()
@@ -256,7 +310,7 @@ def test_another_update_of_a_device_never_takes_a_committed_ones_place(spool: Sp
 
 
 def test_a_committed_payload_that_was_changed_on_disk_is_told(spool: Spool, tmp_path: Path) -> None:
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     send(upload)
     spool.commit(upload, "device")
     upload.close()
@@ -270,7 +324,7 @@ def test_a_committed_payload_that_was_changed_on_disk_is_told(spool: Spool, tmp_
 
 
 def test_what_the_store_refused_is_withdrawn(spool: Spool, tmp_path: Path) -> None:
-    upload = spool.open(HEADER)
+    upload = spool.open(HEADER, "device")
     send(upload)
     spool.commit(upload, "device")
     upload.close()
@@ -297,7 +351,7 @@ def test_on_a_full_disk_an_upload_keeps_what_is_whole_and_goes_on_later(
     spool: Spool, tmp_path: Path, limit: int
 ) -> None:
     def attempts() -> Iterator[Upload]:
-        upload = spool.open(HEADER)
+        upload = spool.open(HEADER, "device")
         yield upload
         send(upload)
 
@@ -310,7 +364,7 @@ def test_on_a_full_disk_an_upload_keeps_what_is_whole_and_goes_on_later(
             upload.close()
         assert list((tmp_path / "updates").iterdir()) == []
 
-        upload = spool.open(HEADER)
+        upload = spool.open(HEADER, "device")
         assert upload.received_bytes == limit // CHUNK_BYTES * CHUNK_BYTES
         send(upload)
         spool.commit(upload, "device")

@@ -102,7 +102,7 @@ def test_stale_uploads_are_kept_until_they_no_longer_count(tmp_path: Path) -> No
         place = open_place(tmp_path)
         await start(place.runs, bundle_in(tmp_path), plan(buffer=1, quorum=1, max_staleness=1, max_rounds=2))
         slow = await assignment(place, "slow")
-        place.tools.spool.open(update(slow)[0]).close()
+        place.tools.spool.open(update(slow)[0], "slow").close()
         folder = tmp_path / "state" / "spool"
         await send(place, "fast-1")
         await settle()
@@ -221,7 +221,7 @@ def test_a_pause_between_two_rounds_tells_devices_to_come_back(tmp_path: Path) -
         await start(place.runs, bundle_in(tmp_path), plan(buffer=1, quorum=1, max_staleness=3, max_rounds=9))
         await settle()
         slow = await assignment(place, "slow")
-        place.tools.spool.open(update(slow)[0]).close()
+        place.tools.spool.open(update(slow)[0], "slow").close()
         fast = await assignment(place, "fast")
         sent = asyncio.create_task(send(place, "fast", fast))
         async with aclosing(place.runs.watch("run", 0)) as events:

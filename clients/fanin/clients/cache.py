@@ -12,6 +12,7 @@ Chunks are named by content, so a Bundle that many Rounds use is fetched once, a
 """
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from fanin.edge.keys import SigningKey, load_or_create_key, sync_folder
 from fanin.edge.tensors import sha256_hex
-from fanin.protos.chunks import ChunkRef, check_chunk, short
+from fanin.protos.chunks import ChunkRef, check_digest, short
 from fanin.protos.convert import assignment_from_proto, assignment_to_proto, header_from_proto, header_to_proto
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound, StorageFull, Unavailable
 from fanin.protos.messages import Assignment, UpdateHeader
@@ -55,6 +56,8 @@ class Cache:
         self._chunks = folder / "chunks"
         self._updates = folder / "updates"
         self._max_bytes = max_bytes
+        # Assignments whose Update this process has written, or has found to be whole.
+        self._whole: set[str] = set()
         for made in (self._chunks, self._updates):
             made.mkdir(parents=True, exist_ok=True)
 
@@ -113,24 +116,28 @@ class Cache:
         the whole does not verify, and then begins anew next time; StorageFull.
         """
         part = self._chunks / f"{ref.sha256}.part"
-        received = 0
+        received, digest = 0, hashlib.sha256()
         try:
-            with part.open("ab") as file:
+            with part.open("a+b") as file:
                 offset = file.tell()
                 if offset > ref.size_bytes:
                     file.truncate(offset := 0)
+                if offset:
+                    file.seek(0)
+                    digest.update(file.read())
                 for data in download(offset):
                     file.write(data)
+                    digest.update(data)
                     received += len(data)
                     if offset + received > ref.size_bytes:
                         break
         except OSError as exc:
             raise StorageFull(f"{part}: cannot be written ({exc})") from exc
-        size = part.stat().st_size
+        size = offset + received
         if size < ref.size_bytes:
             raise Unavailable(f"chunk {short(ref.sha256)}: the stream ended at byte {size} of {ref.size_bytes}")
         try:
-            check_chunk(f"chunk {short(ref.sha256)}", ref, part.read_bytes())
+            check_digest(f"chunk {short(ref.sha256)}", ref, size, digest.hexdigest())
         except InvalidInput:
             part.unlink()
             raise
@@ -157,10 +164,19 @@ class Cache:
                 path.unlink()
 
     def put_update(self, header: UpdateHeader, payload: bytes) -> None:
-        """Keep an Update until it is accepted; the header is written last and makes it count. Raises StorageFull."""
+        """Keep an Update until it is accepted; the header is written last and makes it count. Raises StorageFull.
+
+        The header alone is synced: should a power cut come before the system has written the payload, ``update`` finds
+        that out by its digest, and the device trains once more.
+        """
         payload_path, header_path = self._update_paths(header.assignment_id)
-        _replace(payload_path, payload)
+        try:
+            payload_path.write_bytes(payload)
+        except OSError as exc:
+            payload_path.unlink(missing_ok=True)
+            raise StorageFull(f"{payload_path}: cannot be written ({exc})") from exc
         _replace(header_path, header_to_proto(header).SerializeToString())
+        self._whole.add(header.assignment_id)
 
     def update(self, assignment_id: str) -> UpdateHeader | None:
         """The header of the Update made for an Assignment, if it is whole; one that does not parse is not."""
@@ -171,8 +187,14 @@ class Cache:
             header = header_from_proto(pb.UpdateHeader.FromString(header_path.read_bytes()))
         except (DecodeError, InvalidInput):
             return None
-        whole = payload_path.exists() and payload_path.stat().st_size == header.payload.size_bytes
-        return header if whole else None
+        if not payload_path.exists() or payload_path.stat().st_size != header.payload.size_bytes:
+            return None
+        if assignment_id not in self._whole:
+            with payload_path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != header.payload.sha256:
+                    return None
+            self._whole.add(assignment_id)
+        return header
 
     def read_update(self, assignment_id: str, offset: int, size_bytes: int) -> bytes:
         """A piece of an Update's payload."""
@@ -182,6 +204,7 @@ class Cache:
 
     def forget_updates(self) -> None:
         """Drop all Updates: a device works for one Round at a time."""
+        self._whole.clear()
         for path in tuple(self._updates.iterdir()):
             path.unlink()
 

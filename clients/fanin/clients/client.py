@@ -11,13 +11,14 @@ cannot be mended (a wrong token, a protocol that is too old) ends ``run`` with a
 import logging
 import random
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, assert_never
 
 from fanin.clients import session as s
 from fanin.clients.cache import Cache
+from fanin.clients.fetching import Fetching
 from fanin.clients.models import (
     OpenedModel,
     graph_chunks,
@@ -49,6 +50,8 @@ from fanin.protos.errors import (
 
 MAX_DELAY_S: Final = 0.3
 LOG = logging.getLogger("fanin.clients")
+RECHECK_S: Final = 1.0
+"""How often a client that may not work asks whether it may again."""
 WAIT_S: Final = 40.0
 """How long a check-in hangs: under the 60 s after which common proxies cut an idle line."""
 
@@ -71,11 +74,15 @@ class Options:
 
     With a ``delay_seed`` each upload waits a moment that is drawn from it, up to ``MAX_DELAY_S``: devices then
     arrive in another order for another seed, and the Versions must be the same.
+
+    ``may_work`` is asked before each step (a check-in, a download, training, an upload), on the thread of ``run``:
+    whether battery, network and idleness allow it. While they do not, the client keeps what it has and asks again.
     """
 
     token: str
     max_updates: int = 0
     delay_seed: str | None = None
+    may_work: Callable[[], bool] = lambda: True
 
 
 class Client:
@@ -96,6 +103,11 @@ class Client:
         """Updates that were accepted since this client was made."""
         return self._session.num_accepted
 
+    @property
+    def served_version(self) -> tuple[str, int] | None:
+        """(run id, number) of the Version that ``predict`` asks; None before there is one."""
+        return None if self._parts.serving is None else self._parts.serving.version
+
     def predict(self, x: Inputs) -> Float32s:
         """What the newest verified Version says to ``x`` (n, ...): logits, or values, float32; from any thread.
 
@@ -113,7 +125,11 @@ class Client:
     def run(self) -> None:
         """Take part until ``stop``. Raises Conflict, and nothing else, when the coordinator refuses for good."""
         todo = self._session.begin()
-        while not self._stopping.wait(todo.pause_s):
+        pause_s = todo.pause_s
+        while not self._stopping.wait(pause_s):
+            if not self._options.may_work():
+                pause_s = RECHECK_S
+                continue
             if isinstance(todo.action, s.Stop):
                 raise Conflict(f"stopped: {todo.action.reason}")
             event = self._attempt(todo.action)
@@ -122,6 +138,7 @@ class Client:
             if isinstance(event, s.Answered) and isinstance(event.answer, m.Rejected):
                 LOG.warning("checkin: rejected (%s): %s", event.answer.reason.value, event.answer.text)
             self._session, todo = self._session.step(event, self._parts.rng)
+            pause_s = todo.pause_s
             if todo.forget:
                 self._parts.cache.forget_updates()
             if self._options.max_updates and self.num_accepted >= self._options.max_updates:
@@ -225,17 +242,17 @@ class Client:
         return OpenedModel(bundle=bundle, parameters=parameters)
 
     def _fetch_chunks(self, assignment: m.Assignment, what: str, refs: Iterable[ChunkRef]) -> None:
-        for ref in refs:
-            if not self._parts.cache.has(ref):
-                download = partial(self._download, assignment, ref)
+        cache = self._parts.cache
+        missing = tuple(ref for ref in dict.fromkeys(refs) if not cache.has(ref))
+        with Fetching(self._parts.transport.download, assignment.assignment_id, missing) as fetching:
+            for ref in missing:
                 try:
-                    self._bytes_resumed += ref.size_bytes - self._parts.cache.fetch(ref, download)
+                    self._bytes_resumed += ref.size_bytes - cache.fetch(ref, partial(self._counted, fetching, ref))
                 except InvalidInput as exc:
                     raise InvalidInput(f"{what}: {exc}; what the coordinator serves was changed") from exc
 
-    def _download(self, assignment: m.Assignment, ref: ChunkRef, offset: int) -> Iterable[bytes]:
-        wanted = m.Download(assignment_id=assignment.assignment_id, sha256=ref.sha256, offset=offset)
-        for data in self._parts.transport.download(wanted):
+    def _counted(self, fetching: Fetching, ref: ChunkRef, offset: int) -> Iterator[bytes]:
+        for data in fetching.chunk(ref, offset):
             # Counted as it comes: what a broken line brought was paid for too.
             self._bytes_downloaded += len(data)
             yield data

@@ -16,7 +16,7 @@ from fanin.protos.chunks import artifact_of, assemble, cut
 from fanin.protos.errors import Unavailable, Untrusted
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.plans import Plan
-from fanin.protos.runs import Command, Recorded, RunInfo, StartRun, VersionWithBundle
+from fanin.protos.runs import Command, Recorded, RunDescription, RunInfo, StartRun, VersionWithBundle
 from fanin.v1 import control_pb2 as pb
 from fanin.v1 import fleet_pb2
 
@@ -111,6 +111,13 @@ class Operator:
         request = pb.GetRunRequest(run_id=run_id).SerializeToString()
         return cr.run_info_from_proto(self._line.unary(f"{CONTROL}GetRun", request, pb.RunInfo.FromString, self._call))
 
+    def describe(self, run_id: str, num_rounds: int = 10) -> RunDescription:
+        """One Run with its last Rounds, newest first, and who is at work in it. Raises NotFound."""
+        request = pb.DescribeRunRequest(run_id=run_id, rounds=num_rounds).SerializeToString()
+        return cr.description_from_proto(
+            self._line.unary(f"{CONTROL}DescribeRun", request, pb.RunDescription.FromString, self._call)
+        )
+
     def version(self, run_id: str, number: int | None = None) -> VersionWithBundle:
         """A Version with its Bundle, by default the newest. Raises NotFound."""
         request = pb.GetVersionRequest(run_id=run_id, number=number).SerializeToString()
@@ -120,8 +127,11 @@ class Operator:
 
     def parameters(self, version: Version) -> Float32s:
         """A Version's parameters (num_values,), verified against its digest."""
-        what = f"version {version.number} of run {version.run_id}"
-        return decode_parameters(assemble(what, version.parameters, self._get_chunk))[1]
+        return decode_parameters(self.parameter_bytes(version))[1]
+
+    def parameter_bytes(self, version: Version) -> bytes:
+        """A Version's canonical bytes, verified against its digest. Raises NotFound, InvalidInput."""
+        return assemble(f"version {version.number} of run {version.run_id}", version.parameters, self.chunk)
 
     def watch(self, run_id: str, from_sequence: int = 0) -> Iterator[Recorded]:
         """What happened and happens in a Run, until it has ended; a line that breaks is taken up again."""
@@ -140,7 +150,8 @@ class Operator:
                     raise
             time.sleep(PAUSE_S)
 
-    def _get_chunk(self, sha256: str) -> bytes:
+    def chunk(self, sha256: str) -> bytes:
+        """A Chunk's bytes; the caller verifies them. Raises NotFound."""
         request = fleet_pb2.DownloadRequest(sha256=sha256).SerializeToString()
         parse = fleet_pb2.DownloadPiece.FromString
         stream = self._line.unary_stream(f"{CONTROL}GetChunk", request, parse, self._call)

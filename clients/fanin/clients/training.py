@@ -19,6 +19,7 @@ from fanin.clients.data import Examples, ExampleStore, batches, batches_in_order
 from fanin.clients.models import OpenedModel
 from fanin.clients.updates import TrainingOutcome
 from fanin.edge.bundle import Bundle
+from fanin.edge.evaluations import counts_of
 from fanin.edge.measure import measure
 from fanin.edge.runtimes.base import Preprocess, Runtime, StepSettings
 from fanin.edge.runtimes.models import model_inputs, open_preprocess
@@ -99,15 +100,7 @@ class RuntimeTrainer:
             model.parameters,
             batches_in_order(validation, model.bundle.manifest.batch_size),
         )
-        counts = {m.EVAL_EXAMPLES: found.num_examples, m.EVAL_LOSS: round(found.loss_sum * m.LOSS_UNIT)}
-        if not found.num_predictions:
-            return counts
-        return counts | {
-            m.EVAL_PREDICTIONS: found.num_predictions,
-            m.EVAL_CORRECT_FLOAT: found.num_correct_float,
-            m.EVAL_CORRECT_INT8: found.num_correct_int8,
-            m.EVAL_AGREE: found.num_agreeing,
-        }
+        return counts_of(found, model.bundle.manifest.num_classes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """``fanin export``: an App becomes a signed Bundle, or is only looked at (``--check``)."""
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,8 @@ def export(
     formats = list(dict.fromkeys(graph_format or FORMATS))
     if unknown := sorted(set(formats) - set(FORMATS)):
         raise InvalidInput(f"--format: got {unknown}, expected some of {sorted(FORMATS)}")
+    if max_int8_drop is not None and not 0.0 <= max_int8_drop < math.inf:
+        raise InvalidInput(f"--max-int8-drop: got {max_int8_drop:g}, expected a number of at least 0")
     if check:
         return _check(load_app(app), formats, json)
     if out is None:
@@ -103,8 +106,10 @@ def _line(found: Finding) -> str:
     if found.call:
         where = f"{where} calls {found.call} between its layers, which"
     operator = f" uses {found.operator}, which" if found.operator else ""
-    lacking = " and ".join(found.runtimes)
-    return f"{where}{operator} has no form in {lacking}\n  {found.reason}\n  what to do: {found.advice}\n"
+    lacking = (
+        f"has no form in {' and '.join(found.runtimes)}" if found.runtimes else "cannot be exported for any runtime"
+    )
+    return f"{where}{operator} {lacking}\n  {found.reason}\n  what to do: {found.advice}\n"
 
 
 def _row(found: Finding) -> dict[str, object]:

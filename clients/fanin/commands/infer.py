@@ -20,9 +20,10 @@ import numpy as np
 from fanin.clients.cache import Cache
 from fanin.clients.serving import Serving
 from fanin.clients.textfiles import read_text
+from fanin.commands.show import finite
 from fanin.edge.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
-from fanin.edge.runtimes.base import Inputs, Model
+from fanin.edge.runtimes.base import Inputs, Model, Runtime
 from fanin.edge.runtimes.graphs import Array, Feed
 from fanin.edge.runtimes.models import dequantize_output, feed_of, format_of, model_inputs, open_preprocess, run_rows
 from fanin.edge.tensors import Float32s, decode_parameters
@@ -31,23 +32,30 @@ from fanin.protos.messages import check_key
 
 UNREADABLE: Final = (EOFError, ValueError, RuntimeError, zipfile.BadZipFile)
 """What numpy raises at files that are none."""
+_UNFILLED: Final = (
+    "a file with the signatures infer and train is a bundle's: its weights are zeros until a version fills them; "
+    "ask the bundle's folder, with --version for another than the first"
+)
 SHOWN_VALUES: Final = 100
 """Longer outputs are shown from both ends; --out has all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A model that can be asked: which runtime it is in, its inputs' names, and what runs it."""
+    """A model that can be asked: which runtime it is in, its inputs' names, what runs it, what to say of it."""
 
     runtime: str
     inputs: tuple[str, ...]
     ask: Callable[[Feed], dict[str, Array]]
+    note: str = ""
 
 
 def main(argv: Sequence[str]) -> int:
     """The command."""
     options = _parser().parse_args(argv)
     path = Path(options.model)
+    # What is not there is told as that, not as a file of unknown format.
+    path.stat()
     if Cache.is_device(path):
         asked = _open_device(path, options)
     else:
@@ -64,10 +72,12 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         rows = {name: _row(array, with_values=not options.out) for name, array in outputs.items()}
         row = {"model": options.model, "runtime": asked.runtime, "seconds": seconds, "outputs": rows}
-        text = json.dumps(row, indent=1) + "\n"
+        text = json.dumps(finite(row), indent=1, allow_nan=False) + "\n"
         sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
     else:
         sys.stdout.write(_text(outputs))
+    if asked.note:
+        sys.stderr.write(f"note: {asked.note}\n")
     return 0
 
 
@@ -78,12 +88,22 @@ def _open_file(path: Path, options: argparse.Namespace) -> Asked:
     if options.signature and graph_format == "onnx":
         raise InvalidInput(f"{path}: got --signature {options.signature!r}, but an .onnx file has a single graph")
     runtime = open_format([graph_format], options.runtime)
-    model = runtime.open_model(path.read_bytes(), str(path), options.signature)
+    data = path.read_bytes()
+    model = runtime.open_model(data, str(path), options.signature)
     return Asked(
         runtime=runtime.name,
         inputs=tuple(port.name for port in model.inputs),
         ask=lambda feed: _ask(model, feed, options.float),
+        note=_UNFILLED if options.signature == "infer" and _has(runtime, data, path, "train") else "",
     )
+
+
+def _has(runtime: Runtime, data: bytes, path: Path, signature: str) -> bool:
+    try:
+        runtime.open_model(data, str(path), signature)
+    except InvalidInput:
+        return False
+    return True
 
 
 def _ask(model: Model, feed: Feed, in_float: bool) -> dict[str, Array]:

@@ -11,7 +11,7 @@ import typer
 from fanin.clients.textfiles import read_text
 from fanin.commands.terminal import JsonOption, run_command, write_json
 from fanin.edge.bundle import Bundle, open_folder, read_signed_manifest
-from fanin.edge.manifest import Port
+from fanin.edge.manifest import Manifest, Port
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import ModelPort
 from fanin.edge.runtimes.models import format_of
@@ -109,6 +109,7 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
         "num_parameters": manifest.table.num_values,
         "batch_size": manifest.batch_size,
         "num_classes": manifest.num_classes,
+        "num_tokens": manifest.num_tokens,
         "parameters": {spec.name: list(spec.shape) for spec in manifest.table.specs},
         "signatures": {
             name: {
@@ -126,6 +127,12 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
     }
 
 
+def kind_of(manifest: Manifest) -> str:
+    """What a model takes, where that is tokens, and what it gives."""
+    given = f"{manifest.num_classes} classes" if manifest.num_classes else "values"
+    return f"{manifest.num_tokens} tokens to {given}" if manifest.num_tokens else given
+
+
 def _port_row(port: Port) -> dict[str, object]:
     return {"name": port.name, "dtype": port.dtype, "shape": list(port.shape)}
 
@@ -137,7 +144,8 @@ def _text(bundle: Bundle, row: dict[str, object]) -> str:
         f"  name        {manifest.name}",
         f"  publisher   {bundle.signed.public_key} (signature verified)",
         f"  parameters  {manifest.table.num_values} values in {len(manifest.table.specs)} tensors",
-        f"  batch size  {manifest.batch_size}, {manifest.num_classes} classes",
+        f"  batch size  {manifest.batch_size}",
+        f"  model       {kind_of(manifest)}",
         *(
             f"  int8 slots  {name}: {len(slots)} {dict(Counter(str(slot.kind) for slot in slots))}"
             for name, slots in manifest.slots.items()

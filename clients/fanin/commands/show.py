@@ -1,6 +1,7 @@
 """How Runs and what happens in them are shown, to people and to programs."""
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -25,6 +26,8 @@ from fanin.protos.runs import (
 
 WIDE_GAP: Final = 0.05
 """Accuracy that int8 may lose before people are told: well trained models lose less than 0.01."""
+WIDE_RISE_PERCENT: Final = 50.0
+"""What int8 may add to a squared error before people are told: a bundle begins with at most 10."""
 
 
 def run_row(info: RunInfo) -> dict[str, object]:
@@ -48,7 +51,9 @@ def follow(events: Iterable[Recorded], json_target: str = "") -> RunState:
     with ExitStack() as stack:
         out = stack.enter_context(Path(json_target).open("w")) if json_target not in ("", "-") else sys.stdout
         for recorded in events:
-            out.write(f"{json.dumps(event_row(recorded)) if json_target else describe(recorded.event)}\n")
+            row = finite(event_row(recorded))
+            text = json.dumps(row, allow_nan=False) if json_target else describe(recorded.event)
+            out.write(f"{text}\n")
             out.flush()
             if isinstance(recorded.event, RunRested):
                 outcome = recorded.event.state
@@ -110,10 +115,25 @@ def _describe_version(event: VersionPublished) -> str:
         text += f", training loss {event.train_loss:.4f}"
     found = event.evaluation
     if found is not None:
-        text += (
-            f"; version {event.parent} validated on {found.num_examples}: loss {found.loss:.4f}, accuracy "
-            f"{found.accuracy_float:.4f} float, {found.accuracy_int8:.4f} int8"
-        )
-        if found.accuracy_float - found.accuracy_int8 > WIDE_GAP:
-            text += " (int8 lags far behind: export the bundle again from a version trained further)"
+        text += f"; version {event.parent} validated on {found.num_examples}: {_describe_evaluation(found)}"
     return text
+
+
+def _describe_evaluation(found: Evaluation) -> str:
+    if found.int8_rise_percent is None:
+        is_wide = found.accuracy_float - found.accuracy_int8 > WIDE_GAP
+        said = f"accuracy {found.accuracy_float:.4f} float, {found.accuracy_int8:.4f} int8"
+    else:
+        is_wide = found.int8_rise_percent > WIDE_RISE_PERCENT
+        said = f"int8's squared error {found.int8_rise_percent:+.2f} %"
+    lags = " (int8 lags far behind: export the bundle again from a version trained further)" if is_wide else ""
+    return f"loss {found.loss:.4f}, {said}{lags}"
+
+
+def finite(value: object) -> object:
+    """What JSON can say: it has no NaN and no infinity, and other readers than Python's stop at them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(held) for key, held in value.items()}
+    return [finite(held) for held in value] if isinstance(value, list | tuple) else value

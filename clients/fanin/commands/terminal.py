@@ -1,6 +1,7 @@
 """What the commands for people share: typed options, output as text or JSON, and the way to a coordinator."""
 
 import json
+import os
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typer.core import TyperCommand
 from fanin.clients.operator import Operator
 from fanin.clients.textfiles import read_text, read_token
 from fanin.clients.transport import Line
-from fanin.commands.show import run_row
+from fanin.commands.show import finite, run_row
 from fanin.edge.keys import SigningKey, load_or_create_key
 from fanin.protos.errors import InvalidInput
 from fanin.protos.runs import Adopt, Command, Pause, Resume, Stop
@@ -38,8 +39,27 @@ TokenOption = Annotated[
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run; fanin runs lists them.")]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=0, help="How many rounds to run from there.")]
+
+
+def _writable(target: str) -> str:
+    """A file that cannot be written is told before the work whose outcome it is to hold."""
+    if target in ("", "-"):
+        return target
+    path = Path(target)
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder, name a file")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"{path} cannot be written, {path.parent} is not a folder")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise typer.BadParameter(f"{path} cannot be written, permission is denied")
+    return target
+
+
 JsonOption = Annotated[
-    str, typer.Option("--json", metavar="FILE", help="JSON instead of text, to standard output or to FILE.")
+    str,
+    typer.Option(
+        "--json", metavar="FILE", callback=_writable, help="JSON instead of text, to standard output or to FILE."
+    ),
 ]
 
 
@@ -53,7 +73,7 @@ class _Command(TyperCommand):
 
 def run_command(function: Callable[..., int | None], argv: Sequence[str], name: str = "") -> int:
     """Run a function with typed options as a command; its exit status. ``name`` says how it is called, where that is
-    not as the function is."""
+    not as the function is. Wrong usage is told in one line, as every error is."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(cls=_Command)(function)
     words = [
@@ -65,7 +85,8 @@ def run_command(function: Callable[..., int | None], argv: Sequence[str], name: 
     try:
         outcome = typer.main.get_command(app).main(words, prog_name=f"fanin {called}", standalone_mode=False)
     except click.ClickException as exc:
-        exc.show()
+        said = " ".join(exc.format_message().split()).rstrip(".")
+        sys.stderr.write(f"fanin {called}: {said}; fanin {called} --help says more\n")
         return exc.exit_code
     return int(outcome or 0)
 
@@ -114,8 +135,8 @@ def publisher_key(path: Path) -> SigningKey:
 
 
 def write_json(target: str, value: object) -> None:
-    """One JSON object to a file, or to standard output for ``-``."""
-    text = json.dumps(value, indent=2) + "\n"
+    """One JSON object to a file, or to standard output for ``-``; null for a number that is not finite."""
+    text = json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
     if target == "-":
         sys.stdout.write(text)
     else:

@@ -15,6 +15,8 @@ CHUNK_BYTES: Final = 1 << 20
 """1 MiB: a quarter of gRPC's default 4 MiB message limit, so a Chunk and its envelope always fit."""
 MAX_CHUNK_BYTES: Final = 3 << 20
 """Longest Chunk that we accept from somebody else's manifest; a message stays under 4 MiB."""
+MAX_MORE_CHUNKS: Final = 64
+"""Most Chunks that may follow the first in one download: calls are few then, and none holds its place for long."""
 SHA256_HEX_CHARS: Final = 64
 
 
@@ -62,20 +64,26 @@ def cut(data: bytes, *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[ChunkR
     """The Chunks of ``data`` in order, each with its bytes."""
     for start in range(0, len(data), chunk_bytes):
         piece = data[start : start + chunk_bytes]
-        yield ChunkRef(sha256=hashlib.sha256(piece).hexdigest(), size_bytes=len(piece)), piece
+        yield _ref(piece), piece
 
 
 def artifact_of(data: bytes) -> Artifact:
     """The Artifact that names ``data``."""
-    chunks = tuple(ref for ref, _ in cut(data))
+    # Views: a long piece of bytes is not copied to be named.
+    view = memoryview(data)
+    chunks = tuple(_ref(view[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES))
     return Artifact(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data), chunks=chunks)
 
 
 def check_chunk(what: str, ref: ChunkRef, data: bytes) -> None:
     """Raise InvalidInput unless ``data`` is the Chunk that ``ref`` names."""
-    if len(data) != ref.size_bytes:
-        raise InvalidInput(f"{what}: got {len(data)} bytes, expected {ref.size_bytes}")
-    got = hashlib.sha256(data).hexdigest()
+    check_digest(what, ref, len(data), hashlib.sha256(data).hexdigest())
+
+
+def check_digest(what: str, ref: ChunkRef, size_bytes: int, got: str) -> None:
+    """``check_chunk`` for bytes that were hashed as they came."""
+    if size_bytes != ref.size_bytes:
+        raise InvalidInput(f"{what}: got {size_bytes} bytes, expected {ref.size_bytes}")
     if got != ref.sha256:
         raise InvalidInput(f"{what}: digest mismatch (got {short(got)}, expected {short(ref.sha256)})")
 
@@ -85,13 +93,16 @@ def assemble(what: str, artifact: Artifact, read: Callable[[str], bytes]) -> byt
 
     Raises InvalidInput if a Chunk or the whole does not verify; what ``read`` raises passes through.
     """
-    pieces = []
-    for index, ref in enumerate(artifact.chunks):
-        piece = read(ref.sha256)
-        check_chunk(f"{what}: chunk {index}", ref, piece)
-        pieces.append(piece)
+    pieces = [read(ref.sha256) for ref in artifact.chunks]
     data = b"".join(pieces)
     got = hashlib.sha256(data).hexdigest()
-    if got != artifact.sha256:
-        raise InvalidInput(f"{what}: digest mismatch (got {short(got)}, expected {short(artifact.sha256)})")
-    return data
+    if got == artifact.sha256 and len(data) == artifact.size_bytes:
+        # The whole is what it should be, so its parts are; they were hashed one by one as they came.
+        return data
+    for index, (ref, piece) in enumerate(zip(artifact.chunks, pieces, strict=True)):
+        check_chunk(f"{what}: chunk {index}", ref, piece)
+    raise InvalidInput(f"{what}: digest mismatch (got {short(got)}, expected {short(artifact.sha256)})")
+
+
+def _ref(piece: bytes | memoryview) -> ChunkRef:
+    return ChunkRef(sha256=hashlib.sha256(piece).hexdigest(), size_bytes=len(piece))

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.protos import messages as m
-from fanin.protos.chunks import Artifact, ChunkRef
+from fanin.protos.chunks import MAX_MORE_CHUNKS, Artifact, ChunkRef
 from fanin.protos.errors import InvalidInput
 from fanin.v1 import fleet_pb2 as pb
 
@@ -109,6 +109,7 @@ def training_to_proto(training: m.Training) -> pb.Training:
         learning_rate=training.learning_rate,
         seed=training.seed,
         proximal_weight=training.proximal_weight,
+        batch_size=training.batch_size,
     )
 
 
@@ -118,6 +119,7 @@ def training_from_proto(message: pb.Training) -> m.Training:
         learning_rate=message.learning_rate,
         seed=message.seed,
         proximal_weight=message.proximal_weight,
+        batch_size=message.batch_size,
     )
 
 
@@ -215,11 +217,20 @@ def answer_from_proto(message: pb.CheckInReply) -> m.CheckInAnswer:
 
 
 def download_to_proto(download: m.Download) -> pb.DownloadRequest:
-    return pb.DownloadRequest(assignment_id=download.assignment_id, sha256=download.sha256, offset=download.offset)
+    return pb.DownloadRequest(
+        assignment_id=download.assignment_id, sha256=download.sha256, offset=download.offset, more_sha256=download.more
+    )
 
 
 def download_from_proto(message: pb.DownloadRequest) -> m.Download:
-    return m.Download(assignment_id=message.assignment_id, sha256=message.sha256, offset=message.offset)
+    if len(message.more_sha256) > MAX_MORE_CHUNKS:
+        raise InvalidInput(f"download: got {len(message.more_sha256)} more chunks, expected at most {MAX_MORE_CHUNKS}")
+    return m.Download(
+        assignment_id=message.assignment_id,
+        sha256=message.sha256,
+        offset=message.offset,
+        more=tuple(message.more_sha256),
+    )
 
 
 def telemetry_to_proto(telemetry: m.Telemetry) -> pb.Telemetry:

@@ -21,7 +21,7 @@ from fanin.protos.convert import (
 from fanin.protos.errors import InvalidInput, NotFound
 from fanin.protos.runs import MAX_NUMBER
 from fanin.v1 import control_pb2 as pb
-from fanin.v1 import plan_pb2
+from fanin.v1 import fleet_pb2, plan_pb2
 
 _RUN_STATES: Final = {
     r.RunState.RUNNING: pb.RUN_STATE_RUNNING,
@@ -29,6 +29,16 @@ _RUN_STATES: Final = {
     r.RunState.FAILED: pb.RUN_STATE_FAILED,
     r.RunState.PAUSED: pb.RUN_STATE_PAUSED,
     r.RunState.STOPPED: pb.RUN_STATE_STOPPED,
+}
+_ROUND_PHASES: Final = {
+    r.RoundPhase.SELECTING: pb.ROUND_PHASE_SELECTING,
+    r.RoundPhase.TRAINING: pb.ROUND_PHASE_TRAINING,
+    r.RoundPhase.CLOSING: pb.ROUND_PHASE_CLOSING,
+    r.RoundPhase.FOLDING: pb.ROUND_PHASE_FOLDING,
+    r.RoundPhase.PUBLISHING: pb.ROUND_PHASE_PUBLISHING,
+    r.RoundPhase.PUBLISHED: pb.ROUND_PHASE_PUBLISHED,
+    r.RoundPhase.FAILED: pb.ROUND_PHASE_FAILED,
+    r.RoundPhase.PAUSED: pb.ROUND_PHASE_PAUSED,
 }
 
 
@@ -133,6 +143,62 @@ def run_info_from_proto(message: pb.RunInfo) -> r.RunInfo:
         num_rounds=message.num_rounds,
         reason=message.reason,
     )
+
+
+def round_info_to_proto(info: r.RoundInfo) -> pb.RoundInfo:
+    return pb.RoundInfo(
+        round=info.round,
+        base_version=info.base_version,
+        phase=_ROUND_PHASES[info.phase],
+        num_updates=info.num_updates,
+        opened_at=info.opened_at_s,
+        version=info.version,
+    )
+
+
+def round_info_from_proto(message: pb.RoundInfo) -> r.RoundInfo:
+    phases = [phase for phase, known in _ROUND_PHASES.items() if known == message.phase]
+    if not phases:
+        raise InvalidInput(f"round phase: got {message.phase}, expected one of {sorted(_ROUND_PHASES.values())}")
+    return r.RoundInfo(
+        round=message.round,
+        base_version=message.base_version,
+        phase=phases[0],
+        num_updates=message.num_updates,
+        opened_at_s=message.opened_at,
+        version=message.version,
+    )
+
+
+def description_to_proto(found: r.RunDescription) -> pb.RunDescription:
+    return pb.RunDescription(
+        run=run_info_to_proto(found.info),
+        rounds=[round_info_to_proto(info) for info in found.rounds],
+        grid=fleet_pb2.Grid(exponents=found.grid),
+        num_at_work=found.num_at_work,
+        at_work=found.at_work,
+        deadline_s=found.deadline_s,
+        num_devices=found.num_devices,
+    )
+
+
+def description_from_proto(message: pb.RunDescription) -> r.RunDescription:
+    return r.RunDescription(
+        info=run_info_from_proto(message.run),
+        rounds=tuple(round_info_from_proto(info) for info in message.rounds),
+        grid=tuple(message.grid.exponents),
+        num_at_work=message.num_at_work,
+        at_work=tuple(message.at_work),
+        deadline_s=message.deadline_s,
+        num_devices=message.num_devices,
+    )
+
+
+def num_rounds_from_proto(message: pb.DescribeRunRequest) -> int:
+    """Of how many Rounds to tell. Raises InvalidInput."""
+    if message.rounds > r.MAX_DESCRIBED_ROUNDS:
+        raise InvalidInput(f"describe: got {message.rounds} rounds, expected at most {r.MAX_DESCRIBED_ROUNDS}")
+    return message.rounds
 
 
 def command_to_proto(command: r.Command) -> pb.CommandRequest:
@@ -248,6 +314,7 @@ def _published_to_proto(event: r.VersionPublished) -> pb.VersionPublished:
             accuracy_float=evaluation.accuracy_float,
             accuracy_int8=evaluation.accuracy_int8,
             int8_agreement=evaluation.int8_agreement,
+            int8_rise_percent=evaluation.int8_rise_percent,
         ),
     )
 
@@ -279,6 +346,7 @@ def _published_from_proto(message: pb.VersionPublished) -> r.VersionPublished:
             accuracy_float=evaluation.accuracy_float,
             accuracy_int8=evaluation.accuracy_int8,
             int8_agreement=evaluation.int8_agreement,
+            int8_rise_percent=evaluation.int8_rise_percent if evaluation.HasField("int8_rise_percent") else None,
         )
         if message.HasField("evaluation")
         else None,

@@ -201,13 +201,15 @@ class CodecSpec:
 class Training:
     """What a device does with its data. Seeds come from (seed, partition, round).
 
-    ``proximal_weight`` is FedProx's mu; above 0.0 it needs a Bundle whose train graph has that input.
+    ``proximal_weight`` is FedProx's mu; above 0.0 it needs a Bundle whose train graph has that input. ``batch_size`` is
+    what a Plan was written for, and its Bundle must have; 0: whatever that has.
     """
 
     epochs: int
     learning_rate: float
     seed: int
     proximal_weight: float = 0.0
+    batch_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,11 +293,12 @@ CheckInAnswer = Assigned | Wait | Rejected
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Download:
-    """A Chunk from an offset on, for an Assignment."""
+    """A Chunk from an offset on, and ``more`` that follow whole, for an Assignment."""
 
     assignment_id: str
     sha256: str
     offset: int
+    more: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,8 @@ class AggregationPlan:
 class StopPlan:
     """When a Run rests: after ``max_rounds``, or ``patience`` Rounds in which the validation loss did not fall
     by ``min_delta`` nats (patience 0: never). It pauses once int8 loses more than ``max_int8_drop`` points of accuracy
-    on the devices' validation parts (0.0: never)."""
+    on the devices' validation parts, or, in a model of values, adds more percent than that to the squared error (0.0:
+    never)."""
 
     max_rounds: int = 100
     patience: int = 0
@@ -105,7 +106,8 @@ class StopPlan:
             )
         if not 0 <= self.max_int8_drop <= 100:
             raise InvalidPlan(
-                f"plan: got max_int8_drop {self.max_int8_drop}, expected 0.0 (never pause) to 100 points of accuracy"
+                f"plan: got max_int8_drop {self.max_int8_drop}, expected 0.0 (never pause) to 100: points of "
+                "accuracy, or percent of a model of values' squared error"
             )
 
 
@@ -133,6 +135,10 @@ class Plan:
         if not 0 <= self.training.proximal_weight < float("inf"):
             raise InvalidPlan(
                 f"plan: got proximal_weight {self.training.proximal_weight}, expected 0.0 (none) or a positive number"
+            )
+        if not 0 <= self.training.batch_size <= MAX_TIMES:
+            raise InvalidPlan(
+                f"plan: got batch_size {self.training.batch_size}, expected 0 (the bundle's) to {MAX_TIMES}"
             )
         if not 0 <= self.training.seed < 1 << 64:
             raise InvalidPlan(f"plan: got seed {self.training.seed}, expected 0 <= seed < 2^64")

@@ -10,6 +10,8 @@ from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import BundleRef, Delegation, Version, check_name
 from fanin.protos.plans import MAX_TIMES, Plan
 
+MAX_DESCRIBED_ROUNDS: Final = 1000
+"""Of how many Rounds a description tells: one message holds them."""
 MAX_NUMBER: Final = (1 << 63) - 1
 """The highest Version or sequence number that there can be: what a database's integer holds."""
 
@@ -46,6 +48,47 @@ class RunInfo:
     version_sha256: str
     num_rounds: int
     reason: str = ""
+
+
+class RoundPhase(Enum):
+    """Where a Round stands; ``fanin.server.rounds`` says what each means."""
+
+    SELECTING = "selecting"
+    TRAINING = "training"
+    CLOSING = "closing"
+    FOLDING = "folding"
+    PUBLISHING = "publishing"
+    PUBLISHED = "published"
+    FAILED = "failed"
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundInfo:
+    """One Round as it is now; ``version`` is the one that it ended in, 0 for none yet or none ever."""
+
+    round: int
+    base_version: int
+    phase: RoundPhase
+    num_updates: int
+    opened_at_s: float
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDescription:
+    """A Run with its last Rounds, newest first, the newest one's grid, and some of the devices at work in it.
+
+    ``deadline_s`` are left in the open Round, 0 if its clock does not run; ``num_devices`` have enrolled here.
+    """
+
+    info: RunInfo
+    rounds: tuple[RoundInfo, ...]
+    grid: tuple[int, ...]
+    num_at_work: int
+    at_work: tuple[str, ...]
+    deadline_s: float
+    num_devices: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +181,18 @@ class RoundFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A Version on the devices' validation parts: loss in nats, the rest as shares of the examples."""
+    """A Version on the devices' validation parts: loss in nats, accuracies and agreement as shares of the labels.
+
+    A model of values has no labels, and all three are 0; ``int8_rise_percent`` is by how much int8 adds to the squared
+    error, None in a model of classes.
+    """
 
     num_examples: int
     loss: float
     accuracy_float: float
     accuracy_int8: float
     int8_agreement: float
+    int8_rise_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,36 @@ RUN_STATE_STOPPED: RunState.ValueType  # 5
 """By an operator; a published Version can set it going again."""
 Global___RunState: _TypeAlias = RunState  # noqa: Y015
 
+class _RoundPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RoundPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RoundPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROUND_PHASE_UNSPECIFIED: _RoundPhase.ValueType  # 0
+    ROUND_PHASE_SELECTING: _RoundPhase.ValueType  # 1
+    ROUND_PHASE_TRAINING: _RoundPhase.ValueType  # 2
+    ROUND_PHASE_CLOSING: _RoundPhase.ValueType  # 3
+    ROUND_PHASE_FOLDING: _RoundPhase.ValueType  # 4
+    ROUND_PHASE_PUBLISHING: _RoundPhase.ValueType  # 5
+    ROUND_PHASE_PUBLISHED: _RoundPhase.ValueType  # 6
+    ROUND_PHASE_FAILED: _RoundPhase.ValueType  # 7
+    ROUND_PHASE_PAUSED: _RoundPhase.ValueType  # 8
+
+class RoundPhase(_RoundPhase, metaclass=_RoundPhaseEnumTypeWrapper):
+    """Where a Round stands; docs/rounds.md has the diagram."""
+
+ROUND_PHASE_UNSPECIFIED: RoundPhase.ValueType  # 0
+ROUND_PHASE_SELECTING: RoundPhase.ValueType  # 1
+ROUND_PHASE_TRAINING: RoundPhase.ValueType  # 2
+ROUND_PHASE_CLOSING: RoundPhase.ValueType  # 3
+ROUND_PHASE_FOLDING: RoundPhase.ValueType  # 4
+ROUND_PHASE_PUBLISHING: RoundPhase.ValueType  # 5
+ROUND_PHASE_PUBLISHED: RoundPhase.ValueType  # 6
+ROUND_PHASE_FAILED: RoundPhase.ValueType  # 7
+ROUND_PHASE_PAUSED: RoundPhase.ValueType  # 8
+Global___RoundPhase: _TypeAlias = RoundPhase  # noqa: Y015
+
 @_typing.final
 class MissingChunksRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -503,6 +533,114 @@ class RunInfo(_message.Message):
 Global___RunInfo: _TypeAlias = RunInfo  # noqa: Y015
 
 @_typing.final
+class DescribeRunRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    rounds: _builtins.int
+    """Of how many Rounds to tell, at most 1000."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        rounds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeRunRequest: _TypeAlias = DescribeRunRequest  # noqa: Y015
+
+@_typing.final
+class RoundInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    BASE_VERSION_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    NUM_UPDATES_FIELD_NUMBER: _builtins.int
+    OPENED_AT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    base_version: _builtins.int
+    phase: Global___RoundPhase.ValueType
+    num_updates: _builtins.int
+    """Updates that are committed to it."""
+    opened_at: _builtins.float
+    """Seconds since the Unix epoch."""
+    version: _builtins.int
+    """The Version that it ended in; 0: none."""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        base_version: _builtins.int = ...,
+        phase: Global___RoundPhase.ValueType = ...,
+        num_updates: _builtins.int = ...,
+        opened_at: _builtins.float = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "num_updates", b"num_updates", "opened_at", b"opened_at", "phase", b"phase", "round", b"round", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundInfo: _TypeAlias = RoundInfo  # noqa: Y015
+
+@_typing.final
+class RunDescription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    GRID_FIELD_NUMBER: _builtins.int
+    NUM_AT_WORK_FIELD_NUMBER: _builtins.int
+    AT_WORK_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
+    NUM_DEVICES_FIELD_NUMBER: _builtins.int
+    num_at_work: _builtins.int
+    """Devices that have an Assignment in the open Round, and the first 100 of them."""
+    deadline_s: _builtins.float
+    """Seconds left in the open Round; 0: its clock does not run."""
+    num_devices: _builtins.int
+    """All devices that have enrolled at this coordinator."""
+    @_builtins.property
+    def run(self) -> Global___RunInfo: ...
+    @_builtins.property
+    def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundInfo]:
+        """Newest first."""
+
+    @_builtins.property
+    def grid(self) -> _fleet_pb2.Grid:
+        """Of the newest Round."""
+
+    @_builtins.property
+    def at_work(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        run: Global___RunInfo | None = ...,
+        rounds: _abc.Iterable[Global___RoundInfo] | None = ...,
+        grid: _fleet_pb2.Grid | None = ...,
+        num_at_work: _builtins.int = ...,
+        at_work: _abc.Iterable[_builtins.str] | None = ...,
+        deadline_s: _builtins.float = ...,
+        num_devices: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grid", b"grid", "run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "rounds", b"rounds", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunDescription: _TypeAlias = RunDescription  # noqa: Y015
+
+@_typing.final
 class GetVersionRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -704,12 +842,15 @@ class Evaluation(_message.Message):
     ACCURACY_FLOAT_FIELD_NUMBER: _builtins.int
     ACCURACY_INT8_FIELD_NUMBER: _builtins.int
     INT8_AGREEMENT_FIELD_NUMBER: _builtins.int
+    INT8_RISE_PERCENT_FIELD_NUMBER: _builtins.int
     num_examples: _builtins.int
     loss: _builtins.float
     accuracy_float: _builtins.float
     accuracy_int8: _builtins.float
     int8_agreement: _builtins.float
     """Share of the examples on which float and int8 choose the same class."""
+    int8_rise_percent: _builtins.float
+    """By how many percent int8 adds to the squared error, in a model of values; the shares are 0 then."""
     def __init__(
         self,
         *,
@@ -718,12 +859,15 @@ class Evaluation(_message.Message):
         accuracy_float: _builtins.float = ...,
         accuracy_int8: _builtins.float = ...,
         int8_agreement: _builtins.float = ...,
+        int8_rise_percent: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_int8_rise_percent", b"_int8_rise_percent", "int8_rise_percent", b"int8_rise_percent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracy_float", b"accuracy_float", "accuracy_int8", b"accuracy_int8", "int8_agreement", b"int8_agreement", "loss", b"loss", "num_examples", b"num_examples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_int8_rise_percent", b"_int8_rise_percent", "accuracy_float", b"accuracy_float", "accuracy_int8", b"accuracy_int8", "int8_agreement", b"int8_agreement", "int8_rise_percent", b"int8_rise_percent", "loss", b"loss", "num_examples", b"num_examples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__int8_rise_percent: _TypeAlias = _typing.Literal["int8_rise_percent"]  # noqa: Y015
+    _WhichOneofArgType__int8_rise_percent: _TypeAlias = _typing.Literal["_int8_rise_percent", b"_int8_rise_percent"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__int8_rise_percent) -> _WhichOneofReturnType__int8_rise_percent | None: ...
 
 Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
 

@@ -85,6 +85,11 @@ class ControlStub:
                 request_serializer=fanin_dot_v1_dot_control__pb2.GetRunRequest.SerializeToString,
                 response_deserializer=fanin_dot_v1_dot_control__pb2.RunInfo.FromString,
                 _registered_method=True)
+        self.DescribeRun = channel.unary_unary(
+                '/fanin.v1.Control/DescribeRun',
+                request_serializer=fanin_dot_v1_dot_control__pb2.DescribeRunRequest.SerializeToString,
+                response_deserializer=fanin_dot_v1_dot_control__pb2.RunDescription.FromString,
+                _registered_method=True)
         self.GetVersion = channel.unary_unary(
                 '/fanin.v1.Control/GetVersion',
                 request_serializer=fanin_dot_v1_dot_control__pb2.GetVersionRequest.SerializeToString,
@@ -171,6 +176,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeRun(self, request, context):
+        """A Run with its last Rounds, and who is at work in it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetVersion(self, request, context):
         """A Version of a Run with its Bundle; without a number the newest.
         """
@@ -237,6 +249,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetRun,
                     request_deserializer=fanin_dot_v1_dot_control__pb2.GetRunRequest.FromString,
                     response_serializer=fanin_dot_v1_dot_control__pb2.RunInfo.SerializeToString,
+            ),
+            'DescribeRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeRun,
+                    request_deserializer=fanin_dot_v1_dot_control__pb2.DescribeRunRequest.FromString,
+                    response_serializer=fanin_dot_v1_dot_control__pb2.RunDescription.SerializeToString,
             ),
             'GetVersion': grpc.unary_unary_rpc_method_handler(
                     servicer.GetVersion,
@@ -519,6 +536,33 @@ class Control:
             '/fanin.v1.Control/GetRun',
             fanin_dot_v1_dot_control__pb2.GetRunRequest.SerializeToString,
             fanin_dot_v1_dot_control__pb2.RunInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fanin.v1.Control/DescribeRun',
+            fanin_dot_v1_dot_control__pb2.DescribeRunRequest.SerializeToString,
+            fanin_dot_v1_dot_control__pb2.RunDescription.FromString,
             options,
             channel_credentials,
             insecure,

@@ -64,6 +64,8 @@ class ControlStub:
     """
     ListRuns: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListRunsRequest, _control_pb2.ListRunsReply]
     GetRun: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetRunRequest, _control_pb2.RunInfo]
+    DescribeRun: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeRunRequest, _control_pb2.RunDescription]
+    """A Run with its last Rounds, and who is at work in it."""
     GetVersion: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetVersionRequest, _control_pb2.GetVersionReply]
     """A Version of a Run with its Bundle; without a number the newest."""
     Watch: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.Event]
@@ -96,6 +98,8 @@ class ControlAsyncStub(ControlStub):
     """
     ListRuns: _aio.UnaryUnaryMultiCallable[_control_pb2.ListRunsRequest, _control_pb2.ListRunsReply]  # type: ignore[assignment]
     GetRun: _aio.UnaryUnaryMultiCallable[_control_pb2.GetRunRequest, _control_pb2.RunInfo]  # type: ignore[assignment]
+    DescribeRun: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeRunRequest, _control_pb2.RunDescription]  # type: ignore[assignment]
+    """A Run with its last Rounds, and who is at work in it."""
     GetVersion: _aio.UnaryUnaryMultiCallable[_control_pb2.GetVersionRequest, _control_pb2.GetVersionReply]  # type: ignore[assignment]
     """A Version of a Run with its Bundle; without a number the newest."""
     Watch: _aio.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.Event]  # type: ignore[assignment]
@@ -185,6 +189,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.GetRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.RunInfo, _abc.Awaitable[_control_pb2.RunInfo]]: ...
+
+    @_abc_1.abstractmethod
+    def DescribeRun(
+        self,
+        request: _control_pb2.DescribeRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.RunDescription, _abc.Awaitable[_control_pb2.RunDescription]]:
+        """A Run with its last Rounds, and who is at work in it."""
 
     @_abc_1.abstractmethod
     def GetVersion(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x66\x61nin/v1/fleet.proto\x12\x08\x66\x61nin.v1\"c\n\x0c\x43\x61pabilities\x12\x0e\n\x06\x63odecs\x18\x01 \x03(\t\x12\x10\n\x08runtimes\x18\x02 \x03(\t\x12\x15\n\rgraph_formats\x18\x03 \x03(\t\x12\x1a\n\x12max_download_bytes\x18\x04 \x01(\x04\"D\n\rEnrollRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x12\n\npublic_key\x18\x03 \x01(\x0c\" \n\x0b\x45nrollReply\x12\x11\n\tdevice_id\x18\x01 \x01(\t\"`\n\x0e\x43heckInRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12,\n\x0c\x63\x61pabilities\x18\x02 \x01(\x0b\x32\x16.fanin.v1.Capabilities\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\x8a\x01\n\x0c\x43heckInReply\x12(\n\x08\x61ssigned\x18\x01 \x01(\x0b\x32\x14.fanin.v1.AssignmentH\x00\x12\x1e\n\x04wait\x18\x02 \x01(\x0b\x32\x0e.fanin.v1.WaitH\x00\x12&\n\x08rejected\x18\x03 \x01(\x0b\x32\x12.fanin.v1.RejectedH\x00\x42\x08\n\x06\x61nswer\"0\n\x04Wait\x12\x13\n\x0bretry_min_s\x18\x01 \x01(\x01\x12\x13\n\x0bretry_max_s\x18\x02 \x01(\x01\"@\n\x08Rejected\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.fanin.v1.RejectReason\x12\x0c\n\x04text\x18\x02 \x01(\t\";\n\x08\x43hunkRef\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\r\x12\x0b\n\x03url\x18\x03 \x01(\t\"R\n\x08\x41rtifact\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\"\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x12.fanin.v1.ChunkRef\"X\n\tBundleRef\x12$\n\x08manifest\x18\x01 \x01(\x0b\x32\x12.fanin.v1.Artifact\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"^\n\nDelegation\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x15\n\rbundle_sha256\x18\x02 \x01(\t\x12\x16\n\x0erun_public_key\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"\xc9\x01\n\x07Version\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06parent\x18\x03 \x01(\x04\x12\x15\n\rbundle_sha256\x18\x04 \x01(\t\x12&\n\nparameters\x18\x05 \x01(\x0b\x32\x12.fanin.v1.Artifact\x12\x12\n\npublic_key\x18\x06 \x01(\x0c\x12\x11\n\tsignature\x18\x07 \x01(\x0c\x12(\n\ndelegation\x18\x08 \x01(\x0b\x32\x14.fanin.v1.Delegation\"\x19\n\x04Grid\x12\x11\n\texponents\x18\x01 \x03(\x11\"(\n\x05\x43odec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tmax_shift\x18\x02 \x01(\r\"X\n\x08Training\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\r\x12\x15\n\rlearning_rate\x18\x02 \x01(\x01\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x17\n\x0fproximal_weight\x18\x04 \x01(\x01\"\x92\x02\n\nAssignment\x12\x15\n\rassignment_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\x12#\n\x06\x62undle\x18\x04 \x01(\x0b\x32\x13.fanin.v1.BundleRef\x12\"\n\x07version\x18\x05 \x01(\x0b\x32\x11.fanin.v1.Version\x12\x1c\n\x04grid\x18\x06 \x01(\x0b\x32\x0e.fanin.v1.Grid\x12\x1e\n\x05\x63odec\x18\x07 \x01(\x0b\x32\x0f.fanin.v1.Codec\x12$\n\x08training\x18\x08 \x01(\x0b\x32\x12.fanin.v1.Training\x12\x12\n\ndeadline_s\x18\t \x01(\x01\x12\r\n\x05relay\x18\n \x01(\t\"H\n\x0f\x44ownloadRequest\x12\x15\n\rassignment_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"\x1d\n\rDownloadPiece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x88\x01\n\tTelemetry\x12\x0f\n\x07runtime\x18\x01 \x01(\t\x12\x0f\n\x07train_s\x18\x02 \x01(\x01\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12\x18\n\x10\x62ytes_downloaded\x18\x04 \x01(\x04\x12\x15\n\rfanin_version\x18\x05 \x01(\t\x12\x15\n\rbytes_resumed\x18\x06 \x01(\x04\"m\n\nStatistics\x12\x30\n\x06\x63ounts\x18\x01 \x03(\x0b\x32 .fanin.v1.Statistics.CountsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x12:\x02\x38\x01\"\x82\x02\n\x0cUpdateHeader\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x15\n\rassignment_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\r\x12\x16\n\x0eversion_sha256\x18\x05 \x01(\t\x12\r\n\x05\x63odec\x18\x06 \x01(\t\x12\x0e\n\x06shifts\x18\x07 \x03(\r\x12#\n\x07payload\x18\x08 \x01(\x0b\x32\x12.fanin.v1.Artifact\x12(\n\nstatistics\x18\t \x01(\x0b\x32\x14.fanin.v1.Statistics\x12&\n\ttelemetry\x18\n \x01(\x0b\x32\x13.fanin.v1.Telemetry\"%\n\x05Piece\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"c\n\rUploadRequest\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.fanin.v1.UpdateHeaderH\x00\x12 \n\x05piece\x18\x02 \x01(\x0b\x32\x0f.fanin.v1.PieceH\x00\x42\x06\n\x04part\"}\n\x0bUploadReply\x12)\n\x0bround_state\x18\x01 \x01(\x0e\x32\x14.fanin.v1.RoundState\x12+\n\x0cupdate_state\x18\x02 \x01(\x0e\x32\x15.fanin.v1.UpdateState\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\"_\n\rReportRequest\x12\x15\n\rassignment_id\x18\x01 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\x12&\n\ttelemetry\x18\x03 \x01(\x0b\x32\x13.fanin.v1.Telemetry\"e\n\x0bReportReply\x12)\n\x0bround_state\x18\x01 \x01(\x0e\x32\x14.fanin.v1.RoundState\x12+\n\x0cupdate_state\x18\x02 \x01(\x0e\x32\x15.fanin.v1.UpdateState*f\n\x0cRejectReason\x12\x1d\n\x19REJECT_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15REJECT_REASON_UPGRADE\x10\x01\x12\x1c\n\x18REJECT_REASON_UNSUITABLE\x10\x02*W\n\nRoundState\x12\x1b\n\x17ROUND_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10ROUND_STATE_OPEN\x10\x01\x12\x16\n\x12ROUND_STATE_CLOSED\x10\x02*\x99\x01\n\x0bUpdateState\x12\x1c\n\x18UPDATE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16UPDATE_STATE_RECEIVING\x10\x01\x12\x19\n\x15UPDATE_STATE_RECEIVED\x10\x02\x12\x19\n\x15UPDATE_STATE_ACCEPTED\x10\x03\x12\x1a\n\x16UPDATE_STATE_DISCARDED\x10\x04\x32\xb8\x02\n\x05\x46leet\x12\x38\n\x06\x45nroll\x12\x17.fanin.v1.EnrollRequest\x1a\x15.fanin.v1.EnrollReply\x12;\n\x07\x43heckIn\x12\x18.fanin.v1.CheckInRequest\x1a\x16.fanin.v1.CheckInReply\x12@\n\x08\x44ownload\x12\x19.fanin.v1.DownloadRequest\x1a\x17.fanin.v1.DownloadPiece0\x01\x12<\n\x06Upload\x12\x17.fanin.v1.UploadRequest\x1a\x15.fanin.v1.UploadReply(\x01\x30\x01\x12\x38\n\x06Report\x12\x17.fanin.v1.ReportRequest\x1a\x15.fanin.v1.ReportReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x66\x61nin/v1/fleet.proto\x12\x08\x66\x61nin.v1\"c\n\x0c\x43\x61pabilities\x12\x0e\n\x06\x63odecs\x18\x01 \x03(\t\x12\x10\n\x08runtimes\x18\x02 \x03(\t\x12\x15\n\rgraph_formats\x18\x03 \x03(\t\x12\x1a\n\x12max_download_bytes\x18\x04 \x01(\x04\"D\n\rEnrollRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x12\n\npublic_key\x18\x03 \x01(\x0c\" \n\x0b\x45nrollReply\x12\x11\n\tdevice_id\x18\x01 \x01(\t\"`\n\x0e\x43heckInRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12,\n\x0c\x63\x61pabilities\x18\x02 \x01(\x0b\x32\x16.fanin.v1.Capabilities\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\x8a\x01\n\x0c\x43heckInReply\x12(\n\x08\x61ssigned\x18\x01 \x01(\x0b\x32\x14.fanin.v1.AssignmentH\x00\x12\x1e\n\x04wait\x18\x02 \x01(\x0b\x32\x0e.fanin.v1.WaitH\x00\x12&\n\x08rejected\x18\x03 \x01(\x0b\x32\x12.fanin.v1.RejectedH\x00\x42\x08\n\x06\x61nswer\"0\n\x04Wait\x12\x13\n\x0bretry_min_s\x18\x01 \x01(\x01\x12\x13\n\x0bretry_max_s\x18\x02 \x01(\x01\"@\n\x08Rejected\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.fanin.v1.RejectReason\x12\x0c\n\x04text\x18\x02 \x01(\t\";\n\x08\x43hunkRef\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\r\x12\x0b\n\x03url\x18\x03 \x01(\t\"R\n\x08\x41rtifact\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\"\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x12.fanin.v1.ChunkRef\"X\n\tBundleRef\x12$\n\x08manifest\x18\x01 \x01(\x0b\x32\x12.fanin.v1.Artifact\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"^\n\nDelegation\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x15\n\rbundle_sha256\x18\x02 \x01(\t\x12\x16\n\x0erun_public_key\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"\xc9\x01\n\x07Version\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06parent\x18\x03 \x01(\x04\x12\x15\n\rbundle_sha256\x18\x04 \x01(\t\x12&\n\nparameters\x18\x05 \x01(\x0b\x32\x12.fanin.v1.Artifact\x12\x12\n\npublic_key\x18\x06 \x01(\x0c\x12\x11\n\tsignature\x18\x07 \x01(\x0c\x12(\n\ndelegation\x18\x08 \x01(\x0b\x32\x14.fanin.v1.Delegation\"\x19\n\x04Grid\x12\x11\n\texponents\x18\x01 \x03(\x11\"(\n\x05\x43odec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tmax_shift\x18\x02 \x01(\r\"l\n\x08Training\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\r\x12\x15\n\rlearning_rate\x18\x02 \x01(\x01\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x17\n\x0fproximal_weight\x18\x04 \x01(\x01\x12\x12\n\nbatch_size\x18\x05 \x01(\r\"\x92\x02\n\nAssignment\x12\x15\n\rassignment_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\x12#\n\x06\x62undle\x18\x04 \x01(\x0b\x32\x13.fanin.v1.BundleRef\x12\"\n\x07version\x18\x05 \x01(\x0b\x32\x11.fanin.v1.Version\x12\x1c\n\x04grid\x18\x06 \x01(\x0b\x32\x0e.fanin.v1.Grid\x12\x1e\n\x05\x63odec\x18\x07 \x01(\x0b\x32\x0f.fanin.v1.Codec\x12$\n\x08training\x18\x08 \x01(\x0b\x32\x12.fanin.v1.Training\x12\x12\n\ndeadline_s\x18\t \x01(\x01\x12\r\n\x05relay\x18\n \x01(\t\"]\n\x0f\x44ownloadRequest\x12\x15\n\rassignment_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x13\n\x0bmore_sha256\x18\x04 \x03(\t\"\x1d\n\rDownloadPiece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x88\x01\n\tTelemetry\x12\x0f\n\x07runtime\x18\x01 \x01(\t\x12\x0f\n\x07train_s\x18\x02 \x01(\x01\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12\x18\n\x10\x62ytes_downloaded\x18\x04 \x01(\x04\x12\x15\n\rfanin_version\x18\x05 \x01(\t\x12\x15\n\rbytes_resumed\x18\x06 \x01(\x04\"m\n\nStatistics\x12\x30\n\x06\x63ounts\x18\x01 \x03(\x0b\x32 .fanin.v1.Statistics.CountsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x12:\x02\x38\x01\"\x82\x02\n\x0cUpdateHeader\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x15\n\rassignment_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\r\x12\x16\n\x0eversion_sha256\x18\x05 \x01(\t\x12\r\n\x05\x63odec\x18\x06 \x01(\t\x12\x0e\n\x06shifts\x18\x07 \x03(\r\x12#\n\x07payload\x18\x08 \x01(\x0b\x32\x12.fanin.v1.Artifact\x12(\n\nstatistics\x18\t \x01(\x0b\x32\x14.fanin.v1.Statistics\x12&\n\ttelemetry\x18\n \x01(\x0b\x32\x13.fanin.v1.Telemetry\"%\n\x05Piece\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"c\n\rUploadRequest\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.fanin.v1.UpdateHeaderH\x00\x12 \n\x05piece\x18\x02 \x01(\x0b\x32\x0f.fanin.v1.PieceH\x00\x42\x06\n\x04part\"}\n\x0bUploadReply\x12)\n\x0bround_state\x18\x01 \x01(\x0e\x32\x14.fanin.v1.RoundState\x12+\n\x0cupdate_state\x18\x02 \x01(\x0e\x32\x15.fanin.v1.UpdateState\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\"_\n\rReportRequest\x12\x15\n\rassignment_id\x18\x01 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\x12&\n\ttelemetry\x18\x03 \x01(\x0b\x32\x13.fanin.v1.Telemetry\"e\n\x0bReportReply\x12)\n\x0bround_state\x18\x01 \x01(\x0e\x32\x14.fanin.v1.RoundState\x12+\n\x0cupdate_state\x18\x02 \x01(\x0e\x32\x15.fanin.v1.UpdateState*f\n\x0cRejectReason\x12\x1d\n\x19REJECT_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15REJECT_REASON_UPGRADE\x10\x01\x12\x1c\n\x18REJECT_REASON_UNSUITABLE\x10\x02*W\n\nRoundState\x12\x1b\n\x17ROUND_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10ROUND_STATE_OPEN\x10\x01\x12\x16\n\x12ROUND_STATE_CLOSED\x10\x02*\x99\x01\n\x0bUpdateState\x12\x1c\n\x18UPDATE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16UPDATE_STATE_RECEIVING\x10\x01\x12\x19\n\x15UPDATE_STATE_RECEIVED\x10\x02\x12\x19\n\x15UPDATE_STATE_ACCEPTED\x10\x03\x12\x1a\n\x16UPDATE_STATE_DISCARDED\x10\x04\x32\xb8\x02\n\x05\x46leet\x12\x38\n\x06\x45nroll\x12\x17.fanin.v1.EnrollRequest\x1a\x15.fanin.v1.EnrollReply\x12;\n\x07\x43heckIn\x12\x18.fanin.v1.CheckInRequest\x1a\x16.fanin.v1.CheckInReply\x12@\n\x08\x44ownload\x12\x19.fanin.v1.DownloadRequest\x1a\x17.fanin.v1.DownloadPiece0\x01\x12<\n\x06Upload\x12\x17.fanin.v1.UploadRequest\x1a\x15.fanin.v1.UploadReply(\x01\x30\x01\x12\x38\n\x06Report\x12\x17.fanin.v1.ReportRequest\x1a\x15.fanin.v1.ReportReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +33,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STATISTICS_COUNTSENTRY']._loaded_options = None
   _globals['_STATISTICS_COUNTSENTRY']._serialized_options = b'8\001'
-  _globals['_REJECTREASON']._serialized_start=2648
-  _globals['_REJECTREASON']._serialized_end=2750
-  _globals['_ROUNDSTATE']._serialized_start=2752
-  _globals['_ROUNDSTATE']._serialized_end=2839
-  _globals['_UPDATESTATE']._serialized_start=2842
-  _globals['_UPDATESTATE']._serialized_end=2995
+  _globals['_REJECTREASON']._serialized_start=2689
+  _globals['_REJECTREASON']._serialized_end=2791
+  _globals['_ROUNDSTATE']._serialized_start=2793
+  _globals['_ROUNDSTATE']._serialized_end=2880
+  _globals['_UPDATESTATE']._serialized_start=2883
+  _globals['_UPDATESTATE']._serialized_end=3036
   _globals['_CAPABILITIES']._serialized_start=34
   _globals['_CAPABILITIES']._serialized_end=133
   _globals['_ENROLLREQUEST']._serialized_start=135
@@ -68,31 +68,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CODEC']._serialized_start=1156
   _globals['_CODEC']._serialized_end=1196
   _globals['_TRAINING']._serialized_start=1198
-  _globals['_TRAINING']._serialized_end=1286
-  _globals['_ASSIGNMENT']._serialized_start=1289
-  _globals['_ASSIGNMENT']._serialized_end=1563
-  _globals['_DOWNLOADREQUEST']._serialized_start=1565
-  _globals['_DOWNLOADREQUEST']._serialized_end=1637
-  _globals['_DOWNLOADPIECE']._serialized_start=1639
-  _globals['_DOWNLOADPIECE']._serialized_end=1668
-  _globals['_TELEMETRY']._serialized_start=1671
-  _globals['_TELEMETRY']._serialized_end=1807
-  _globals['_STATISTICS']._serialized_start=1809
-  _globals['_STATISTICS']._serialized_end=1918
-  _globals['_STATISTICS_COUNTSENTRY']._serialized_start=1873
-  _globals['_STATISTICS_COUNTSENTRY']._serialized_end=1918
-  _globals['_UPDATEHEADER']._serialized_start=1921
-  _globals['_UPDATEHEADER']._serialized_end=2179
-  _globals['_PIECE']._serialized_start=2181
-  _globals['_PIECE']._serialized_end=2218
-  _globals['_UPLOADREQUEST']._serialized_start=2220
-  _globals['_UPLOADREQUEST']._serialized_end=2319
-  _globals['_UPLOADREPLY']._serialized_start=2321
-  _globals['_UPLOADREPLY']._serialized_end=2446
-  _globals['_REPORTREQUEST']._serialized_start=2448
-  _globals['_REPORTREQUEST']._serialized_end=2543
-  _globals['_REPORTREPLY']._serialized_start=2545
-  _globals['_REPORTREPLY']._serialized_end=2646
-  _globals['_FLEET']._serialized_start=2998
-  _globals['_FLEET']._serialized_end=3310
+  _globals['_TRAINING']._serialized_end=1306
+  _globals['_ASSIGNMENT']._serialized_start=1309
+  _globals['_ASSIGNMENT']._serialized_end=1583
+  _globals['_DOWNLOADREQUEST']._serialized_start=1585
+  _globals['_DOWNLOADREQUEST']._serialized_end=1678
+  _globals['_DOWNLOADPIECE']._serialized_start=1680
+  _globals['_DOWNLOADPIECE']._serialized_end=1709
+  _globals['_TELEMETRY']._serialized_start=1712
+  _globals['_TELEMETRY']._serialized_end=1848
+  _globals['_STATISTICS']._serialized_start=1850
+  _globals['_STATISTICS']._serialized_end=1959
+  _globals['_STATISTICS_COUNTSENTRY']._serialized_start=1914
+  _globals['_STATISTICS_COUNTSENTRY']._serialized_end=1959
+  _globals['_UPDATEHEADER']._serialized_start=1962
+  _globals['_UPDATEHEADER']._serialized_end=2220
+  _globals['_PIECE']._serialized_start=2222
+  _globals['_PIECE']._serialized_end=2259
+  _globals['_UPLOADREQUEST']._serialized_start=2261
+  _globals['_UPLOADREQUEST']._serialized_end=2360
+  _globals['_UPLOADREPLY']._serialized_start=2362
+  _globals['_UPLOADREPLY']._serialized_end=2487
+  _globals['_REPORTREQUEST']._serialized_start=2489
+  _globals['_REPORTREQUEST']._serialized_end=2584
+  _globals['_REPORTREPLY']._serialized_start=2586
+  _globals['_REPORTREPLY']._serialized_end=2687
+  _globals['_FLEET']._serialized_start=3039
+  _globals['_FLEET']._serialized_end=3351
 # @@protoc_insertion_point(module_scope)

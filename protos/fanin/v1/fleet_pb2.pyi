@@ -505,12 +505,15 @@ class Training(_message.Message):
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     PROXIMAL_WEIGHT_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     learning_rate: _builtins.float
     seed: _builtins.int
     """Seeds of a client come from (seed, partition, round)."""
     proximal_weight: _builtins.float
     """FedProx's mu: how strongly a device is pulled back to the Version that it started from."""
+    batch_size: _builtins.int
+    """The batch size that a Plan was written for, which its Bundle must have; 0: whatever the Bundle has."""
     def __init__(
         self,
         *,
@@ -518,10 +521,11 @@ class Training(_message.Message):
         learning_rate: _builtins.float = ...,
         seed: _builtins.int = ...,
         proximal_weight: _builtins.float = ...,
+        batch_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "learning_rate", b"learning_rate", "proximal_weight", b"proximal_weight", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "learning_rate", b"learning_rate", "proximal_weight", b"proximal_weight", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -589,19 +593,25 @@ class DownloadRequest(_message.Message):
     ASSIGNMENT_ID_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    MORE_SHA256_FIELD_NUMBER: _builtins.int
     assignment_id: _builtins.str
     sha256: _builtins.str
     offset: _builtins.int
+    @_builtins.property
+    def more_sha256(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Chunks that follow, at most 64."""
+
     def __init__(
         self,
         *,
         assignment_id: _builtins.str = ...,
         sha256: _builtins.str = ...,
         offset: _builtins.int = ...,
+        more_sha256: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "offset", b"offset", "sha256", b"sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "more_sha256", b"more_sha256", "offset", b"offset", "sha256", b"sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -83,7 +83,8 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Download(self, request, context):
-        """Streams a Chunk of a Bundle or a Version from an offset on. Repeat it with the offset reached.
+        """Streams a Chunk of a Bundle or a Version from an offset on, then more Chunks, each from its beginning and behind
+        an empty piece. It may end after any Chunk. Repeat it with the offset reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -58,7 +58,9 @@ class FleetStub:
     Check in again at a moment of your own choice within the retry window of Wait, never before.
     """
     Download: _grpc.UnaryStreamMultiCallable[_fleet_pb2.DownloadRequest, _fleet_pb2.DownloadPiece]
-    """Streams a Chunk of a Bundle or a Version from an offset on. Repeat it with the offset reached."""
+    """Streams a Chunk of a Bundle or a Version from an offset on, then more Chunks, each from its beginning and behind
+    an empty piece. It may end after any Chunk. Repeat it with the offset reached.
+    """
     Upload: _grpc.StreamStreamMultiCallable[_fleet_pb2.UploadRequest, _fleet_pb2.UploadReply]
     """Sends an Update. The first request is the header; the first reply says how many bytes are here already, and
     the pieces go on from there. Every reply carries the Round's state: at ROUND_STATE_CLOSED stop at once, the
@@ -83,7 +85,9 @@ class FleetAsyncStub(FleetStub):
     Check in again at a moment of your own choice within the retry window of Wait, never before.
     """
     Download: _aio.UnaryStreamMultiCallable[_fleet_pb2.DownloadRequest, _fleet_pb2.DownloadPiece]  # type: ignore[assignment]
-    """Streams a Chunk of a Bundle or a Version from an offset on. Repeat it with the offset reached."""
+    """Streams a Chunk of a Bundle or a Version from an offset on, then more Chunks, each from its beginning and behind
+    an empty piece. It may end after any Chunk. Repeat it with the offset reached.
+    """
     Upload: _aio.StreamStreamMultiCallable[_fleet_pb2.UploadRequest, _fleet_pb2.UploadReply]  # type: ignore[assignment]
     """Sends an Update. The first request is the header; the first reply says how many bytes are here already, and
     the pieces go on from there. Every reply carries the Round's state: at ROUND_STATE_CLOSED stop at once, the
@@ -123,7 +127,9 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.DownloadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.DownloadPiece], _abc.AsyncIterator[_fleet_pb2.DownloadPiece]]:
-        """Streams a Chunk of a Bundle or a Version from an offset on. Repeat it with the offset reached."""
+        """Streams a Chunk of a Bundle or a Version from an offset on, then more Chunks, each from its beginning and behind
+        an empty piece. It may end after any Chunk. Repeat it with the offset reached.
+        """
 
     @_abc_1.abstractmethod
     def Upload(

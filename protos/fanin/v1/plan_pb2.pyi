@@ -133,7 +133,9 @@ class Stop(_message.Message):
     """Stop after this many Rounds without the validation loss falling by min_delta; 0: never."""
     min_delta: _builtins.float
     max_int8_drop: _builtins.float
-    """Pause once int8 loses more points of accuracy than this on the devices' validation parts; 0: never."""
+    """Pause once int8 loses more points of accuracy than this on the devices' validation parts, or, in a model of
+    values, adds more percent to the squared error; 0: never.
+    """
     def __init__(
         self,
         *,

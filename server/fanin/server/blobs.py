@@ -8,12 +8,16 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef, assemble, check_chunk, check_sha256, short
 from fanin.protos.errors import Corrupted, InvalidInput, NotFound
 from fanin.server.disk import Disk, full_disk_as_our_error, make_folder
+
+_DRAFT: Final = ".new"
 
 
 class Blobs:
@@ -32,33 +36,37 @@ class Blobs:
         got = sha256_hex(data)
         if got != digest:
             raise InvalidInput(f"chunk: digest mismatch (got {short(got)}, expected {short(digest)})")
-        self._put(digest, data)
-
-    def _put(self, digest: str, data: bytes) -> None:
-        path = self._path(digest)
         with full_disk_as_our_error(f"chunk {short(digest)}"):
-            if path.exists():
-                self._sync(path)
-            else:
-                self._write(path, data)
+            for folder in self._place(digest, data):
+                self._disk.sync_folder(folder)
 
     def put_artifact(self, data: bytes) -> Artifact:
         """Store all Chunks of some bytes."""
         return self.put_pieces((data,))
 
     def put_pieces(self, pieces: Iterable[bytes]) -> Artifact:
-        """Store all Chunks of the bytes that consecutive pieces hold; one Chunk of them at a time is in memory."""
-        digest, refs, held = hashlib.sha256(), [], bytearray()
-        for piece in pieces:
-            digest.update(piece)
-            held += piece
-            while len(held) >= CHUNK_BYTES:
-                refs.append(self._put_new(bytes(held[:CHUNK_BYTES])))
-                del held[:CHUNK_BYTES]
-        if held:
-            refs.append(self._put_new(bytes(held)))
+        """Store all Chunks of the bytes that consecutive pieces hold; few of them at a time are in memory.
+
+        While one is written here, the next is made by another thread. Folders are synced once, in the end: the first of
+        these syncs takes all new names to the disk, and the others find nothing.
+        """
+        digest, refs = hashlib.sha256(), []
+        folders: dict[Path, None] = {}
+        making = _named(_chunks(pieces), digest)
+        with ThreadPoolExecutor(1, thread_name_prefix="blobs") as maker:
+            made = maker.submit(next, making, None)
+            while (found := made.result()) is not None:
+                made = maker.submit(next, making, None)
+                ref, data = found
+                with full_disk_as_our_error(f"chunk {short(ref.sha256)}"):
+                    folders.update(dict.fromkeys(self._place(ref.sha256, data)))
+                refs.append(ref)
         size_bytes = sum(ref.size_bytes for ref in refs)
-        return Artifact(sha256=digest.hexdigest(), size_bytes=size_bytes, chunks=tuple(refs))
+        artifact = Artifact(sha256=digest.hexdigest(), size_bytes=size_bytes, chunks=tuple(refs))
+        with full_disk_as_our_error(f"artifact {short(artifact.sha256)}"):
+            for folder in folders:
+                self._disk.sync_folder(folder)
+        return artifact
 
     def pieces(self, what: str, artifact: Artifact) -> Iterator[bytes]:
         """An Artifact's Chunks in order, each verified. Raises NotFound, Corrupted."""
@@ -90,11 +98,6 @@ class Blobs:
         except InvalidInput as exc:
             raise Corrupted(f"blobs: {exc}") from exc
 
-    def _put_new(self, data: bytes) -> ChunkRef:
-        ref = ChunkRef(sha256=sha256_hex(data), size_bytes=len(data))
-        self._put(ref.sha256, data)
-        return ref
-
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
         """Those of the digests that are not stored here."""
         digests = tuple(digests)
@@ -102,21 +105,31 @@ class Blobs:
             check_sha256("chunk", digest)
         return tuple(digest for digest in digests if not self._path(digest).exists())
 
+    def sweep(self) -> None:
+        """Remove the drafts of a process that died while it wrote them. Only for the one that serves from the folder,
+        before it serves."""
+        for draft in self._folder.glob(f"*/*{_DRAFT}"):
+            draft.unlink(missing_ok=True)
+
     def _path(self, digest: str) -> Path:
         return self._folder / digest[:2] / digest
 
-    def _sync(self, path: Path) -> None:
-        """What is there may be another's who died, or has not come, before it was durable; if it is, this is quick."""
+    def _place(self, digest: str, data: bytes) -> tuple[Path, ...]:
+        """Give durable bytes their name; the folders that must be synced before anybody is told of it."""
+        path = self._path(digest)
+        if not path.exists():
+            self._write(path, data)
+            return (path.parent,)
+        # It may be another's who died, or has not come, before it was durable; if it is, all of this is quick.
         with path.open("rb") as file:
             self._disk.sync_file(file.fileno())
-        self._disk.sync_folder(path.parent)
-        self._disk.sync_folder(self._folder)
+        return (path.parent, self._folder)
 
     def _write(self, path: Path, data: bytes) -> None:
         if path.parent not in self._synced:
             make_folder(path.parent, self._disk)
             self._synced.add(path.parent)
-        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_DRAFT}")
         try:
             with draft.open("wb") as file:
                 file.write(data)
@@ -126,4 +139,22 @@ class Blobs:
         except OSError:
             draft.unlink(missing_ok=True)
             raise
-        self._disk.sync_folder(path.parent)
+
+
+def _chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes, cut as Chunks are."""
+    held = bytearray()
+    for piece in pieces:
+        held += piece
+        while len(held) >= CHUNK_BYTES:
+            yield bytes(held[:CHUNK_BYTES])
+            del held[:CHUNK_BYTES]
+    if held:
+        yield bytes(held)
+
+
+def _named(chunks: Iterable[bytes], whole: "hashlib._Hash") -> Iterator[tuple[ChunkRef, bytes]]:
+    """Each with its name; ``whole`` is told of all."""
+    for data in chunks:
+        whole.update(data)
+        yield ChunkRef(sha256=sha256_hex(data), size_bytes=len(data)), data

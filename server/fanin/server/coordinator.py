@@ -7,8 +7,8 @@ calls into these methods, and tests and simulations call them directly.
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import ExitStack, aclosing, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, aclosing, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -17,6 +17,8 @@ from fanin.protos import messages as m
 from fanin.protos.chunks import short
 from fanin.protos.errors import InvalidUpdate, NotFound, Unavailable
 from fanin.server.driver import RunDriver
+from fanin.server.patience import Patience
+from fanin.server.permits import Permits
 from fanin.server.runs import Runs
 from fanin.server.selection import choose, retry_window
 from fanin.server.spool import Upload
@@ -35,8 +37,8 @@ class Limits:
     """How much the coordinator takes on.
 
     ``max_parked`` polls wait at the same time (each costs some 10 kB), for at most ``max_wait_s``, which stays
-    under the 60 s after which common proxies cut an idle line. An upload that sends nothing for ``stall_s`` is
-    ended; the device goes on with it later.
+    under the 60 s after which common proxies cut an idle line. A transfer whose device sends or reads nothing for
+    ``stall_s``, or on the whole next to nothing (``patience``), is ended; the device goes on with it later.
     """
 
     max_parked: int = 10_000
@@ -50,6 +52,13 @@ class _Poll:
     answer: asyncio.Future[m.CheckInAnswer]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Transfer:
+    driver: RunDriver
+    round: int
+    patience: Patience
+
+
 class Coordinator:
     """What the Fleet service does."""
 
@@ -60,7 +69,9 @@ class Coordinator:
         self._rng = rng
         self._parked: dict[str, _Poll] = {}
         self._uploading: dict[str, asyncio.Task[object]] = {}
-        runs.on_change = self._hand_out
+        self._receiving: set[_Transfer] = set()
+        self._permits = Permits()
+        runs.on_change = self._on_change
 
     async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
         """An Assignment as soon as there is one, or when to come back."""
@@ -92,15 +103,23 @@ class Coordinator:
                 del self._parked[device]
 
     async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
-        """A Chunk's bytes from an offset on, in pieces. Raises NotFound, InvalidInput."""
-        driver = self._driver(download.assignment_id)
-        driver.check_assignment(download.assignment_id, device)
-        if not driver.may_fetch(download.sha256):
-            raise NotFound(f"chunk {download.sha256[:16]!r}: not one that this assignment needs; check in again")
-        tools = self._tools
-        data = await tools.disk_lane(lambda: tools.blobs.read(download.sha256, download.offset))
-        for start in range(0, len(data), PIECE_BYTES):
-            yield data[start : start + PIECE_BYTES]
+        """A Chunk's bytes from an offset on, then those of more, in pieces. Raises NotFound, InvalidInput."""
+        tools, patience, offset = self._tools, Patience(self._limits.stall_s), download.offset
+        for number, sha256 in enumerate((download.sha256, *download.more)):
+            if number:
+                # Where one ends and the next begins: a Chunk that was cut on disk must not run into its neighbour.
+                yield b""
+            # Before each: the Assignment may have come to nothing meanwhile.
+            driver = self._driver(download.assignment_id)
+            driver.check_assignment(download.assignment_id, device)
+            if not driver.may_fetch(sha256):
+                raise NotFound(f"chunk {sha256[:16]!r}: not one that this assignment needs; check in again")
+            data = await tools.disk_lane(partial(tools.blobs.read, sha256, offset))
+            offset = 0
+            for start in range(0, len(data), PIECE_BYTES):
+                with patience.writing():
+                    yield data[start : start + PIECE_BYTES]
+                patience.gain(PIECE_BYTES)
 
     async def upload(
         self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
@@ -144,17 +163,26 @@ class Coordinator:
         check_header(header, expected)
         tools = self._tools
         # Whole, whatever the lane is at when the device hangs up: the file must not outlive its writer.
+        patience = Patience(self._limits.stall_s)
         with ExitStack() as files:
-            upload = await whole(tools.disk_lane(lambda: files.enter_context(closing(tools.spool.open(header)))))
+            upload = await whole(
+                tools.disk_lane(lambda: files.enter_context(closing(tools.spool.open(header, device))))
+            )
+            files.enter_context(self._told(_Transfer(driver=driver, round=round_number, patience=patience)))
             try:
-                yield _receiving(upload)
+                with patience.writing():
+                    yield _receiving(upload)
                 while not upload.is_whole() and driver.may_count(round_number):
-                    piece = await self._next_piece(pieces)
-                    if piece is None:
-                        return
-                    await whole(tools.disk_lane(partial(upload.append, piece)))
+                    try:
+                        if not await self._store_chunk(upload, pieces, patience):
+                            return
+                    except TimeoutError as exc:
+                        if driver.may_count(round_number):
+                            raise Unavailable(self._stalled) from exc
+                        break
                     if not upload.is_whole() and driver.may_count(round_number):
-                        yield _receiving(upload)
+                        with patience.writing():
+                            yield _receiving(upload)
                 yield await self._accepted(driver, device, upload)
             except InvalidUpdate:
                 await whole(tools.disk_lane(lambda: tools.spool.discard(header.assignment_id)))
@@ -217,14 +245,29 @@ class Coordinator:
             received_bytes=upload.received_bytes,
         )
 
-    async def _next_piece(self, pieces: AsyncIterator[m.Piece]) -> m.Piece | None:
+    async def _store_chunk(self, upload: Upload, pieces: AsyncIterator[m.Piece], patience: Patience) -> bool:
+        """Take the next Chunk; False if the device hangs up before it is whole. Raises TimeoutError."""
+        async with self._permits.one():
+            while True:
+                piece = await _next_piece(pieces, patience)
+                if piece is None:
+                    return False
+                if upload.take(piece):
+                    await whole(self._tools.disk_lane(upload.store))
+                    return True
+
+    @property
+    def _stalled(self) -> str:
+        return f"upload: nothing came for {self._limits.stall_s:g} s, or next to nothing for longer; go on later"
+
+    @contextmanager
+    def _told(self, transfer: _Transfer) -> Iterator[None]:
+        """While an upload is under way: it hears at once that its Update is no longer needed."""
+        self._receiving.add(transfer)
         try:
-            async with asyncio.timeout(self._limits.stall_s):
-                return await anext(pieces)
-        except StopAsyncIteration:
-            return None
-        except TimeoutError as exc:
-            raise Unavailable(f"upload: nothing came for {self._limits.stall_s:g} s; go on later") from exc
+            yield
+        finally:
+            self._receiving.discard(transfer)
 
     async def _turn_away(self) -> m.Wait:
         num_devices = await self._tools.store_lane(self._tools.devices.count)
@@ -240,6 +283,12 @@ class Coordinator:
             return self._runs.driver(run_id)
         except NotFound as exc:
             raise NotFound(f"assignment {short(rest[1])} of run {run_id}: {exc}; check in again") from exc
+
+    def _on_change(self) -> None:
+        self._hand_out()
+        for transfer in self._receiving:
+            if not _may_count(transfer):
+                transfer.patience.wake()
 
     def _hand_out(self, asking: str = "") -> None:
         """Answer devices that wait: the one that is ``asking``, or, when places have become free, all.
@@ -275,3 +324,20 @@ def _receiving(upload: Upload) -> m.UploadReply:
         update_state=m.UpdateState.RECEIVING,
         received_bytes=upload.received_bytes,
     )
+
+
+def _may_count(transfer: _Transfer) -> bool:
+    try:
+        return transfer.driver.may_count(transfer.round)
+    except Unavailable:
+        # The upload asks too, and is told so.
+        return False
+
+
+async def _next_piece(pieces: AsyncIterator[m.Piece], patience: Patience) -> m.Piece | None:
+    """The next piece, None at the end. Raises TimeoutError."""
+    async with patience.reading():
+        piece = await anext(pieces, None)
+    if piece is not None:
+        patience.gain(len(piece.data))
+    return piece

@@ -83,6 +83,11 @@ class RunDriver:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._worker
 
+    @property
+    def round(self) -> r.Round | None:
+        """The machine of the Round that is under way."""
+        return self._round
+
     # What devices ask for.
 
     @property

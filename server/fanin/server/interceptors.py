@@ -7,13 +7,14 @@ In this order, before a servicer sees anything:
 3. only now the bytes are parsed: nobody unknown reaches the parser, and what does not parse is InvalidInput; but
    for Enroll, whose bytes hold the key that signed them: its token and signature are checked after parsing;
 4. whatever the servicer raises becomes a status by the table in ``protos.errors``: the peer sees the public
-   text, the log the inner one.
+   text, the log the inner one;
+5. a reply that its caller does not read ends the call: what a servicer holds for it is let go.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,14 +36,21 @@ LOG = logging.getLogger("fanin.server.rim")
 FLEET: Final = "/fanin.v1.Fleet/"
 CONTROL: Final = "/fanin.v1.Control/"
 ENROLL: Final = f"{FLEET}Enroll"
-FIRST_REQUEST_S: Final = 30.0
-"""How long a stream may stay open before its first request says who calls; until then nobody knows."""
 MAX_TEXT_CHARS: Final = 500
 """Most of an error's text that goes to a peer or into the log: a peer's own bytes may be in it."""
 
 Context = aio.ServicerContext[Message, Message]
 Q = TypeVar("Q")
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """How long a caller may keep the rim waiting: a stream's first request, which says who calls, may take
+    ``first_request_s``, for until then nobody knows; each reply is to be read within ``read_s``."""
+
+    first_request_s: float = 30.0
+    read_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +85,9 @@ class _Handler(Protocol):
     request_deserializer: Callable[[bytes], Message]
     response_serializer: Callable[[Message], bytes]
     unary_unary: Callable[[Message, Context], Awaitable[Message]]
-    unary_stream: Callable[[Message, Context], AsyncIterator[Message]]
+    unary_stream: Callable[[Message, Context], AsyncGenerator[Message, None]]
     stream_unary: Callable[[AsyncIterator[Message], Context], Awaitable[Message]]
-    stream_stream: Callable[[AsyncIterator[Message], Context], AsyncIterator[Message]]
+    stream_stream: Callable[[AsyncIterator[Message], Context], AsyncGenerator[Message, None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,18 +99,18 @@ class _Guarded:
     request_deserializer: Callable[[bytes], bytes]
     response_serializer: Callable[[Message], bytes]
     unary_unary: Callable[[bytes, Context], Awaitable[Message]] | None = None
-    unary_stream: Callable[[bytes, Context], AsyncIterator[Message]] | None = None
+    unary_stream: Callable[[bytes, Context], Awaitable[None]] | None = None
     stream_unary: Callable[[AsyncIterator[bytes], Context], Awaitable[Message]] | None = None
-    stream_stream: Callable[[AsyncIterator[bytes], Context], AsyncIterator[Message]] | None = None
+    stream_stream: Callable[[AsyncIterator[bytes], Context], Awaitable[None]] | None = None
 
 
 class Rim(aio.ServerInterceptor):
     """Wraps every handler of Fleet and Control."""
 
-    def __init__(self, registry: Registry, tools: Tools, first_request_s: float = FIRST_REQUEST_S) -> None:
+    def __init__(self, registry: Registry, tools: Tools, waits: Waits) -> None:
         self._registry = registry
         self._tools = tools
-        self._first_request_s = first_request_s
+        self._waits = waits
 
     async def intercept_service(
         self,
@@ -137,13 +145,10 @@ class Rim(aio.ServerInterceptor):
         async with self._rim(method, context):
             return await handler.unary_unary(await self._one_request(method, handler, request, context), context)
 
-    async def _unary_stream(
-        self, method: str, handler: _Handler, request: bytes, context: Context
-    ) -> AsyncIterator[Message]:
+    async def _unary_stream(self, method: str, handler: _Handler, request: bytes, context: Context) -> None:
         async with self._rim(method, context):
             message = await self._one_request(method, handler, request, context)
-            async for reply in handler.unary_stream(message, context):
-                yield reply
+            await self._send(handler.unary_stream(message, context), context)
 
     async def _stream_unary(
         self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
@@ -153,10 +158,20 @@ class Rim(aio.ServerInterceptor):
 
     async def _stream_stream(
         self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
-    ) -> AsyncIterator[Message]:
+    ) -> None:
         async with self._rim(method, context):
-            async for reply in handler.stream_stream(self._many_requests(method, handler, requests, context), context):
-                yield reply
+            messages = self._many_requests(method, handler, requests, context)
+            await self._send(handler.stream_stream(messages, context), context)
+
+    async def _send(self, replies: AsyncGenerator[Message, None], context: Context) -> None:
+        """Each reply, once the one before it has gone. Raises Unavailable for a caller that does not read."""
+        async with aclosing(replies):
+            async for reply in replies:
+                try:
+                    async with asyncio.timeout(self._waits.read_s):
+                        await context.write(reply)
+                except TimeoutError as exc:
+                    raise Unavailable(f"call: its caller read nothing for {self._waits.read_s:g} s") from exc
 
     async def _one_request(self, method: str, handler: _Handler, request: bytes, context: Context) -> Message:
         await self._admit(method, request, context)
@@ -167,16 +182,19 @@ class Rim(aio.ServerInterceptor):
     ) -> AsyncIterator[Message]:
         stream = aiter(requests)
         try:
-            async with asyncio.timeout(self._first_request_s):
+            async with asyncio.timeout(self._waits.first_request_s):
                 first = await anext(stream)
         except StopAsyncIteration as exc:
             raise Unauthenticated(f"call: {method} carried no request to be checked") from exc
         except TimeoutError as exc:
-            raise Unavailable(f"call: {method} sent no request for {self._first_request_s:g} s") from exc
+            raise Unavailable(f"call: {method} sent no request for {self._waits.first_request_s:g} s") from exc
         await self._admit(method, first, context)
         yield _parsed(method, handler, first)
-        async for request in stream:
-            yield _parsed(method, handler, request)
+        del first
+        # Not ``async for``: its name would keep a piece in memory for each upload that waits.
+        with suppress(StopAsyncIteration):
+            while True:
+                yield _parsed(method, handler, await anext(stream))
 
     async def _admit(self, method: str, body: bytes, context: Context) -> None:
         metadata = dict(context.invocation_metadata() or ())
@@ -206,7 +224,10 @@ class Rim(aio.ServerInterceptor):
                 (calls.ERROR, type(exc).__name__),
                 (calls.SERVER_TIME, str(int(self._tools.wall()))),
             )
-            await context.abort(grpc.StatusCode[status.code], public_text(exc)[:MAX_TEXT_CHARS], trailing)
+            # One that does not read does not read this either; gRPC keeps the status for it as long as its line is up.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._waits.read_s):
+                    await context.abort(grpc.StatusCode[status.code], public_text(exc)[:MAX_TEXT_CHARS], trailing)
         except (aio.AbortError, aio.UsageError):
             raise
         except Exception:  # The rim: a bug must end one call, never the coordinator, and never leak its text.

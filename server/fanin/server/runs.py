@@ -8,14 +8,16 @@ import numpy as np
 
 from fanin.edge.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
 from fanin.edge.keys import SigningKey
+from fanin.edge.manifest import Manifest
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT
 from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.edge.versions import check_delegation, check_version
 from fanin.protos.chunks import Artifact, assemble, short
 from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion, NotFound
 from fanin.protos.messages import BundleRef, Version, check_run_id
-from fanin.protos.runs import Command, Recorded, RunInfo, RunState, StartRun, VersionWithBundle
+from fanin.protos.runs import Command, Recorded, RunDescription, RunInfo, RunState, StartRun, VersionWithBundle
 from fanin.server.control import RunControl
+from fanin.server.describe import describe
 from fanin.server.driver import RunDriver
 from fanin.server.store.runs import RunRecord
 from fanin.server.work import Model, Tools, whole
@@ -46,6 +48,7 @@ class Runs:
                 LOG.error("run %s: cannot be taken up: %s", run_id, exc, exc_info=not isinstance(exc, FaninError))
         recent = [one for driver in self._drivers.values() for one in driver.recent_rounds]
         await tools.disk_lane(lambda: tools.spool.sweep(recent))
+        await tools.disk_lane(tools.blobs.sweep)
 
     async def stop(self) -> None:
         """Stop all drivers."""
@@ -123,6 +126,10 @@ class Runs:
         self.driver(run_id)
         return await self._controls[run_id].info()
 
+    async def describe(self, run_id: str, num_rounds: int) -> RunDescription:
+        """A Run with its last Rounds and who is at work. Raises NotFound."""
+        return await describe(self.driver(run_id), await self.info(run_id), num_rounds, self._tools)
+
     async def infos(self) -> tuple[RunInfo, ...]:
         """Where all Runs stand."""
         return tuple([await control.info() for control in tuple(self._controls.values())])
@@ -199,12 +206,7 @@ class Runs:
                 f"bundle {short(model.bundle.manifest.sha256)} and key {short(model.run_key.public)}"
             )
         check_delegation(delegation, model.bundle.public_key)
-        given = {port.name for port in model.manifest.signatures["train"].inputs}
-        if start.plan.training.proximal_weight > 0.0 and PROXIMAL_WEIGHT not in given:
-            raise InvalidPlan(
-                f"run {start.run_id}: got proximal_weight {start.plan.training.proximal_weight:g}, but the bundle's "
-                "train graph has no such input; export the App with Recipe(proximal=True)"
-            )
+        _check_plan(start, model.manifest)
         await self._check_parameters(start.version.parameters, model.table)
 
     def _verify_version(self, version: Version, model: Model) -> None:
@@ -244,6 +246,21 @@ class Runs:
         for name in bundle.manifest.artifacts:
             bundle.artifact(name)
         bundle.initial_parameters()
+
+
+def _check_plan(start: StartRun, manifest: Manifest) -> None:
+    """Raise InvalidPlan for what a Plan wants and the Bundle's graphs were not made for."""
+    training, given = start.plan.training, {port.name for port in manifest.signatures["train"].inputs}
+    if training.proximal_weight > 0.0 and PROXIMAL_WEIGHT not in given:
+        raise InvalidPlan(
+            f"run {start.run_id}: got proximal_weight {training.proximal_weight:g}, but the bundle's train graph has "
+            "no such input; export the App with Recipe(proximal=True)"
+        )
+    if training.batch_size not in (0, manifest.batch_size):
+        raise InvalidPlan(
+            f"run {start.run_id}: got [training] batch_size {training.batch_size}, but the bundle's graphs are for "
+            f"{manifest.batch_size}; export the App with App(batch_size={training.batch_size}), or leave it out"
+        )
 
 
 def _nothing() -> None:

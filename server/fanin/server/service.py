@@ -2,7 +2,8 @@
 
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 import grpc
@@ -16,7 +17,7 @@ from fanin.protos.errors import Conflict, InvalidInput
 from fanin.protos.messages import Piece, UpdateHeader
 from fanin.server.authority import ServerIdentity
 from fanin.server.coordinator import PIECE_BYTES, Coordinator
-from fanin.server.interceptors import Rim, caller, device_id
+from fanin.server.interceptors import Rim, Waits, caller, device_id
 from fanin.server.registry import Registry
 from fanin.server.runs import Runs
 from fanin.server.work import Tools
@@ -24,9 +25,15 @@ from fanin.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 
 FLEET_SERVICE: Final = "fanin.v1.Fleet"
 CONTROL_SERVICE: Final = "fanin.v1.Control"
+LOOKAHEAD_BYTES: Final = 256 << 10
+"""One piece: a line with a round trip of 0.1 s still carries 2.5 MB a second."""
 SERVER_OPTIONS: Final = (
     # Two coordinators on one port would each see half of the devices: never share it.
     ("grpc.so_reuseport", 0),
+    # How much of a stream gRPC takes before it is asked for. It would else probe how much the line bears, and hold some
+    # 8 MB of each upload in memory.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
     # Clients ping an idle line once a minute. By default gRPC takes a ping each 5 minutes where no data flows, and
     # cuts whoever sends more: a Watch of a quiet Run, and every other call on its line.
     ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
@@ -138,6 +145,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
         """See control.proto."""
         return cr.run_info_to_proto(await self._runs.info(request.run_id))
 
+    async def DescribeRun(self, request: control_pb2.DescribeRunRequest, context: object) -> control_pb2.RunDescription:
+        """See control.proto."""
+        num_rounds = cr.num_rounds_from_proto(request)
+        return cr.description_to_proto(await self._runs.describe(request.run_id, num_rounds))
+
     async def GetVersion(self, request: control_pb2.GetVersionRequest, context: object) -> control_pb2.GetVersionReply:
         """See control.proto."""
         number = cr.version_number_from_proto(request)
@@ -157,6 +169,7 @@ class Services:
     runs: Runs
     registry: Registry
     tools: Tools
+    waits: Waits = field(default_factory=Waits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +199,7 @@ class Bound:
 def bind_server(services: Services, identity: ServerIdentity, address: str) -> Bound:
     """Take the port. Raises Conflict if the address is taken."""
     _check_free(address)
-    server = aio.server(interceptors=(Rim(services.registry, services.tools),), options=SERVER_OPTIONS)
+    server = aio.server(interceptors=(Rim(services.registry, services.tools, services.waits),), options=SERVER_OPTIONS)
     fleet = FleetService(services.coordinator, services.registry, services.tools)
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
     control_pb2_grpc.add_ControlServicer_to_server(ControlService(services.runs), server)
@@ -223,8 +236,14 @@ def _not_ours(address: str, reason: str) -> Conflict:
 
 
 async def _pieces(requests: AsyncIterator[fleet_pb2.UploadRequest]) -> AsyncIterator[Piece]:
-    async for request in requests:
-        part = c.upload_from_proto(request)
-        if not isinstance(part, Piece):
-            raise InvalidInput("upload: got a second header, expected pieces")
-        yield part
+    # Not ``async for``: its name would keep a piece in memory for each upload that waits.
+    with suppress(StopAsyncIteration):
+        while True:
+            yield _piece(await anext(requests))
+
+
+def _piece(request: fleet_pb2.UploadRequest) -> Piece:
+    part = c.upload_from_proto(request)
+    if not isinstance(part, Piece):
+        raise InvalidInput("upload: got a second header, expected pieces")
+    return part

@@ -9,14 +9,16 @@ differs from the one before starts over. ``commit`` syncs and renames; until the
 for anybody else, so a half-sent or invalid one leaves no trace but its file here, which ``discard`` removes.
 """
 
+import contextlib
 import hashlib
 import os
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from io import BufferedRandom
 from pathlib import Path
 from typing import Final
 
-from fanin.protos.chunks import CHUNK_BYTES, check_chunk, short
+from fanin.protos.chunks import CHUNK_BYTES, check_digest, short
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, InvalidInput, InvalidUpdate, Unavailable
 from fanin.protos.messages import Piece, UpdateHeader
@@ -24,6 +26,7 @@ from fanin.server.disk import Disk, full_disk_as_our_error, make_folder
 
 _READ_BYTES: Final = CHUNK_BYTES
 _NAME_CHARS: Final = 16
+_MAX_HELD: Final = 1024
 _PAYLOAD: Final = ".payload"
 
 
@@ -40,8 +43,8 @@ class Spool:
         for folder in (uploads, updates):
             make_folder(folder, disk)
 
-    def open(self, header: UpdateHeader) -> "Upload":
-        """Begin an upload, or go on with it. Raises StorageFull."""
+    def open(self, header: UpdateHeader, device: str) -> "Upload":
+        """Begin an upload, or go on with it, for a device of which the store has no Update. Raises StorageFull."""
         part = self._uploads / f"{header.assignment_id}.part"
         note = self._uploads / f"{header.assignment_id}.header"
         announced = header_to_proto(header).SerializeToString(deterministic=True)
@@ -49,6 +52,8 @@ class Spool:
             if not note.exists() or note.read_bytes() != announced:
                 part.unlink(missing_ok=True)
                 note.write_bytes(announced)
+            if not part.exists():
+                self._take_back(self._payload(header, device), part)
             return Upload(part, header)
 
     def commit(self, upload: "Upload", device: str) -> None:
@@ -129,6 +134,13 @@ class Spool:
         if not is_own and digest.hexdigest() != header.payload.sha256:
             raise Corrupted(f"{path}: a committed update was changed on disk; its digest does not match its record")
 
+    def _take_back(self, payload: Path, part: Path) -> None:
+        """A payload that ``commit`` has put in place and the store never recorded, for the coordinator died or the
+        database failed in between, is this upload's again: none of its bytes has to be sent twice."""
+        with contextlib.suppress(FileNotFoundError):
+            payload.replace(part)
+            self._own.discard(payload)
+
     def _payload(self, header: UpdateHeader, device: str) -> Path:
         # Named by content too: another Update of the same device can never take a committed one's place.
         name = f"{device}.{header.payload.sha256[:_NAME_CHARS]}{_PAYLOAD}"
@@ -147,7 +159,9 @@ class Upload:
     def __init__(self, part: Path, header: UpdateHeader) -> None:
         self.part = part
         self.header = header
-        self._chunk = bytearray()
+        # Bytes of a Chunk that is not whole yet.
+        self._held: deque[memoryview] = deque()
+        self._num_held = 0
         self._digest = hashlib.sha256()
         self._num_chunks = self._verified_chunks()
         whole = sum(ref.size_bytes for ref in header.payload.chunks[: self._num_chunks])
@@ -170,9 +184,14 @@ class Upload:
         return path.exists() and os.path.samestat(path.stat(), os.fstat(self._file.fileno()))
 
     def append(self, piece: Piece) -> None:
-        """Add the next bytes; every Chunk is verified as soon as it is whole, then written.
+        """``take`` the next bytes, and ``store`` what is whole."""
+        if self.take(piece):
+            self.store()
 
-        Raises InvalidUpdate for a piece elsewhere, too many bytes or a Chunk with another digest, StorageFull.
+    def take(self, piece: Piece) -> bool:
+        """Add the next bytes in memory, which takes no time; whether a Chunk is whole now, for ``store``.
+
+        Raises InvalidUpdate for a piece elsewhere or too many bytes.
         """
         if piece.offset != self.received_bytes:
             raise InvalidUpdate(f"update: got a piece at offset {piece.offset}, expected {self.received_bytes}")
@@ -181,23 +200,49 @@ class Upload:
             raise InvalidUpdate(
                 f"update: got bytes {piece.offset} to {end}, expected some, up to {self.header.payload.size_bytes}"
             )
-        self._chunk += piece.data
+        if len(self._held) >= _MAX_HELD:
+            # Pieces of a byte each would take hundreds of times their size.
+            self._held = deque([memoryview(b"".join(self._held))])
+        self._held.append(memoryview(piece.data))
+        self._num_held += len(piece.data)
         self.received_bytes = end
+        return self._num_held >= self.header.payload.chunks[self._num_chunks].size_bytes
+
+    def store(self) -> None:
+        """Verify each Chunk that is whole, and write it.
+
+        Raises InvalidUpdate for a Chunk with another digest, StorageFull.
+        """
         while not self.is_whole():
             ref = self.header.payload.chunks[self._num_chunks]
-            if len(self._chunk) < ref.size_bytes:
+            if self._num_held < ref.size_bytes:
                 return
-            data = bytes(self._chunk[: ref.size_bytes])
+            parts, digest = self._next(ref.size_bytes), hashlib.sha256()
+            for part in parts:
+                digest.update(part)
             try:
-                check_chunk(f"update: chunk {self._num_chunks}", ref, data)
+                check_digest(f"update: chunk {self._num_chunks}", ref, ref.size_bytes, digest.hexdigest())
             except InvalidInput as exc:
                 raise InvalidUpdate(str(exc)) from exc
             with full_disk_as_our_error(f"spool {self.header.assignment_id}"):
-                self._file.write(data)
+                self._file.writelines(parts)
                 self._file.flush()
-            self._digest.update(data)
-            del self._chunk[: ref.size_bytes]
+            for part in parts:
+                self._digest.update(part)
             self._num_chunks += 1
+
+    def _next(self, size_bytes: int) -> list[memoryview]:
+        """The first bytes that are held, which they are then no longer; nothing is copied."""
+        parts: list[memoryview] = []
+        self._num_held -= size_bytes
+        while size_bytes:
+            part = self._held.popleft()
+            if len(part) > size_bytes:
+                self._held.appendleft(part[size_bytes:])
+                part = part[:size_bytes]
+            parts.append(part)
+            size_bytes -= len(part)
+        return parts
 
     def verify_whole(self, disk: Disk) -> None:
         """Check the digest of all bytes, and make them durable. Raises InvalidUpdate."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from fanin.edge.evaluations import SQUARES_INT8, measured_of
 from fanin.protos import messages as m
 from fanin.protos.plans import StopPlan
 from fanin.protos.runs import (
@@ -18,21 +19,22 @@ from fanin.protos.runs import (
 
 MAX_FAILED_ROUNDS: Final = 3
 """Rounds that may fail in a row before a Run gives up; each has waited for a whole deadline."""
+MAX_RISE: Final = 1e9
+"""Percent; where float makes no error at all, any error of int8 is as much. JSON knows no infinity."""
 
 
 def evaluation_of(counts: Mapping[str, int]) -> Evaluation | None:
     """What the devices' validation parts say of the Version that they started from; None without examples."""
-    examples = counts.get(m.EVAL_EXAMPLES, 0)
-    if examples <= 0:
+    found = measured_of(counts)
+    if found.num_examples <= 0:
         return None
-    # A model of values has no labels to be right about: all three stay 0.
-    predictions = max(1, counts.get(m.EVAL_PREDICTIONS, 0))
     return Evaluation(
-        num_examples=examples,
-        loss=counts.get(m.EVAL_LOSS, 0) / m.LOSS_UNIT / examples,
-        accuracy_float=counts.get(m.EVAL_CORRECT_FLOAT, 0) / predictions,
-        accuracy_int8=counts.get(m.EVAL_CORRECT_INT8, 0) / predictions,
-        int8_agreement=counts.get(m.EVAL_AGREE, 0) / predictions,
+        num_examples=found.num_examples,
+        loss=found.loss_sum / found.num_examples,
+        accuracy_float=found.accuracy_float,
+        accuracy_int8=found.accuracy_int8,
+        int8_agreement=found.agreement,
+        int8_rise_percent=min(found.rise_percent, MAX_RISE) if SQUARES_INT8 in counts else None,
     )
 
 
@@ -62,13 +64,18 @@ def int8_reason_to_pause(last: RunEvent | None, stop: StopPlan) -> str:
     """Why a Run pauses after its last event; empty to go on. An operator who resumes it has seen the drop."""
     if not stop.max_int8_drop or not isinstance(last, VersionPublished) or last.evaluation is None:
         return ""
-    drop = 100 * (last.evaluation.accuracy_float - last.evaluation.accuracy_int8)
-    if drop <= stop.max_int8_drop:
+    found = last.evaluation
+    if found.int8_rise_percent is None:
+        cost = 100 * (found.accuracy_float - found.accuracy_int8)
+        said = f"int8 loses {cost:.2f} points of accuracy"
+    else:
+        cost = found.int8_rise_percent
+        said = f"int8 adds {cost:.2f} % to the squared error"
+    if cost <= stop.max_int8_drop:
         return ""
     return (
-        f"int8 loses {drop:.2f} points of accuracy on {last.evaluation.num_examples} examples of the devices (version "
-        f"{last.parent}), the plan allows {stop.max_int8_drop:g}; export anew, calibrated on what the model is now, or "
-        "resume"
+        f"{said} on {found.num_examples} examples of the devices (version {last.parent}), the plan allows "
+        f"{stop.max_int8_drop:g}; export anew, calibrated on what the model is now, or resume"
     )
 
 

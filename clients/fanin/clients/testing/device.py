@@ -56,6 +56,12 @@ class VirtualDevice:
                 raise Conflict(f"stopped: {todo.action.reason}")
             event = await self._attempt(todo.action)
             self.session, todo = self.session.step(event, self._rng)
+            if todo.forget:
+                self._update = None
+
+    def restart(self) -> None:
+        """As after a kill: what is left is the cache, with the Chunks and the Update if there is one."""
+        self.session, self._model = s.Session(num_accepted=self.session.num_accepted), None
 
     async def _attempt(self, action: s.Action) -> s.Event:
         try:
@@ -115,6 +121,8 @@ class VirtualDevice:
 
     async def _train(self, assignment: m.Assignment) -> None:
         assert self._model is not None, "training comes after fetching"
+        if self._update is not None and self._update[0].assignment_id == assignment.assignment_id:
+            return
         await asyncio.sleep(self._work_s(self._rng))
         try:
             outcome = self._trainer.train(self._model, assignment, self._bytes_downloaded)

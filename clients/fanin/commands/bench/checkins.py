@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
+import click
 import typer
 
 from fanin.commands.bench.callers import key_of
@@ -28,7 +29,7 @@ from fanin.commands.processes import Children
 from fanin.commands.terminal import JsonOption, run_command
 from fanin.edge.keys import SigningKey
 from fanin.protos.calls import device_id_of
-from fanin.protos.errors import Conflict, InvalidInput
+from fanin.protos.errors import Conflict
 from fanin.server.disk import Durability
 from fanin.server.lanes import inline
 from fanin.server.observe import LogObserver
@@ -55,9 +56,9 @@ def checkins(
 ) -> None:
     """Count check-ins a second: signed, over TLS, each by another of many registered devices."""
     if min(calls, new_calls) < NUM_PROCESSES or connections < NUM_PROCESSES or devices < calls + new_calls:
-        raise InvalidInput(
+        raise click.UsageError(
             f"--devices, --calls, --new-calls, --connections: got {devices}, {calls}, {new_calls} and {connections}, "
-            f"expected at least {NUM_PROCESSES} of each, and a device for each call"
+            f"expected {NUM_PROCESSES} or more of each, a device for each call"
         )
     row: dict[str, object] = {"devices": devices, "connections": connections}
     with place(folder) as used, Children(used) as children:

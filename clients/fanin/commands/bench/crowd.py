@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from fanin.clients.fetching import Fetching
 from fanin.clients.transport import GrpcTransport, Line
 from fanin.commands.bench.device import RUNTIME, device_token, open_line
 from fanin.edge.codecs import CODECS
@@ -60,11 +61,9 @@ class LightDevice:
 
     def download(self, assignment: m.Assignment) -> int:
         """Fetch the Version, and drop it; its bytes."""
-        wanted = (
-            m.Download(assignment_id=assignment.assignment_id, sha256=ref.sha256, offset=0)
-            for ref in assignment.version.parameters.chunks
-        )
-        return sum(len(data) for one in wanted for data in self.transport.download(one))
+        chunks = assignment.version.parameters.chunks
+        with Fetching(self.transport.download, assignment.assignment_id, chunks) as fetching:
+            return sum(len(data) for ref in chunks for data in fetching.chunk(ref, 0))
 
     def upload(self, assignment: m.Assignment, payload: Payload) -> None:
         """Send an Update. Raises Conflict unless it is accepted."""

@@ -19,7 +19,6 @@ from fanin.commands.terminal import JsonOption, run_command
 from fanin.edge.codecs import codec_named
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import CHUNK_BYTES
-from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import EXAMPLES
 from fanin.server import aggregation
 
@@ -37,12 +36,10 @@ def main(argv: Sequence[str]) -> int:
 
 def fold(
     megabytes: MegabytesOption = 64.0,
-    repeats: Annotated[int, typer.Option("--repeats", help="How often to time each, in turn.")] = 15,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="How often to time each, in turn.")] = 15,
     json: JsonOption = "",
 ) -> None:
     """Time the fold of one update and numpy's addition of as many integers, in turn."""
-    if repeats < 1:
-        raise InvalidInput(f"--repeats: got {repeats}, expected at least 1")
     num_values = load_of(1, megabytes, 1).num_values
     table = TensorTable.of({"weights": (num_values,)})
     update = np.random.default_rng(1).integers(-(2**31) + 1, 2**31, num_values, np.int32)

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 def memory(
     clients: ClientsOption = 64,
     megabytes: MegabytesOption = 64.0,
-    rounds: Annotated[int, typer.Option("--rounds", help="How many rounds.")] = 2,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many rounds.")] = 2,
     folder: FolderOption = None,
     json: JsonOption = "",
 ) -> None:

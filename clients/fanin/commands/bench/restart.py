@@ -49,7 +49,9 @@ def main(argv: Sequence[str]) -> int:
 def restart(
     clients: ClientsOption = 64,
     megabytes: MegabytesOption = 16.0,
-    restarts: Annotated[int, typer.Option("--restarts", help="How many times to kill it, in the same round.")] = 5,
+    restarts: Annotated[
+        int, typer.Option("--restarts", min=1, help="How many times to kill it, in the same round.")
+    ] = 5,
     folder: FolderOption = None,
     json: JsonOption = "",
 ) -> None:

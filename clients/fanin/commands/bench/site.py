@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
+import click
 import typer
 
 from fanin.clients.operator import Operator
 from fanin.clients.testing import synthetic_bundle
 from fanin.commands.terminal import DEFAULT_STATE, connect
 from fanin.edge.keys import SigningKey
-from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 
@@ -25,13 +25,16 @@ RUN_ID: Final = "bench"
 PUBLISHER: Final = "publisher.pub"
 MEGABYTE: Final = 1 << 20
 VALUE_BYTES: Final = 4
+MAX_MEGABYTES: Final = 1 << 16
+"""64 GB: more than any machine that this is for has of memory."""
 DEADLINE_S: Final = 3600.0
 MAX_EXAMPLES: Final = 4096
 
-ClientsOption = Annotated[int, typer.Option("--clients", help="How many devices.")]
+ClientsOption = Annotated[int, typer.Option("--clients", min=1, help="How many devices.")]
 MegabytesOption = Annotated[float, typer.Option("--megabytes", help="Size of the model, in units of 2^20 bytes.")]
 FolderOption = Annotated[
-    Path | None, typer.Option("--folder", help="An empty folder on the disk to measure; default: a temporary one.")
+    Path | None,
+    typer.Option("--folder", file_okay=False, help="An empty folder on the disk to measure; default: a temporary one."),
 ]
 
 
@@ -50,25 +53,23 @@ class Load:
 
 
 def load_of(clients: int, megabytes: float, rounds: int) -> Load:
-    """What the options say. Raises InvalidInput for what makes no sense."""
-    num_values = int(megabytes * MEGABYTE) // VALUE_BYTES if megabytes > 0 else 0
-    if clients < 1 or rounds < 1 or num_values < 1:
-        raise InvalidInput(
-            f"--clients, --megabytes, --rounds: got {clients}, {megabytes:g} and {rounds}, "
-            "expected at least 1 client, 4 bytes and 1 round"
-        )
+    """What the options say. Raises UsageError for a model of no size."""
+    # Not a number is compared with none.
+    num_values = int(megabytes * MEGABYTE) // VALUE_BYTES if 0 < megabytes <= MAX_MEGABYTES else 0
+    if num_values < 1:
+        raise click.UsageError(f"--megabytes: got {megabytes:g}, expected 4 bytes or more, up to {MAX_MEGABYTES}")
     return Load(num_clients=clients, num_values=num_values, num_rounds=rounds)
 
 
 @contextlib.contextmanager
 def place(folder: Path | None) -> Iterator[Path]:
-    """Where a benchmark keeps its files. Raises InvalidInput for a folder that holds something."""
+    """Where a benchmark keeps its files. Raises UsageError for a folder that holds something."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="fanin-bench-") as made:
             yield Path(made)
         return
     if folder.exists() and any(folder.iterdir()):
-        raise InvalidInput(f"--folder: {folder} is not empty; name a new one")
+        raise click.UsageError(f"--folder: {folder} is not empty; name a new one")
     folder.mkdir(parents=True, exist_ok=True)
     yield folder
 

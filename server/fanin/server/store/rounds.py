@@ -56,6 +56,15 @@ class CommittedUpdate:
     header: UpdateHeader
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRound:
+    """A Round, how many Updates are committed to it, and the Version that it ended in, 0 for none."""
+
+    record: RoundRecord
+    num_updates: int
+    version: int
+
+
 class RoundStore:
     """Rounds and their Updates."""
 
@@ -153,6 +162,28 @@ class RoundStore:
             row = connection.execute(query).mappings().first()
         return None if row is None else _record(row)
 
+    def latest(self, run_id: str, limit: int) -> tuple[KeptRound, ...]:
+        """The last Rounds of a Run, newest first."""
+        rounds, updates, versions = schema.rounds, schema.updates, schema.versions
+        count = (
+            select(func.count())
+            .select_from(updates)
+            .where(updates.c.run_id == run_id, updates.c.round == rounds.c.round)
+            .scalar_subquery()
+        )
+        number = (
+            select(versions.c.number)
+            .where(versions.c.run_id == run_id, versions.c.round == rounds.c.round)
+            .scalar_subquery()
+        )
+        query = select(rounds, count.label("num_updates"), func.coalesce(number, 0).label("version"))
+        query = query.where(rounds.c.run_id == run_id).order_by(rounds.c.round.desc()).limit(limit)
+        with self._engine.connect() as connection:
+            return tuple(
+                KeptRound(record=_record(row), num_updates=row["num_updates"], version=row["version"])
+                for row in connection.execute(query).mappings()
+            )
+
     def num_published(self, run_id: str) -> int:
         """How many Rounds of a Run ended in a Version."""
         table = schema.rounds
@@ -171,10 +202,15 @@ class RoundStore:
             return _updates(connection, run_id, round_number)
 
     def made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
-        """By device, the Updates that were made for a Round and accepted, whichever Round they are folded in."""
-        table = schema.updates
-        query = select(table.c.device_id, table.c.header_proto).where(
-            table.c.run_id == run_id, table.c.made_for == round_number
+        """By device, the Updates that were made for a Round and accepted, whichever Round they are folded in; but none
+        of a Round that failed, for no Version will ever be computed from them again."""
+        table, rounds = schema.updates, schema.rounds
+        folded_in = (rounds.c.run_id == table.c.run_id) & (rounds.c.round == table.c.round)
+        query = (
+            select(table.c.device_id, table.c.header_proto)
+            .join(rounds, folded_in)
+            .where(table.c.run_id == run_id, table.c.made_for == round_number)
+            .where(rounds.c.state != RoundMark.FAILED.value)
         )
         with self._engine.connect() as connection:
             return {device: _header(data) for device, data in connection.execute(query)}

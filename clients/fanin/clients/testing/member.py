@@ -1,0 +1,60 @@
+"""A device with habits: it takes part, leaves in the middle of anything, and comes back with its cache."""
+
+import asyncio
+import random
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from fanin.clients.testing.device import VirtualDevice
+from fanin.clients.testing.habits import Habits
+from fanin.clients.testing.line import Note, UnreliableLine
+from fanin.clients.testing.loopback import Fleet, LoopbackTransport
+from fanin.clients.updates import Trainer
+
+LATENCY_S: Final = 0.01
+"""Before each call: long enough that no two devices ask in the same moment for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One device of a federation: its name, what it trains with, and how it behaves."""
+
+    device: str
+    trainer: Trainer
+    habits: Habits = field(default_factory=Habits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a Member meets: the coordinator, the publishers that it trusts, and those who look on."""
+
+    fleet: Fleet
+    trusted: Collection[str]
+    overheard: dict[str, str] = field(default_factory=dict)
+    note: Note = lambda who, what: None
+
+
+async def take_part(member: Member, around: Surroundings, seed: str) -> None:
+    """Take part until cancelled, or gone for good. The same seed behaves the same."""
+    habits = member.habits
+    # One generator for each thing that is drawn: a call that breaks does not change how long a training takes.
+    coming, line_rng, device_rng = (
+        random.Random(f"{seed}/{member.device}/{what}") for what in ("come", "line", "work")
+    )
+    line = UnreliableLine(fleet=around.fleet, habits=habits, rng=line_rng, overheard=around.overheard, note=around.note)
+    transport = LoopbackTransport(fleet=line, device=member.device, latency_s=LATENCY_S)
+    device = VirtualDevice(transport, member.trainer, around.trusted, device_rng, habits.work)
+    while True:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(habits.stay(coming)):
+                await device.run()
+        away_s = habits.away(coming)
+        if away_s is None:
+            around.note(member.device, "is gone for good")
+            return
+        around.note(member.device, f"is gone for {away_s:.0f} s")
+        await asyncio.sleep(away_s)
+        device.restart()
+        around.note(member.device, "is back")

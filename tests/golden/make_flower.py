@@ -1,0 +1,42 @@
+"""Makes tests/golden/flower-fedavg.json: Flower's FedAvg on the Updates of ``support.flower``.
+
+    python tests/golden/make_flower.py [VENV]
+
+VENV is made, with ``flwr`` of the version that is pinned here and nothing of ours, where it is not there already; the
+default is a temporary one.
+"""
+
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+SUPPORT = Path(__file__).parents[1] / "support"
+TARGET = Path(__file__).parent / "flower-fedavg.json"
+FLOWER = "flwr==1.41.0"
+
+
+def told_by_flower(folder: Path, asked: dict[str, object]) -> str:
+    """What Flower says in the environment of that folder."""
+    if not folder.exists():
+        venv.create(folder, with_pip=True)
+        subprocess.run([str(folder / "bin" / "pip"), "install", "--quiet", FLOWER], check=True)
+    command = [str(folder / "bin" / "python"), str(SUPPORT / "flower_fedavg.py")]
+    return subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=True).stdout
+
+
+def main() -> None:
+    """Write the file."""
+    sys.path.insert(0, str(SUPPORT.parent))
+    from support.flower import federated
+
+    with TemporaryDirectory() as folder:
+        asked = federated(Path(folder) / "federation", "fixed32").asked
+        place = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(folder) / "venv"
+        TARGET.write_text(told_by_flower(place, asked))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Laws of a closed set: the same Updates give the same Version, by whatever way they came and whoever folds them.
+
+Two kinds. Through the whole coordinator, on a virtual clock: orders, interleavings, lines that break, lies, devices
+and coordinators that stop and go on. And of the fold alone, from payload bytes to parameter bytes: any tree of partial
+sums, as relays will send them, and any number of folders of one set, as replicas will be.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+
+import numpy as np
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from support.laws import LAW, tables
+from support.scenarios import CALM, PATIENT_S, told
+from support.virtual import plan
+
+from fanin.clients.testing import Habits, Lie
+from fanin.edge.codecs import CODECS
+from fanin.edge.tensors import Float32s, TensorTable
+from fanin.protos import messages as m
+from fanin.protos.chunks import artifact_of
+from fanin.protos.plans import DEFAULT_MAX_SHIFTS, Plan
+from fanin.server.aggregation import PartialSum, accept, begin, merge
+from fanin.server.folding import Lag, OuterStep, contribution_of
+
+NUM_DEVICES = 3
+HABITS = st.builds(
+    Habits,
+    work_s=st.sampled_from(((0.0, 0.0), (1.0, 100.0))),
+    slow=st.sampled_from((0.0, 0.3)),
+    piece_s=st.sampled_from((0.0, 5.0)),
+    cut=st.sampled_from((0.0, 0.3)),
+    lie=st.sampled_from((0.0, 0.5)),
+    lies=st.lists(st.sampled_from(Lie), min_size=1, unique=True).map(tuple),
+    stay_s=st.sampled_from((float("inf"), 60.0)),
+)
+
+
+def closing_with_all(codec: str) -> Plan:
+    """Every Round waits for every device."""
+    spec = m.CodecSpec(name=codec, max_shift=DEFAULT_MAX_SHIFTS[codec])
+    return plan(
+        concurrency=NUM_DEVICES,
+        buffer=NUM_DEVICES,
+        quorum=NUM_DEVICES,
+        deadline_s=PATIENT_S,
+        max_rounds=2,
+        codec=spec,
+    )
+
+
+@cache
+def undisturbed(codec: str) -> tuple[str, ...]:
+    """The Versions when nothing happens."""
+    with TemporaryDirectory() as folder:
+        return told(Path(folder), closing_with_all(codec), [CALM] * NUM_DEVICES).digests
+
+
+# An example is a whole federation: one that fails is told as it is, for smaller ones would be sought for minutes.
+@settings(LAW, max_examples=12, phases=(Phase.explicit, Phase.generate))
+@given(
+    st.integers(0, 1 << 32),
+    st.lists(HABITS, min_size=NUM_DEVICES, max_size=NUM_DEVICES),
+    st.lists(st.floats(0.0, 300.0), max_size=2).map(tuple),
+    st.sampled_from(sorted(CODECS)),
+)
+def test_any_way_through_the_coordinator_gives_the_same_versions(
+    seed: int, habits: list[Habits], stops_s: tuple[float, ...], codec: str
+) -> None:
+    with TemporaryDirectory() as folder:
+        found = told(Path(folder), closing_with_all(codec), habits, seed, stops_s)
+    assert found.digests == undisturbed(codec)
+    assert [verdict.num_updates for verdict in found.verdicts] == [0, NUM_DEVICES, NUM_DEVICES]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A committed Update: its header, its bytes, and how late it is."""
+
+    header: m.UpdateHeader
+    payload: bytes
+    lag: Lag
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A closed set and what it is folded with."""
+
+    table: TensorTable
+    plan: Plan
+    grid: tuple[int, ...]
+    parent: Float32s
+    updates: tuple[Sent, ...]
+
+    def add(self, total: PartialSum, update: Sent, rng: random.Random) -> PartialSum:
+        """Fold one Update in, its payload cut anyhow between values."""
+        size = CODECS[update.header.codec].bits // 8
+        num_values = len(update.payload) // size
+        cuts = sorted(rng.randint(0, num_values) * size for _ in range(rng.randint(0, 4)))
+        ends = [*cuts, len(update.payload)]
+        view = memoryview(update.payload)
+        pieces = [view[first:last] for first, last in zip([0, *cuts], ends, strict=True)]
+        return accept(total, self.table, contribution_of(update.header, pieces, self.plan, update.lag))
+
+    def published(self, total: PartialSum, rng: random.Random) -> tuple[bytes, object]:
+        """The next parameters' bytes, all else that the next Round is made of, and the sum itself, which has more bits
+        than any of them."""
+        step = OuterStep(total, self.table, self.grid, self.plan)
+        cuts = sorted(rng.randint(0, self.parent.size) for _ in range(rng.randint(0, 3)))
+        after = b"".join(piece.tobytes() for piece in step.pieces(np.split(self.parent, cuts)))
+        return after, (step.outcome(), total.values.tobytes(), total.total_weight, total.num_updates)
+
+
+@st.composite
+def closed_sets(draw: st.DrawFn) -> Closed:
+    """Any: weights up to the Plan's cap and beyond, shifts, stale Updates from other grids, both codecs."""
+    table, codec = draw(tables()), draw(st.sampled_from(sorted(CODECS)))
+    num_updates = draw(st.integers(1, 6))
+    wanted = plan(
+        concurrency=6,
+        buffer=6,
+        quorum=1,
+        max_staleness=4,
+        codec=m.CodecSpec(name=codec, max_shift=draw(st.sampled_from((4, 8)))),
+    )
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    grid = tuple(int(exponent) for exponent in rng.integers(-24, -8, len(table.specs)))
+    updates = []
+    for index in range(num_updates):
+        lag = Lag(staleness=int(rng.integers(0, 5)), shifts=tuple(int(x) for x in rng.integers(-6, 7, len(grid))))
+        made_for = [own + more for own, more in zip(grid, lag.shifts, strict=True)]
+        change = (rng.normal(0.0, 10.0 ** rng.integers(-5, 2), table.num_values)).astype(np.float32)
+        encoded = CODECS[codec].encode(table, change, made_for, wanted.codec.max_shift, rng)
+        counts = {
+            m.EXAMPLES: int(rng.choice((1, 17, 4096, 100_000))),
+            m.ROUNDED: encoded.num_rounded,
+            m.SATURATED: encoded.num_saturated,
+        }
+        header = m.UpdateHeader(
+            format=m.UPDATE_FORMAT,
+            assignment_id=f"run.1.{index}",
+            run_id="run",
+            round=1,
+            version_sha256="00" * 32,
+            codec=codec,
+            shifts=encoded.shifts,
+            payload=artifact_of(encoded.payload),
+            statistics=m.Statistics(counts=MappingProxyType(counts)),
+            telemetry=m.Telemetry(runtime="none"),
+        )
+        updates.append(Sent(header, encoded.payload, lag))
+    parent = rng.normal(0.0, 1.0, table.num_values).astype(np.float32)
+    return Closed(table, wanted, grid, parent, tuple(updates))
+
+
+Fold = Callable[[Closed, Sequence[Sent], random.Random], PartialSum]
+
+
+def in_order(closed: Closed, updates: Sequence[Sent], rng: random.Random) -> PartialSum:
+    """One folder, in the order given."""
+    total = begin(closed.table)
+    for update in updates:
+        total = closed.add(total, update, rng)
+    return total
+
+
+def by_relays(closed: Closed, updates: Sequence[Sent], rng: random.Random) -> PartialSum:
+    """A tree: each relay folds some devices of its own and merges the partial sums of relays below it, some of which
+    have nothing to send, in the order in which they come."""
+    if len(updates) <= 1 or rng.random() < 0.3:
+        return in_order(closed, rng.sample(updates, len(updates)), rng)
+    num_below = rng.randint(1, 3)
+    places: list[list[Sent]] = [[] for _ in range(num_below + 1)]
+    for update in updates:
+        places[rng.randint(0, num_below)].append(update)
+    own, *below = places
+    if len(own) == len(updates) or any(len(place) == len(updates) for place in below):
+        return in_order(closed, rng.sample(updates, len(updates)), rng)
+    partials = [by_relays(closed, place, rng) for place in below]
+    total = in_order(closed, rng.sample(own, len(own)), rng)
+    for partial in rng.sample(partials, len(partials)):
+        total = merge(total, partial)
+    return total
+
+
+def after_a_restart(closed: Closed, updates: Sequence[Sent], rng: random.Random) -> PartialSum:
+    """A replica that had folded some of the set when it ended: the sum is a cache, the set is what counts."""
+    order = rng.sample(updates, len(updates))
+    in_order(closed, order[: rng.randint(0, len(order))], rng)
+    return in_order(closed, rng.sample(updates, len(updates)), rng)
+
+
+@LAW
+@given(closed_sets(), st.randoms(use_true_random=False))
+def test_any_tree_of_relays_publishes_the_same_bits(closed: Closed, rng: random.Random) -> None:
+    expected = closed.published(in_order(closed, closed.updates, rng), rng)
+    for _ in range(3):
+        assert closed.published(by_relays(closed, closed.updates, rng), rng) == expected
+
+
+@LAW
+@given(closed_sets(), st.randoms(use_true_random=False))
+def test_any_folders_of_one_set_publish_the_same_bits(closed: Closed, rng: random.Random) -> None:
+    folders: tuple[Fold, ...] = (in_order, by_relays, after_a_restart, after_a_restart)
+    assert len({repr(closed.published(fold(closed, closed.updates, rng), rng)) for fold in folders}) == 1
+
+
+@LAW
+@given(closed_sets(), st.randoms(use_true_random=False))
+def test_another_set_is_another_sum(closed: Closed, rng: random.Random) -> None:
+    whole = in_order(closed, closed.updates, rng)
+    less = in_order(closed, closed.updates[1:], rng)
+    assert (less.num_updates, less.total_weight) != (whole.num_updates, whole.total_weight)

@@ -1,0 +1,234 @@
+"""``fanin describe`` and ``fanin fetch``: what a coordinator knows of a Run, and its Versions, over real gRPC."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import federations as f
+from support.commands import Fanin, fanin_in_process, one_line
+from support.errors import raises
+from support.hosted import Hosted
+
+from fanin.clients.operator import Operator
+from fanin.clients.transport import Line
+from fanin.commands.fetch import fetch_version
+from fanin.edge.bundle import open_folder
+from fanin.edge.keys import SigningKey
+from fanin.edge.tensors import decode_parameters
+from fanin.protos.errors import FaninError, InvalidBundle, InvalidInput, InvalidVersion
+from fanin.protos.runs import MAX_DESCRIBED_ROUNDS, Command, Pause, RoundPhase, Stop, VersionWithBundle
+from fanin.server.describe import MAX_NAMED_DEVICES
+from fanin.server.rounds import Phase
+
+STRANGER = SigningKey(bytes(range(1, 33)))
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    """A coordinator with a Run of three Rounds: one is done, in the second one device has sent its Update, one is at
+    work and one place is free."""
+    host = Hosted(tmp_path_factory.mktemp("described")).start()
+    bundle = f.bundle_in(host.folder, f.SMALL_SHAPES)
+    host.start_run(f.plan(num_rounds=3), bundle, f.PUBLISHER)
+    devices = f.peers(host, bundle, host.folder)
+    for device in devices:
+        device.take_part()
+    host.await_round("run", 2)
+    for device in devices[:2]:
+        device.begin()
+    devices[0].upload(*devices[0].update())
+    (host.state / "tokens").mkdir()
+    (host.state / "tokens" / "operator.token").write_text(host.operator_token)
+    (host.state / "address").write_text(host.address)
+    yield host
+    host.stop()
+
+
+def test_a_run_is_described_to_programs_and_to_people(fanin: Fanin, host: Hosted) -> None:
+    outcome = fanin("describe", "run", "--state", host.state, "--json")
+    assert outcome.status == 0, outcome
+    row = json.loads(outcome.out)
+    device = f.peers(host, f.bundle_in(host.folder, f.SMALL_SHAPES), host.folder)[1]
+    assert (row["run_id"], row["state"], row["version"], row["rounds"]) == ("run", "running", 1, 1)
+    assert row["plan"]["cohort"] == {
+        "concurrency": 3,
+        "buffer": 3,
+        "quorum": 3,
+        "deadline_s": 300.0,
+        "min_report_s": None,
+    }
+    assert row["plan"]["codec"] == {"name": "fixed32", "max_shift": 0}
+    assert (row["num_devices"], row["num_at_work"], row["at_work"]) == (3, 1, [device.device_id])
+    assert 0.0 < row["deadline_s"] <= 300.0
+    assert len(row["grid"]) == len(f.SMALL_SHAPES)
+    second, first = row["last_rounds"]
+    assert first.pop("opened_at_s") < second.pop("opened_at_s")
+    assert first == {"round": 1, "base_version": 0, "phase": "published", "num_updates": 3, "version": 1}
+    assert second == {"round": 2, "base_version": 1, "phase": "selecting", "num_updates": 1, "version": 0}
+
+    told = fanin("describe", "run", "--state", host.state, "--rounds", "1").out.splitlines()
+    assert told[0] == "run run"
+    assert "  state     running" in told
+    assert "  rounds    1 that ended in a version, of 3 planned" in told
+    assert f"            {device.device_id}" in told
+    assert told[-1].startswith("  round 2: selecting, from version 1, 1 updates, opened ")
+    assert not any(line.startswith("  round 1:") for line in told)
+
+
+def test_every_phase_of_a_round_has_a_word_of_the_wire() -> None:
+    assert {phase.value for phase in Phase} == {phase.value for phase in RoundPhase}
+
+
+def test_a_description_is_bounded(host: Hosted) -> None:
+    with host.operator() as operator:
+        assert operator.describe("run", 0).rounds == ()
+        assert len(operator.describe("run", MAX_DESCRIBED_ROUNDS).rounds) == 2
+        with raises(InvalidInput, "describe: got 1001 rounds, expected at most 1000"):
+            operator.describe("run", MAX_DESCRIBED_ROUNDS + 1)
+
+
+def test_a_run_that_is_paused_and_one_that_was_stopped_are_described(host: Hosted) -> None:
+    bundle = f.bundle_in(host.folder, f.SMALL_SHAPES)
+    host.start_run(f.plan(), bundle, f.PUBLISHER, run_id="other")
+    host.await_round("other", 1)
+    with host.operator() as operator:
+        operator.command(Command(command_id="pause-it", run_id="other", what=Pause()))
+        (paused,) = operator.describe("other").rounds
+        operator.command(Command(command_id="stop-it", run_id="other", what=Stop()))
+        stopped = operator.describe("other")
+    assert (paused.phase, stopped.rounds[0].phase) == (RoundPhase.PAUSED, RoundPhase.FAILED)
+    assert (stopped.num_at_work, stopped.deadline_s) == (0, 0.0)
+
+
+def test_at_most_a_hundred_devices_are_named(fanin: Fanin, tmp_path: Path) -> None:
+    host = Hosted(tmp_path).start()
+    try:
+        bundle = f.bundle_in(tmp_path, f.SMALL_SHAPES)
+        host.start_run(f.plan(num_spare=MAX_NAMED_DEVICES), bundle, f.PUBLISHER)
+        for device in f.peers(host, bundle, tmp_path, MAX_NAMED_DEVICES + 2):
+            device.begin()
+        with host.operator() as operator:
+            found = operator.describe("run")
+    finally:
+        host.stop()
+    assert (found.num_at_work, len(found.at_work)) == (MAX_NAMED_DEVICES + 2, MAX_NAMED_DEVICES)
+
+
+def test_a_version_is_fetched_as_a_file_of_arrays(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
+    out = tmp_path / "version.npz"
+    words = ("fetch", "run", "--state", host.state, "--out", out)
+    outcome = fanin(*words)
+    assert outcome.status == 0, outcome
+    with host.operator() as operator:
+        version = operator.version("run", 1).version
+        flat = operator.parameters(version)
+    assert outcome.out == f"version 1 of run run, {version.sha256}, verified, written to {out}\n"
+    with np.load(out) as arrays:
+        assert {name: arrays[name].shape for name in arrays} == f.SMALL_SHAPES
+        assert np.concatenate([arrays[name].ravel() for name in sorted(f.SMALL_SHAPES)]).tobytes() == flat.tobytes()
+    # Once more is no error, and writes nothing.
+    written = out.stat().st_mtime_ns
+    row = json.loads(fanin(*words, "--json").out)
+    assert (row["version"], row["version_sha256"], row["written"]) == (1, version.sha256, False)
+    assert out.stat().st_mtime_ns == written
+    # Another one does not take its place unasked.
+    said = one_line(fanin(*words, "--version", "0"), "fetch")
+    assert said == f"{out}: something else is there; name another --out, or, if it is a version, --force"
+    assert out.stat().st_mtime_ns == written
+    assert json.loads(fanin(*words, "--version", "0", "--force", "--json").out)["written"] is True
+    with np.load(out) as arrays:
+        assert not any(arrays[name].any() for name in arrays)
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_a_version_is_fetched_as_a_folder_with_its_bundle(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
+    out, key = tmp_path / "version", tmp_path / "publisher.pub"
+    key.write_text(f.PUBLISHER.public)
+    words = ("fetch", "run", "--state", host.state, "--out", out, "--version", "1")
+    outcome = fanin(*words, "--bundle", "--publisher", key)
+    assert outcome.status == 0, outcome
+    facts = json.loads((out / "version.json").read_text())
+    with host.operator() as operator:
+        version = operator.version("run", 1).version
+    assert (facts["version_sha256"], facts["signature"]) == (version.sha256, version.signature.hex())
+    opened = open_folder(out / "bundle", trusted=(f.PUBLISHER.public,))
+    assert opened.sha256 == facts["bundle_sha256"]
+    assert all(opened.artifact(name) for name in opened.manifest.artifacts)
+    table, flat = decode_parameters((out / "parameters").read_bytes())
+    assert table == opened.manifest.table
+    assert flat.any()
+    # Without the Bundle it is there already; with something of its user's it is never replaced.
+    assert fanin(*words).out.endswith(f"is there already: {out}\n")
+    (out / "notes").write_text("mine")
+    again = ("fetch", "run", "--state", host.state, "--out", out, "--version", "0", "--force")
+    assert one_line(fanin(*again), "fetch").startswith(f"{out}: something else is there")
+    assert (out / "notes").read_text() == "mine"
+    (out / "notes").unlink()
+    assert fanin(*again).status == 0
+    assert sorted(path.name for path in out.iterdir()) == ["parameters", "version.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [key.name, out.name]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("fetch", "none", "--out", "x"), "run 'none': there is none of this id here"),
+        (("fetch", "run", "--out", "x", "--version", "7"), "run run: has no version 7"),
+        (("fetch", "run", "--out", "x.npz", "--bundle"), "--bundle: x.npz is a file, name a folder"),
+        (("describe", "none"), "run 'none': there is none of this id here"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
+)
+def test_what_cannot_be_found_is_told(
+    fanin: Fanin, host: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert one_line(fanin(*words, "--state", host.state), words[0]) == said
+    assert list(tmp_path.iterdir()) == []
+
+
+class Forger(Operator):
+    """An operator's line to a coordinator that changes what it hands out."""
+
+    what = ""
+
+    def version(self, run_id: str, number: int | None = None) -> VersionWithBundle:
+        """Another Version than the one that was signed."""
+        found = super().version(run_id, number)
+        version = found.version
+        match self.what:
+            case "signature":
+                version = replace(version, signature=bytes(64))
+            case "number":
+                version = super().version(run_id, 0).version
+            case "publisher":
+                return replace(found, bundle=replace(found.bundle, public_key=STRANGER.public))
+        return replace(found, version=version)
+
+    def chunk(self, sha256: str) -> bytes:
+        """Other bytes than those that were named."""
+        data = super().chunk(sha256)
+        return data[:-1] + bytes([data[-1] ^ 1]) if self.what == "bytes" else data
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [("signature", InvalidVersion), ("number", InvalidVersion), ("publisher", InvalidBundle), ("bytes", InvalidInput)],
+)
+def test_what_a_coordinator_has_changed_is_never_fetched(host: Hosted, what: str, kind: type[FaninError]) -> None:
+    with closing(Line(host.address, host.ca)) as line:
+        forger = Forger(line, host.operator_token)
+        assert fetch_version(forger, "run", 1, f.PUBLISHER.public).version.number == 1
+        forger.what = what
+        with pytest.raises(kind):
+            fetch_version(forger, "run", 1, f.PUBLISHER.public)

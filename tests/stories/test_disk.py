@@ -1,0 +1,74 @@
+"""What a Run leaves on a coordinator's disk: what ``fanin verify`` reads, and nothing else."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import federations as f
+from support.hosted import Hosted
+from support.peers import Peer, pieces
+from support.snapshot import snapshot
+
+from fanin.edge.bundle import Bundle
+from fanin.protos import messages as m
+from fanin.protos.errors import InvalidUpdate
+from fanin.protos.runs import Command, Resume, Stop
+
+NUM_ROUNDS = 3
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Hosted]:
+    """A coordinator."""
+    host = Hosted(tmp_path).start()
+    yield host
+    host.stop()
+
+
+def needed(host: Hosted, bundle: Bundle, payloads: set[str]) -> set[str]:
+    """All that the Versions of a Run are computed from, and they themselves."""
+    artifacts = set(bundle.manifest.artifacts.values())
+    with host.operator() as operator:
+        newest = operator.version("run")
+        artifacts |= {operator.version("run", number).version.parameters for number in range(newest.version.number + 1)}
+    artifacts.add(newest.bundle.manifest)
+    chunks = {ref.sha256 for artifact in artifacts for ref in artifact.chunks}
+    return payloads | {f"blobs/{sha256[:2]}/{sha256}" for sha256 in chunks}
+
+
+def work(device: Peer, round_number: int) -> str:
+    """Take part in a Round; where the coordinator keeps the Update."""
+    device.begin()
+    assert device.work.round == round_number
+    header, payload = device.update()
+    assert device.upload(header, payload).update_state is m.UpdateState.ACCEPTED
+    return f"updates/run/{round_number}/{device.device_id}.{header.payload.sha256[:16]}.payload"
+
+
+def test_a_run_leaves_what_its_versions_are_computed_from_and_nothing_else(host: Hosted) -> None:
+    bundle = f.bundle_in(host.folder)
+    host.start_run(f.plan(NUM_ROUNDS), bundle, f.PUBLISHER)
+    devices = f.peers(host, bundle, host.folder)
+    # A Round that fails, with an Update that was accepted, one that was half sent and one that was wrong.
+    given_up = work(devices[0], 1)
+    assert given_up in snapshot(host.state).files
+    for device in devices[1:]:
+        device.begin()
+    header, payload = devices[1].update()
+    devices[1].send(header, pieces(payload, 0, len(payload) // 2))
+    with pytest.raises(InvalidUpdate):
+        devices[2].send(devices[2].update()[0], pieces(payload))
+    with host.operator() as operator:
+        operator.command(Command(command_id="stop", run_id="run", what=Stop()))
+        operator.command(Command(command_id="resume", run_id="run", what=Resume(num_rounds=NUM_ROUNDS)))
+    payloads = set()
+    for number in range(2, 2 + NUM_ROUNDS):
+        host.await_round("run", number)
+        payloads |= {work(device, number) for device in devices}
+    assert len(host.published()) == NUM_ROUNDS
+    # And what a process left that died while it wrote.
+    host.stop()
+    (some, *_) = (host.state / "blobs").glob("*/*")
+    some.with_name(f"{some.name}.0123abcd.new").write_bytes(b"half")
+    host.start()
+    assert set(snapshot(host.state).files) == needed(host, bundle, payloads)

@@ -1,0 +1,117 @@
+"""The app of docs/edge.md, as it stands there: it joins over TLS, trains when it may, and asks what is newest."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.hosted import Hosted
+from support.linear import NUM_CLASSES, NUM_INPUTS, linear_graphs
+from support.values import PUBLISHER, plan
+
+from fanin.clients.data import open_npz
+from fanin.clients.embed import Home, joined
+from fanin.edge.assemble import assemble
+from fanin.protos.runs import RunState
+
+PAGE = Path(__file__).parents[2] / "docs" / "edge.md"
+WAIT_S = 60.0
+
+
+def example() -> str:
+    """The app's text."""
+    section = PAGE.read_text().split("### In an app\n", 1)[1].split("\n## ", 1)[0]
+    (code,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    return str(code)
+
+
+@contextmanager
+def app_in(folder: Path, address: str) -> Iterator[Path]:
+    """The app in a process of its own; the file that it prints to."""
+    (folder / "app.py").write_text(example())
+    out = folder / "out"
+    environment = os.environ | {"FANIN_SERVER": address, "OMP_NUM_THREADS": "1"}
+    with out.open("w") as file, (folder / "err").open("w") as errors:
+        app = subprocess.Popen([sys.executable, "app.py"], cwd=folder, env=environment, stdout=file, stderr=errors)
+        try:
+            yield out
+            assert app.poll() is None, (folder / "err").read_text()
+        finally:
+            app.kill()
+            app.wait()
+
+
+def await_line(out: Path, expected: str) -> str:
+    """The first line that says so."""
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        for line in out.read_text().splitlines():
+            if re.fullmatch(expected, line):
+                return line
+        time.sleep(0.05)
+    raise AssertionError(f"got {out.read_text()!r}, {(out.parent / 'err').read_text()!r}, expected {expected!r}")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Hosted]:
+    """A coordinator with a Run of two Rounds for one device, and what README's walk leaves beside it."""
+    host = Hosted(tmp_path).start()
+    bundle = assemble(linear_graphs(), tmp_path / "bundle", PUBLISHER)
+    host.start_run(plan(buffer=1, max_rounds=2), bundle, PUBLISHER)
+    (tmp_path / "fanin-state" / "tls").mkdir(parents=True)
+    (tmp_path / "fanin-state" / "tls" / "ca.pem").write_bytes(host.ca)
+    (tmp_path / "fanin-state" / "tokens").mkdir()
+    (tmp_path / "fanin-state" / "tokens" / "device.token").write_text(host.device_token + "\n")
+    (tmp_path / "publisher.pub").write_text(PUBLISHER.public + "\n")
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((50, NUM_INPUTS)).astype(np.float32)
+    np.savez(tmp_path / "device-0.npz", x=x, y=rng.integers(0, NUM_CLASSES, 50).astype(np.int32))
+    yield host
+    host.stop()
+
+
+def test_the_documented_app_waits_until_it_may_trains_and_answers_without_a_coordinator(
+    tmp_path: Path, host: Hosted
+) -> None:
+    (tmp_path / "on-battery").touch()
+    with app_in(tmp_path, host.address) as out, host.operator() as operator:
+        time.sleep(1.5)
+        assert operator.run("run").version == 0 and out.read_text() == ""
+        (tmp_path / "on-battery").unlink()
+        assert [event.number for event in host.published()] == [1, 2]
+        assert operator.run("run").state is RunState.FINISHED
+        # The second Round began from Version 1: the newest that this device was given.
+        before = await_line(out, r"version \('run', 1\): 0\.\d{3} of 10 right")
+    host.stop()
+    with app_in(tmp_path, host.address) as out:
+        assert await_line(out, r"version .*") == before
+
+
+def test_what_the_app_says_is_refused_without_a_trusted_publisher(tmp_path: Path, host: Hosted) -> None:
+    (tmp_path / "publisher.pub").write_text("00" * 32 + "\n")
+    with app_in(tmp_path, host.address) as out, host.operator() as operator:
+        until = time.monotonic() + WAIT_S
+        while "fetch: " not in (tmp_path / "err").read_text() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert "publisher" in (tmp_path / "err").read_text()
+        assert operator.run("run").version == 0 and out.read_text() == ""
+
+
+def test_a_coordinator_that_refuses_for_good_is_told_in_the_log(
+    tmp_path: Path, host: Hosted, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = Home(
+        server=host.address, ca=host.ca, token="wrong", publisher=PUBLISHER.public, folder=tmp_path / "device-0"
+    )
+    with joined(home, open_npz(tmp_path / "device-0.npz", 0, 0.2)) as client:
+        until = time.monotonic() + WAIT_S
+        while "takes no further part" not in caplog.text and time.monotonic() < until:
+            time.sleep(0.05)
+        assert re.search("this device takes no further part: stopped: .*token", caplog.text)
+        assert client.served_version is None

@@ -1,0 +1,121 @@
+"""One Plan over real gRPC and in memory: the same closed set ends in the same Version, by whatever way it came."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import federations as f
+from support.hosted import Hosted
+from support.peers import PIECE_BYTES, Peer, pieces
+from support.scenarios import PATIENT_S, WILD, members
+
+from fanin.protos import messages as m
+from fanin.protos.chunks import CHUNK_BYTES
+from fanin.protos.plans import Plan
+from fanin.protos.runs import RoundClosed
+from fanin.simulation import Outcome, Scenario, simulate
+
+FAST = replace(WILD, piece_s=0.01, cut=0.1)
+"""1.2 MB are 293 pieces of a loopback."""
+
+
+def patient(num_rounds: int) -> Plan:
+    """The stories' Plan, with a deadline that nobody misses."""
+    told = f.plan(num_rounds=num_rounds)
+    return replace(told, cohort=replace(told.cohort, deadline_s=PATIENT_S))
+
+
+@pytest.fixture(scope="module")
+def in_memory(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Two Rounds on a virtual clock, by devices that behave as badly as they can, and a coordinator that restarts."""
+    folder = tmp_path_factory.mktemp("memory")
+    scenario = Scenario(
+        plan=patient(2),
+        bundle=f.bundle_in(folder),
+        publisher=f.PUBLISHER,
+        members=members([FAST] * f.NUM_DEVICES),
+        seed=1,
+        stops_s=(30.0, 90.0),
+    )
+    found = simulate(scenario, folder)
+    assert {"stops", "is back"} <= {noted.what for noted in found.log}
+    assert any(noted.what.startswith("lies: ") for noted in found.log)
+    return found
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Hosted]:
+    """The same Plan behind gRPC and TLS."""
+    host = Hosted(tmp_path).start()
+    host.start_run(patient(2), f.bundle_in(tmp_path), f.PUBLISHER)
+    yield host
+    host.stop()
+
+
+def one_by_one(host: Hosted, devices: list[Peer]) -> None:
+    """In their order."""
+    for device in devices:
+        device.take_part()
+
+
+def backwards_over_restarts(host: Hosted, devices: list[Peer]) -> None:
+    """The last one first, and the coordinator begins anew after each."""
+    for device in reversed(devices):
+        device.take_part()
+        host.stop()
+        host.start()
+
+
+def interleaved_over_a_restart(host: Hosted, devices: list[Peer]) -> None:
+    """All three half sent, in turn; a restart; then the rest of each, and none of what was there is sent again."""
+    made = []
+    for device in devices:
+        device.begin()
+        header, payload = device.update()
+        half = f.NUM_VALUES * 4 // PIECE_BYTES * PIECE_BYTES
+        device.send(header, pieces(payload, 0, half))
+        made.append((device, header, payload))
+    host.stop()
+    host.start()
+    for device, header, payload in reversed(made):
+        assert device.upload(header, payload).update_state is m.UpdateState.ACCEPTED
+
+
+def all_at_once(host: Hosted, devices: list[Peer]) -> None:
+    """On a thread each."""
+    with ThreadPoolExecutor(len(devices)) as threads:
+        list(threads.map(Peer.take_part, devices))
+
+
+Way = Callable[[Hosted, list[Peer]], None]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(one_by_one, backwards_over_restarts), (interleaved_over_a_restart, all_at_once)],
+    ids=lambda way: way.__name__,
+)
+def test_the_same_closed_set_is_the_same_version(host: Hosted, in_memory: Outcome, first: Way, second: Way) -> None:
+    devices = f.peers(host, f.bundle_in(host.folder), host.folder)
+    for number, way in enumerate((first, second), start=1):
+        host.await_round("run", number)
+        way(host, devices)
+    versions = host.published()
+    assert tuple(event.version_sha256 for event in versions) == in_memory.digests
+    # Of each half that was there before the restart the whole Chunk.
+    expected = f.NUM_DEVICES * CHUNK_BYTES if first is interleaved_over_a_restart else 0
+    assert versions[0].bytes_up_resumed == expected
+
+
+def test_the_orders_were_others(host: Hosted, in_memory: Outcome) -> None:
+    devices = f.peers(host, f.bundle_in(host.folder), host.folder)
+    one_by_one(host, devices)
+    host.await_round("run", 2)
+    backwards_over_restarts(host, devices)
+    with host.operator() as operator:
+        events = [recorded.event for recorded in operator.watch("run")]
+    names = {device.device_id: index for index, device in enumerate(devices)}
+    closed = [[names[device] for device in event.accepted] for event in events if isinstance(event, RoundClosed)]
+    assert closed == [[0, 1, 2], [2, 1, 0]]

@@ -1,0 +1,200 @@
+"""Clients that hold on to a transfer without getting on with it, and Rounds that end while one is under way."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import grpc
+import pytest
+from support import federations as f
+from support.hosted import Hosted
+from support.leaks import SETTLE_S, nothing_leaks
+from support.peers import FLEET, PIECE_BYTES, Peer, pieces, sign
+
+from fanin.protos import convert as c
+from fanin.protos import messages as m
+from fanin.protos.chunks import CHUNK_BYTES
+from fanin.protos.errors import Unavailable
+from fanin.protos.runs import Command, Stop
+from fanin.server.coordinator import Limits
+from fanin.v1 import fleet_pb2 as pb
+
+STALL_S = 0.4
+SOON_S = 5.0
+"""A small part of what a coordinator otherwise waits for a device."""
+LARGE = {"a": (1000, 1500)}
+"""6 MB: six Chunks."""
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[Hosted]:
+    """A coordinator that does not wait long for a client."""
+    host = Hosted(tmp_path, limits=Limits(stall_s=STALL_S)).start()
+    yield host
+    host.stop()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Hosted]:
+    """A coordinator that waits as long as coordinators do."""
+    host = Hosted(tmp_path).start()
+    yield host
+    host.stop()
+
+
+def begun(host: Hosted, num_spare: int = 0) -> list[Peer]:
+    """The devices at work in an open Round."""
+    bundle = f.bundle_in(host.folder, LARGE)
+    host.start_run(f.plan(num_spare=num_spare), bundle, f.PUBLISHER)
+    devices = f.peers(host, bundle, host.folder, f.NUM_DEVICES + num_spare)
+    for device in devices:
+        device.begin()
+    return devices
+
+
+def parts(header: m.UpdateHeader, payload: bytes, size_bytes: int, pause_s: float, until: float) -> Iterator[bytes]:
+    """An upload in pieces of a size, with a pause before each, that ends at ``until`` at the latest."""
+    yield c.upload_to_proto(header).SerializeToString()
+    for start in range(0, len(payload), size_bytes):
+        time.sleep(pause_s)
+        if time.monotonic() > until:
+            return
+        piece = m.Piece(offset=start, data=payload[start : start + size_bytes])
+        yield c.upload_to_proto(piece).SerializeToString()
+
+
+def test_one_that_trickles_is_ended_although_something_comes_all_the_time(impatient: Hosted) -> None:
+    device, *_ = begun(impatient)
+    header, payload = device.update()
+    spooled = (f"{header.assignment_id}.header", f"{header.assignment_id}.part")
+    began = time.monotonic()
+    with nothing_leaks(impatient, left=spooled), device.line() as line:
+        call = sign(device.key, "Upload", c.upload_to_proto(header).SerializeToString())
+        requests = parts(header, payload, 1, STALL_S / 8, began + SETTLE_S)
+        with pytest.raises(Unavailable, match="try again later"):
+            list(line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
+    assert time.monotonic() - began < SOON_S
+    # The same device on a line that works goes on.
+    assert device.upload(header, payload).update_state is m.UpdateState.ACCEPTED
+
+
+def test_one_that_is_slow_but_gets_on_is_borne_with(impatient: Hosted) -> None:
+    device, *_ = begun(impatient)
+    header, payload = device.update()
+    began = time.monotonic()
+    with device.line() as line:
+        call = sign(device.key, "Upload", c.upload_to_proto(header).SerializeToString())
+        requests = parts(header, payload, CHUNK_BYTES, STALL_S / 3, began + SETTLE_S)
+        replies = list(line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
+    assert c.upload_reply_from_proto(replies[-1]).update_state is m.UpdateState.ACCEPTED
+    assert time.monotonic() - began > 1.5 * STALL_S
+
+
+def await_true(holds: Callable[[], bool]) -> None:
+    """Return when it does."""
+    until = time.monotonic() + SETTLE_S / 2
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def narrow(host: Hosted) -> grpc.Channel:
+    """A line of a client that holds little of what it has not read."""
+    options = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+    return grpc.secure_channel(host.address, grpc.ssl_channel_credentials(host.ca), options)
+
+
+def test_one_that_never_reads_what_it_downloads_is_ended(impatient: Hosted, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    device, *_ = begun(impatient)
+    # Of the graph's and the parameters' Chunks the whole ones are the same zeros.
+    chunk = device.work.version.parameters.chunks[1]
+    assert chunk.size_bytes == CHUNK_BYTES
+    wanted = m.Download(assignment_id=device.work.assignment_id, sha256=chunk.sha256, offset=0)
+    body = c.download_to_proto(wanted).SerializeToString()
+    with nothing_leaks(impatient), narrow(impatient) as channel:
+        ask: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{FLEET}Download")
+        stream = ask(body, metadata=sign(device.key, "Download", body).metadata)
+        assert next(stream)
+        await_true(lambda: f"call: its caller read nothing for {STALL_S:g} s" in caplog.text)
+        with pytest.raises(grpc.RpcError) as error:
+            list(stream)
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def stop(host: Hosted, others: list[Peer]) -> None:
+    """The operator ends the Run."""
+    with host.operator() as operator:
+        operator.command(Command(command_id="stop", run_id="run", what=Stop()))
+
+
+def finish(host: Hosted, others: list[Peer]) -> None:
+    """The others fill the Round's buffer."""
+    for device in others:
+        assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
+
+
+Ending = Callable[[Hosted, list[Peer]], None]
+
+
+@pytest.mark.parametrize("end", [finish, stop])
+def test_a_round_that_ends_tells_a_device_in_mid_chunk_at_once(host: Hosted, end: Ending) -> None:
+    late, *others = begun(host, num_spare=1)
+    header, payload = late.update()
+    is_over = threading.Event()
+
+    def stalling() -> Iterator[bytes]:
+        yield c.upload_to_proto(header).SerializeToString()
+        for piece in pieces(payload, 0, CHUNK_BYTES + PIECE_BYTES + 100):
+            yield c.upload_to_proto(piece).SerializeToString()
+        is_over.wait(SETTLE_S)
+
+    with late.line() as line:
+        call = sign(late.key, "Upload", c.upload_to_proto(header).SerializeToString())
+        with closing(line.stream_stream(f"{FLEET}Upload", stalling(), pb.UploadReply.FromString, call)) as replies:
+            told = (c.upload_reply_from_proto(reply) for reply in replies)
+            for reply in told:
+                if reply.received_bytes == CHUNK_BYTES:
+                    break
+            end(host, others)
+            began = time.monotonic()
+            (last,) = told
+            assert time.monotonic() - began < SOON_S
+        is_over.set()
+    assert (last.round_state, last.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
+    assert list((host.state / "spool").iterdir()) == []
+
+
+def test_the_production_client_hears_of_it_while_it_is_sending(host: Hosted) -> None:
+    late, *others = begun(host, num_spare=1)
+    header, payload = late.update()
+    is_reading, is_over = threading.Event(), threading.Event()
+
+    def read(offset: int, size_bytes: int) -> bytes:
+        if offset >= CHUNK_BYTES + PIECE_BYTES:
+            # A line, or a disk, that takes its time for this piece.
+            is_reading.set()
+            is_over.wait(SETTLE_S)
+        return payload[offset : offset + size_bytes]
+
+    outcome: list[tuple[m.UploadReply, float]] = []
+
+    def send() -> None:
+        with late.transport() as transport:
+            outcome.append((transport.upload(header, read), time.monotonic()))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert is_reading.wait(SETTLE_S)
+    finish(host, others)
+    host.published()
+    ended = time.monotonic()
+    sender.join(SETTLE_S)
+    was_reading = not is_over.is_set()
+    is_over.set()
+    ((reply, heard),) = outcome
+    assert was_reading
+    assert heard - ended < SOON_S
+    assert (reply.round_state, reply.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)

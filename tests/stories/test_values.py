@@ -1,0 +1,65 @@
+"""A model of values in a federation: devices tell what int8 adds to its squared error, and the Run acts on it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.hosted import Hosted
+from support.scalar import TOO_MUCH, examples, scalar_graphs
+from support.values import PUBLISHER, plan
+
+from fanin.clients.data import Examples, memory_store
+from fanin.clients.embed import Home, joined
+from fanin.commands.show import describe, event_row
+from fanin.edge.assemble import assemble
+from fanin.protos.plans import StopPlan
+from fanin.protos.runs import Recorded, RunRested, RunState, VersionPublished
+
+NOISE = 0.5
+
+
+@pytest.mark.parametrize("limit", [0.0, 10.0])
+def test_devices_tell_how_far_int8_is_behind_and_the_run_pauses(tmp_path: Path, limit: float) -> None:
+    x, y = examples(200, NOISE)
+    store = memory_store(Examples(x=x, y=y), 0, 0.5)
+    bundle = assemble(scalar_graphs(), tmp_path / "bundle", PUBLISHER)
+    host = Hosted(tmp_path).start()
+    stop = StopPlan(max_rounds=2, max_int8_drop=limit)
+    home = Home(
+        server=host.address,
+        ca=host.ca,
+        token=host.device_token,
+        publisher=PUBLISHER.public,
+        folder=tmp_path / "device",
+        runtime="onnx",
+    )
+    try:
+        host.start_run(replace(plan(buffer=1), stop=stop), bundle, PUBLISHER)
+        with joined(home, store), host.operator() as operator:
+            found: list[Recorded] = []
+            for recorded in operator.watch("run"):
+                found.append(recorded)
+                if isinstance(recorded.event, RunRested):
+                    break
+    finally:
+        host.stop()
+    versions = [one for one in found if isinstance(one.event, VersionPublished) and one.event.round]
+    (rested,) = (one.event for one in found if isinstance(one.event, RunRested))
+    # Version 0 has the true weights: float errs by the noise, int8 by what it says too much besides.
+    held_x, held_y = store.validation.x.astype(np.float64), store.validation.y.astype(np.float64)
+    said = held_x @ np.array([[1.0], [-2.0], [0.5]])
+    squares_float, squares_int8 = ((part - held_y) ** 2 for part in (said, TOO_MUCH * said))
+    expected = 100 * (squares_int8.sum() / squares_float.sum() - 1)
+    first = versions[0].event
+    assert isinstance(first, VersionPublished) and first.evaluation is not None
+    assert first.evaluation.num_examples == len(store.validation)
+    assert first.evaluation.int8_rise_percent == pytest.approx(expected, rel=1e-4)
+    assert f"int8's squared error +{first.evaluation.int8_rise_percent:.2f} % (int8 lags far behind" in describe(first)
+    told = event_row(versions[0])["evaluation"]
+    assert isinstance(told, dict) and told["int8_rise_percent"] == first.evaluation.int8_rise_percent
+    if limit:
+        assert len(versions) == 1 and rested.state is RunState.PAUSED
+        assert rested.reason.startswith(f"int8 adds {expected:.2f} % to the squared error on 100 examples")
+    else:
+        assert len(versions) == 2 and rested.state is RunState.FINISHED

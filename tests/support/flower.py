@@ -1,0 +1,105 @@
+"""Updates that both fanin and Flower average: drawn once, by devices of a federation in memory."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fanin.clients.models import OpenedModel
+from fanin.clients.testing import Member, SyntheticTrainer, synthetic_bundle
+from fanin.clients.updates import TrainingOutcome
+from fanin.edge.grid import FIRST_RANGE
+from fanin.edge.tensors import Float32s
+from fanin.protos.messages import Assignment, CodecSpec
+from fanin.protos.plans import DEFAULT_MAX_SHIFTS
+from fanin.server.aggregation import blocks_within
+from fanin.server.state import look_into
+from fanin.simulation import Scenario, simulate
+from support.virtual import PUBLISHER, plan
+
+SHAPES = {"conv": (4, 3, 3), "bias": (4,), "scale": ()}
+NUM_EXAMPLES = (1, 37, 250, 4096)
+"""As uneven as a Plan allows."""
+NUM_ROUNDS = 3
+ROUNDING = {"fixed32": 0.5, "int8": 1.0}
+"""How many steps of its own grid a codec may move a value."""
+FLOAT_BITS = 24
+
+
+@dataclass
+class Recording:
+    """A trainer that keeps what it drew, by Round."""
+
+    drawn: SyntheticTrainer
+    changes: dict[int, Float32s] = field(default_factory=dict)
+    runtime: str = "synthetic 1"
+    graph_format: str = "onnx"
+
+    def train(self, model: OpenedModel, assignment: Assignment, bytes_downloaded: int) -> TrainingOutcome:
+        """Draw the change."""
+        outcome = self.drawn.train(model, assignment, bytes_downloaded)
+        self.changes[assignment.round] = outcome.change
+        return outcome
+
+
+@dataclass(frozen=True)
+class Federated:
+    """What fanin made of the Updates: after each Round the parameters, and how far the codec may have moved each.
+
+    ``asked`` is what Flower is to average (``flower_fedavg``).
+    """
+
+    codec: str
+    asked: dict[str, object]
+    parameters: list[Float32s]
+    bounds: list[np.ndarray]
+
+
+def federated(folder: Path, codec: str) -> Federated:
+    """Rounds of four devices through the whole coordinator."""
+    bundle = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
+    trainers = [
+        Recording(SyntheticTrainer(partition=index, num_examples=count, scale=0.001 * 5**index))
+        for index, count in enumerate(NUM_EXAMPLES)
+    ]
+    members = tuple(Member(device=f"device-{index}", trainer=trainer) for index, trainer in enumerate(trainers))
+    spec = CodecSpec(name=codec, max_shift=DEFAULT_MAX_SHIFTS[codec])
+    parameters = []
+    for num_rounds in range(1, NUM_ROUNDS + 1):
+        wanted = plan(max_rounds=num_rounds, codec=spec)
+        scenario = Scenario(plan=wanted, bundle=bundle, publisher=PUBLISHER, members=members)
+        found = simulate(scenario, folder / str(num_rounds))
+        assert all(version.num_saturated == 0 for version in found.versions)
+        parameters.append(found.parameters)
+    rounds = [
+        [[trainer.drawn.num_examples, hexed(trainer.changes[number])] for trainer in trainers]
+        for number in range(1, NUM_ROUNDS + 1)
+    ]
+    asked = {"start": hexed(bundle.initial_parameters()), "rounds": rounds}
+    return Federated(codec, asked, parameters, _bounds(folder / str(NUM_ROUNDS), codec, parameters))
+
+
+def _bounds(folder: Path, codec: str, parameters: list[Float32s]) -> list[np.ndarray]:
+    """The weighted mean of what each Update may be off by, on the grid that it was made for; and what Flower, which
+    adds up in float32, may be off by itself: one rounding each for a client's parameters, its product and its sum."""
+    record, bounds = look_into(folder / "state"), []
+    table = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES).manifest.table
+    so_far = np.zeros(table.num_values)
+    # A client may end further out than the mean of all: by less than what a first grid reaches.
+    largest = max(float(np.abs(flat).max()) for flat in parameters) + FIRST_RANGE
+    for made in record.rounds.rounds("run"):
+        updates = record.rounds.updates("run", made.round)
+        total = sum(update.header.statistics.counts["examples"] for update in updates)
+        for update in updates:
+            share = update.header.statistics.counts["examples"] / total
+            exponents = [step + shift for step, shift in zip(made.grid, update.header.shifts, strict=True)]
+            for start, stop, exponent in blocks_within(table, exponents, 0, table.num_values):
+                so_far[start:stop] += share * ROUNDING[codec] * 2.0**exponent
+        so_far = so_far + 3 * len(updates) * largest * 2.0**-FLOAT_BITS
+        bounds.append(so_far)
+    return bounds
+
+
+def hexed(flat: Float32s) -> str:
+    """As in the golden file."""
+    return flat.astype("<f4").tobytes().hex()

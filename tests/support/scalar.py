@@ -1,0 +1,70 @@
+"""A linear model of values whose graphs are written node by node, and whose int8 graph says more than it should."""
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from fanin.edge.assemble import AssembledGraphs
+from support.linear import file, port
+
+NUM_INPUTS, BATCH_SIZE = 3, 4
+TOO_MUCH = 1.5
+"""The ``infer`` graph says so many times what it should."""
+WEIGHT = np.array([[1.0], [-2.0], [0.5]], np.float32)
+FORWARD = helper.make_node("MatMul", ["x", "w"], ["values"])
+LOSSES = [
+    FORWARD,
+    helper.make_node("Sub", ["values", "y"], ["errors"]),
+    helper.make_node("Unsqueeze", ["mask", "along"], ["column"]),
+    helper.make_node("Mul", ["errors", "column"], ["kept"]),
+    helper.make_node("Mul", ["kept", "kept"], ["squares"]),
+    helper.make_node("ReduceSum", ["squares"], ["loss_sum"], keepdims=0),
+]
+STEP = [
+    *LOSSES,
+    helper.make_node("ReduceSum", ["mask"], ["samples"], keepdims=0),
+    helper.make_node("Max", ["samples", "one"], ["count"]),
+    helper.make_node("Div", ["loss_sum", "count"], ["loss"]),
+    helper.make_node("Div", ["kept", "count"], ["slopes"]),
+    helper.make_node("Transpose", ["x"], ["turned"], perm=[1, 0]),
+    helper.make_node("MatMul", ["turned", "slopes"], ["gradient"]),
+    helper.make_node("Mul", ["gradient", "learning_rate"], ["change"]),
+    helper.make_node("Sub", ["w", "change"], ["next.w"]),
+]
+CONSTANTS = {"along": np.array([1], np.int64), "one": np.array(1.0, np.float32)}
+PORTS = (
+    port("w", NUM_INPUTS, 1),
+    port("x", BATCH_SIZE, NUM_INPUTS),
+    port("y", BATCH_SIZE, 1),
+    port("mask", BATCH_SIZE),
+)
+
+
+def examples(num: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
+    """(x, y) that the model explains but for noise."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((num, NUM_INPUTS)).astype(np.float32)
+    return x, (x @ WEIGHT + noise * rng.standard_normal((num, 1))).astype(np.float32)
+
+
+def scalar_graphs() -> AssembledGraphs:
+    """What a Bundle of them is made of."""
+    train = file(STEP, (*PORTS, port("learning_rate")), (port("next.w", NUM_INPUTS, 1), port("loss")), CONSTANTS)
+    said = helper.make_node("Identity", ["values"], ["predicted"])
+    evaluate = file(
+        [*LOSSES, said], PORTS, (port("loss_sum"), port("predicted", BATCH_SIZE, 1)), {"along": CONSTANTS["along"]}
+    )
+    louder: onnx.NodeProto = helper.make_node("Mul", ["values", "too_much"], ["logits"])
+    infer = file(
+        [FORWARD, louder],
+        [port("x", "n", NUM_INPUTS)],
+        [port("logits", "n", 1)],
+        {"w": np.zeros_like(WEIGHT), "too_much": np.array(TOO_MUCH, np.float32)},
+    )
+    return AssembledGraphs(
+        name="scalar",
+        batch_size=BATCH_SIZE,
+        num_classes=0,
+        parameters={"w": WEIGHT},
+        graphs={"onnx": {"train": train, "evaluate": evaluate, "infer": infer}},
+    )

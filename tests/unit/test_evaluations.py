@@ -1,0 +1,91 @@
+"""What devices tell of a Version, folded: the same that one would say who had all their examples."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fanin.edge.evaluations import SQUARES_FLOAT, SQUARES_INT8, counts_of
+from fanin.edge.measure import Measured
+from fanin.protos import messages as m
+from fanin.protos.runs import Evaluation
+from fanin.server.stopping import MAX_RISE, evaluation_of
+
+
+def test_sums_become_means_and_shares() -> None:
+    counts = {
+        m.EVAL_EXAMPLES: 8,
+        m.EVAL_PREDICTIONS: 8,
+        m.EVAL_LOSS: 4 * m.LOSS_UNIT,
+        m.EVAL_CORRECT_FLOAT: 6,
+        m.EVAL_CORRECT_INT8: 5,
+        m.EVAL_AGREE: 7,
+    }
+    assert evaluation_of(counts) == Evaluation(
+        num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875
+    )
+
+
+def test_shares_are_of_what_was_asked_for() -> None:
+    # Two sequences of 8 places each, 3 of them without a token.
+    counts = counts_of(Measured(num_examples=2, loss_sum=1.0, num_predictions=13, num_correct_float=13), 20)
+    found = evaluation_of(counts)
+    assert found == Evaluation(num_examples=2, loss=0.5, accuracy_float=1.0, accuracy_int8=0.0, int8_agreement=0.0)
+
+
+@pytest.mark.parametrize("counts", [{}, {m.EVAL_EXAMPLES: 0, m.EVAL_LOSS: 5}, {m.EVAL_EXAMPLES: -3}])
+def test_without_validation_there_is_no_evaluation(counts: dict[str, int]) -> None:
+    assert evaluation_of(counts) is None
+
+
+SCALES = st.integers(-24, 30).map(lambda exponent: 2.0**exponent)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 99), st.floats(0.1, 9.0), st.floats(-0.1, 9.0)), min_size=1, max_size=6),
+    scale=SCALES,
+)
+def test_the_rise_over_all_devices_is_that_of_all_examples_whatever_their_scale(
+    rows: list[tuple[int, float, float]], scale: float
+) -> None:
+    told: Counter[str] = Counter()
+    for num_examples, error, added in rows:
+        device = Measured(
+            num_examples=num_examples,
+            loss_sum=0.5,
+            squares_float=error * scale,
+            squares_int8=(error + added) * scale,
+            squares_wanted=num_examples * scale,
+        )
+        told.update(m.Statistics(counts=counts_of(device, 0)).counts)
+    together = Measured(
+        num_examples=sum(row[0] for row in rows),
+        loss_sum=0.5 * len(rows),
+        squares_float=sum(row[1] for row in rows) * scale,
+        squares_int8=sum(row[1] + row[2] for row in rows) * scale,
+        squares_wanted=sum(row[0] for row in rows) * scale,
+    )
+    found = evaluation_of(told)
+    assert found is not None and found.int8_rise_percent is not None
+    assert found.int8_rise_percent == pytest.approx(together.rise_percent, rel=1e-3, abs=1e-3)
+    assert (found.num_examples, found.accuracy_float, found.accuracy_int8) == (together.num_examples, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("error", [float("inf"), float("nan"), 1e300])
+def test_an_error_without_bound_is_as_much_as_can_be_told(error: float) -> None:
+    counts = counts_of(Measured(num_examples=1, loss_sum=0.0, squares_float=1.0, squares_int8=error), 0)
+    assert m.Statistics(counts=counts).counts[SQUARES_INT8] == m.MAX_COUNT
+    found = evaluation_of(counts)
+    assert found is not None and found.int8_rise_percent == MAX_RISE
+
+
+def test_where_float_makes_no_error_any_of_int8_is_told_as_a_number() -> None:
+    found = evaluation_of(counts_of(Measured(num_examples=1, loss_sum=0.0, squares_int8=0.5), 0))
+    assert found is not None and found.int8_rise_percent == MAX_RISE
+
+
+def test_a_model_of_classes_tells_no_squares() -> None:
+    found = evaluation_of(counts := counts_of(Measured(num_examples=1, loss_sum=0.0), 3))
+    assert SQUARES_FLOAT not in counts
+    assert found is not None and found.int8_rise_percent is None

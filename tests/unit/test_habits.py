@@ -1,0 +1,92 @@
+"""What devices do wrong on purpose: each lie is what it says, and the coordinator says why it is refused."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.scenarios import CALM, PATIENT_S, told
+from support.virtual import plan
+
+from fanin.clients.testing import Habits, Lie
+from fanin.protos.runs import RoundClosed
+
+REFUSED = {
+    Lie.DIGEST: "InvalidUpdate: update: chunk 0: digest mismatch",
+    Lie.RANGE: "InvalidUpdate: update: got 2 shifts up to 63, expected 2 up to 0",
+    Lie.COUNT: "InvalidUpdate: update: got -1 examples, expected at least 1",
+    Lie.ROUND: "InvalidUpdate: update: got run 'run' round ",
+    Lie.FOREIGN: "NotFound: assignment run.",
+}
+"""An Update that was sent before is not refused: it is told again that it counts, in its own Round."""
+
+
+@pytest.mark.parametrize("lie", list(Lie), ids=lambda lie: lie.name.lower())
+def test_a_liar_is_refused_and_changes_nothing(tmp_path: Path, lie: Lie) -> None:
+    wanted = plan(deadline_s=PATIENT_S, max_rounds=3)
+    honest = told(tmp_path / "honest", wanted, [CALM] * 4)
+    liar = replace(CALM, lie=0.6, lies=(lie,))
+    found = told(tmp_path / "liar", wanted, [CALM, CALM, CALM, liar], seed=1)
+    assert found.digests == honest.digests
+    said = [noted.what for noted in found.log if noted.who == "device-3"]
+    assert f"lies: {lie.value}" in said
+    answers = [what for what in said if what.startswith("is refused: ")]
+    if lie in REFUSED:
+        assert answers and all(what.startswith(f"is refused: {REFUSED[lie]}") for what in answers), answers
+    else:
+        # Before there was an earlier one, it claimed another Round instead.
+        assert len(answers) < said.count(f"lies: {lie.value}")
+    assert not any("is refused" in noted.what for noted in found.log if noted.who != "device-3")
+
+
+def test_a_line_breaks_before_within_and_after(tmp_path: Path) -> None:
+    found = told(tmp_path, plan(deadline_s=PATIENT_S), [replace(CALM, cut=0.4, piece_s=1.0)] * 4, seed=2)
+    broken = {noted.what for noted in found.log if noted.what.startswith("the line broke")}
+    expected = {f"the line broke: {what}, {when}" for what in ("check-in", "upload") for when in ("before", "after")}
+    assert expected | {"the line broke: upload, within", "the line broke: download, within"} <= broken
+
+
+def test_a_device_that_leaves_comes_back_with_its_cache(tmp_path: Path) -> None:
+    leaver = replace(CALM, stay_s=60.0, away_s=(5.0, 6.0), work_s=(20.0, 40.0))
+    found = told(tmp_path, plan(deadline_s=PATIENT_S), [CALM, CALM, CALM, leaver], seed=4)
+    mine = [noted.what for noted in found.log if noted.who == "device-3"]
+    assert "is back" in mine
+    # The Bundle's graph and Version 0 once, then one Version a Round: nothing that it had was fetched again.
+    calm = told(tmp_path / "calm", plan(deadline_s=PATIENT_S), [CALM] * 4, seed=4)
+    assert sum(version.bytes_down for version in found.versions) <= sum(version.bytes_down for version in calm.versions)
+
+
+def test_the_lost_do_not_come_back_and_a_quorum_goes_on(tmp_path: Path) -> None:
+    wanted = plan(quorum=2, deadline_s=500.0, max_rounds=2)
+    lost = replace(CALM, stay_s=1.0, lost=1.0)
+    found = told(tmp_path, wanted, [CALM, CALM, lost, lost])
+    assert {noted.who for noted in found.log if noted.what == "is gone for good"} == {"device-2", "device-3"}
+    closed = [recorded.event for recorded in found.events if isinstance(recorded.event, RoundClosed)]
+    assert [set(event.accepted) for event in closed] == [{"device-0", "device-1"}] * 2
+
+
+def test_slow_work_takes_its_times() -> None:
+    rng = random.Random(0)
+    assert {Habits(work_s=(2.0, 2.0), slow=1.0, slow_times=5.0).work(rng) for _ in range(3)} == {10.0}
+    assert {Habits(work_s=(2.0, 2.0)).work(rng) for _ in range(3)} == {2.0}
+    assert Habits().stay(rng) is None
+    assert Habits(lost=1.0).away(rng) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"slow": 1.5}, "got slow 1.5, expected a share"),
+        ({"cut": -0.1}, "got cut -0.1, expected a share"),
+        ({"lie": float("nan")}, "got lie nan, expected a share"),
+        ({"work_s": (3.0, 2.0)}, "got work_s 3.0 to 2.0"),
+        ({"away_s": (1.0, float("inf"))}, "got away_s 1.0 to inf"),
+        ({"stay_s": 0.0}, "got stay_s 0.0"),
+        ({"slow_times": 0.5}, "slow_times 0.5"),
+        ({"lie": 0.1, "lies": ()}, "no lie to tell"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_habits_that_nobody_has(wrong: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Habits(**wrong)

@@ -1,0 +1,164 @@
+"""A federation in memory: the same seed gives the same bits and the same log, whatever happens in it."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from support.scenarios import CALM, PATIENT_S, WILD, bundle_in, members, told
+from support.virtual import PUBLISHER, plan
+
+from fanin.clients.testing import Habits, Member, SyntheticTrainer, run_virtual
+from fanin.edge.keys import SigningKey
+from fanin.protos.errors import InvalidVersion, Unavailable
+from fanin.protos.runs import RoundClosed, RoundFailed, RunRested, RunState
+from fanin.server.state import look_into
+from fanin.server.verify import verify_run
+from fanin.simulation import Federation, Outcome, Scenario, simulate
+
+STOPS_S = (50.0, 200.0)
+
+
+def steady(work_s: float) -> Habits:
+    """Always as slow."""
+    return replace(CALM, work_s=(work_s, work_s))
+
+
+def closed(found: Outcome) -> list[tuple[str, ...]]:
+    """The sets, in the order of acceptance."""
+    return [recorded.event.accepted for recorded in found.events if isinstance(recorded.event, RoundClosed)]
+
+
+def test_three_rounds_end_in_three_versions_that_verify(tmp_path: Path) -> None:
+    found = told(tmp_path, plan(), [CALM] * 4)
+    assert [version.number for version in found.versions] == [1, 2, 3]
+    assert found.events[-1].event == RunRested(state=RunState.FINISHED, reason="3 of 3 rounds done")
+    assert [verdict.num_updates for verdict in found.verdicts] == [0, 4, 4, 4]
+    assert found.parameters.size == 4007 and found.parameters.any()
+    # Its folder is a coordinator's.
+    assert list(verify_run(look_into(tmp_path / "state"), "run")) == list(found.verdicts)
+
+
+def test_another_order_of_arrival_ends_in_the_same_bits(tmp_path: Path) -> None:
+    runs = [told(tmp_path / str(seed), plan(), [CALM] * 4, seed) for seed in range(3)]
+    assert len({tuple(closed(found)) for found in runs}) == 3
+    assert len({found.digests for found in runs}) == 1
+
+
+def test_a_round_closes_at_its_deadline_with_a_quorum(tmp_path: Path) -> None:
+    wanted = plan(quorum=2, deadline_s=60.0, max_rounds=1)
+    found = told(tmp_path, wanted, [steady(1.0), steady(2.0), steady(1000.0), steady(1000.0)])
+    assert closed(found) == [("device-0", "device-1")]
+    assert found.versions[0].round_s >= 60.0
+
+
+def test_a_run_whose_rounds_never_reach_their_quorum_fails(tmp_path: Path) -> None:
+    found = told(tmp_path, plan(deadline_s=60.0), [steady(1.0)] * 3)
+    failures = [recorded.event for recorded in found.events if isinstance(recorded.event, RoundFailed)]
+    assert [failure.reason for failure in failures] == ["3 updates within 60 s, expected at least 4"] * 3
+    rested = found.events[-1].event
+    assert isinstance(rested, RunRested) and rested.state is RunState.FAILED
+
+
+def test_the_same_seed_gives_the_same_bits_and_the_same_log(tmp_path: Path) -> None:
+    wanted = plan(deadline_s=PATIENT_S)
+    first, again, other = (
+        told(tmp_path / name, wanted, [WILD] * 4, seed, STOPS_S) for name, seed in (("a", 2), ("b", 2), ("c", 3))
+    )
+    assert [str(noted) for noted in first.log] == [str(noted) for noted in again.log]
+    assert first.events == again.events
+    assert other.log != first.log
+    # What devices and the coordinator go through differs; what they end in does not.
+    assert first.digests == again.digests == other.digests
+    said = {noted.what for noted in first.log}
+    assert {"stops", "serves", "is back"} <= said
+    assert any(what.startswith("lies: ") for what in said) and any("line broke" in what for what in said)
+
+
+HASHED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from hashlib import sha256
+from pathlib import Path
+from support.scenarios import PATIENT_S, WILD, told
+from support.virtual import plan
+found = told(Path(sys.argv[2]), plan(deadline_s=PATIENT_S), [WILD] * 4, 2, (50.0, 200.0))
+print(sha256("\\n".join(map(str, found.log)).encode()).hexdigest(), *found.digests)
+"""
+
+
+def test_another_process_gives_them_too(tmp_path: Path) -> None:
+    found = told(tmp_path / "here", plan(deadline_s=PATIENT_S), [WILD] * 4, 2, STOPS_S)
+    here = [sha256("\n".join(map(str, found.log)).encode()).hexdigest(), *found.digests]
+    # Sets of names are walked in another order for another seed of their hashes.
+    environment = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
+    command = [sys.executable, "-c", HASHED, str(Path(__file__).parents[1]), str(tmp_path / "there")]
+    there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert there.stdout.split() == here
+
+
+def test_stale_updates_and_wild_devices_still_end_in_what_the_record_says(tmp_path: Path) -> None:
+    wanted = plan(concurrency=4, buffer=2, quorum=2, deadline_s=PATIENT_S, max_rounds=6, max_staleness=3)
+    found = told(tmp_path, wanted, [steady(5.0), replace(WILD, work_s=(20.0, 60.0)), WILD, WILD], 5, STOPS_S)
+    assert len(found.versions) == 6
+    assert sum(version.num_stale for version in found.versions) > 0
+
+
+def test_a_run_that_cannot_end_is_told_of(tmp_path: Path) -> None:
+    scenario = Scenario(
+        plan=plan(), bundle=bundle_in(tmp_path), publisher=PUBLISHER, members=members([CALM] * 3), max_s=3600.0
+    )
+    gone = replace(scenario, members=members([replace(CALM, stay_s=1.0, lost=1.0)] * 4))
+    with pytest.raises(TimeoutError, match="the run has not ended after 3600 s; are enough members left"):
+        simulate(gone, tmp_path / "lost")
+    with pytest.raises(ValueError, match=r"expected at least one, each of another name"):
+        replace(scenario, members=members([CALM]) * 2)
+
+
+def test_a_device_that_fails_ends_the_whole(tmp_path: Path) -> None:
+    class Broken(SyntheticTrainer):
+        def train(self, *_: object) -> None:
+            raise ZeroDivisionError("of the trainer's own")
+
+    async def main() -> None:
+        async with Federation(tmp_path) as federation:
+            bundle = bundle_in(tmp_path)
+            await federation.start_run("run", plan(), bundle, PUBLISHER)
+            federation.join(Member(device="broken", trainer=Broken(partition=0)), bundle)
+            async for _ in federation.watch("run"):
+                pass
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run_virtual(main())
+    assert caught.group_contains(ZeroDivisionError)
+
+
+def test_a_mistake_of_the_body_is_told_bare(tmp_path: Path) -> None:
+    scenario = Scenario(
+        plan=plan(), bundle=bundle_in(tmp_path), publisher=SigningKey(bytes(32)), members=members([CALM] * 4)
+    )
+    with pytest.raises(InvalidVersion, match="signed"):
+        simulate(scenario, tmp_path)
+
+
+def test_nobody_serves_between_stop_and_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Federation(tmp_path) as federation:
+            bundle = bundle_in(tmp_path)
+            await federation.start_run("run", plan(max_rounds=1), bundle, PUBLISHER)
+            for member in members([CALM] * 4):
+                federation.join(member, bundle)
+            await asyncio.sleep(0.5)
+            await federation.stop()
+            with pytest.raises(Unavailable, match="nobody serves"):
+                assert federation.runs
+            await asyncio.sleep(1000.0)
+            await federation.start()
+            events = [recorded.event async for recorded in federation.watch("run")]
+            assert events[-1] == RunRested(state=RunState.FINISHED, reason="1 of 1 rounds done")
+
+    run_virtual(main())
