@@ -22,7 +22,7 @@ def test_sums_become_means_and_shares() -> None:
         m.EVAL_CORRECT_INT8: 5,
         m.EVAL_AGREE: 7,
     }
-    assert evaluation_of(counts) == Evaluation(
+    assert evaluation_of(counts, 10) == Evaluation(
         num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875
     )
 
@@ -30,13 +30,13 @@ def test_sums_become_means_and_shares() -> None:
 def test_shares_are_of_what_was_asked_for() -> None:
     # Two sequences of 8 places each, 3 of them without a token.
     counts = counts_of(Measured(num_examples=2, loss_sum=1.0, num_predictions=13, num_correct_float=13), 20)
-    found = evaluation_of(counts)
+    found = evaluation_of(counts, 20)
     assert found == Evaluation(num_examples=2, loss=0.5, accuracy_float=1.0, accuracy_int8=0.0, int8_agreement=0.0)
 
 
 @pytest.mark.parametrize("counts", [{}, {m.EVAL_EXAMPLES: 0, m.EVAL_LOSS: 5}, {m.EVAL_EXAMPLES: -3}])
 def test_without_validation_there_is_no_evaluation(counts: dict[str, int]) -> None:
-    assert evaluation_of(counts) is None
+    assert evaluation_of(counts, 10) is None
 
 
 SCALES = st.integers(-24, 30).map(lambda exponent: 2.0**exponent)
@@ -66,7 +66,7 @@ def test_the_rise_over_all_devices_is_that_of_all_examples_whatever_their_scale(
         squares_int8=sum(row[1] + row[2] for row in rows) * scale,
         squares_wanted=sum(row[0] for row in rows) * scale,
     )
-    found = evaluation_of(told)
+    found = evaluation_of(told, 0)
     assert found is not None and found.int8_rise_percent is not None
     assert found.int8_rise_percent == pytest.approx(together.rise_percent, rel=1e-3, abs=1e-3)
     assert (found.num_examples, found.accuracy_float, found.accuracy_int8) == (together.num_examples, 0.0, 0.0)
@@ -76,16 +76,28 @@ def test_the_rise_over_all_devices_is_that_of_all_examples_whatever_their_scale(
 def test_an_error_without_bound_is_as_much_as_can_be_told(error: float) -> None:
     counts = counts_of(Measured(num_examples=1, loss_sum=0.0, squares_float=1.0, squares_int8=error), 0)
     assert m.Statistics(counts=counts).counts[SQUARES_INT8] == m.MAX_COUNT
-    found = evaluation_of(counts)
+    found = evaluation_of(counts, 0)
     assert found is not None and found.int8_rise_percent == MAX_RISE
 
 
 def test_where_float_makes_no_error_any_of_int8_is_told_as_a_number() -> None:
-    found = evaluation_of(counts_of(Measured(num_examples=1, loss_sum=0.0, squares_int8=0.5), 0))
+    found = evaluation_of(counts_of(Measured(num_examples=1, loss_sum=0.0, squares_int8=0.5), 0), 0)
     assert found is not None and found.int8_rise_percent == MAX_RISE
 
 
 def test_a_model_of_classes_tells_no_squares() -> None:
-    found = evaluation_of(counts := counts_of(Measured(num_examples=1, loss_sum=0.0), 3))
+    found = evaluation_of(counts := counts_of(Measured(num_examples=1, loss_sum=0.0), 3), 3)
     assert SQUARES_FLOAT not in counts
     assert found is not None and found.int8_rise_percent is None
+
+
+def test_no_device_says_of_which_kind_a_model_is() -> None:
+    told = counts_of(Measured(num_examples=1, loss_sum=0.0), 3) | {SQUARES_INT8: m.MAX_COUNT}
+    found = evaluation_of(told, 3)
+    assert found is not None and found.int8_rise_percent is None
+
+
+@pytest.mark.parametrize("loss", [1e30, -1e30])
+def test_a_loss_of_any_scale_can_be_told(loss: float) -> None:
+    counts = counts_of(Measured(num_examples=1, loss_sum=loss), 0)
+    assert m.Statistics(counts=counts).counts[m.EVAL_LOSS] == (m.MAX_COUNT if loss > 0 else -m.MAX_COUNT)

@@ -62,3 +62,22 @@ def test_who_fails_or_is_cancelled_gives_back() -> None:
             return asyncio.get_running_loop().time()
 
     assert run_virtual(main()) == 3 * LENT_S / 4
+
+
+def test_what_waits_for_the_disk_keeps_its_permit() -> None:
+    async def main() -> float:
+        permits = Permits(1)
+
+        async def store() -> None:
+            async with permits.one() as keep:
+                keep()
+                await asyncio.sleep(10.0)
+
+        storing = asyncio.create_task(store())
+        await asyncio.sleep(0.0)
+        async with permits.one():
+            begun_s = asyncio.get_running_loop().time()
+        await storing
+        return begun_s
+
+    assert run_virtual(main()) == 10.0

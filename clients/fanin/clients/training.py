@@ -19,7 +19,7 @@ from fanin.clients.data import Examples, ExampleStore, batches, batches_in_order
 from fanin.clients.models import OpenedModel
 from fanin.clients.updates import TrainingOutcome
 from fanin.edge.bundle import Bundle
-from fanin.edge.evaluations import counts_of
+from fanin.edge.evaluations import counts_of, loss_count
 from fanin.edge.measure import measure
 from fanin.edge.runtimes.base import Preprocess, Runtime, StepSettings
 from fanin.edge.runtimes.models import model_inputs, open_preprocess
@@ -71,7 +71,7 @@ class RuntimeTrainer:
                 num_steps += 1
         counts |= {
             m.EXAMPLES: len(examples.train),
-            m.TRAIN_LOSS: round(loss_sum / plan.epochs * m.LOSS_UNIT),
+            m.TRAIN_LOSS: loss_count(loss_sum / plan.epochs),
         }
         telemetry = m.Telemetry(
             runtime=self._runtime.name,

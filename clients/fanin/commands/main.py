@@ -70,7 +70,7 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "demo": ("server", "export", "datacenter", "onnx"),
         "export": ("server", "export"),
         "plan": ("server", "datacenter"),
-        "train": ("server", "datacenter"),
+        "train": ("server", "export", "datacenter"),
     }
 )
 """All extras that a subcommand needs, where that is more than its own library's: what is lacking is told at once."""

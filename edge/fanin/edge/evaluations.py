@@ -22,7 +22,7 @@ REST_UNIT: Final = m.MAX_COUNT
 
 def counts_of(measured: Measured, num_classes: int) -> dict[str, int]:
     """What a device tells of a model with so many classes; 0: of values."""
-    counts = {m.EVAL_EXAMPLES: measured.num_examples, m.EVAL_LOSS: round(measured.loss_sum * m.LOSS_UNIT)}
+    counts = {m.EVAL_EXAMPLES: measured.num_examples, m.EVAL_LOSS: loss_count(measured.loss_sum)}
     if num_classes:
         return counts | {
             m.EVAL_PREDICTIONS: measured.num_predictions,
@@ -47,6 +47,12 @@ def measured_of(counts: Mapping[str, int]) -> Measured:
         squares_int8=_joined(SQUARES_INT8, counts),
         squares_wanted=_joined(SQUARES_WANTED, counts),
     )
+
+
+def loss_count(loss_sum: float) -> int:
+    """A finite sum of losses as a count. One past what a count holds is told as that: the values of a model may have
+    any scale, and a device whose loss is large must not be left out for it."""
+    return round(max(-m.MAX_COUNT, min(loss_sum * m.LOSS_UNIT, m.MAX_COUNT)))
 
 
 def _split(name: str, squares: float) -> dict[str, int]:

@@ -247,12 +247,13 @@ class Coordinator:
 
     async def _store_chunk(self, upload: Upload, pieces: AsyncIterator[m.Piece], patience: Patience) -> bool:
         """Take the next Chunk; False if the device hangs up before it is whole. Raises TimeoutError."""
-        async with self._permits.one():
+        async with self._permits.one() as keep:
             while True:
                 piece = await _next_piece(pieces, patience)
                 if piece is None:
                     return False
                 if upload.take(piece):
+                    keep()
                     await whole(self._tools.disk_lane(upload.store))
                     return True
 

@@ -24,26 +24,31 @@ class Patience:
         self._stall_s = stall_s
         self._left_s = stall_s
         self._reading: asyncio.Timeout | None = None
+        self._is_woken = False
 
     def gain(self, num_bytes: int) -> None:
         """So many bytes got through."""
         self._left_s = min(self._left_s + num_bytes / LEAST_BYTES_PER_S, self._stall_s)
 
     def wake(self) -> None:
-        """End ``reading`` at once, if the transfer is there: what is being read is no longer needed."""
+        """End ``reading`` at once, or the next one: what is being read is no longer needed."""
+        self._is_woken = True
         if self._reading is not None and not self._reading.expired():
             self._reading.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
         """Wait for the peer's bytes. Raises TimeoutError when there is no patience left, or none is needed."""
+        if self._is_woken:
+            self._is_woken = False
+            raise TimeoutError
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
             async with asyncio.timeout(max(self._left_s, 0.0)) as self._reading:
                 yield
         finally:
-            self._reading = None
+            self._reading, self._is_woken = None, False
             self._left_s -= clock() - began
 
     @contextmanager

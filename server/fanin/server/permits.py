@@ -6,7 +6,7 @@ up the others, so a permit is lent for ``LENT_S`` and goes to the next after tha
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -22,8 +22,9 @@ class Permits:
         self._free = asyncio.Semaphore(num_permits)
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
-        """While a Chunk is gathered and stored."""
+    async def one(self) -> AsyncIterator[Callable[[], None]]:
+        """While a Chunk is gathered and stored. Call what it gives once the Chunk is gathered: from then on the permit
+        is kept, for a slow disk must not let ever more Chunks into memory."""
         await self._free.acquire()
         is_lent = True
 
@@ -35,7 +36,7 @@ class Permits:
 
         timer = asyncio.get_running_loop().call_later(LENT_S, give_back)
         try:
-            yield
+            yield timer.cancel
         finally:
             timer.cancel()
             give_back()

@@ -39,6 +39,8 @@ class Runs:
     async def start(self) -> None:
         """Take up all Runs of the store."""
         tools = self._tools
+        # Before any driver writes.
+        await tools.disk_lane(tools.blobs.sweep)
         for record in await tools.store_lane(tools.runs.runs):
             try:
                 await self._drive(record)
@@ -48,7 +50,6 @@ class Runs:
                 LOG.error("run %s: cannot be taken up: %s", run_id, exc, exc_info=not isinstance(exc, FaninError))
         recent = [one for driver in self._drivers.values() for one in driver.recent_rounds]
         await tools.disk_lane(lambda: tools.spool.sweep(recent))
-        await tools.disk_lane(tools.blobs.sweep)
 
     async def stop(self) -> None:
         """Stop all drivers."""

@@ -23,9 +23,12 @@ MAX_RISE: Final = 1e9
 """Percent; where float makes no error at all, any error of int8 is as much. JSON knows no infinity."""
 
 
-def evaluation_of(counts: Mapping[str, int]) -> Evaluation | None:
-    """What the devices' validation parts say of the Version that they started from; None without examples."""
-    found = measured_of(counts)
+def evaluation_of(counts: Mapping[str, int], num_classes: int) -> Evaluation | None:
+    """What the devices' validation parts say of the Version that they started from; None without examples.
+
+    ``num_classes`` is the Bundle's, 0 for a model of values: what kind a model is, no device says.
+    """
+    found, of_values = measured_of(counts), not num_classes and SQUARES_INT8 in counts
     if found.num_examples <= 0:
         return None
     return Evaluation(
@@ -34,7 +37,7 @@ def evaluation_of(counts: Mapping[str, int]) -> Evaluation | None:
         accuracy_float=found.accuracy_float,
         accuracy_int8=found.accuracy_int8,
         int8_agreement=found.agreement,
-        int8_rise_percent=min(found.rise_percent, MAX_RISE) if SQUARES_INT8 in counts else None,
+        int8_rise_percent=min(found.rise_percent, MAX_RISE) if of_values else None,
     )
 
 

@@ -181,7 +181,7 @@ class RoundWork:
             num_stale=sum(self._lag(header).staleness > 0 for header in self._headers.values()),
             train_loss=train_loss_of(outcome.counts),
             total_examples=outcome.counts.get(m.EXAMPLES, 0),
-            evaluation=evaluation_of(outcome.counts),
+            evaluation=evaluation_of(outcome.counts, self._model.manifest.num_classes),
             runtimes=Counter(header.telemetry.runtime for header in self._headers.values()),
         )
         await tools.store_lane(lambda: tools.rounds.publish(version, event, next_grid=outcome.next_grid, now_s=now_s))

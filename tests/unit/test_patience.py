@@ -1,0 +1,38 @@
+"""A transfer's patience, on a virtual clock."""
+
+import asyncio
+
+import pytest
+
+from fanin.clients.testing import run_virtual
+from fanin.server.patience import Patience
+
+
+def test_what_is_woken_between_two_reads_ends_the_next_at_once() -> None:
+    async def main() -> float:
+        patience = Patience(60.0)
+        # While it waits for a permit, say: nobody is reading.
+        patience.wake()
+        with pytest.raises(TimeoutError):
+            async with patience.reading():
+                await asyncio.sleep(10.0)
+        # Only that one: it may count again.
+        async with patience.reading():
+            await asyncio.sleep(1.0)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) == 1.0
+
+
+def test_what_is_woken_while_it_reads_ends_then() -> None:
+    async def main() -> float:
+        patience = Patience(60.0)
+        asyncio.get_running_loop().call_later(2.0, patience.wake)
+        with pytest.raises(TimeoutError):
+            async with patience.reading():
+                await asyncio.sleep(10.0)
+        async with patience.reading():
+            await asyncio.sleep(1.0)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) == 3.0
