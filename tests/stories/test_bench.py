@@ -65,6 +65,7 @@ def test_the_fold_is_timed_in_turn_with_numpys_addition(fanin: Fanin, tmp_path: 
     assert "speed_over_numpy_add " in outcome.out and "_samples" not in outcome.out
 
 
+@pytest.mark.nightly
 def test_memory_is_that_of_the_coordinator_over_idle(fanin: Fanin) -> None:
     outcome = fanin("bench", "memory", "--clients", "2", *TINY, "--rounds", "1", "--json")
     assert outcome.status == 0, outcome.err
@@ -75,6 +76,7 @@ def test_memory_is_that_of_the_coordinator_over_idle(fanin: Fanin) -> None:
     assert 30 << 20 < row["idle_rss_bytes"] < 300 << 20
 
 
+@pytest.mark.nightly
 def test_a_round_goes_on_after_each_restart(fanin: Fanin) -> None:
     outcome = fanin("bench", "restart", "--clients", "2", "--megabytes", "2", "--restarts", "1", "--json")
     assert outcome.status == 0, outcome.err

@@ -146,6 +146,7 @@ def bundle() -> Bundle:
     return exported(app(), ("onnx", "tflite"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", ["onnx", "litert"])
 def test_twenty_steps_end_where_torch_ends_that_trains_the_adapters(runtime: str) -> None:
     prepared = prepare(app())

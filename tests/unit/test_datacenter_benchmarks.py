@@ -11,6 +11,12 @@ import torch
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.fixture(autouse=True)
+def beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a script finds the modules that lie beside it."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
 def load(name: str) -> ModuleType:
     spec = spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
     assert spec is not None

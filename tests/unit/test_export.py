@@ -57,6 +57,7 @@ def mixed() -> App:
     return replace(app_of("mlp"), name="mixed", module=Mixed())
 
 
+@pytest.mark.nightly
 def test_a_model_of_many_layers_becomes_a_verified_bundle(mixed: App) -> None:
     bundle = exported(mixed)
     names = [spec.name for spec in bundle.manifest.table.specs]

@@ -220,7 +220,9 @@ def logits_of(data: bytes, runtime: str, x: np.ndarray) -> Float32s:
     return np.concatenate([model({"x": x[at : at + 1]})["logits"] for at in range(len(x))])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name in ("plain", "adapters") else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
+)
 def test_a_filled_file_is_one_built_anew_bit_for_bit(name: str) -> None:
     found = made(name)
     fresh = [found.fresh(parameters) for parameters in (found.first, found.later)]
