@@ -163,6 +163,29 @@ def test_without_space_it_says_so_and_the_last_one_stays(tmp_path: Path) -> None
     assert latest(tmp_path) == Progress(step=1, seed=3)
 
 
+def test_the_one_that_is_marked_is_not_written_again(tmp_path: Path) -> None:
+    engine = saved(tmp_path)
+    before = {path: path.stat().st_ino for path in (tmp_path / "step-00000001").iterdir()}
+    with Checkpoints(tmp_path, engine) as checkpoints:
+        step(engine, 1)
+        checkpoints.save(Progress(step=1, seed=3))
+    assert {path: path.stat().st_ino for path in (tmp_path / "step-00000001").iterdir()} == before
+    # One that cannot be gone on from is.
+    (tmp_path / "step-00000001" / "progress.json").unlink()
+    with Checkpoints(tmp_path, engine) as checkpoints:
+        checkpoints.save(Progress(step=1, seed=4))
+    assert latest(tmp_path) == Progress(step=1, seed=4)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, saved(tmp_path))
+    # What is no folder is not removed as one.
+    (tmp_path / "step-00000002").write_text("in the way")
+    with pytest.raises(StorageFull, match=r"step-00000002: the checkpoint could not be written \(.*File exists"):
+        checkpoints.save(Progress(step=2))
+    assert latest(tmp_path) == Progress(step=1, seed=3)
+
+
 def _cut_index(checkpoint: Path) -> None:
     (checkpoint / ".metadata").write_bytes((checkpoint / ".metadata").read_bytes()[:40])
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.communication import CommunicationSettings
+from fanin.datacenter.communication import CommunicationSettings, check_kept
 from fanin.datacenter.config import TrainConfig, check_config, parse_config, read_train_config
 from fanin.datacenter.jobfiles import read_config, write_config
+from fanin.datacenter.launch import launch
 from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.rates import RateSettings
@@ -144,12 +145,47 @@ def test_an_evaluations_batch_is_divided_too() -> None:
         check_config(config, 2)
 
 
+@given(batch=st.integers(1, 4), turns=st.integers(1, 3), size=st.integers(0, 12))
+def test_a_folded_schedule_is_evaluated_with_batches_of_one_size(batch: int, turns: int, size: int) -> None:
+    of_a_turn = 4 * batch
+    instead = {
+        "training": {"batch_size": of_a_turn * turns, "accumulate": turns},
+        "parallel": {"mesh": "pp=2,dp_shard=2", "schedule": "ZBV", "microbatches": 2},
+        "evaluation": {"batch_size": 4 * size},
+    }
+    config = parse_config(MINIMAL.replace("[model.decoder]", "[model.decoder]\nnum_layers = 4"), "m.toml", instead)
+    if 4 * size in (0, of_a_turn):
+        check_config(config, 4)
+        assert config.evaluation_size == of_a_turn
+        return
+    said = rf"evaluation: got batch_size {4 * size} and schedule ZBV, expected {of_a_turn} \(batch"
+    with pytest.raises(InvalidInput, match=said):
+        check_config(config, 4)
+    others = replace(config, parallel=replace(config.parallel, schedule="GPipe"))
+    check_config(others, 4)
+    assert others.evaluation_size == 4 * size
+
+
 def test_copies_are_looked_at_where_they_are_alike() -> None:
     wrong = {"parallel": {"mesh": "dp_replicate=2"}, "communication": {"local_period": 4}}
     for every in (0, 6):
         with pytest.raises(InvalidInput, match=f"got local_period 4, an evaluation every {every} and a checkpoint"):
             parse_config(APP, "a.toml", wrong | {"evaluation": {"every": every}})
     assert parse_config(APP, "a.toml", wrong | {"evaluation": {"every": 8}}).communication.local_period == 4
+
+
+@pytest.mark.parametrize("settings", [{"hook": "powersgd"}, {"local_period": 4}])
+def test_a_checkpoint_is_refused_where_copies_have_something_of_their_own(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    tables = {"parallel": {"mesh": "dp_replicate=2"}, "communication": settings, "evaluation": {"every": 4}}
+    kept = {"checkpoints": {"folder": str(tmp_path / "kept")}}
+    with pytest.raises(InvalidInput, match=r"beside checkpoints in .*kept, expected neither powersgd nor local steps"):
+        launch(parse_config(APP, "a.toml", tables | kept), 2, tmp_path / "job")
+    assert not list(tmp_path.iterdir()), "told before anything starts"
+    for whole in (tables, tables | kept | {"communication": {"hook": "bf16"}}):
+        config = parse_config(APP, "a.toml", whole)
+        check_kept(config.communication, config.checkpoints.folder)
 
 
 def test_the_example_is_one(tmp_path: Path) -> None:
@@ -165,7 +201,7 @@ settings_of = st.builds(
     batch_size=st.integers(1, 99),
     learning_rate=st.floats(1e-6, 1e3),
     clip_norm=st.none() | st.floats(0.1, 9.0),
-    freeze=st.lists(st.text("ab.*", min_size=1), max_size=2).map(tuple),
+    freeze=st.lists(st.text("ab.*", min_size=1).filter(lambda text: text.strip("*")), max_size=2).map(tuple),
 )
 meshes = st.builds(MeshShape, dp_replicate=st.integers(2, 9))
 

@@ -6,14 +6,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig, rotated, rotations
 from fanin.datacenter.models.encoder import Encoder, EncoderConfig
-from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.objectives import Scored
+from fanin.datacenter.parallel.build import Model, divided_loss, layers_of
 from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.objective import TOKENS, sample_objective
+from fanin.datacenter.parallel.pipeline import Skip
 from fanin.datacenter.parallel.pretrained import pretrained_model
 from fanin.datacenter.parallel.scaling import LossScale
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
@@ -94,6 +97,46 @@ def test_a_pattern_that_fits_nothing_is_told() -> None:
         engine_of(dataclasses.replace(TRAINING, freeze=("layer.*",)))
 
 
+def test_patterns_that_leave_nothing_to_train_are_told() -> None:
+    with pytest.raises(InvalidInput, match=r"nothing is left to train \(patterns \['\*\.\*'\]\)"):
+        engine_of(dataclasses.replace(TRAINING, freeze=("*.*",)))
+
+
+def test_layers_are_found_in_what_only_holds_them() -> None:
+    first, second, third = (nn.Linear(2, 2) for _ in range(3))
+    row = nn.Sequential(nn.Linear(2, 2))
+    module = nn.Module()
+    module.many = nn.ModuleList([first, nn.ModuleDict({"more": second}), Skip()])
+    module.row, module.free = row, nn.ParameterList([nn.Parameter(torch.ones(2))])
+    module.last = third
+    assert list(layers_of(module)) == [first, second, row, third]
+
+
+@given(evaluating=st.booleans(), seed=st.integers(0, 9))
+def test_a_pipelines_last_stage_scores_what_is_evaluated_though_it_goes_back(*, evaluating: bool, seed: int) -> None:
+    scored, generator = Scored(TOKENS), torch.Generator().manual_seed(seed)
+    logits = torch.randn(2, 3, 5, generator=generator, requires_grad=True)
+    targets = logits.argmax(dim=-1)
+    targets[0, 0], targets[1, 1] = NO_TOKEN, (targets[1, 1] + 1) % 5
+    scores: list[torch.Tensor] = []
+    loss = divided_loss(scored.objective)(logits, targets, 2.0, scores if evaluating else None)
+    loss.backward()
+    assert logits.grad is not None
+    assert [each.tolist() for each in scores] == ([[4.0, 5.0]] if evaluating else [])
+    assert scored.take().tolist() == [0.0, 0.0]
+
+
+def test_only_what_is_evaluated_is_scored() -> None:
+    scored = Scored(TOKENS)
+    model = Model(module=Decoder(CONFIG, seed=1), layout=decoder_layout(CONFIG), objective=scored.objective)
+    engine = build_engine(model, ParallelSettings(microbatches=2), TRAINING, None)
+    engine.step(batch())
+    assert scored.take().tolist() == [0.0, 0.0]
+    engine.evaluate(batch())
+    assert scored.take()[1] == int((batch().targets != NO_TOKEN).sum())
+    assert scored.take().tolist() == [0.0, 0.0]
+
+
 def test_the_rate_is_that_of_the_following_steps() -> None:
     engine = engine_of(dataclasses.replace(TRAINING, optimizer="sgd", momentum=0.0))
     before = engine.full_parameters()
@@ -141,6 +184,23 @@ def test_the_scale_halves_at_each_overflow_and_doubles_after_patience(finite: li
         elif calm == patience:
             expected, calm = expected * 2, 0
         assert scale.factor == expected
+    other = LossScale(patience=patience)
+    other.load(scale.state)
+    assert [(other.seen(finite=True), other.factor) for _ in range(patience)] == [
+        (scale.seen(finite=True), scale.factor) for _ in range(patience)
+    ]
+
+
+def test_an_engine_goes_on_with_the_scale_of_another() -> None:
+    engines = [engine_of(precision="fp16") for _ in range(2)]
+    engines[0].load_scale_state({"loss_scale": 8.0, "loss_scale_calm": 3.0, "looks": 1.0})
+    engines[1].load_scale_state(engines[0].scale_state)
+    assert engines[1].scale_state == {"loss_scale": 8.0, "loss_scale_calm": 3}
+    engines[1].load_scale_state({})
+    assert engines[1].scale_state == engines[0].scale_state
+    plain = engine_of()
+    plain.load_scale_state(engines[0].scale_state)
+    assert plain.scale_state == {}
 
 
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6), seed=st.integers(0, 99))
@@ -215,6 +275,8 @@ def test_a_mesh_needs_its_processes() -> None:
 
 
 @pytest.mark.nightly
+# Torch 2.13 warns of what its own compiler does.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_a_compiled_model_is_the_same(recompute: str) -> None:
     plain, compiled = engine_of(), engine_of(compile=True, recompute=recompute)

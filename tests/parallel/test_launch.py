@@ -41,6 +41,28 @@ from fanin.datacenter.jobfiles import read_config
 from fanin.datacenter.launch import launch
 launch(read_config(Path(sys.argv[1])), 2, Path(sys.argv[2]))
 """
+SLOW = """
+import os, signal, sys, time
+from pathlib import Path
+from fanin.datacenter.elastic import end_with_parent
+end_with_parent()
+def save(number, frame):
+    time.sleep(float(sys.argv[2]))
+    Path(sys.argv[1], "saved").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+Path(sys.argv[1], "begun").write_text(str(os.getpid()))
+while True:
+    time.sleep(0.1)
+"""
+"""A rank that takes its time to save."""
+RUN_SLOW = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from pathlib import Path
+from fanin.datacenter.launch import run_ranks
+run_ranks(sys.argv[1:], 1, Path(sys.argv[2]))
+"""
 LAYOUT = LayoutSettings(
     layers="layers",
     num_layers=4,
@@ -191,3 +213,31 @@ def test_nothing_outlives_an_interrupted_caller_or_a_killed_agent(
     _, stderr = caller.communicate(timeout=30.0)
     assert ("KeyboardInterrupt" if victim == "caller" else "torchrun ended with status -9") in stderr
     wait_until(lambda: not any(is_alive(pid) for row in pids for pid in row), 5.0)
+
+
+def slow(folder: Path, seconds: float) -> tuple[subprocess.Popen[bytes], int]:
+    """A caller of a rank that takes so long to save, interrupted, and the rank."""
+    program = folder / "slow.py"
+    program.write_text(SLOW)
+    command = [sys.executable, "-c", RUN_SLOW, program, folder, str(seconds)]
+    caller = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    begun = folder / "begun"
+    wait_until(lambda: begun.exists() and begun.read_text(), 60.0)
+    caller.send_signal(signal.SIGINT)
+    return caller, int(begun.read_text())
+
+
+@pytest.mark.nightly
+def test_a_rank_may_take_longer_to_save_than_torchrun_gives_it(tmp_path: Path) -> None:
+    caller, _ = slow(tmp_path, 35.0)
+    assert caller.wait(60.0)
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_second_signal_ends_a_rank_that_takes_its_time(tmp_path: Path) -> None:
+    caller, pid = slow(tmp_path, 50.0)
+    time.sleep(1.0)
+    assert caller.poll() is None, "it waits for the rank"
+    caller.send_signal(signal.SIGINT)
+    assert caller.wait(10.0)
+    wait_until(lambda: not is_alive(pid), 5.0)

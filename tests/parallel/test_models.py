@@ -1,5 +1,7 @@
 """The digits' CNN and App, and modules as flat vectors."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fanin.clients.digits import split_digits
+from fanin.datacenter.config import DataSettings, ModelSettings, StopSettings, TrainConfig
+from fanin.datacenter.model import make
 from fanin.datacenter.models.cnn import INPUT_SHAPE, NUM_CLASSES, DigitsCnn
+from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.models.digits_app import SMOOTHING, app, smoothed_cross_entropy
+from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.datacenter.parameters import load_parameters, parameter_table, parameter_vector, trained_module
 from fanin.edge.export import Adapters, App, Recipe
 from fanin.edge.export.app import load_app
@@ -60,6 +66,27 @@ def test_parameters_come_back_as_they_went_in(values: list[float]) -> None:
     assert (parameter_vector(module) == flat).all()
     # Rising names: the bias stands before the weight.
     assert (module.bias.detach().numpy() == flat[:2]).all()
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        ([[0, 1], [-1, 2]], [[1, 2], [2, 3]], "got tokens from -1 to 2, expected 0 to"),
+        ([[0, 1], [1, 2]], [[1, -2], [2, 3]], "got labels from -2 to 3, expected -1 to"),
+        ([[0, 1], [1, 2]], [[1, -1], [2, 4]], "got 5 tokens, expected at most the model's 4"),
+    ],
+)
+def test_numbers_that_are_no_tokens_are_told(x: list[list[int]], y: list[list[int]], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokens.npz"
+    np.savez(path, x=np.array(x, np.int32), y=np.array(y, np.int32))
+    config = TrainConfig(
+        model=ModelSettings(decoder=DecoderConfig(vocabulary=4)),
+        data=DataSettings(examples=path),
+        training=TrainingSettings(batch_size=1, learning_rate=0.1),
+        stop=StopSettings(steps=1),
+    )
+    with pytest.raises(InvalidInput, match=f"tokens.npz: {said}"):
+        make(config)
 
 
 def test_frozen_parameters_do_not_travel() -> None:

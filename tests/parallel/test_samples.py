@@ -35,6 +35,12 @@ def test_every_sample_is_taken_once_an_epoch_whatever_the_batches(
         assert sorted(found) == sorted([*range(num), *range(num)])
 
 
+@given(num=sizes, more=st.integers(0, 5))
+def test_an_order_of_fewer_samples_than_were_taken_is_told(num: int, more: int) -> None:
+    with pytest.raises(InvalidInput, match=f"samples: got {num}, of which {num + more} were taken in epoch 3"):
+        Order(num, 0).next_batch(Cursor(epoch=3, taken=num + more), 4)
+
+
 def test_the_seed_and_the_epoch_decide_the_order() -> None:
     first = Order(50, 1).next_batch(Cursor(), 50)[0]
     assert (first == Order(50, 1).next_batch(Cursor(), 50)[0]).all()

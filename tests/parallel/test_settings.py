@@ -136,6 +136,10 @@ def test_a_pipeline_is_refused_with_its_settings() -> None:
         ({"replicate": "copy"}, "replicate: got 'copy', expected one of ddp, hsdp"),
         ({"microbatches": 0}, "got 0 microbatches"),
         ({"stages_per_rank": -1}, "got stages_per_rank -1"),
+        ({"schedule": "foo"}, "schedule: got 'foo', expected one of GPipe, 1F1B"),
+        ({"layer_times": (1.0, -1.0)}, "got -1.0 in layer_times, expected 0.0 or more"),
+        ({"layer_times": (float("nan"),)}, "got nan in layer_times"),
+        ({"layer_times": (float("inf"),)}, "got inf in layer_times"),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(settings: dict[str, object], expected: str) -> None:
@@ -154,6 +158,9 @@ def test_settings_that_exclude_each_other_are_refused(settings: dict[str, object
         ({"weight_decay": -1.0}, "got weight_decay -1.0"),
         ({"momentum": 1.0}, "got momentum 1.0"),
         ({"betas": (0.9, 1.0)}, "got betas 1.0"),
+        ({"epsilon": -1.0}, "got epsilon -1.0, expected a positive number"),
+        ({"epsilon": float("nan")}, "got epsilon nan"),
+        ({"freeze": ("head.*", "*")}, "got freeze .*, expected patterns that leave some to train"),
         ({"optimizer": "lion"}, "optimizer: got 'lion', expected one of adamw, sgd"),
     ],
 )

@@ -104,15 +104,29 @@ def test_a_mesh_has_the_losses_of_one_process(fanin: Fanin, config: Path, tmp_pa
             ("--mesh", "pp=4"),
             "1F1B needs at least as many microbatches as the 4 stages, got 2; raise them, or take GPipe",
         ),
-        (("--mesh", "pp=2", "--schedule", "2F2B"), "got schedule '2F2B', expected one of GPipe, 1F1B"),
+        (("--mesh", "pp=2", "--schedule", "2F2B"), "schedule: got '2F2B', expected one of GPipe, 1F1B"),
         (("--mesh", "pp=2", "--microbatches", "0"), "got 0 microbatches, expected at least 1"),
         (("--steps", "-1"), "stop: got steps -1 and epochs 0"),
         (("--out", "model.bin"), "got weights model.bin, expected a name that ends in .safetensors"),
+        (
+            ("--out", "/nowhere/model.safetensors"),
+            "(folder /nowhere: No such file or directory); make the folder, or name another",
+        ),
+        (("--out", "{folder}.safetensors"), ".safetensors, which is a folder; name a file in it"),
+        # No folder can be made in what is no folder.
+        (("--checkpoints", "/dev/null/kept"), "checkpoints: got folder /dev/null/kept, expected a place that can be"),
+        (("--state", "/dev/null/state"), "datacenter job: got folder /dev/null/state, expected a place that can be"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_cannot_be_is_told_in_one_line(fanin: Fanin, config: Path, words: tuple[str, ...], said: str) -> None:
-    assert said in one_line(fanin("train", config, *words), "train")
+def test_what_cannot_be_is_told_in_one_line(
+    fanin: Fanin, config: Path, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "a.safetensors").mkdir()
+    given = [word.format(folder=tmp_path / "a") for word in words]
+    state = tmp_path / "state"
+    assert said in one_line(fanin("train", config, "--steps", "1", "--state", state, *given), "train")
+    assert not state.exists(), "told before a process starts"
 
 
 def test_a_config_that_is_none_is_told_in_one_line(fanin: Fanin, tmp_path: Path) -> None:

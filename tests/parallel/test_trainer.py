@@ -26,7 +26,7 @@ from fanin.datacenter.rates import RateSettings
 from fanin.datacenter.samples import ExampleSamples
 from fanin.datacenter.trainer import Parts, State, Trainer
 from fanin.edge.export import cross_entropy, next_token, squared_error
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, StorageFull
 
 CONFIG = TrainConfig(
     model=ModelSettings(app="made:here"),
@@ -214,6 +214,37 @@ def test_a_job_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path, kill
     assert kept(config, found, 99).trained.evaluated == whole.trained.evaluated
 
 
+def test_a_job_that_has_nothing_left_to_do_writes_no_checkpoint_again(tmp_path: Path) -> None:
+    config = replace(CONFIG, checkpoints=CheckpointSettings(folder=tmp_path / "c", every=3))
+    found = parts(data(60, 1), data(60, 2))
+    kept(config, found, 99)
+
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_ino for path in (tmp_path / "c").rglob("*")}
+
+    before = files()
+    assert len(before) > 3
+    trainer = trainer_of(config, found)
+    with Keeper(config.checkpoints, trainer.engine, config.seed, writes=True) as keeper:
+        trainer.state = keeper.state
+        keeper.save(trainer)
+    assert files() == before
+
+
+def test_a_trace_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    config = replace(CONFIG, checkpoints=CheckpointSettings(folder=tmp_path / "c", every=2))
+    found = parts(data(60, 1), data(60, 2))
+    kept(config, found, 4)
+    before = (tmp_path / "c" / TRACE_FILE).read_bytes()
+    # A folder where it is drafted stands for a disk that takes no more.
+    (tmp_path / "c" / f"{TRACE_FILE}.new").mkdir()
+    with pytest.raises(StorageFull, match=r"steps.jsonl.new: the trace could not be written .*; the last checkpoint"):
+        kept(config, found, 8)
+    assert (tmp_path / "c" / TRACE_FILE).read_bytes() == before
+    (tmp_path / "c" / f"{TRACE_FILE}.new").rmdir()
+    assert len(kept(config, found, 8).trained.losses) == 8
+
+
 def test_what_cannot_be_gone_on_with_is_told(tmp_path: Path) -> None:
     found = parts(data(60, 1), data(60, 2))
     config = replace(CONFIG, checkpoints=CheckpointSettings(folder=tmp_path / "c", every=2))
@@ -221,6 +252,8 @@ def test_what_cannot_be_gone_on_with_is_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="got seed 5, expected 0 as in the checkpoint"):
         kept(replace(config, seed=5), found, 4)
     engine = trainer_of(config, found).engine
+    with pytest.raises(InvalidInput, match="checkpoints: got folder /dev/null/c, expected a place that can be written"):
+        Keeper(CheckpointSettings(folder=Path("/dev/null/c")), engine, 0, writes=True)
     with pytest.raises(InvalidInput, match=r"got resume .*none, expected a folder with a whole checkpoint"):
         Keeper(CheckpointSettings(resume=tmp_path / "none"), engine, 0, writes=True)
     keeper = Keeper(CheckpointSettings(resume=tmp_path / "c", folder=tmp_path / "d"), engine, 0, writes=True)

@@ -24,7 +24,7 @@ ASKED = [
     ("torch", ("export", "nothing:app", "--check"), "server,export"),
     ("onnx", ("export", "nothing:app", "--check"), "server,export"),
     ("flatbuffers", ("export", "nothing:app", "--check"), "server,export"),
-    ("typer", ("train",), "server,datacenter"),
+    ("typer", ("train",), "server,export,datacenter"),
     ("torch", ("plan", "nothing.toml"), "server,datacenter"),
     ("typer", ("run", "nothing.toml"), "server"),
 ]

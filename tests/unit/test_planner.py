@@ -264,6 +264,10 @@ def test_the_command_tells_a_person_and_a_program(tmp_path: Path, capsys: pytest
     ("words", "message"),
     [
         (["--memory", "1"], "does not fit: got 1 GB a rank, expected at least"),
+        (["--memory", "nan"], "--memory: got nan, expected a positive number of gigabytes"),
+        (["--memory", "inf"], "--memory: got inf, expected"),
+        (["--memory", "1e300"], "--memory: got 1e+300, expected"),
+        (["--memory", "-1", "--device", "cpu"], "--memory: got -1.0, expected"),
         (["--device", "abacus"], "--device: got 'abacus', expected cpu or one of a100"),
         (["--device", "cpu"], "--memory: expected the gigabytes"),
         (["--precision", "int3"], "--precision: got 'int3', expected one of bf16, full"),

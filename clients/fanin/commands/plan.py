@@ -5,6 +5,7 @@ Nothing is started and no process group is made; the numbers come from formulas 
 
 import sys
 from collections.abc import Sequence
+from math import inf
 from typing import Annotated
 
 import typer
@@ -59,6 +60,8 @@ def plan(
     """Rank every way to spread a model over ranks by predicted step time, and refuse what cannot fit."""
     if precision not in PRECISIONS:
         raise InvalidInput(f"--precision: got {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    if memory is not None and not 0.0 < memory * GIGABYTE < inf:
+        raise InvalidInput(f"--memory: got {memory}, expected a positive number of gigabytes")
     hardware = _hardware(device, memory)
     topology = Topology(inside=link_of(link), between=link_of(between or link), ranks_per_node=ranks_per_node)
     wanted = Wanted(

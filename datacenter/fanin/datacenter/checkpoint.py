@@ -89,13 +89,17 @@ class Checkpoints:
         self._thread.shutdown(wait=kind is None, cancel_futures=True)
 
     def save(self, progress: Progress) -> None:
-        """Take a copy of the state, and write it while training goes on. Raises what an earlier save failed with."""
+        """Take a copy of the state, and write it while training goes on. Raises what an earlier save failed with.
+
+        The step that LATEST names is there already, and stays as it is: until the next there is no other to go on from.
+        """
         self.finish()
         path = self._folder / folder_name(progress.step)
-        if self._is_first:
-            shutil.rmtree(path, ignore_errors=True)
-            path.mkdir(parents=True)
-        self._any(False)
+        if self._any(self._is_first and _marked(self._folder) == progress.step):
+            return
+        failure = _emptied(path) if self._is_first else None
+        if self._any(failure is not None):
+            raise _not_written(path, failure)
         # What DCP would cut wrongly is put together; it writes that once.
         state: dict[str, object] = {
             name: value.full_tensor() if isinstance(value, DTensor) and is_crooked(value) else value
@@ -174,14 +178,39 @@ class Checkpoints:
         except (CheckpointException, OSError) as exc:
             failure = exc
         if self._any(failure is not None):
-            cause = "see the first rank" if failure is None else _cause(failure)
-            raise StorageFull(f"{path}: the checkpoint could not be written ({cause}); the last one stays") from failure
+            raise _not_written(path, failure)
 
     def _remove_older(self, step: int) -> None:
         steps = [each for each in checkpoint_steps(self._folder) if each <= step]
         whole = [each for each in steps if read_progress(self._folder / folder_name(each)) is not None]
         for each in set(steps) - set(whole[-self._keep :]):
             shutil.rmtree(self._folder / folder_name(each), ignore_errors=True)
+
+
+def _marked(folder: Path) -> int | None:
+    """The step that LATEST names; None if what it names cannot be gone on from."""
+    try:
+        progress = latest(folder)
+    except Corrupted:
+        return None
+    return None if progress is None else progress.step
+
+
+def _emptied(path: Path) -> OSError | None:
+    """Make a checkpoint's folder, without what a save that was interrupted left there; what kept it from being made."""
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+    except OSError as exc:
+        return exc
+    return None
+
+
+def _not_written(path: Path, failure: BaseException | None) -> StorageFull:
+    cause = "see the first rank" if failure is None else _cause(failure)
+    error = StorageFull(f"{path}: the checkpoint could not be written ({cause}); the last one stays")
+    error.__cause__ = failure
+    return error
 
 
 def _saved(engine: Engine) -> Iterator[tuple[str, Tensor]]:

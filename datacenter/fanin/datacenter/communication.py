@@ -8,6 +8,7 @@ the next step, and with ``local_period`` H the copies are averaged every H steps
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -73,6 +74,17 @@ def check_communication(settings: CommunicationSettings, parallel: ParallelSetti
         raise InvalidInput(
             f"communication: got local_period {period}, an evaluation every {every[0]} and a checkpoint every "
             f"{every[1]} steps, expected multiples of the period: between averages copies differ"
+        )
+
+
+def check_kept(settings: CommunicationSettings, folder: Path | None) -> None:
+    """Raise InvalidInput if there is a ``folder`` for checkpoints, and copies have what no checkpoint holds: what each
+    has not yet sent, or its own parameters."""
+    if folder is not None and (settings.local_period or settings.hook == "powersgd"):
+        raise InvalidInput(
+            f"communication: got hook {settings.hook!r} and local_period {settings.local_period} beside checkpoints in "
+            f"{folder}, expected neither powersgd nor local steps: a checkpoint cannot hold what each copy has of its "
+            "own; leave one of them out"
         )
 
 

@@ -156,8 +156,9 @@ class StopSettings:
 class EvaluationSettings:
     """How the held-out part is looked at: after ``every`` steps, 0 for each epoch, and at the end.
 
-    ``batch_size`` 0: as in training. ``num_samples`` 0: all. Training stops when ``patience`` evaluations brought no
-    gain of ``min_delta`` (0: never). ``keep``: the parameters that it ends with, the last or the best evaluation's.
+    ``batch_size`` 0: as in training, or as in one of its turns where the schedule is folded. ``num_samples`` 0: all.
+    Training stops when ``patience`` evaluations brought no gain of ``min_delta`` (0: never). ``keep``: the parameters
+    that it ends with, the last or the best evaluation's.
     """
 
     every: int = 0
@@ -243,6 +244,12 @@ class TrainConfig:
             )
         check_communication(self.communication, self.parallel, (self.evaluation.every, self.checkpoints.every))
 
+    @property
+    def evaluation_size(self) -> int:
+        """Samples of an evaluation's batch over all ranks."""
+        turns = self.training.accumulate if self.parallel.folded else 1
+        return self.evaluation.batch_size or self.training.batch_size // turns
+
 
 def parse_config(text: str, where: str, instead: Tables = NOTHING) -> TrainConfig:
     """The config in a TOML text; ``where`` names it in errors. ``instead``: values by table and key that take the place
@@ -277,9 +284,21 @@ def check_config(config: TrainConfig, num_processes: int) -> None:
             "cut or split without names; take dp_replicate and dp_shard, or give [model.layout]"
         )
     check_job(config.model.parallel_layout, config.parallel, config.training, num_processes)
+    _check_evaluation(config)
+
+
+def _check_evaluation(config: TrainConfig) -> None:
+    """Raise InvalidInput unless an evaluation's batch can be divided, and is what a folded schedule is used to."""
+    mesh, turns = config.parallel.mesh, config.training.accumulate
     size, pieces = config.evaluation.batch_size, mesh.num_parts * config.parallel.microbatches
     if size % pieces:
         raise InvalidInput(
             f"evaluation: got batch_size {size}, expected a multiple of {mesh.num_parts} parts x "
             f"{config.parallel.microbatches} microbatches = {pieces}"
+        )
+    if config.parallel.folded and config.evaluation_size * turns != config.training.batch_size:
+        raise InvalidInput(
+            f"evaluation: got batch_size {size} and schedule {config.parallel.schedule}, expected "
+            f"{config.training.batch_size // turns} (batch {config.training.batch_size} in {turns} turns): it takes "
+            "batches of one size; leave it out, or take another schedule"
         )

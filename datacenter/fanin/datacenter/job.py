@@ -17,6 +17,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from fanin.datacenter.communication import check_kept
 from fanin.datacenter.config import SAFETENSORS, TrainConfig, check_config
 from fanin.datacenter.devices import build_mesh, device_type, rank_device
 from fanin.datacenter.elastic import Stop, end_with_parent, process_group
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 def train(config: TrainConfig, rank: int, world_size: int, folder: Path | None = None) -> TrainResult:
     """Train on this rank, watched in a ``folder`` if there is one. Raises InvalidInput and the App's own errors."""
     check_config(config, world_size)
+    check_kept(config.communication, config.checkpoints.folder)
     made = make(config)
     table = None if made.app is None else parameter_table(made.model.module)
     kind = device_type()

@@ -6,6 +6,7 @@ keeps the trace's first n steps, so a job that was killed ends with the trace of
 """
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -16,11 +17,12 @@ from fanin.datacenter.checkpoint import Checkpoints
 from fanin.datacenter.config import CheckpointSettings
 from fanin.datacenter.jobfiles import Evaluated
 from fanin.datacenter.parallel.engine import Engine
+from fanin.datacenter.places import check_folder
 from fanin.datacenter.progress import Progress
 from fanin.datacenter.records import record_of
 from fanin.datacenter.samples import Cursor
 from fanin.datacenter.trainer import State, Trainer
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, StorageFull
 
 TRACE_FILE: Final = "steps.jsonl"
 STEP: Final = "loss"
@@ -38,9 +40,11 @@ class Keeper:
         self._saved_step = -1
         progress = None
         if settings.folder is not None:
-            settings.folder.mkdir(parents=True, exist_ok=True)
+            check_folder(settings.folder, f"checkpoints: got folder {settings.folder}", makes=True)
             self._checkpoints = self._stack.enter_context(Checkpoints(settings.folder, engine, settings.keep))
             progress = self._checkpoints.load()
+            # What is there need not be written again, by a job that has nothing left to do.
+            self._saved_step = -1 if progress is None else progress.step
         if progress is None and settings.resume is not None and settings.resume != settings.folder:
             with Checkpoints(settings.resume, engine) as others:
                 progress = others.load()
@@ -76,7 +80,7 @@ class Keeper:
             self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
-        """Save the state as it is, unless it is saved already."""
+        """Save the state as it is, unless it is saved already. Raises StorageFull."""
         if self._checkpoints is None or self._saved_step == trainer.state.step:
             return
         self._saved_step = trainer.state.step
@@ -85,14 +89,21 @@ class Keeper:
         self._checkpoints.save(_progress(trainer.state, self._seed))
 
     def _append(self, trainer: Trainer) -> None:
-        """The trace must be there before the checkpoint that stands on it is marked."""
+        """The trace must be on the disk before the checkpoint that stands on it is marked."""
         assert self._trace is not None
         trained, (num_losses, num_evaluated) = trainer.trained, self._written
         lines: list[Mapping[str, object]] = [{STEP: loss} for loss in trained.losses[num_losses:]]
         lines += [asdict(each) for each in trained.evaluated[num_evaluated:]]
-        # The first time all of it, over what a job that went further may have left.
-        with self._trace.open("a" if num_losses else "w", encoding="utf-8") as file:
-            file.writelines(f"{json.dumps(line)}\n" for line in lines)
+        # The first time all of it, aside: it takes the place of what the checkpoints until now stand on.
+        path = self._trace if num_losses else self._trace.with_name(f"{TRACE_FILE}.new")
+        try:
+            with path.open("a" if num_losses else "w", encoding="utf-8") as file:
+                file.writelines(f"{json.dumps(line)}\n" for line in lines)
+                file.flush()
+                os.fsync(file.fileno())
+            path.replace(self._trace)
+        except OSError as exc:
+            raise StorageFull(f"{path}: the trace could not be written ({exc}); the last checkpoint stays") from exc
         self._written = (len(trained.losses), len(trained.evaluated))
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from fanin.datacenter import hangs
+from fanin.datacenter.communication import check_kept
 from fanin.datacenter.config import TrainConfig, check_config
 from fanin.datacenter.jobfiles import (
     ERROR_FILE,
@@ -29,11 +30,14 @@ from fanin.datacenter.jobfiles import (
     read_result,
     write_config,
 )
+from fanin.datacenter.places import check_folder, check_renamed
 from fanin.protos.errors import Conflict, InvalidInput
 
 LOOPBACK: Final = "127.0.0.1"
 LOOPBACK_INTERFACE: Final = "lo0" if sys.platform == "darwin" else "lo"
-STOP_S: Final = 10.0
+RANKS_STOP_S: Final = 60
+"""How long ranks get for the step that they are in, and to save; torchrun by itself gives 30 s."""
+STOP_S: Final = RANKS_STOP_S + 10.0
 """How long torchrun gets to end its ranks before it is killed; ranks without an agent end by themselves."""
 TAIL_CHARS: Final = 2000
 
@@ -77,7 +81,8 @@ def launch(config: TrainConfig, num_processes: int, folder: Path, elastic: Elast
     _check(num_processes)
     if elastic.max_nodes == 1:
         check_config(config, num_processes)
-    folder.mkdir(parents=True, exist_ok=True)
+    check_kept(config.communication, config.checkpoints.folder)
+    _check_places(config, folder)
     for name in (METRICS_FILE, PARAMETERS_FILE, ERROR_FILE):
         # What an earlier job left must not pass for this one's.
         (folder / name).unlink(missing_ok=True)
@@ -98,7 +103,7 @@ def run_ranks(program: Sequence[str], num_processes: int, folder: Path, elastic:
     for name in (LOGS_FOLDER, hangs.FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
     (folder / LOGS_FOLDER).mkdir(parents=True)
-    environment = {"OMP_NUM_THREADS": "1"}
+    environment = {"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANKS_STOP_S)}
     if elastic.max_nodes == 1:
         environment["GLOO_SOCKET_IFNAME"] = LOOPBACK_INTERFACE
     else:
@@ -116,6 +121,16 @@ def why(folder: Path, returncode: int) -> str:
 def _check(num_processes: int) -> None:
     if num_processes < 1:
         raise InvalidInput(f"datacenter job: got {num_processes} processes, expected at least 1")
+
+
+def _check_places(config: TrainConfig, folder: Path) -> None:
+    """Make the folders that a job writes to. Raises InvalidInput if something of it would find no place."""
+    kept, weights = config.checkpoints.folder, config.checkpoints.weights
+    if weights is not None:
+        check_renamed(weights, f"checkpoints: got weights {weights}")
+    if kept is not None:
+        check_folder(kept, f"checkpoints: got folder {kept}", makes=True)
+    check_folder(folder, f"datacenter job: got folder {folder}", makes=True)
 
 
 def _torchrun(program: Sequence[str], num_processes: int, folder: Path, elastic: Elastic) -> list[str]:
@@ -146,17 +161,19 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> int:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the job if it still runs: torchrun passes the first signal on to its ranks."""
+    """End the job if it still runs: torchrun passes the first signal on to its ranks. Interrupted, it ends at once."""
     if process.poll() is not None:
         return
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _tail(folder: Path) -> str:

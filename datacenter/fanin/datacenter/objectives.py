@@ -5,6 +5,7 @@ instead, which is the default for a decoder. Both are sums with a count, so padd
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -50,28 +51,33 @@ def token_objective(*, over_samples: bool) -> Objective:
 
 
 class Scored:
-    """An objective that counts, while nothing is trained, how many labels or tokens were asked for and how many found.
+    """An objective that counts, as it is evaluated, how many labels or tokens were asked for and how many found.
 
     It does so where the outputs are: on the ranks of a pipeline's last stage.
     """
 
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
-        self._found = [0, 0]
+        self._found = torch.zeros(2, dtype=torch.float64)
 
     @property
     def objective(self) -> Objective:
         """The objective as an engine takes it."""
-        return Objective(loss_sum=self._loss_sum, count=self._objective.count)
+        return replace(self._objective, observer=self)
 
     def take(self) -> Tensor:
         """(found, asked) since the last time, of this rank."""
-        found, self._found = torch.tensor(self._found, dtype=torch.float64), [0, 0]
+        found, self._found = self._found, torch.zeros(2, dtype=torch.float64)
         return found
 
-    def _loss_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if not torch.is_grad_enabled() and not targets.is_floating_point():
-            asked = targets != NO_TOKEN
-            self._found[0] += int((outputs.argmax(dim=-1) == targets)[asked].sum())
-            self._found[1] += int(asked.sum())
-        return self._objective.loss_sum(outputs, targets)
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """(found, asked) in these; nothing is asked of values."""
+        if targets.is_floating_point():
+            return torch.zeros(2, dtype=torch.float64)
+        asked = targets != NO_TOKEN
+        found = (outputs.argmax(dim=-1) == targets)[asked].sum()
+        return torch.tensor([int(found), int(asked.sum())], dtype=torch.float64)
+
+    def add(self, score: Tensor) -> None:
+        """Let a score count."""
+        self._found += score

@@ -109,7 +109,12 @@ class Order:
         self._permutation = lru_cache(maxsize=1)(lambda epoch: np.random.default_rng([seed, epoch]).permutation(num))
 
     def next_batch(self, cursor: Cursor, size: int) -> tuple[Int64s, Cursor]:
-        """(the samples, the cursor after them); an epoch's last batch may be short."""
+        """(the samples, the cursor after them); an epoch's last batch may be short. Raises InvalidInput."""
+        if cursor.taken >= self._num:
+            raise InvalidInput(
+                f"samples: got {self._num}, of which {cursor.taken} were taken in epoch {cursor.epoch}, expected more: "
+                "these are not what the job began with; go on with those, or begin anew"
+            )
         stop = min(cursor.taken + size, self._num)
         after = Cursor(epoch=cursor.epoch, taken=stop) if stop < self._num else Cursor(epoch=cursor.epoch + 1)
         return self._permutation(cursor.epoch)[cursor.taken : stop], after

@@ -181,7 +181,7 @@ class Trainer:
         num = min(len(samples), settings.num_samples or len(samples))
         self._settle()
         loss_sum, count = 0.0, 0
-        size = settings.batch_size or self._config.training.batch_size
+        size = self._config.evaluation_size
         for start in range(0, num, size):
             batch = self._part(samples, np.arange(start, min(start + size, num)), size)
             part_sum, part_count = self.engine.evaluate(batch)

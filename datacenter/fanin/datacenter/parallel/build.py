@@ -11,7 +11,7 @@
 9. stages, schedule around all of it
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -125,13 +125,20 @@ def parameter_table(model: Model, parallel: ParallelSettings) -> dict[str, Entry
 
 
 def apply_freeze(module: nn.Module, patterns: Sequence[str]) -> None:
-    """Keep the parameters whose names fit a pattern as they are. Raises InvalidInput if one fits none."""
+    """Keep the parameters whose names fit a pattern as they are.
+
+    Raises InvalidInput if one fits none, or if nothing is left to train.
+    """
     for pattern in patterns:
         found = [value for name, value in module.named_parameters() if fnmatchcase(name, pattern)]
         if not found:
             raise InvalidInput(f"freeze: no parameter's name fits {pattern!r}")
         for value in found:
             value.requires_grad_(False)
+    if not any(value.requires_grad for value in module.parameters()):
+        raise InvalidInput(
+            f"freeze: nothing is left to train (patterns {list(patterns)}), expected at least one parameter"
+        )
 
 
 def _stages(model: Model, parallel: ParallelSettings, mesh: DeviceMesh | None) -> list[Stage]:
@@ -150,7 +157,7 @@ def _spread(
         apply_tensor_parallel(part, layout, mesh[TENSOR])
     if layout.tied is not None:
         retie(part, layout.tied)
-    layers = [layer for layer in part.get_submodule(layout.layers).children() if not isinstance(layer, Skip)]
+    layers = list(dict.fromkeys(layers_of(part.get_submodule(layout.layers))))
     apply_recompute(layers, parallel.recompute)
     if parallel.compile:
         for layer in layers:
@@ -160,6 +167,29 @@ def _spread(
         # FSDP2 has a policy of its own for it.
         part.forward = torch.autocast(device.type, half)(part.forward)
     return part if mesh is None else apply_data_parallel(part, layers, mesh, parallel)
+
+
+def layers_of(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules that a module is a row of; what only holds others, as a list does, stands for those.
+
+    Nobody calls it: what is put around its forward would never run.
+    """
+    for child in module.children():
+        if type(child).forward is nn.Module.forward:
+            yield from layers_of(child)
+        elif not isinstance(child, Skip):
+            yield child
+
+
+def divided_loss(objective: Objective) -> Callable[[Tensor, Tensor, float, list[Tensor] | None], Tensor]:
+    """An objective as a pipeline's last stage calls it. ``scores``: for those of an evaluation, else None."""
+
+    def loss(outputs: Tensor, targets: Tensor, divisor: float, scores: list[Tensor] | None) -> Tensor:
+        if scores is not None and objective.observer is not None:
+            scores.append(objective.observer.score(outputs, targets))
+        return objective.loss_sum(outputs, targets) / divisor
+
+    return loss
 
 
 def build_schedule(
@@ -179,12 +209,8 @@ def build_schedule(
         PipelineStage(runner, index, pipeline.num_stages, device, group=mesh.get_group(PIPELINE))
         for index, runner in runners.items()
     ]
-
-    def loss(outputs: Tensor, targets: Tensor, divisor: float) -> Tensor:
-        return objective.loss_sum(outputs, targets) / divisor
-
     kind = get_schedule_class(pipeline.rules.torch_name)
     held = stages[0] if pipeline.rules.single else stages
     # The loss was divided already; torch would divide once more, by the microbatches.
-    schedule: Schedule = kind(held, pipeline.microbatches, loss_fn=loss, scale_grads=False)
+    schedule: Schedule = kind(held, pipeline.microbatches, loss_fn=divided_loss(objective), scale_grads=False)
     return schedule

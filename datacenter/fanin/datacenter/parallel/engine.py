@@ -138,23 +138,45 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> tuple[float, int]:
-        """(sum of the losses, their count) of the parts that all ranks are given; nothing is trained."""
+        """(sum of the losses, their count) of the parts that all ranks are given; nothing is trained.
+
+        The objective's observer is shown this rank's outputs.
+        """
         batch = batch.to(self.built.device)
         self._set_mode(training=False)
         loss = torch.zeros((), dtype=torch.float64, device=self.built.device)
+        observer, scores = self.built.objective.observer, list[Tensor]()
         if self.built.schedule is not None:
             losses: list[Tensor] = []
             # A folded schedule of torch 2.13 cannot go forward alone: it goes back too, and the gradients are dropped.
-            with torch.set_grad_enabled(self.built.parallel.pipeline().rules.folded):
-                self._run_schedule(batch, 1.0, losses)
+            with torch.set_grad_enabled(self.built.parallel.folded):
+                self._run_schedule(batch, 1.0, losses, scores)
+            # Torch may infer sizes first, by a loss of values that are nobody's.
+            scores = scores[-self.built.parallel.microbatches :]
             for optimizer in self.optimizers:
                 optimizer.zero_grad(set_to_none=True)
             loss = sum((each.detach() for each in losses), loss)
         else:
             part = self.parts[0]
             for piece in batch.chunks(self.built.parallel.microbatches):
-                loss = loss + self.built.objective.loss_sum(part(piece.inputs, **piece.extra), piece.targets)
+                outputs = part(piece.inputs, **piece.extra)
+                loss = loss + self.built.objective.loss_sum(outputs, piece.targets)
+                if observer is not None:
+                    scores.append(observer.score(outputs, piece.targets))
+        if observer is not None:
+            for score in scores:
+                observer.add(score)
         return float(self._sum(loss, pipeline=True)), self._total_count(batch.targets)
+
+    @property
+    def scale_state(self) -> dict[str, float]:
+        """What fp16's loss scale is at, by name, for a checkpoint; nothing in other precisions."""
+        return {} if self._scale is None else self._scale.state
+
+    def load_scale_state(self, values: Mapping[str, float]) -> None:
+        """Go on with a loss scale where ``values`` has one; in other precisions there is none to go on with."""
+        if self._scale is not None:
+            self._scale.load(values)
 
     def set_learning_rate(self, rate: float) -> None:
         """The rate of the following steps."""
@@ -207,8 +229,13 @@ class Engine:
             return waiting
         return nullcontext()
 
-    def _run_schedule(self, batch: Batch, divisor: float, losses: list[Tensor]) -> None:
-        """One run of the pipeline; the last stage's losses, one a microbatch, are put into ``losses``."""
+    def _run_schedule(
+        self, batch: Batch, divisor: float, losses: list[Tensor], scores: list[Tensor] | None = None
+    ) -> None:
+        """One run of the pipeline; the last stage's losses, one a microbatch, are put into ``losses``.
+
+        An evaluation gives ``scores`` for the observer's.
+        """
         schedule, parts = self.built.schedule, self.parts
         assert schedule is not None
         training = torch.is_grad_enabled()
@@ -221,7 +248,7 @@ class Engine:
         num_stages = self.built.parallel.pipeline().num_stages
         inputs = (batch.inputs,) if 0 in parts else ()
         target, found = (batch.targets, losses) if num_stages - 1 in parts else (None, None)
-        shared = {"divisor": divisor}
+        shared = {"divisor": divisor, "scores": scores}
         if training:
             schedule.step(*inputs, target=target, losses=found, return_outputs=False, loss_kwargs=shared, **batch.extra)
         else:

@@ -6,7 +6,7 @@ much. The one division is by the count of the whole batch, over all ranks, and e
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -15,12 +15,24 @@ from torch.nn.functional import cross_entropy
 from fanin.edge.runtimes.graphs import NO_TOKEN
 
 
+class Observer(Protocol):
+    """Whoever looks at the outputs of an evaluation. Asking for a score leaves no trace: not all of them count."""
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
+
+    def add(self, score: Tensor) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """``loss_sum`` (outputs, targets) to a scalar, and ``count`` (targets) to a scalar: what it is a sum of."""
+    """``loss_sum`` (outputs, targets) to a scalar, and ``count`` (targets) to a scalar: what it is a sum of.
+
+    ``observer`` is shown what is evaluated, and nothing of what is trained.
+    """
 
     loss_sum: Callable[[Tensor, Tensor], Tensor]
     count: Callable[[Tensor], Tensor]
+    observer: Observer | None = None
 
 
 def token_loss_sum(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -4,11 +4,14 @@
 Whether gradients overflowed is read off their norm over all ranks, so all ranks decide alike.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 INITIAL: Final = 2.0**16
 PATIENCE: Final = 2000
 """Steps without an overflow after which the factor grows, as in torch's own scaler."""
+FACTOR: Final = "loss_scale"
+CALM: Final = "loss_scale_calm"
 
 
 class LossScale:
@@ -18,6 +21,15 @@ class LossScale:
         self.factor = factor
         self._patience = patience
         self._calm = 0
+
+    @property
+    def state(self) -> dict[str, float]:
+        """The factor, and the steps since it changed, by names of their own."""
+        return {FACTOR: self.factor, CALM: self._calm}
+
+    def load(self, values: Mapping[str, float]) -> None:
+        """Go on where another was; as it is where ``values`` knows of none."""
+        self.factor, self._calm = values.get(FACTOR, self.factor), int(values.get(CALM, self._calm))
 
     def seen(self, *, finite: bool) -> bool:
         """Take note of a step's gradients; whether they may be used."""

@@ -48,6 +48,10 @@ class ParallelSettings:
         _one_of("recompute", self.recompute, get_args(Recompute))
         _one_of("precision", self.precision, get_args(Precision))
         _one_of("replicate", self.replicate, ("ddp", "hsdp"))
+        _one_of("schedule", self.schedule, tuple(SCHEDULES))
+        for time in self.layer_times:
+            if not 0.0 <= time < inf:
+                raise InvalidInput(f"parallel: got {time} in layer_times, expected 0.0 or more each")
         if self.microbatches < 1:
             raise InvalidInput(f"parallel: got {self.microbatches} microbatches, expected at least 1")
         if self.stages_per_rank < 0:
@@ -66,6 +70,11 @@ class ParallelSettings:
     def pipelined(self) -> bool:
         """Whether there is more than one stage of ranks."""
         return self.mesh.pp > 1
+
+    @property
+    def folded(self) -> bool:
+        """Whether the pipeline goes back over its ranks; it takes batches of one size, and never goes forward alone."""
+        return self.pipelined and SCHEDULES[self.schedule].folded
 
     @property
     def sharded(self) -> bool:
@@ -118,6 +127,10 @@ class TrainingSettings:
             raise InvalidInput(f"training: got learning_rate {self.learning_rate}, expected a positive number")
         if self.clip_norm is not None and not 0.0 < self.clip_norm < inf:
             raise InvalidInput(f"training: got clip_norm {self.clip_norm}, expected a positive number or none")
+        if not 0.0 < self.epsilon < inf:
+            raise InvalidInput(f"training: got epsilon {self.epsilon}, expected a positive number")
+        if any(pattern and not pattern.strip("*") for pattern in self.freeze):
+            raise InvalidInput(f"training: got freeze {list(self.freeze)}, expected patterns that leave some to train")
         if not 0.0 <= self.weight_decay < inf:
             raise InvalidInput(f"training: got weight_decay {self.weight_decay}, expected 0.0 or more")
         for name, value in (("momentum", self.momentum), ("betas", self.betas[0]), ("betas", self.betas[1])):
