@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from work import Work, free_port, seconds_between
+from work import Work, free_ports, seconds_between
 
 from fanin.server.authority import local_identity
 
@@ -28,7 +28,7 @@ def flower_seconds(bin_folder: Path, folder: Path, work: Work) -> list[float]:
     key.touch(mode=0o600)
     key.write_bytes(identity.key)
     (folder / "ca.pem").write_bytes(identity.ca_certificate)
-    port, out = free_port(), folder / "rounds.json"
+    (port, *node_ports), out = free_ports(work.num_clients + 1), folder / "rounds.json"
     (folder / "config.toml").write_text(
         f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\n'
         f'root-certificates = "{folder / "ca.pem"}"\n'
@@ -38,12 +38,12 @@ def flower_seconds(bin_folder: Path, folder: Path, work: Work) -> list[float]:
         tls += ["--ssl-ca-certfile", str(folder / "ca.pem")]
         words = [str(bin_folder / "flower-superlink"), "--port", str(port), *tls]
         words += ["--disable-runtime-dependency-installation"]
-        _start(stack, folder, "superlink", words, bin_folder)
+        started = {"superlink": _start(stack, folder, "superlink", words, bin_folder)}
         _wait_for(folder / "superlink.log", "Uvicorn running", START_S)
-        for index in range(work.num_clients):
+        for index, node_port in enumerate(node_ports):
             words = [str(bin_folder / "flower-supernode"), "--superlink", f"127.0.0.1:{port}"]
-            words += ["--root-certificates", str(folder / "ca.pem"), "--port", str(free_port()), *tls]
-            _start(stack, folder, f"supernode-{index}", words, bin_folder)
+            words += ["--root-certificates", str(folder / "ca.pem"), "--port", str(node_port), *tls]
+            started[f"supernode-{index}"] = _start(stack, folder, f"supernode-{index}", words, bin_folder)
         config = f'clients={work.num_clients} values={work.num_values} rounds={work.num_rounds + 1} out="{out}"'
         words = [str(bin_folder / "flwr"), "run", str(APP), "here", "--run-config", config]
         done = subprocess.run(words, capture_output=True, text=True, check=False, env=_environment(folder, bin_folder))
@@ -51,6 +51,10 @@ def flower_seconds(bin_folder: Path, folder: Path, work: Work) -> list[float]:
             raise RuntimeError(f"flwr run: {done.stdout}{done.stderr}")
         until = time.monotonic() + START_S + ROUND_S * (work.num_rounds + 1)
         while not out.exists():
+            # Flower waits for ever for a node that did not come.
+            for name, process in started.items():
+                if process.poll() is not None:
+                    raise RuntimeError(f"flower: {name} ended: {(folder / f'{name}.log').read_text()[-2000:]}")
             if time.monotonic() > until:
                 raise RuntimeError(f"flower: no result; {(folder / 'superlink.log').read_text()[-2000:]}")
             time.sleep(0.2)
@@ -64,7 +68,7 @@ def _environment(folder: Path, bin_folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "FLWR_HOME": str(folder), "FLWR_TELEMETRY_ENABLED": "0"}
 
 
-def _start(stack: ExitStack, folder: Path, name: str, words: list[str], bin_folder: Path) -> None:
+def _start(stack: ExitStack, folder: Path, name: str, words: list[str], bin_folder: Path) -> "subprocess.Popen[bytes]":
     log = stack.enter_context((folder / f"{name}.log").open("wb"))
     process = subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(folder, bin_folder)
@@ -79,6 +83,7 @@ def _start(stack: ExitStack, folder: Path, name: str, words: list[str], bin_fold
             process.wait()
 
     stack.callback(end)
+    return process
 
 
 def _wait_for(log: Path, text: str, timeout_s: float) -> None:

@@ -1,83 +1,90 @@
-"""Permits to gather a Chunk: so many at a time, and nobody who is slow keeps one."""
+"""Permits to come in at full speed: so many at a time, and nobody who is slow keeps one."""
 
 import asyncio
 
 from fanin.clients.testing import run_virtual
-from fanin.server.permits import LENT_S, Permits
+from fanin.server.permits import LENT_S, Permit, Permits
 
 
-def test_the_quick_wait_for_each_other_and_go_in_turn() -> None:
-    async def main() -> tuple[int, list[int]]:
-        permits, under_way, most, order = Permits(2), 0, 0, list[int]()
+async def chunk(permit: Permit, *waits: float) -> float:
+    """Take a Chunk whose pieces are waited for so long, in loans of a permit; when its turn came, in loans too."""
+    await permit.get()
+    begun = asyncio.get_running_loop().time() / LENT_S
+    for wait in waits:
+        with permit.lent():
+            await asyncio.sleep(wait * LENT_S)
+    return round(begun, 6)
 
-        async def gather(number: int) -> None:
-            nonlocal under_way, most
-            async with permits.one():
-                order.append(number)
-                under_way += 1
-                most = max(most, under_way)
-                await asyncio.sleep(LENT_S / 2)
-                under_way -= 1
 
-        await asyncio.gather(*(gather(number) for number in range(6)))
-        return most, order
+async def upload(permits: Permits, *chunks: tuple[float, ...]) -> list[float]:
+    """When the turn of each Chunk came."""
+    with permits.one() as permit:
+        return [await chunk(permit, *waits) for waits in chunks]
 
-    assert run_virtual(main()) == (2, [0, 1, 2, 3, 4, 5])
+
+def test_the_quick_wait_for_each_other_and_stay_until_they_are_done() -> None:
+    async def main() -> list[list[float]]:
+        permits = Permits(2)
+        # Each Chunk takes longer than a loan, and is quick all the same.
+        quick = (0.5,) * 4
+        return await asyncio.gather(*(upload(permits, quick, quick) for _ in range(6)))
+
+    assert run_virtual(main()) == [[0, 2], [0, 2], [4, 6], [4, 6], [8, 10], [8, 10]]
 
 
 def test_the_slow_lend_theirs_and_give_back_no_more_than_they_took() -> None:
-    async def main() -> list[float]:
-        loop, permits, begun_s = asyncio.get_running_loop(), Permits(1), list[float]()
-
-        async def gather(seconds: float) -> None:
-            async with permits.one():
-                begun_s.append(loop.time())
-                await asyncio.sleep(seconds)
-
-        # Nobody sends anything for an hour, and the third still has its turn after twice the time of a loan.
-        slow = [asyncio.create_task(gather(3600.0)) for _ in range(2)]
-        await asyncio.create_task(gather(0.0))
-        await asyncio.gather(*slow)
+    async def main() -> list[list[float]]:
+        permits = Permits(1)
+        # Nobody sends anything for long, and the third still has its turn after twice the time of a loan.
+        slow = [asyncio.create_task(upload(permits, (1000.0,))) for _ in range(2)]
+        third = await asyncio.create_task(upload(permits, (0.0,)))
+        begun = [*await asyncio.gather(*slow), third]
         # Were a permit given back twice, these would not wait for each other.
-        await asyncio.gather(*(gather(LENT_S / 2) for _ in range(2)))
-        return begun_s
+        return [*begun, *await asyncio.gather(*(upload(permits, (0.5,)) for _ in range(2)))]
 
-    assert run_virtual(main()) == [0.0, LENT_S, 2 * LENT_S, 3600.0 + LENT_S, 3600.0 + 1.5 * LENT_S]
+    assert run_virtual(main()) == [[0], [1], [2], [1001], [1001.5]]
+
+
+def test_the_slow_need_none_until_they_are_quick() -> None:
+    async def main() -> tuple[list[float], list[float]]:
+        permits = Permits(1)
+        slow = asyncio.create_task(upload(permits, (2.0,), (0.0,), (0.0,)))
+        await asyncio.sleep(0.0)
+        quick = await upload(permits, (0.5,) * 8)
+        return await slow, quick
+
+    slow, quick = run_virtual(main())
+    assert quick == [1]
+    # The second Chunk does not wait for the other, which has the permit; the third does.
+    assert slow == [0, 2, 5]
 
 
 def test_who_fails_or_is_cancelled_gives_back() -> None:
-    async def main() -> float:
+    async def main() -> list[float]:
         permits = Permits(1)
-
-        async def cut() -> None:
-            async with permits.one():
-                await asyncio.sleep(3600.0)
-
         for _ in range(3):
-            task = asyncio.create_task(cut())
+            task = asyncio.create_task(upload(permits, (1000.0,)))
             await asyncio.sleep(LENT_S / 4)
             task.cancel()
             await asyncio.wait({task})
-        async with permits.one():
-            return asyncio.get_running_loop().time()
+        return await upload(permits, (0.0,))
 
-    assert run_virtual(main()) == 3 * LENT_S / 4
+    assert run_virtual(main()) == [0.75]
 
 
 def test_what_waits_for_the_disk_keeps_its_permit() -> None:
-    async def main() -> float:
+    async def main() -> list[float]:
         permits = Permits(1)
 
         async def store() -> None:
-            async with permits.one() as keep:
-                keep()
+            with permits.one() as permit:
+                await permit.get()
                 await asyncio.sleep(10.0)
 
         storing = asyncio.create_task(store())
         await asyncio.sleep(0.0)
-        async with permits.one():
-            begun_s = asyncio.get_running_loop().time()
+        begun = await upload(permits, (0.0,))
         await storing
-        return begun_s
+        return begun
 
-    assert run_virtual(main()) == 10.0
+    assert run_virtual(main()) == [10.0 / LENT_S]

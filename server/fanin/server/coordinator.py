@@ -18,7 +18,7 @@ from fanin.protos.chunks import short
 from fanin.protos.errors import InvalidUpdate, NotFound, Unavailable
 from fanin.server.driver import RunDriver
 from fanin.server.patience import Patience
-from fanin.server.permits import Permits
+from fanin.server.permits import Permit, Permits
 from fanin.server.runs import Runs
 from fanin.server.selection import choose, retry_window
 from fanin.server.spool import Upload
@@ -169,12 +169,14 @@ class Coordinator:
                 tools.disk_lane(lambda: files.enter_context(closing(tools.spool.open(header, device))))
             )
             files.enter_context(self._told(_Transfer(driver=driver, round=round_number, patience=patience)))
+            permit = files.enter_context(self._permits.one())
+            await permit.get()
             try:
                 with patience.writing():
                     yield _receiving(upload)
                 while not upload.is_whole() and driver.may_count(round_number):
                     try:
-                        if not await self._store_chunk(upload, pieces, patience):
+                        if not await self._store_chunk(upload, _Pieces(pieces, patience, permit)):
                             return
                     except TimeoutError as exc:
                         if driver.may_count(round_number):
@@ -183,6 +185,7 @@ class Coordinator:
                     if not upload.is_whole() and driver.may_count(round_number):
                         with patience.writing():
                             yield _receiving(upload)
+                permit.give_back()
                 yield await self._accepted(driver, device, upload)
             except InvalidUpdate:
                 await whole(tools.disk_lane(lambda: tools.spool.discard(header.assignment_id)))
@@ -245,17 +248,14 @@ class Coordinator:
             received_bytes=upload.received_bytes,
         )
 
-    async def _store_chunk(self, upload: Upload, pieces: AsyncIterator[m.Piece], patience: Patience) -> bool:
+    async def _store_chunk(self, upload: Upload, pieces: "_Pieces") -> bool:
         """Take the next Chunk; False if the device hangs up before it is whole. Raises TimeoutError."""
-        async with self._permits.one() as keep:
-            while True:
-                piece = await _next_piece(pieces, patience)
-                if piece is None:
-                    return False
-                if upload.take(piece):
-                    keep()
-                    await whole(self._tools.disk_lane(upload.store))
-                    return True
+        await pieces.permit.get()
+        while (piece := await pieces.next()) is not None:
+            if upload.take(piece):
+                await whole(self._tools.disk_lane(upload.store))
+                return True
+        return False
 
     @property
     def _stalled(self) -> str:
@@ -335,10 +335,19 @@ def _may_count(transfer: _Transfer) -> bool:
         return False
 
 
-async def _next_piece(pieces: AsyncIterator[m.Piece], patience: Patience) -> m.Piece | None:
-    """The next piece, None at the end. Raises TimeoutError."""
-    async with patience.reading():
-        piece = await anext(pieces, None)
-    if piece is not None:
-        patience.gain(len(piece.data))
-    return piece
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """What one device sends."""
+
+    requests: AsyncIterator[m.Piece]
+    patience: Patience
+    permit: Permit
+
+    async def next(self) -> m.Piece | None:
+        """The next piece, None at the end. Raises TimeoutError."""
+        with self.permit.lent():
+            async with self.patience.reading():
+                piece = await anext(self.requests, None)
+        if piece is not None:
+            self.patience.gain(len(piece.data))
+        return piece

@@ -1,18 +1,19 @@
-"""How many Chunks are gathered in memory at a time, over all uploads.
+"""How many uploads come in at full speed at a time.
 
-An upload asks for a permit before it reads a Chunk's first piece, and gives it back when the Chunk is on disk. Until
-then its bytes stay with their device: gRPC takes no more of them than fit a stream's window. A slow line must not hold
-up the others, so a permit is lent for ``LENT_S`` and goes to the next after that, while the Chunk comes on without one.
+A device sends when its upload is answered, so what waits here is on the device, and not in gRPC's buffers; those who
+have a permit are soon done, and are folded while others come. A slow line must not hold up the quick ones: a permit
+waits ``LENT_S`` for a piece, then goes to the next, and the upload comes on without one until it has become quick.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
-NUM_PERMITS: Final = 16
+NUM_PERMITS: Final = 8
 """Enough for the disk's threads and the processors: these many Chunks of 1 MiB wait for them."""
-LENT_S: Final = 0.25
+LENT_S: Final = 0.1
+"""A line of 2.5 MB a second brings a piece of 256 KiB within this time."""
 
 
 class Permits:
@@ -21,22 +22,46 @@ class Permits:
     def __init__(self, num_permits: int = NUM_PERMITS) -> None:
         self._free = asyncio.Semaphore(num_permits)
 
-    @asynccontextmanager
-    async def one(self) -> AsyncIterator[Callable[[], None]]:
-        """While a Chunk is gathered and stored. Call what it gives once the Chunk is gathered: from then on the permit
-        is kept, for a slow disk must not let ever more Chunks into memory."""
-        await self._free.acquire()
-        is_lent = True
-
-        def give_back() -> None:
-            nonlocal is_lent
-            if is_lent:
-                is_lent = False
-                self._free.release()
-
-        timer = asyncio.get_running_loop().call_later(LENT_S, give_back)
+    @contextmanager
+    def one(self) -> Iterator["Permit"]:
+        """For one upload, until its bytes are here."""
+        permit = Permit(self._free)
         try:
-            yield timer.cancel
+            yield permit
+        finally:
+            permit.give_back()
+
+
+class Permit:
+    """One upload's, which it may have and lose many times."""
+
+    def __init__(self, free: asyncio.Semaphore) -> None:
+        self._free = free
+        self._has = False
+        self._is_quick = True
+
+    async def get(self) -> None:
+        """Before a Chunk is asked for or read: wait for a permit, unless the last one came too slowly to need any."""
+        if self._is_quick and not self._has:
+            await self._free.acquire()
+            self._has = True
+        self._is_quick = True
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """While a piece is awaited; a slow disk, of which this is none, must not let ever more Chunks into memory."""
+        timer = asyncio.get_running_loop().call_later(LENT_S, self._pass_on)
+        try:
+            yield
         finally:
             timer.cancel()
-            give_back()
+
+    def give_back(self) -> None:
+        """Let the next one have it."""
+        if self._has:
+            self._has = False
+            self._free.release()
+
+    def _pass_on(self) -> None:
+        self._is_quick = False
+        self.give_back()
