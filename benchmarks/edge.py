@@ -5,7 +5,7 @@
 It makes the devices' environments if they are missing (``make devices``), exports every model to a Bundle in both
 formats, and lets children in those environments, and one with torch, take train steps, evaluate and predict in turn,
 on one thread each. Then it trains a model for a short while and compares float with int8, and runs a federation with
-one device of each runtime to see how much memory a device takes. At the end stand the budgets of the design.
+one device of each runtime to see how much memory a device takes. At the end stand the gates.
 
 Times are of one machine while it did whatever else it did: ratios are between what ran in the same minutes. ``float``
 is the ``evaluate`` Signature on a batch (in eager torch a forward pass), int8 is ``infer`` (in eager torch the float

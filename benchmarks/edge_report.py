@@ -1,4 +1,4 @@
-"""What ``edge.py`` found, as tables, and held against the budgets of the design."""
+"""What ``edge.py`` found, as tables, and held against the gates."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

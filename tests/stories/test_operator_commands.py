@@ -101,6 +101,17 @@ def test_a_run_is_started_once_and_another_plan_under_its_id_is_a_conflict(fanin
     assert [row["run_id"] for row in listed] == ["run", "mine"]
 
 
+def test_a_run_that_is_followed_is_told_before_its_events(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
+    words = ("run", host.folder / "plan.toml", "--state", host.state, "--key", host.folder / "publisher.key")
+    assert fanin(*words, "--run-id", "followed").status == 0
+    assert fanin("stop", "followed", "--state", host.state).status == 0
+    out = tmp_path / "lines.json"
+    assert fanin(*words, "--run-id", "followed", "--watch", "--json", out).status == 1
+    started, *events = map(json.loads, out.read_text().splitlines())
+    assert (started["run_id"], started["state"]) == ("followed", "stopped")
+    assert [row["event"] for row in events] == ["RoundOpened", "RoundFailed", "RunRested"]
+
+
 @pytest.mark.parametrize("command", [("runs",), ("watch", "run")])
 def test_an_operator_without_a_coordinator_or_a_token(
     fanin: Fanin, host: Hosted, tmp_path: Path, command: tuple[str, ...]

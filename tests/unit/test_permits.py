@@ -3,7 +3,7 @@
 import asyncio
 
 from fanin.clients.testing import run_virtual
-from fanin.server.permits import LENT_S, Permit, Permits
+from fanin.server.permits import CHUNK_S, LENT_S, Permit, Permits
 
 
 async def chunk(permit: Permit, *waits: float) -> float:
@@ -50,13 +50,25 @@ def test_the_slow_need_none_until_they_are_quick() -> None:
         permits = Permits(1)
         slow = asyncio.create_task(upload(permits, (2.0,), (0.0,), (0.0,)))
         await asyncio.sleep(0.0)
-        quick = await upload(permits, (0.5,) * 8)
+        quick = await upload(permits, (0.5,) * 4, (0.5,) * 4)
         return await slow, quick
 
     slow, quick = run_virtual(main())
-    assert quick == [1]
+    assert quick == [1, 3]
     # The second Chunk does not wait for the other, which has the permit; the third does.
     assert slow == [0, 2, 5]
+
+
+def test_who_sends_a_little_now_and_then_is_slow() -> None:
+    async def main() -> list[float]:
+        permits = Permits(1)
+        trickling = asyncio.create_task(upload(permits, (0.9,) * 100))
+        await asyncio.sleep(0.0)
+        quick = await upload(permits, (0.5,) * 5, (0.0,))
+        await trickling
+        return quick
+
+    assert run_virtual(main()) == [CHUNK_S / LENT_S, CHUNK_S / LENT_S + 2.5]
 
 
 def test_who_fails_or_is_cancelled_gives_back() -> None:

@@ -117,7 +117,7 @@ def test_stale_uploads_are_kept_until_they_no_longer_count(tmp_path: Path) -> No
 
 
 def test_the_mean_divides_by_what_the_updates_would_weigh_were_they_fresh() -> None:
-    """DESIGN decision 4: a stale Update moves the model less, instead of giving its weight to the others."""
+    """A stale Update moves the model less, instead of giving its weight to the others."""
     table = TensorTable.of({"a": (1,)})
     pieces = (np.array([100], np.int32),)
     stale = Contribution(weight=128, fresh_weight=256, shifts=(0,), bits=32, max_shift=0, counts={}, pieces=pieces)

@@ -78,7 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--validation", type=float, default=0.2, metavar="SHARE", help="held out for validation (0.2)")
     parser.add_argument("--partition", type=int, default=0, metavar="N", help="which partition the data is (0)")
     parser.add_argument("--state", default="fanin-device", metavar="DIR", help="this device's folder (fanin-device)")
-    parser.add_argument("--runtime", metavar="NAME", help="runtime to train with (onnx)")
+    parser.add_argument(
+        "--runtime", metavar="NAME", help="runtime to train with (the first installed of onnx, litert, tflite)"
+    )
     parser.add_argument(
         "--serve", action="store_true", help="keep the newest version ready as an int8 model, for fanin infer"
     )

@@ -67,11 +67,11 @@ def run(
         info = operator.start_run(
             run_id or f"{wanted.plan.name[:MAX_PLAN_CHARS]}-{secrets.token_hex(4)}", wanted.plan, bundle, publisher
         )
-    if json:
-        write_json(json, run_row(info))
-    else:
+    if not json:
         sys.stdout.write(f"run {info.run_id} started; devices trust {key.with_suffix('.pub')}\n")
-    outcome = follow(operator.watch(info.run_id), json) if watch else RunState.RUNNING
+    elif not watch:
+        write_json(json, run_row(info))
+    outcome = follow(operator.watch(info.run_id), json, run_row(info)) if watch else RunState.RUNNING
     line.close()
     return int(outcome in (RunState.FAILED, RunState.STOPPED))
 

@@ -44,20 +44,24 @@ def run_row(info: RunInfo) -> dict[str, object]:
     }
 
 
-def follow(events: Iterable[Recorded], json_target: str = "") -> RunState:
-    """Print events as they come, or write them as JSON lines to a file or, for ``-``, to standard output; the
-    state that the Run was left in."""
+def follow(events: Iterable[Recorded], json_target: str = "", before: Mapping[str, object] | None = None) -> RunState:
+    """Print events as they come, or write them as JSON lines to a file or, for ``-``, to standard output, after
+    what was ``before`` them; the state that the Run was left in."""
     outcome = RunState.RUNNING
     with ExitStack() as stack:
         out = stack.enter_context(Path(json_target).open("w")) if json_target not in ("", "-") else sys.stdout
+        if before is not None and json_target:
+            out.write(_line(before))
         for recorded in events:
-            row = finite(event_row(recorded))
-            text = json.dumps(row, allow_nan=False) if json_target else describe(recorded.event)
-            out.write(f"{text}\n")
+            out.write(_line(event_row(recorded)) if json_target else f"{describe(recorded.event)}\n")
             out.flush()
             if isinstance(recorded.event, RunRested):
                 outcome = recorded.event.state
     return outcome
+
+
+def _line(row: Mapping[str, object]) -> str:
+    return json.dumps(finite(row), allow_nan=False) + "\n"
 
 
 def event_row(recorded: Recorded) -> dict[str, object]:

@@ -9,7 +9,7 @@ measured: docs/decisions/0006).
 
 ``CODECS`` is the seam for more. The payload is the table's layout in little-endian integers of that size.
 
-A device encodes its *unweighted* update; weights are the server's (DESIGN decision 4).
+A device encodes its *unweighted* update; weights are the server's.
 """
 
 import math

@@ -7,7 +7,7 @@ the sum of a Round stays below 2^62 in magnitude, within int64 with a bit to spa
     (bits - 1) + W + ceil(log2(max total weight)) <= 62,
     max total weight = buffer * max_examples * 256,
 
-256 being the weight of one fresh example (DESIGN decision 4; staleness can only lower it).
+256 being the weight of one fresh example (staleness can only lower it).
 """
 
 import tomllib

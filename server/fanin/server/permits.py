@@ -2,7 +2,8 @@
 
 A device sends when its upload is answered, so what waits here is on the device, and not in gRPC's buffers; those who
 have a permit are soon done, and are folded while others come. A slow line must not hold up the quick ones: a permit
-waits ``LENT_S`` for a piece, then goes to the next, and the upload comes on without one until it has become quick.
+waits ``LENT_S`` for a piece, and ``CHUNK_S`` for all of a Chunk's; then it goes to the next, and the upload comes on
+without one until it has become quick.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ NUM_PERMITS: Final = 8
 """Enough for the disk's threads and the processors: these many Chunks of 1 MiB wait for them."""
 LENT_S: Final = 0.1
 """A line of 2.5 MB a second brings a piece of 256 KiB within this time."""
+CHUNK_S: Final = 2.5 * LENT_S
+"""Whoever sends a byte now and then is slow, too."""
 
 
 class Permits:
@@ -39,6 +42,7 @@ class Permit:
         self._free = free
         self._has = False
         self._is_quick = True
+        self._left_s = CHUNK_S
 
     async def get(self) -> None:
         """Before a Chunk is asked for or read: wait for a permit, unless the last one came too slowly to need any."""
@@ -46,15 +50,19 @@ class Permit:
             await self._free.acquire()
             self._has = True
         self._is_quick = True
+        self._left_s = CHUNK_S
 
     @contextmanager
     def lent(self) -> Iterator[None]:
         """While a piece is awaited; a slow disk, of which this is none, must not let ever more Chunks into memory."""
-        timer = asyncio.get_running_loop().call_later(LENT_S, self._pass_on)
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        timer = loop.call_later(min(LENT_S, self._left_s), self._pass_on)
         try:
             yield
         finally:
             timer.cancel()
+            self._left_s = max(self._left_s - (loop.time() - begun_s), 0.0)
 
     def give_back(self) -> None:
         """Let the next one have it."""
