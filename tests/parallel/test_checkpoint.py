@@ -177,6 +177,15 @@ def test_the_one_that_is_marked_is_not_written_again(tmp_path: Path) -> None:
     assert latest(tmp_path) == Progress(step=1, seed=4)
 
 
+def test_an_older_one_that_is_damaged_does_not_keep_a_new_one_from_being_saved(tmp_path: Path) -> None:
+    engine = saved(tmp_path)
+    (tmp_path / "step-00000001" / "progress.json").write_text("{")
+    with Checkpoints(tmp_path, engine, keep=1) as checkpoints:
+        checkpoints.save(Progress(step=2, seed=3))
+    assert latest(tmp_path) == Progress(step=2, seed=3)
+    assert not (tmp_path / "step-00000001").exists()
+
+
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, saved(tmp_path))
     # What is no folder is not removed as one.

@@ -129,6 +129,12 @@ def test_what_cannot_be_is_told_in_one_line(
     assert not state.exists(), "told before a process starts"
 
 
+def test_weights_may_go_where_the_job_makes_a_folder(fanin: Fanin, config: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert fanin("train", config, "--steps", "1", "--state", state, "--out", state / "m.safetensors").status == 0
+    assert (state / "m.safetensors").exists()
+
+
 def test_a_config_that_is_none_is_told_in_one_line(fanin: Fanin, tmp_path: Path) -> None:
     assert "missing.toml: cannot be read (" in one_line(fanin("train", tmp_path / "missing.toml"), "train")
 

@@ -231,6 +231,19 @@ def test_a_job_that_has_nothing_left_to_do_writes_no_checkpoint_again(tmp_path: 
     assert files() == before
 
 
+def test_a_job_goes_on_with_the_loss_scale_that_it_had(tmp_path: Path) -> None:
+    config = replace(CONFIG, checkpoints=CheckpointSettings(folder=tmp_path / "c"))
+    config = replace(config, parallel=ParallelSettings(precision="fp16"))
+    found = parts(data(60, 1), data(60, 2))
+    first, second = trainer_of(config, found), trainer_of(config, found)
+    first.engine.load_scale_state({"loss_scale": 8.0, "loss_scale_calm": 3.0})
+    with Keeper(config.checkpoints, first.engine, config.seed, writes=True) as keeper:
+        keeper.save(first)
+    assert second.engine.scale_state != first.engine.scale_state
+    with Keeper(config.checkpoints, second.engine, config.seed, writes=True):
+        assert second.engine.scale_state == first.engine.scale_state
+
+
 def test_a_trace_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
     config = replace(CONFIG, checkpoints=CheckpointSettings(folder=tmp_path / "c", every=2))
     found = parts(data(60, 1), data(60, 2))

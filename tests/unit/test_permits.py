@@ -3,7 +3,7 @@
 import asyncio
 
 from fanin.clients.testing import run_virtual
-from fanin.server.permits import CHUNK_S, LENT_S, Permit, Permits
+from fanin.server.permits import CHUNK_S, LENT_S, WAIT_S, Permit, Permits
 
 
 async def chunk(permit: Permit, *waits: float) -> float:
@@ -69,6 +69,22 @@ def test_who_sends_a_little_now_and_then_is_slow() -> None:
         return quick
 
     assert run_virtual(main()) == [CHUNK_S / LENT_S, CHUNK_S / LENT_S + 2.5]
+
+
+def test_nobody_waits_longer_than_a_proxy_does() -> None:
+    async def main() -> tuple[list[float], list[float]]:
+        permits = Permits(1)
+        # Quick Chunks, for more than a minute and a half.
+        long = asyncio.create_task(upload(permits, *[(0.75, 0.75)] * 640))
+        await asyncio.sleep(0.0)
+        waiting = await upload(permits, (0.25,), (0.25,))
+        begun = await long
+        return waiting, begun
+
+    waiting, begun = run_virtual(main())
+    # It goes on without a permit, and asks again before the next Chunk.
+    assert waiting == [WAIT_S / LENT_S, 2 * WAIT_S / LENT_S + 0.25]
+    assert begun[-1] == 639 * 1.5
 
 
 def test_who_fails_or_is_cancelled_gives_back() -> None:

@@ -88,18 +88,21 @@ class Checkpoints:
             self.finish()
         self._thread.shutdown(wait=kind is None, cancel_futures=True)
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: Progress, failure: StorageFull | None = None) -> None:
         """Take a copy of the state, and write it while training goes on. Raises what an earlier save failed with.
 
         The step that LATEST names is there already, and stays as it is: until the next there is no other to go on from.
+        With a ``failure``, of this rank before it came here, nothing is saved on any, and all ranks raise.
         """
         self.finish()
         path = self._folder / folder_name(progress.step)
+        if self._any(failure is not None):
+            raise failure or _not_written(path, None)
         if self._any(self._is_first and _marked(self._folder) == progress.step):
             return
-        failure = _emptied(path) if self._is_first else None
-        if self._any(failure is not None):
-            raise _not_written(path, failure)
+        obstacle = _emptied(path) if self._is_first else None
+        if self._any(obstacle is not None):
+            raise _not_written(path, obstacle)
         # What DCP would cut wrongly is put together; it writes that once.
         state: dict[str, object] = {
             name: value.full_tensor() if isinstance(value, DTensor) and is_crooked(value) else value
@@ -182,9 +185,17 @@ class Checkpoints:
 
     def _remove_older(self, step: int) -> None:
         steps = [each for each in checkpoint_steps(self._folder) if each <= step]
-        whole = [each for each in steps if read_progress(self._folder / folder_name(each)) is not None]
+        whole = [each for each in steps if _is_whole(self._folder / folder_name(each))]
         for each in set(steps) - set(whole[-self._keep :]):
             shutil.rmtree(self._folder / folder_name(each), ignore_errors=True)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a checkpoint can be gone on from, as far as its last file tells."""
+    try:
+        return read_progress(path) is not None
+    except Corrupted:
+        return False
 
 
 def _marked(folder: Path) -> int | None:

@@ -57,6 +57,8 @@ class Keeper:
                 f"checkpoints: got seed {seed}, expected {progress.seed} as in the checkpoint: it decides what was seen"
             )
         self.state = State() if progress is None else _state(progress)
+        if progress is not None:
+            engine.load_scale_state(progress.measures)
         self._trace = settings.folder / TRACE_FILE if writes and settings.folder is not None else None
         sources = [] if progress is None else [folder for folder in (settings.folder, settings.resume) if folder]
         self.losses, self.evaluated = _read_trace(sources, self.state.step) if writes else ([], [])
@@ -84,9 +86,14 @@ class Keeper:
         if self._checkpoints is None or self._saved_step == trainer.state.step:
             return
         self._saved_step = trainer.state.step
+        failure = None
         if self._trace is not None:
-            self._append(trainer)
-        self._checkpoints.save(_progress(trainer.state, self._seed))
+            try:
+                self._append(trainer)
+            except StorageFull as exc:
+                # Told by all ranks together: the others would wait for this one.
+                failure = exc
+        self._checkpoints.save(_progress(trainer.state, self._seed, trainer.engine.scale_state), failure)
 
     def _append(self, trainer: Trainer) -> None:
         """The trace must be on the disk before the checkpoint that stands on it is marked."""
@@ -138,7 +145,7 @@ def _state(progress: Progress) -> State:
     )
 
 
-def _progress(state: State, seed: int) -> Progress:
+def _progress(state: State, seed: int, scale: Mapping[str, float]) -> Progress:
     # A best loss is there once there was a look; infinity is no number of JSON.
     best_loss = {"best_loss": state.best_loss} if state.best else {}
     return Progress(
@@ -152,5 +159,6 @@ def _progress(state: State, seed: int) -> Progress:
             "loss_sum": state.loss_sum,
             "count": state.count,
             **best_loss,
+            **scale,
         },
     )

@@ -126,7 +126,9 @@ def _check(num_processes: int) -> None:
 def _check_places(config: TrainConfig, folder: Path) -> None:
     """Make the folders that a job writes to. Raises InvalidInput if something of it would find no place."""
     kept, weights = config.checkpoints.folder, config.checkpoints.weights
-    if weights is not None:
+    # A folder that is made for something else below is good enough for the weights.
+    made = {each.resolve() for each in (kept, folder) if each is not None}
+    if weights is not None and (weights.is_dir() or weights.parent.resolve() not in made):
         check_renamed(weights, f"checkpoints: got weights {weights}")
     if kept is not None:
         check_folder(kept, f"checkpoints: got folder {kept}", makes=True)
@@ -162,13 +164,12 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> int:
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """End the job if it still runs: torchrun passes the first signal on to its ranks. Interrupted, it ends at once."""
-    if process.poll() is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
     try:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
     finally:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):

@@ -170,10 +170,13 @@ class Coordinator:
             )
             files.enter_context(self._told(_Transfer(driver=driver, round=round_number, patience=patience)))
             permit = files.enter_context(self._permits.one())
-            await permit.get()
+            if not upload.is_whole():
+                await permit.get()
             try:
-                with patience.writing():
-                    yield _receiving(upload)
+                # The Round may have closed while this one waited: then the first reply says so.
+                if driver.may_count(round_number):
+                    with permit.lent(), patience.writing():
+                        yield _receiving(upload)
                 while not upload.is_whole() and driver.may_count(round_number):
                     try:
                         if not await self._store_chunk(upload, _Pieces(pieces, patience, permit)):
@@ -183,7 +186,7 @@ class Coordinator:
                             raise Unavailable(self._stalled) from exc
                         break
                     if not upload.is_whole() and driver.may_count(round_number):
-                        with patience.writing():
+                        with permit.lent(), patience.writing():
                             yield _receiving(upload)
                 permit.give_back()
                 yield await self._accepted(driver, device, upload)

@@ -8,15 +8,18 @@ without one until it has become quick.
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 NUM_PERMITS: Final = 8
 """Enough for the disk's threads and the processors: these many Chunks of 1 MiB wait for them."""
 LENT_S: Final = 0.1
-"""A line of 2.5 MB a second brings a piece of 256 KiB within this time."""
+"""How long an answer, and then each piece, may take."""
 CHUNK_S: Final = 2.5 * LENT_S
-"""Whoever sends a byte now and then is slow, too."""
+"""How long all of a Chunk's may: a line of 4 MB a second is quick, who sends a byte now and then is not. Chunks have
+one size, so nobody has many of these times for a few bytes."""
+WAIT_S: Final = 45.0
+"""Nobody waits longer: proxies cut a line that is silent for a minute, and who waits is to hear of a Round's end."""
 
 
 class Permits:
@@ -47,8 +50,10 @@ class Permit:
     async def get(self) -> None:
         """Before a Chunk is asked for or read: wait for a permit, unless the last one came too slowly to need any."""
         if self._is_quick and not self._has:
-            await self._free.acquire()
-            self._has = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_S):
+                    await self._free.acquire()
+                self._has = True
         self._is_quick = True
         self._left_s = CHUNK_S
 
