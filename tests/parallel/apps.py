@@ -45,6 +45,36 @@ def dying() -> App:
     return dataclasses.replace(whole, loss=loss)
 
 
+def paced() -> App:
+    """The digits' App, each step of which takes as many seconds as a file says; machines come and go meanwhile."""
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        time.sleep(float(Path(os.environ["FANIN_TEST_FOLDER"], "pace").read_text()))
+        return whole.loss(outputs, targets)
+
+    whole = app()
+    return dataclasses.replace(whole, loss=loss)
+
+
+class Double(torch.nn.Module):
+    """A small perceptron that computes in float64, whatever it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with seeded(0):
+            self.layers = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.Tanh(), torch.nn.Linear(16, 10))
+        self.double()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.layers(images.flatten(1).double())
+        return values
+
+
+def precise() -> App:
+    """As ``paced``, in float64."""
+    return dataclasses.replace(paced(), name="precise", module=Double())
+
+
 def stacked() -> App:
     """Four equal layers between two others: what can be cut by names, and split."""
     module = torch.nn.Sequential()

@@ -4,8 +4,8 @@ A cell is compared with one process that trains the same: what a mesh may not ch
 variants, what it may is in as many as there are. Some cells are wrong on purpose: parity must tell.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
@@ -31,6 +31,7 @@ class Cell:
     replicate: str = "ddp"
     offload: bool = False
     precision: str = "full"
+    compile: bool = False
     fault: str = ""
     nightly: bool = False
     # What one process is told as well.
@@ -61,7 +62,13 @@ class Cell:
         parts += [f"{self.accumulate}x{self.microbatches}", self.recompute * (self.recompute != "none")]
         parts += ["" if self.reshard is None else f"reshard{self.reshard}", "times" * bool(self.layer_times)]
         parts += [self.precision * (self.precision != "full")]
-        parts += ["offload" * self.offload, self.replicate * (self.replicate != "ddp"), self.reference, self.fault]
+        parts += [
+            "compiled" * self.compile,
+            "offload" * self.offload,
+            self.replicate * (self.replicate != "ddp"),
+            self.reference,
+            self.fault,
+        ]
         return "_".join(part for part in parts if part)
 
 
@@ -73,46 +80,81 @@ def factorisations() -> Iterator[MeshShape]:
             yield shape
 
 
+# On each commit some meshes compute activations again, and some take turns: dear ones not, since CI's minutes are few,
+# and so that each of pp, dp_replicate, dp_shard and tp meets both, with tied embeddings and without. Each night has the
+# rest. Copies send nothing before the last piece, so that turns cost them little.
+RECOMPUTED: Final[Mapping[str, str]] = {
+    "dp_shard=2,tp=4": "full",
+    "dp_shard=8": "full",
+    "dp_replicate=4,dp_shard=2": "selective",
+    "pp=2,dp_shard=2,tp=2": "selective",
+    "pp=2,dp_shard=4": "full",
+    "pp=2,dp_replicate=2,dp_shard=2": "selective",
+}
+IN_TURNS: Final = ("dp_replicate=8", "dp_replicate=4,dp_shard=2")
+
+
 def _matrix() -> Iterator[Cell]:
-    """All meshes in float64; every other one with tied embeddings."""
+    """All meshes in float64; every other one with tied embeddings.
+
+    GPipe takes a pipeline's microbatches in two turns, of one microbatch each where there are two ranks: as many pieces
+    at no more cost. 1F1B needs a microbatch for each stage, and takes turns in ``_schedules``.
+    """
     for index, shape in enumerate(factorisations()):
-        pieces = shape.pp if shape.pp > 1 else 1
+        mesh, turns = str(shape), 2 if shape.pp > 1 and index % 2 == 0 else 1
         yield Cell(
-            mesh=str(shape),
+            mesh=mesh,
             schedule="1F1B" if index % 2 else "GPipe",
-            microbatches=pieces,
+            microbatches=shape.pp // turns,
+            accumulate=2 if mesh in IN_TURNS else turns,
+            recompute=RECOMPUTED.get(mesh, "none"),
             # A collective takes milliseconds on two cores, whatever its size: as few layers as show anything.
-            layers=2 if str(shape) == "dp_shard=8" else shape.pp,
+            layers=2 if mesh == "dp_shard=8" else shape.pp,
             tied=index % 2 == 0,
             clip=None if shape.tp == 4 else 0.5,
         )
 
 
 def _schedules() -> Iterator[Cell]:
-    """All schedules at two and four ranks."""
+    """All schedules: on two ranks in turns and with all activations computed again, on four with tied embeddings.
+
+    What splits its backward pass computes them again for each weight, so two microbatches a turn are enough there.
+    """
     for (name, schedule), num_ranks in product(SCHEDULES.items(), (2, 4)):
         yield Cell(
             mesh=f"pp={num_ranks}",
             schedule=name,
-            microbatches=2 * num_ranks if num_ranks == 2 else 4,
-            accumulate=2 if num_ranks == 2 and not schedule.splits_backward else 1,
+            microbatches=2 if num_ranks == 2 and schedule.splits_backward else 4,
+            accumulate=2 if num_ranks == 2 else 1,
             layers=num_ranks * schedule.default_stages,
             tied=num_ranks == 4 or schedule.folded,
-            recompute="full" if num_ranks == 2 and name in ("Interleaved1F1B", "ZBV") else "none",
+            recompute="full" if num_ranks == 2 else "none",
+        )
+
+
+def _nights() -> Iterator[Cell]:
+    """The same in float32; and what a commit leaves out: each mesh with both, and the ties that it has not by day."""
+    for cell in (*_matrix(), *_schedules()):
+        yield replace(cell, dtype="float32", nightly=True)
+    for cell in _matrix():
+        yield replace(
+            cell,
+            microbatches=cell.shape.pp,
+            accumulate=2,
+            recompute="full" if cell.recompute != "full" else "selective",
+            tied=not cell.tied,
+            nightly=True,
         )
 
 
 SINGLES: Final = (
     *(
-        Cell(mesh=mesh, dtype="float32", microbatches=2 if "pp" in mesh else 1, schedule="1F1B", clip=None)
-        for mesh in (
-            "dp_replicate=8",
-            "dp_shard=4",
-            "dp_replicate=2,dp_shard=2",
-            "pp=2",
-            "pp=2,dp_shard=2,tp=2",
-        )
+        Cell(mesh=mesh, dtype="float32", clip=None)
+        for mesh in ("dp_replicate=8", "dp_shard=4", "dp_replicate=2,dp_shard=2")
     ),
+    Cell(mesh="pp=2", dtype="float32", schedule="1F1B", microbatches=2, clip=None),
+    # One microbatch is a pipeline too; each night has more of them.
+    Cell(mesh="pp=2,dp_shard=2,tp=2", dtype="float32", schedule="GPipe", clip=None),
     Cell(mesh="dp_shard=2", microbatches=2, accumulate=2, recompute="full", tied=True),
     Cell(mesh="dp_shard=2,tp=2", accumulate=2, recompute="full", layers=1, tied=True),
     Cell(mesh="dp_shard=2,tp=2", accumulate=2, recompute="selective", tied=True, nightly=True),
@@ -139,10 +181,29 @@ HALVES: Final = tuple(
     Cell(mesh=mesh, microbatches=2, dtype="float32", clip=0.5, precision=precision)
     for mesh, precision in (("dp_shard=2", "bf16"), ("pp=2", "bf16"), ("dp_shard=2", "fp16"), ("tp=2", "fp16"))
 )
+# By night: a compilation takes seconds. What is refused is not here: schedules that split their backward pass, and
+# layers that are split over tp and keep nothing.
+COMPILED: Final = (
+    *(
+        Cell(
+            mesh=mesh,
+            microbatches=2 if "pp" in mesh else 1,
+            schedule="1F1B",
+            recompute=recompute,
+            compile=True,
+            tied=True,
+        )
+        for mesh, recompute in product(("dp_shard=2", "dp_replicate=2", "pp=2"), ("none", "full", "selective"))
+    ),
+    Cell(mesh="tp=2", compile=True, tied=True),
+    Cell(mesh="tp=2", compile=True, recompute="selective", tied=True),
+    Cell(mesh="dp_shard=2,tp=2", compile=True, tied=True),
+    Cell(mesh="pp=2", schedule="LoopedBFS", microbatches=2, layers=4, compile=True, tied=True),
+)
 FAULTS: Final = (
     Cell(mesh="dp_shard=2", fault="mean-of-means"),
     Cell(mesh="pp=2", microbatches=2, tied=True, fault="untied"),
     Cell(mesh="tp=2", tied=True, fault="untied"),
     Cell(mesh="pp=2,dp_shard=2", microbatches=2, dtype="float32", clip=None, fault="no-root"),
 )
-CELLS: Final = (*_matrix(), *_schedules(), *SINGLES, *MODELS)
+CELLS: Final = (*_matrix(), *_schedules(), *SINGLES, *MODELS, *_nights())

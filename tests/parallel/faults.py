@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -132,6 +133,35 @@ def forked(folder: Path, fault: Fault, rank: int, port: int) -> None:
     os._exit(rank_program(folder, fault))
 
 
+def met(folder: Path, rank: int, port: int) -> None:
+    """A rank of one of two machines, whose agents have counted 3 and 0 attempts; they meet without an agent's store."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_RESTART_COUNT": str(3 - 3 * rank)}
+    with process_group(TIMEOUT_S):
+        told = torch.ones(1)
+        dist.all_reduce(told)
+        (folder / f"attempt-of-{rank}").write_text(str(attempt() if int(told) == 2 else -1))
+    os._exit(0)
+
+
+def meet(folder: Path) -> dict[str, object]:
+    """What two machines' ranks call the attempt in which they meet."""
+    folder.mkdir()
+    fork = multiprocessing.get_context("fork")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    ranks = [fork.Process(target=met, args=(folder, rank, port)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    return {
+        "statuses": [process.exitcode for process in ranks],
+        "attempts": [int((folder / f"attempt-of-{rank}").read_text()) for rank in range(2)],
+    }
+
+
 def keep_store(folder: Path) -> None:
     """The store that an agent would keep, for as long as its parent wants."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -201,6 +231,8 @@ def play(folder: Path, names: list[str]) -> dict[str, dict[str, object]]:
                 waiting[name] = scene
             else:
                 done[name] = scene.end()
+    if "met" in names:
+        done["met"] = meet(folder / "met")
     return done | {name: scene.end() for name, scene in waiting.items()}
 
 

@@ -1,6 +1,6 @@
 """Trains every cell of the parity matrix, and what one process makes of the same, and leaves .npz files.
 
-    python tests/parallel/matrix.py FOLDER all|nightly|NAME...
+    python tests/parallel/matrix.py FOLDER all|nightly|compiled|NAME...
 
 One pool: eight ranks are forked once, after torch is imported and before autograd has run, and share one process
 group; a cell of fewer ranks takes the first ones while the others wait. One process by itself is a ninth.
@@ -19,12 +19,13 @@ from types import ModuleType
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from parallel.cells import BATCH, CELLS, FAULTS, HALVES, LENGTH, NUM_STEPS, VOCABULARY, WORLD, Cell
+from parallel.cells import BATCH, CELLS, COMPILED, FAULTS, HALVES, LENGTH, NUM_STEPS, VOCABULARY, WORLD, Cell
 
 from fanin.datacenter.mesh import AXES, PIPELINE, SHARD
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
@@ -116,6 +117,7 @@ def parallel_of(cell: Cell) -> ParallelSettings:
         replicate=cell.replicate,
         offload=cell.offload,
         precision=cell.precision,
+        compile=cell.compile,
     )
 
 
@@ -146,10 +148,12 @@ def train(cell: Cell, engine: Engine) -> dict[str, np.ndarray]:
             # Wrong on purpose: each rank divides by its own count, and the means are averaged.
             count = int((batch.targets != NO_TOKEN).sum()) * num
         losses.append(float(engine.step(batch, count).loss))
-    loss, count = engine.evaluate(batch)
+    # What is folded takes batches of one size, that of a turn.
+    turns = batch.chunks(cell.accumulate if parallel_of(cell).folded else 1)
+    evaluated = np.array([engine.evaluate(turn) for turn in turns]).sum(axis=0)
     values = engine.full_parameters()
     names = np.array(sorted(values))
-    outcome = {"losses": np.array(losses), "evaluated": np.array(loss / count), "names": names}
+    outcome = {"losses": np.array(losses), "evaluated": evaluated[0] / evaluated[1], "names": names}
     outcome |= {name: values[name].numpy() for name in names}
     if cell.shape.num_ranks < WORLD and not cell.fault:
         outcome["reloaded"] = np.array(reloaded(engine, values))
@@ -234,9 +238,13 @@ def work(folder: Path, rank: int, cells: list[Cell]) -> None:
             ranks = torch.arange(num_ranks).reshape(*cell.shape.sizes.values())
             meshes[cell.mesh] = DeviceMesh("cpu", ranks, mesh_dim_names=AXES)
         if rank < num_ranks:
+            # One process has all cells: without it, what is compiled often enough is compiled no more.
+            torch.compiler.reset()
+            counters.clear()
             outcome = train(cell, Engine(built_of(cell, meshes[cell.mesh])))
+            seconds, graphs = time.monotonic() - started_s, counters["stats"]["unique_graphs"]
             if rank == 0:
-                np.savez(folder / f"{cell.name}.npz", seconds=time.monotonic() - started_s, **outcome)
+                np.savez(folder / f"{cell.name}.npz", seconds=seconds, graphs=graphs, **outcome)
         dist.barrier()
     dist.destroy_process_group()
 
@@ -253,7 +261,7 @@ def alone(folder: Path, cells: list[Cell]) -> None:
 
 def main(folder: Path, wanted: list[str]) -> int:
     """Train what is wanted; how many processes failed."""
-    chosen = [cell for cell in (*CELLS, *HALVES, *FAULTS) if cell.name in wanted or _group(cell) in wanted]
+    chosen = [cell for cell in (*CELLS, *HALVES, *FAULTS, *COMPILED) if cell.name in wanted or _group(cell) in wanted]
     if any(cell.family == "llama" for cell in chosen):
         # Their modules load when first named: here, once, and not on every rank.
         assert transformers().LlamaForCausalLM is not None
@@ -268,7 +276,7 @@ def main(folder: Path, wanted: list[str]) -> int:
 
 
 def _group(cell: Cell) -> str:
-    return "nightly" if cell.nightly else "all"
+    return "compiled" if cell.compile else "nightly" if cell.nightly else "all"
 
 
 if __name__ == "__main__":

@@ -4,22 +4,27 @@
 
 A program of its own: ranks are forked after torch is imported (a fifth of a second, where a fresh start costs
 seconds), and forking is safe only where autograd has never run. The matrix of meshes is in ``matrix.py``; here it is
-the loop around the step: the last batch of an epoch that nobody can share out, evaluation, going on elsewhere.
+the loop around the step: the last batch of an epoch that nobody can share out, evaluation, going on elsewhere. And the
+demo's models on the demo's mesh: convolutions that are cut, and matrices between them that are split.
 """
 
 import multiprocessing
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fanin.clients.data import Examples
 from fanin.clients.digits import split_digits
+from fanin.commands.demo.steps import DEFAULT_MESH, job_config
+from fanin.commands.demo.tasks import TASKS
 from fanin.datacenter.communication import CommunicationSettings
 from fanin.datacenter.config import (
     CheckpointSettings,
@@ -34,9 +39,11 @@ from fanin.datacenter.job import whole_values
 from fanin.datacenter.keeping import Keeper
 from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.models.cnn import DigitsCnn
+from fanin.datacenter.models.digits_app import smoothed_cross_entropy
+from fanin.datacenter.models.fashion_app import FashionCnn
 from fanin.datacenter.objectives import Scored, filled_objective
 from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.engine import Engine, build_engine
+from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
 from fanin.datacenter.parallel.objective import Objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.samples import ExampleSamples
@@ -54,7 +61,16 @@ HOOKS = {
     "bf16": CommunicationSettings(hook="bf16"),
     "powersgd": CommunicationSettings(hook="powersgd", rank=2, dense_steps=4),
     "local": CommunicationSettings(local_period=4, dense_steps=4),
+    # A step by themselves, and the mean of the copies: gradients that meet in each step, told in another way.
+    "each": CommunicationSettings(local_period=1, dense_steps=2),
 }
+DEMO: Mapping[str, tuple[Callable[[int], nn.Module], int]] = {
+    "digits": (DigitsCnn, 8),
+    "fashion-mnist": (FashionCnn, 28),
+}
+DEMO_WORLDS = {1: MeshShape(), 4: MeshShape.parse(DEFAULT_MESH)}
+# In the demo's batches of 16 an epoch's last one is half full.
+DEMO_EXAMPLES = 40
 
 
 def config(num_ranks: int) -> TrainConfig:
@@ -131,6 +147,22 @@ def go_on(folder: Path, num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str,
     return found(trainer)
 
 
+def overflow(rank: int, mesh: DeviceMesh) -> Mapping[str, np.ndarray]:
+    """Two fp16 steps, in the first of which one of two ranks overflows: which were left out, and parameters."""
+    factors, right = [0.0], filled_objective(cross_entropy)
+    half = replace(config(2), parallel=ParallelSettings(mesh=MeshShape(dp_shard=2), precision="fp16"))
+    times = replace(right, loss_sum=lambda outputs, targets: right.loss_sum(outputs, targets) * factors[0])
+    engine, _ = scored_engine(half, mesh, torch.float32, times)
+    examples = split_digits(1, 1.0, 0).public.take(np.arange(BATCH).reshape(2, -1)[rank])
+    batch, skipped = Batch(inputs=torch.from_numpy(examples.x), targets=torch.from_numpy(examples.y)), []
+    values = [engine.full_parameters()]
+    for factors[0] in (1e36 if rank == 1 else 1.0, 1.0):
+        skipped.append(engine.step(batch).skipped)
+        values.append(engine.full_parameters())
+    rows = [np.concatenate([value.numpy().ravel() for value in row.values()]) for row in values]
+    return {"skipped": np.array(skipped), "parameters": np.array(rows)}
+
+
 def work(folder: Path, rank: int, num_ranks: int) -> None:
     """All cells of one world size on one rank; one process group for all of them."""
     torch.set_num_threads(1)
@@ -153,9 +185,37 @@ def work(folder: Path, rank: int, num_ranks: int) -> None:
     np.savez(folder / f"{num_ranks}-resumed-{rank}.npz", **go_on(folder, num_ranks, mesh))
     if num_ranks == 2:
         run("averaging", config(2), torch.float64, averaging(2))
+        np.savez(folder / f"2-overflow-{rank}.npz", **overflow(rank, build_mesh(MeshShape(dp_shard=2), 2)))
         for name, settings in HOOKS.items():
             evaluation = replace(config(2).evaluation, every=4)
             run(name, replace(config(2), communication=settings, evaluation=evaluation), torch.float32)
+    if num_ranks > 1:
+        dist.destroy_process_group()
+
+
+def noise(name: str) -> Examples:
+    """Examples of one of the demo's data sets, as far as a model can tell its shape."""
+    generator, side = np.random.default_rng(3), DEMO[name][1]
+    x = generator.random((DEMO_EXAMPLES, 1, side, side), np.float32)
+    return Examples(x=x, y=generator.integers(0, 10, DEMO_EXAMPLES, np.int32))
+
+
+def demonstrate(folder: Path, rank: int, num_ranks: int) -> None:
+    """The demo's jobs on one rank: its models, layouts and settings, for fewer steps and in two precisions."""
+    torch.set_num_threads(1)
+    shape, mesh = DEMO_WORLDS[num_ranks], None
+    if num_ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/demo", rank=rank, world_size=num_ranks)
+        mesh = build_mesh(shape, num_ranks)
+    for (name, (kind, _)), (precision, dtype) in product(DEMO.items(), DTYPES.items()):
+        job = job_config(TASKS[name], TASKS[name].pretrain, folder, shape, 7)
+        job = replace(job, stop=StopSettings(steps=NUM_STEPS))
+        scored, samples = Scored(filled_objective(smoothed_cross_entropy)), ExampleSamples(noise(name), dtype=dtype)
+        model = Model(module=kind(1).to(dtype), layout=job.model.parallel_layout, objective=scored.objective)
+        engine = build_engine(model, job.parallel, job.training, mesh)
+        trainer = Trainer(engine, scored, job, Parts(train=samples, held_out=samples))
+        trainer.run()
+        np.savez(folder / f"{num_ranks}-{name}-{precision}-{rank}.npz", **found(trainer))
     if num_ranks > 1:
         dist.destroy_process_group()
 
@@ -164,8 +224,8 @@ def main(folder: Path) -> int:
     """All world sizes, one after the other; the number of ranks that failed."""
     fork = multiprocessing.get_context("fork")
     failed = 0
-    for num_ranks in WORLDS:
-        ranks = [fork.Process(target=work, args=(folder, rank, num_ranks)) for rank in range(num_ranks)]
+    for target, num_ranks in (*((work, num) for num in WORLDS), *((demonstrate, num) for num in DEMO_WORLDS)):
+        ranks = [fork.Process(target=target, args=(folder, rank, num_ranks)) for rank in range(num_ranks)]
         for process in ranks:
             process.start()
         for process in ranks:

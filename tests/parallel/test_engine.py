@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch._dynamo.utils import counters
 
 from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig, rotated, rotations
@@ -277,8 +278,11 @@ def test_a_mesh_needs_its_processes() -> None:
 @pytest.mark.nightly
 # Torch 2.13 warns of what its own compiler does.
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 def test_a_compiled_model_is_the_same(recompute: str) -> None:
+    torch.compiler.reset()
+    counters.clear()
     plain, compiled = engine_of(), engine_of(compile=True, recompute=recompute)
     for _ in range(3):
         assert float(compiled.step(batch()).loss) == pytest.approx(float(plain.step(batch()).loss), abs=1e-10)
+    assert counters["stats"]["unique_graphs"] == 1

@@ -40,7 +40,7 @@ def played(folder: Path, names: list[str]) -> dict[str, dict[str, object]]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All scenes that are played on each change."""
     made = tmp_path_factory.mktemp("faults")
-    names = ["whole", "stopped", "resumed after a stop", "killed", "resumed after a kill", "frozen", "inside"]
+    names = ["whole", "stopped", "resumed after a stop", "killed", "resumed after a kill", "frozen", "inside", "met"]
     played(made, names)
     return made
 
@@ -88,6 +88,11 @@ def test_after_a_kill_it_goes_on_from_the_last_whole_checkpoint_bit_for_bit(fold
     assert min(after) == 1 + int(str(scene(folder, "killed")["step"]))
     assert all(loss == whole[step] for trace in (before, after) for step, loss in trace.items())
     assert set(before) | set(after) == set(whole)
+
+
+def test_ranks_of_several_machines_name_an_attempt_as_the_first_one_counts(folder: Path) -> None:
+    # The second machine came later, and its own count is 0.
+    assert scene(folder, "met") == {"statuses": [0, 0], "attempts": [3, 3]}
 
 
 def test_a_frozen_rank_is_named_with_what_it_did_not_come_to(folder: Path) -> None:
@@ -175,6 +180,10 @@ def test_a_hang_reaches_the_launcher_as_its_sentence(tmp_path: Path) -> None:
         ({"min_nodes": 0}, "got 0 to 1 nodes, expected at least 1"),
         ({"min_nodes": 3, "max_nodes": 2, "endpoint": "a:1"}, "got 3 to 2 nodes"),
         ({"max_nodes": 2}, "got 2 nodes and endpoint '', expected host:port"),
+        ({"max_nodes": 2, "endpoint": "a"}, "got 2 nodes and endpoint 'a', expected host:port"),
+        ({"max_nodes": 2, "endpoint": ":1"}, "got 2 nodes and endpoint ':1', expected host:port"),
+        ({"max_nodes": 2, "endpoint": "a:65536"}, "got 2 nodes and endpoint 'a:65536', expected host:port"),
+        ({"max_nodes": 2, "endpoint": "a:1"}, "got 1 to 2 nodes and max_restarts 0, expected at least 1"),
         ({"endpoint": "a:1"}, "got 1 nodes and endpoint 'a:1', expected host:port"),
     ],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from parallel.cells import CELLS, FAULTS, HALVES, NUM_STEPS, WORLD, Cell, factorisations
+from parallel.cells import CELLS, COMPILED, FAULTS, HALVES, NUM_STEPS, WORLD, Cell, factorisations
 
 PROGRAM = Path(__file__).with_name("matrix.py")
 LOSS = {"float32": 1e-5, "float64": 1e-10}
@@ -22,12 +22,12 @@ LIMIT_S = 1200
 pytestmark = pytest.mark.timeout(LIMIT_S)
 
 
-def outcomes(folder: Path, wanted: str) -> Path:
+def outcomes(folder: Path, wanted: str, warnings: str = "error") -> Path:
     """What ``matrix.py`` left, its warnings being errors; a cell that failed left nothing, and the log says why."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with (folder / "log").open("w") as log:
         subprocess.run(
-            [sys.executable, "-W", "error", str(PROGRAM), str(folder), wanted],
+            [sys.executable, "-W", warnings, str(PROGRAM), str(folder), wanted],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -45,6 +45,12 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def nightly_matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return outcomes(tmp_path_factory.mktemp("nightly"), "nightly")
+
+
+@pytest.fixture(scope="module")
+def compiled_matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Torch 2.13 warns of what its own compiler does.
+    return outcomes(tmp_path_factory.mktemp("compiled"), "compiled", "ignore")
 
 
 def read(folder: Path, name: str) -> dict[str, np.ndarray]:
@@ -94,6 +100,14 @@ def test_a_mesh_equals_one_process(matrix: Path, cell: Cell) -> None:
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.nightly], ids=lambda cell: cell.name)
 def test_a_mesh_equals_one_process_too(nightly_matrix: Path, cell: Cell) -> None:
     assert within(nightly_matrix, cell), differences(nightly_matrix, cell)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("cell", COMPILED, ids=lambda cell: cell.name)
+def test_a_mesh_that_is_compiled_equals_one_process_too(compiled_matrix: Path, cell: Cell) -> None:
+    assert within(compiled_matrix, cell), differences(compiled_matrix, cell)
+    # All layers share one for steps and one for evaluations.
+    assert read(compiled_matrix, cell.name)["graphs"] == 2
 
 
 @pytest.mark.parametrize("cell", HALVES, ids=lambda cell: cell.name)

@@ -27,6 +27,50 @@ def test_a_shape_fits_the_world_that_is_its_product_and_no_other(sizes: tuple[in
             shape.check(world)
 
 
+@given(sizes=sizes, parts=st.integers(1, 64))
+def test_a_shape_fits_another_world_by_its_copies_alone(sizes: tuple[int, ...], parts: int) -> None:
+    shape = shape_of(sizes)
+    world = parts * shape.pp * shape.tp
+    fitted = shape.fit(world)
+    fitted.check(world)
+    assert (fitted.pp, fitted.tp, fitted.num_parts) == (shape.pp, shape.tp, parts)
+    assert shape.fit(shape.num_ranks) == shape
+    assert fitted.fit(world) == fitted
+    # No rank is given more of the parameters than before while there are ranks to share them, nor shares more finely
+    # than it has to.
+    assert fitted.dp_shard >= min(shape.dp_shard, parts)
+    assert not [size for size in range(shape.dp_shard, fitted.dp_shard) if parts % size == 0]
+
+
+@given(sizes=sizes, world=st.integers(-8, 500))
+def test_a_world_that_a_shape_cannot_fit_is_told(sizes: tuple[int, ...], world: int) -> None:
+    shape = shape_of(sizes)
+    whole = shape.pp * shape.tp
+    if world > 0 and world % whole == 0:
+        assert shape.fit(world).num_ranks == world
+        return
+    told = f"got a world of {world}, expected a multiple of pp {shape.pp} x tp {shape.tp} = {whole} ranks: .*; start "
+    with pytest.raises(InvalidInput, match=told):
+        shape.fit(world)
+
+
+@pytest.mark.parametrize(
+    ("text", "world", "fitted"),
+    [
+        ("dp_replicate=4,tp=2", 6, "dp_replicate=3,tp=2"),
+        ("dp_replicate=2,dp_shard=4", 4, "dp_shard=4"),
+        ("dp_replicate=2,dp_shard=4", 6, "dp_shard=6"),
+        ("dp_shard=4", 2, "dp_shard=2"),
+        ("dp_shard=4", 5, "dp_shard=5"),
+        ("dp_shard=4", 8, "dp_replicate=2,dp_shard=4"),
+        ("pp=2", 4, "pp=2,dp_replicate=2"),
+        ("dp_replicate=2", 1, "none"),
+    ],
+)
+def test_copies_go_first_and_their_shares_last(text: str, world: int, fitted: str) -> None:
+    assert str(MeshShape.parse(text).fit(world)) == fitted
+
+
 @given(sizes=sizes)
 def test_a_shape_comes_back_from_its_text(sizes: tuple[int, ...]) -> None:
     shape = shape_of(sizes)

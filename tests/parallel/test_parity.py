@@ -4,6 +4,7 @@ and what is near it only, gradients that travel in fewer bits and steps that ran
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,17 @@ def test_a_job_that_one_two_and_three_ranks_did_in_turn_is_the_same_job(folder: 
     assert np.abs(resumed["evaluated"] - alone["evaluated"][:-1]).max() <= TOLERANCES["float64"]
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("name", ["digits", "fashion-mnist"])
+def test_the_demos_models_cut_and_split_equal_one_process(folder: Path, name: str, dtype: str) -> None:
+    alone, ranks = read(folder, f"1-{name}-{dtype}-0"), [read(folder, f"4-{name}-{dtype}-{rank}") for rank in range(4)]
+    # Forty samples in batches of 16: an evaluation after each third step, and at the end.
+    assert list(alone["evaluated"][:, 0]) == [3, 6, 9, 12, 15, 18, 20]
+    assert alone["losses"][-1] < alone["losses"][0], "something was learnt"
+    for together, result in product(ranks, RESULTS):
+        assert np.abs(together[result] - alone[result]).max() <= TOLERANCES[dtype], result
+
+
 def test_averaging_the_ranks_means_would_be_caught(folder: Path) -> None:
     alone, averaged = read(folder, "1-float64-0"), read(folder, "2-averaging-0")
     assert np.abs(averaged["parameters"] - alone["parameters"]).max() > 100 * TOLERANCES["float32"]
@@ -79,3 +91,19 @@ def test_powersgd_and_local_steps_begin_exactly(folder: Path) -> None:
     exact = read(folder, "2-even-0")["losses"]
     for name in ("powersgd", "local"):
         assert np.abs(read(folder, f"2-{name}-0")["losses"] - exact)[:5].max() < 1e-6
+
+
+def test_a_local_step_at_a_time_is_what_gradients_that_meet_come_to(folder: Path) -> None:
+    exact, found = read(folder, "2-even-0"), read(folder, "2-each-0")
+    for name in RESULTS:
+        assert np.abs(found[name] - exact[name]).max() <= TOLERANCES["float32"], name
+
+
+def test_an_overflow_on_one_rank_leaves_the_step_out_on_both(folder: Path) -> None:
+    found = [read(folder, f"2-overflow-{rank}") for rank in range(2)]
+    for each in found:
+        assert list(each["skipped"]) == [True, False]
+        begun, after, later = each["parameters"]
+        assert (after == begun).all()
+        assert (later != begun).any()
+        assert (each["parameters"] == found[0]["parameters"]).all()

@@ -130,6 +130,22 @@ def test_a_pipeline_is_refused_with_its_settings() -> None:
     ("settings", "expected"),
     [
         ({"mesh": MeshShape(pp=2), "microbatches": 2, "precision": "fp16"}, "got precision fp16 and mesh pp=2"),
+        (
+            {"mesh": MeshShape(pp=2), "microbatches": 2, "schedule": "ZBV", "recompute": "selective"},
+            "got recompute selective and schedule ZBV, expected full or none",
+        ),
+        (
+            {"mesh": MeshShape(pp=2), "microbatches": 2, "schedule": "InterleavedZeroBubble", "recompute": "selective"},
+            "got recompute selective and schedule InterleavedZeroBubble, expected full or none",
+        ),
+        (
+            {"mesh": MeshShape(tp=2), "compile": True, "recompute": "full"},
+            "got compile, recompute full and mesh tp=2, expected tp 1",
+        ),
+        (
+            {"mesh": MeshShape(dp_shard=2, tp=2), "compile": True, "recompute": "full"},
+            "got compile, recompute full and mesh dp_shard=2,tp=2, expected tp 1",
+        ),
         ({"offload": True}, "got offload and mesh none, expected dp_shard above 1"),
         ({"recompute": "some"}, "recompute: got 'some', expected one of none, full, selective"),
         ({"precision": "int8"}, "precision: got 'int8', expected one of full, bf16, fp16"),

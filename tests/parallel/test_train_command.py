@@ -39,6 +39,8 @@ every = 6
 microbatches = 2
 """
 
+ELASTIC = ("--endpoint", "a:1", "--restarts", "1")
+
 
 @pytest.fixture
 def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
@@ -116,6 +118,24 @@ def test_a_mesh_has_the_losses_of_one_process(fanin: Fanin, config: Path, tmp_pa
         # No folder can be made in what is no folder.
         (("--checkpoints", "/dev/null/kept"), "checkpoints: got folder /dev/null/kept, expected a place that can be"),
         (("--state", "/dev/null/state"), "datacenter job: got folder /dev/null/state, expected a place that can be"),
+        (("--nodes", "2-3"), "train: got --nodes '2-3', expected the fewest and the most machines, such as 1:4"),
+        (("--nodes", "2"), "got 2 nodes and endpoint '', expected host:port of one of the machines"),
+        (("--endpoint", "a:1"), "got 1 nodes and endpoint 'a:1', expected host:port of one of the machines"),
+        (("--nodes", "1:2", "--endpoint", "a:1"), "got 1 to 2 nodes and max_restarts 0, expected at least 1"),
+        ((*ELASTIC, "--nodes", "1:2"), "got mesh none of 1 ranks for 2 machines, expected as many on each; give"),
+        (
+            (*ELASTIC, "--nodes", "1:2", "--nproc", "1"),
+            "got 1 to 2 nodes and no folder for checkpoints, expected one that all machines share",
+        ),
+        (
+            (*ELASTIC, "--nodes", "1:4", "--mesh", "tp=2", "--nproc", "1", "--checkpoints", "kept"),
+            "on 1 machines of 1 processes: mesh tp=2: got a world of 1, expected a multiple of pp 1 x tp 2 = 2 ranks",
+        ),
+        (
+            (*ELASTIC, "--nodes", "1:4", "--mesh", "dp_replicate=4", "--checkpoints", "kept"),
+            "on 3 machines of 1 processes: mesh dp_replicate=3: got batch 16, expected a multiple of 3 parts",
+        ),
+        ((*ELASTIC, "--nodes", "3:3", "--mesh", "dp_shard=2", "--nproc", "1"), "= 2 ranks, got a world of 3;"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -133,6 +153,11 @@ def test_weights_may_go_where_the_job_makes_a_folder(fanin: Fanin, config: Path,
     state = tmp_path / "state"
     assert fanin("train", config, "--steps", "1", "--state", state, "--out", state / "m.safetensors").status == 0
     assert (state / "m.safetensors").exists()
+
+
+def test_machines_without_a_folder_that_they_share_are_told_in_one_line(fanin: Fanin, config: Path) -> None:
+    said = one_line(fanin("train", config, *ELASTIC, "--nodes", "1:2", "--nproc", "1"), "train")
+    assert said == "train: got --nodes 1:2 and no --state, expected a folder that all machines share"
 
 
 def test_a_config_that_is_none_is_told_in_one_line(fanin: Fanin, tmp_path: Path) -> None:

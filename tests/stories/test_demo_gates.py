@@ -4,10 +4,21 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.data import real_places
+
+from fanin.clients.digits import split_digits
+from fanin.commands.demo.steps import DEFAULT_MESH, job_config
+from fanin.commands.demo.tasks import TASKS
+from fanin.datacenter.job import train
+from fanin.datacenter.launch import launch
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.parameters import parameter_table, parameter_vector
+from fanin.edge.tensors import encode_parameters
 
 DEVICE_PYTHON = Path(__file__).parents[2] / ".venv-device" / "bin" / "python"
 
@@ -27,6 +38,22 @@ def test_the_demo_keeps_its_promises(tmp_path: Path, seed: int) -> None:
     assert accuracy["final"]["float"] - accuracy["final"]["int8"] <= 0.01
     assert found["int8_agreement"] >= 0.99
     assert found["devices"] == 8
+
+
+# In one pool of processes, and for Fashion-MNIST's model too, tests/parallel/test_parity.py holds it on each change.
+@pytest.mark.nightly
+def test_the_datacenter_on_its_four_processes_is_one_process(tmp_path: Path) -> None:
+    task, shape, public = TASKS["digits"], MeshShape.parse(DEFAULT_MESH), split_digits(1, 1.0, 0).public
+    np.savez(tmp_path / "data.npz", x=public.x, y=public.y)
+    module = task.app(0).module
+    (tmp_path / "initial.bin").write_bytes(encode_parameters(parameter_table(module), parameter_vector(module)))
+    turn = replace(task.pretrain, max_epochs=10)
+    four = launch(job_config(task, turn, tmp_path, shape, 0), shape.num_ranks, tmp_path / "job")
+    one = train(job_config(task, turn, tmp_path, MeshShape(), 0), 0, 1)
+    assert (str(shape), four.metrics.num_ranks, four.table) == ("pp=2,tp=2", 4, one.table)
+    assert len(one.metrics.trained.losses) == 50
+    assert four.metrics.trained.losses == pytest.approx(one.metrics.trained.losses, abs=1e-5)
+    assert np.abs(four.parameters - one.parameters).max() < 1e-5
 
 
 def fashion_mnist(folder: Path, *flags: str) -> dict[str, dict[str, dict[str, float]]]:

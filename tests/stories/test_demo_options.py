@@ -13,8 +13,8 @@ from fanin.edge.measure import Measured
 from fanin.protos.errors import InvalidVersion
 
 MESHES = "expected each of pp, dp_replicate, dp_shard, tp at most once and as in pp=2, or 'none' alone"
-NO_NAMES = "whose module cannot be cut or split without names; take dp_replicate and dp_shard, or give [model.layout]"
-DIGITS = "fanin.datacenter.models.digits_app:app"
+TWO_LAYERS = "got 2 layers for 4 stages, expected at least one each"
+NUMBERS = "2 layers, 0 heads, 0 kv heads, feed-forward 0, batch 16, accumulate 1, 4 microbatches, schedule 1F1B"
 
 
 @pytest.fixture
@@ -34,10 +34,7 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
             "--devices: got 2, expected at least one for each of the runtimes onnx,litert,tflite",
         ),
         (("--dataset", "cats"), "--dataset: got 'cats', expected one of ['digits', 'fashion-mnist']"),
-        (
-            ("--mesh", "pp=2,tp=2"),
-            f"mesh pp=2,tp=2: got pp 2 and tp 2 for the App {DIGITS}, {NO_NAMES}",
-        ),
+        (("--mesh", "pp=4,tp=2"), f"mesh pp=4,tp=2: {TWO_LAYERS} (world 8, {NUMBERS})"),
         (("--mesh", "two"), f"mesh: got 'two' in 'two', {MESHES}"),
         (("--codec", "int4"), "--codec: got 'int4', expected one of ['fixed32', 'int8']"),
         (("--runtimes", "onnx,abacus"), "--runtimes: got 'abacus', expected one of ['litert', 'onnx', 'tflite']"),

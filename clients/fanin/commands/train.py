@@ -1,5 +1,9 @@
-"""``fanin train``: a training job of the datacenter on this machine, on as many processes as its mesh has ranks."""
+"""``fanin train``: a training job of the datacenter, on as many processes as its mesh has ranks.
 
+They are on this machine; or with ``--nodes`` on several, on each of which the same command is typed.
+"""
+
+import re
 import signal
 import sys
 import tempfile
@@ -15,14 +19,14 @@ import typer
 
 from fanin.commands.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.config import TrainConfig, read_train_config
-from fanin.datacenter.jobfiles import METRICS_FILE, Metrics, read_result
+from fanin.datacenter.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, read_result
 from fanin.datacenter.launch import Elastic, launch
 from fanin.datacenter.meters import Progress, Row
 from fanin.datacenter.records import record_of
-from fanin.datacenter.watching import ROWS_FILE
-from fanin.protos.errors import Conflict
+from fanin.protos.errors import Conflict, InvalidInput
 
 SHOWN_EVERY_S: Final = 0.5
+NODES: Final = re.compile(r"(\d{1,6})(?::(\d{1,6}))?\Z", re.ASCII)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,7 +43,7 @@ def train(
         ),
     ] = None,
     nproc: Annotated[
-        int | None, typer.Option("--nproc", help="Processes to start; default: as many as the mesh has ranks.")
+        int | None, typer.Option("--nproc", help="Processes of a machine; default: as many as the mesh has ranks.")
     ] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="The most steps, instead of the config's.")] = None,
     schedule: Annotated[str | None, typer.Option("--schedule", help="The pipeline's schedule.")] = None,
@@ -58,8 +62,15 @@ def train(
     restarts: Annotated[
         int, typer.Option("--restarts", help="How often a job whose rank was lost goes on from its checkpoint.")
     ] = 0,
+    nodes: Annotated[
+        str, typer.Option("--nodes", metavar="MIN:MAX", help="Machines that it may have, as in 1:4; the mesh follows.")
+    ] = "1",
+    endpoint: Annotated[
+        str, typer.Option("--endpoint", metavar="HOST:PORT", help="Where they meet: one of them that stays.")
+    ] = "",
     state: Annotated[
-        Path | None, typer.Option("--state", help="Keep the job's files and logs here; default: a temporary folder.")
+        Path | None,
+        typer.Option("--state", help="Keep the job's files and logs here, which machines share; default: nowhere."),
     ] = None,
     json: JsonOption = "",
 ) -> None:
@@ -74,21 +85,43 @@ def train(
             },
         },
     )
-    num_processes = job.parallel.mesh.num_ranks if nproc is None else nproc
+    elastic = Elastic(max_restarts=restarts, endpoint=endpoint, **_bounds(nodes))
+    if elastic.several and state is None:
+        raise InvalidInput(f"train: got --nodes {nodes} and no --state, expected a folder that all machines share")
+    num_processes = _per_node(job, elastic) if nproc is None else nproc
     with tempfile.TemporaryDirectory(prefix="fanin-train-") as scratch:
         folder = Path(scratch) if state is None else state
-        metrics = _launched(job, num_processes, folder, restarts)
+        metrics = _launched(job, num_processes, folder, elastic)
     if json:
         write_json(json, metrics_row(metrics, job))
     if json != "-":
         sys.stdout.write(_text(metrics, job))
 
 
+def _bounds(nodes: str) -> dict[str, int]:
+    """The fewest machines and the most. Raises InvalidInput."""
+    found = NODES.match(nodes)
+    if found is None:
+        raise InvalidInput(f"train: got --nodes {nodes!r}, expected the fewest and the most machines, such as 1:4")
+    return {"min_nodes": int(found[1]), "max_nodes": int(found[2] or found[1])}
+
+
+def _per_node(job: TrainConfig, elastic: Elastic) -> int:
+    """Processes of each machine if the mesh is that of all of them. Raises InvalidInput."""
+    mesh, num_nodes = job.parallel.mesh, elastic.max_nodes
+    if mesh.num_ranks % num_nodes:
+        raise InvalidInput(
+            f"train: got mesh {mesh} of {mesh.num_ranks} ranks for {num_nodes} machines, expected as many on each; "
+            "give the mesh of all machines, or say with --nproc how many processes each has"
+        )
+    return mesh.num_ranks // num_nodes
+
+
 class _Terminated(Exception):
     """SIGTERM came."""
 
 
-def _launched(job: TrainConfig, num_processes: int, folder: Path, restarts: int) -> Metrics:
+def _launched(job: TrainConfig, num_processes: int, folder: Path, elastic: Elastic) -> Metrics:
     """How the job went, or how far it came until SIGTERM, which its ranks answer with a checkpoint."""
 
     def terminated(number: int, frame: FrameType | None) -> None:
@@ -97,7 +130,7 @@ def _launched(job: TrainConfig, num_processes: int, folder: Path, restarts: int)
     before = signal.signal(signal.SIGTERM, terminated)
     try:
         with _shown(folder / ROWS_FILE, job.stop.steps):
-            return launch(job, num_processes, folder, Elastic(max_restarts=restarts)).metrics
+            return launch(job, num_processes, folder, elastic).metrics
     except _Terminated:
         if (folder / METRICS_FILE).exists():
             return read_result(folder).metrics

@@ -9,13 +9,14 @@ itself; ``check_config`` holds it against a number of processes, before one is s
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 from fanin.datacenter.communication import CommunicationSettings, check_communication
+from fanin.datacenter.meters import check_tensorboard
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style, decoder_layout
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_job
@@ -274,7 +275,10 @@ def read_train_config(path: Path, instead: Tables = NOTHING) -> TrainConfig:
 
 
 def check_config(config: TrainConfig, num_processes: int) -> None:
-    """Raise InvalidInput, with all the numbers, unless so many processes can carry the config out."""
+    """Raise InvalidInput, with all the numbers, unless so many processes can carry the config out.
+
+    Raises RuntimeMissing if it asks for what is not installed.
+    """
     if num_processes < 1:
         raise InvalidInput(f"datacenter job: got {num_processes} processes, expected at least 1")
     mesh = config.parallel.mesh
@@ -285,6 +289,27 @@ def check_config(config: TrainConfig, num_processes: int) -> None:
         )
     check_job(config.model.parallel_layout, config.parallel, config.training, num_processes)
     _check_evaluation(config)
+    if config.watch.tensorboard:
+        check_tensorboard()
+
+
+def fit_config(config: TrainConfig, num_processes: int) -> TrainConfig:
+    """The same job on another number of processes: its mesh fitted to them, its global batch as it was.
+
+    Raises InvalidInput if it cannot be.
+    """
+    mesh = config.parallel.mesh.fit(num_processes)
+    try:
+        fitted = replace(config, parallel=replace(config.parallel, mesh=mesh))
+        check_config(fitted, num_processes)
+    except InvalidInput as exc:
+        if mesh == config.parallel.mesh:
+            raise
+        raise InvalidInput(
+            f"{exc}; this is mesh {config.parallel.mesh} fitted to {num_processes} processes: take a batch that can be "
+            "divided among every number of machines, or other numbers of them"
+        ) from exc
+    return fitted
 
 
 def _check_evaluation(config: TrainConfig) -> None:

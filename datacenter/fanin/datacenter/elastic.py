@@ -7,16 +7,16 @@
             if stop.agreed():                    # after a step, on all ranks alike
                 checkpoints.save(progress)       # and then finish, and leave with status 0
 
-torchrun starts all ranks again when one is gone, with what is left of its restarts, and again when a machine comes or
-goes; each time they go on from the last whole checkpoint. Only a rank that is neither told nor killed needs more: the
-watchdog (fanin.datacenter.watchdog).
+torchrun starts all ranks again when one is gone, or a whole machine, with what is left of its restarts, and when a
+machine comes, which takes none; each time they go on from the last whole checkpoint. Only a rank that is neither told
+nor killed needs more: the watchdog (fanin.datacenter.watchdog).
 """
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
@@ -31,14 +31,15 @@ from fanin.datacenter.devices import BACKENDS, device_type
 TIMEOUT_S: Final = 120.0
 """A rank that hangs is found by its peers after this; a dead one at once."""
 PARENT_POLL_S: Final = 0.5
+RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
 RECORDER: Final = "TORCH_FR_BUFFER_SIZE"
 RECORDED: Final = "256"
 """Collectives that torch remembers, for the watchdog; it asks for them in C++, a record of some 100 bytes each."""
 
 
 def attempt() -> int:
-    """How often torchrun has started these ranks again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    """How often torchrun has started these ranks again; on several machines, as the first rank's has counted."""
+    return int(os.environ.get(RESTARTS, "0"))
 
 
 @contextmanager
@@ -46,14 +47,19 @@ def process_group(timeout_s: float = TIMEOUT_S) -> Iterator[tuple[int, int]]:
     """(rank, world size) of the group that torchrun's environment describes."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     timeout = timedelta(seconds=timeout_s)
-    # torchrun's agent keeps one store for all attempts, and the addresses in it are those of dead ranks: each attempt
-    # writes under its own name. Without an agent the first rank keeps the store.
-    hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     os.environ.setdefault(RECORDER, RECORDED)
     store = dist.TCPStore(  # type: ignore[attr-defined]
-        address, port, is_master=hosts, timeout=timeout, wait_for_workers=False
+        address, port, is_master=rank == 0 and not shared, timeout=timeout, wait_for_workers=False
     )
+    if not shared and rank == 0:
+        store.set(RESTARTS, str(attempt()))
+    elif not shared:
+        # Each machine's agent counts by itself, one that came later from 0; but ranks must name the attempt alike.
+        os.environ[RESTARTS] = store.get(RESTARTS).decode()
+    # torchrun's agent keeps one store for all attempts, and the addresses in it are those of dead ranks: each attempt
+    # writes under its own name. Where the first rank keeps it, it is new.
     named = PrefixStore(f"attempt-{attempt()}", store)
     dist.init_process_group(BACKENDS[device_type()], store=named, rank=rank, world_size=world_size, timeout=timeout)
     try:
@@ -62,14 +68,14 @@ def process_group(timeout_s: float = TIMEOUT_S) -> Iterator[tuple[int, int]]:
         dist.destroy_process_group()
 
 
-def end_with_parent() -> None:
-    """End at once when torchrun's agent is gone: a rank whose agent was killed would train on unseen."""
+def end_with_parent(end: Callable[[], None] = lambda: os._exit(1)) -> None:
+    """``end``, at once, when torchrun's agent is gone: a rank whose agent was killed would train on unseen."""
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(PARENT_POLL_S)
-        os._exit(1)
+        end()
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
@@ -83,6 +89,7 @@ class Stop:
 
     def __init__(self) -> None:
         self._asked = False
+        self._agreed = False
         self._before: object = None
 
     def __enter__(self) -> "Stop":
@@ -93,13 +100,23 @@ class Stop:
         assert callable(self._before) or isinstance(self._before, int)
         signal.signal(signal.SIGTERM, self._before)
 
+    @property
+    def asked(self) -> bool:
+        """Whether this rank itself was told to stop."""
+        return self._asked
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the ranks have agreed to stop."""
+        return self._agreed
+
     def agreed(self) -> bool:
         """Whether any rank was told to stop. A collective: all ranks come to the same, at the same step."""
-        if not dist.is_initialized():
-            return self._asked
         told = torch.tensor(int(self._asked))
-        dist.all_reduce(told, dist.ReduceOp.MAX)
-        return bool(told)
+        if dist.is_initialized():
+            dist.all_reduce(told, dist.ReduceOp.MAX)
+        self._agreed = bool(told)
+        return self._agreed
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         self._asked = True

@@ -74,12 +74,12 @@ def read_reports(folder: Path) -> dict[int, Report]:
     return {report.rank: report for report in found if report is not None}
 
 
-def explain(folder: Path) -> str | None:
-    """Who hung in the last attempt that left reports in a job's folder; None if none did."""
+def explain(folder: Path, since_ns: int = 0) -> str | None:
+    """Who hung in the last attempt that left reports in a job's folder, since then on its clock; None if none did."""
     attempts = sorted((folder / FOLDER).glob("attempt-*"), key=lambda path: path.name.rpartition("-")[2].zfill(9))
     for path in reversed(attempts):
         reports = read_reports(path)
-        if reports:
+        if reports and max(map(_written_ns, path.glob(report_name("*"))), default=0) >= since_ns:
             return sentence(reports)
     return None
 
@@ -147,6 +147,14 @@ def _coordinates(rank: int, sizes: Sequence[tuple[str, int]]) -> str:
 
 def _depth(report: Report) -> int:
     return AXES.index(report.waits.axis) if report.waits is not None and report.waits.axis in AXES else -1
+
+
+def _written_ns(path: Path) -> int:
+    """When a report was written; 0 if it is gone, with the attempt that it was of."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _report(path: Path) -> Report | None:

@@ -3,10 +3,14 @@
 Every rank reads the same config and data, takes its part of each batch, and comes to the same numbers; rank 0 writes
 them. Without torchrun's environment it is one process by itself. What is wrong with the config, the App or the data is
 found before the first collective, on every rank alike, and is left in the job's folder as one of our own errors.
+
+After ``--machines`` the ranks are those of several machines, which may be more or fewer than the config's mesh has: it
+is fitted to them, and the job goes on from its checkpoint.
 """
 
 import os
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -17,11 +21,21 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from fanin.datacenter import hangs
 from fanin.datacenter.communication import check_kept
-from fanin.datacenter.config import SAFETENSORS, TrainConfig, check_config
+from fanin.datacenter.config import SAFETENSORS, TrainConfig, check_config, fit_config
 from fanin.datacenter.devices import build_mesh, device_type, rank_device
 from fanin.datacenter.elastic import Stop, end_with_parent, process_group
-from fanin.datacenter.jobfiles import Metrics, Trained, TrainResult, read_config, write_error, write_result
+from fanin.datacenter.jobfiles import (
+    MACHINES,
+    Metrics,
+    Trained,
+    TrainResult,
+    clear,
+    read_config,
+    write_error,
+    write_result,
+)
 from fanin.datacenter.keeping import Keeper
 from fanin.datacenter.model import make
 from fanin.datacenter.parallel.engine import Engine, build_engine
@@ -32,34 +46,60 @@ from fanin.datacenter.weights import export_weights, import_weights
 from fanin.protos.errors import FaninError, InvalidInput
 
 KIB: Final = 1024
+STOPPED: Final = 75
+"""The status of a rank that saved and left because another machine was told to stop, or saw one come."""
+SIGNAL_S: Final = 3.0
+"""How long such a rank waits for its own machine's signal: agents that see the same do so within a second."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train as the config says; 0 if a result was written."""
-    if len(arguments) != 1:
-        sys.stderr.write(f"fanin.datacenter.job: got {len(arguments)} arguments, expected one: the config's path\n")
+    several = MACHINES in arguments[:1]
+    paths = [Path(argument) for argument in arguments[several:]]
+    if len(paths) != 1:
+        sys.stderr.write(f"fanin.datacenter.job: got {len(paths)} arguments, expected one: the config's path\n")
         return 2
     end_with_parent()
-    folder = Path(arguments[0]).parent
+    folder, stop = paths[0].parent, Stop()
     try:
-        config = read_config(Path(arguments[0]))
+        config = read_config(paths[0])
     except InvalidInput as exc:
         sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
         return 2
+    if os.environ.get("RANK", "0") == "0":
+        # Nobody leaves word in this attempt before its first rank has joined the others.
+        clear(folder)
+        shutil.rmtree(folder / hangs.FOLDER, ignore_errors=True)
     try:
         with _ranks(config.watch.hang_after_s) as (rank, world_size):
-            result = train(config, rank, world_size, folder)
+            fitted = fit_config(config, world_size) if several else config
+            result = train(fitted, rank, world_size, folder, stop)
     except FaninError as exc:
         sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
         write_error(folder, exc)
         return 1
     if rank == 0:
         write_result(folder, result)
-    return 0
+    return _status(stop) if several and stop.stopped else 0
 
 
-def train(config: TrainConfig, rank: int, world_size: int, folder: Path | None = None) -> TrainResult:
-    """Train on this rank, watched in a ``folder`` if there is one. Raises InvalidInput and the App's own errors."""
+def _status(stop: Stop) -> int:
+    """Of a rank that stopped on several machines: where it was not told itself, the job is not done for its machine.
+
+    To torchrun status 0 is the end: its agent would wait for all others to end, and then close the meeting to them.
+    """
+    if not stop.asked:
+        time.sleep(SIGNAL_S)
+    return STOPPED
+
+
+def train(
+    config: TrainConfig, rank: int, world_size: int, folder: Path | None = None, stop: Stop | None = None
+) -> TrainResult:
+    """Train on this rank, watched in a ``folder`` if there is one. Raises InvalidInput and the App's own errors.
+
+    ``stop`` is entered if checkpoints are kept, and then knows whether they ended the training.
+    """
     check_config(config, world_size)
     check_kept(config.communication, config.checkpoints.folder)
     made = make(config)
@@ -74,7 +114,8 @@ def train(config: TrainConfig, rank: int, world_size: int, folder: Path | None =
     with Keeper(config.checkpoints, engine, config.seed, writes=rank == 0) as keeper:
         trainer = Trainer(engine, made.scored, config, made.parts, keeper.state)
         trainer.remember(keeper.losses, keeper.evaluated)
-        trained = _run(trainer, keeper, None if folder is None else Watch(config, trainer, rank, folder))
+        watch = None if folder is None else Watch(config, trainer, rank, folder)
+        trained = _run(trainer, keeper, watch, (stop or Stop()) if keeper.keeps else None)
     if weights is not None:
         export_weights(engine, weights)
     metrics = Metrics(
@@ -92,10 +133,11 @@ def train(config: TrainConfig, rank: int, world_size: int, folder: Path | None =
     return TrainResult(metrics=metrics, table=table, parameters=table.flatten(found))
 
 
-def _run(trainer: Trainer, keeper: Keeper, watch: Watch | None) -> Trained:
+def _run(trainer: Trainer, keeper: Keeper, watch: Watch | None, stop: Stop | None) -> Trained:
     """Train to the end, or to SIGTERM, with checkpoints on the way and one at the end."""
     with ExitStack() as stack:
-        stop = stack.enter_context(Stop()) if keeper.keeps else None
+        if stop is not None:
+            stack.enter_context(stop)
         if watch is not None:
             stack.enter_context(watch)
 

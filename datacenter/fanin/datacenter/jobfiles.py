@@ -6,13 +6,16 @@ A job has one folder::
     parameters.bin      what an App's model ended with, canonical bytes
     metrics.json        what happened; written last, so where it stands the job is complete
     error.json          why there is none: one of our own errors, by name
-    logs/               what torchrun and its ranks wrote
+    rows.jsonl          a line a step, by the first rank
+    logs/               what torchrun and its ranks wrote; of several machines, a folder for each
 
-Each file is written aside and renamed into place, and nothing is pickled.
+Each file is written aside and renamed into place, and nothing is pickled. Several machines share the folder. None of
+them removes what is there, since it may be another's: the first rank does, before it joins the others.
 """
 
 import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +32,9 @@ CONFIG_FILE: Final = "config.json"
 PARAMETERS_FILE: Final = "parameters.bin"
 METRICS_FILE: Final = "metrics.json"
 ERROR_FILE: Final = "error.json"
+ROWS_FILE: Final = "rows.jsonl"
+MACHINES: Final = "--machines"
+"""What the ranks' program is told before its config if they are on several machines."""
 LOGS_FOLDER: Final = "logs"
 
 
@@ -97,6 +103,17 @@ def read_config(path: Path) -> TrainConfig:
     return record_of(TrainConfig, _read_json(path).get("config"), str(path))
 
 
+def machine_name() -> str:
+    """What this process is called among those of other machines in the same folder."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def clear(folder: Path) -> None:
+    """Remove what an earlier job, or attempt, came to: it must not pass for this one's."""
+    for name in (METRICS_FILE, PARAMETERS_FILE, ERROR_FILE):
+        (folder / name).unlink(missing_ok=True)
+
+
 def write_result(folder: Path, result: TrainResult) -> None:
     """Write parameters and then metrics: where the metrics stand, both are whole."""
     if result.table is not None and result.parameters is not None:
@@ -139,7 +156,7 @@ def read_error(folder: Path) -> FaninError | None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a file whole or not at all."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.new")
+    draft = path.with_name(f"{path.name}.{machine_name()}.new")
     try:
         draft.write_bytes(data)
         draft.replace(path)

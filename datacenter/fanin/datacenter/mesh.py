@@ -6,7 +6,7 @@ furthest apart, the ranks that share each layer speak most often and are neighbo
 ``pp=2,dp_shard=2,tp=2``; axes of one rank are left out, and one process by itself is ``none``. Needs no torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
@@ -70,6 +70,23 @@ class MeshShape:
     def num_parts(self) -> int:
         """In how many parts a global batch is split: ranks that differ along pp or tp alone see the same samples."""
         return self.dp_replicate * self.dp_shard
+
+    def fit(self, world_size: int) -> "MeshShape":
+        """The shape for another world, which has more copies or fewer; pp and tp stay, and so does this very world's.
+
+        A copy is shared by no fewer ranks than before, as long as there are so many: no rank is then given more of the
+        parameters than it had room for. Raises InvalidInput.
+        """
+        stays = self.pp * self.tp
+        if world_size < 1 or world_size % stays:
+            raise InvalidInput(
+                f"mesh {self}: got a world of {world_size}, expected a multiple of pp {self.pp} x tp {self.tp} = "
+                f"{stays} ranks: copies alone come and go with machines; start another number of processes, or "
+                "change the mesh"
+            )
+        parts = world_size // stays
+        dp_shard = next(size for size in range(min(self.dp_shard, parts), parts + 1) if parts % size == 0)
+        return replace(self, dp_replicate=parts // dp_shard, dp_shard=dp_shard)
 
     def check(self, world_size: int) -> None:
         """Raise InvalidInput unless the shape uses exactly the ranks that there are."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from io import TextIOBase
 from pathlib import Path
 from typing import Final, Protocol, TextIO
@@ -228,14 +229,17 @@ class TensorBoard:
         self._writer.close()
 
 
+def check_tensorboard(module: str = "tensorboardX") -> None:
+    """Raise RuntimeMissing where the library that writes TensorBoard's event files is not installed."""
+    if find_spec(module) is None:
+        raise RuntimeMissing(f"TensorBoard: {module} is not installed here; pip install tensorboardX")
+
+
 def open_tensorboard(folder: Path, module: str = "tensorboardX") -> TensorBoard:
     """A sink that writes TensorBoard's event files. Raises RuntimeMissing where the library is not installed.
 
     tensorboardX writes them with no more than numpy and protobuf, which are here already; it is no requirement, since
     JSON lines have the same numbers.
     """
-    try:
-        library = import_module(module)
-    except ModuleNotFoundError as exc:
-        raise RuntimeMissing(f"TensorBoard: {module} is not installed here; pip install tensorboardX") from exc
-    return TensorBoard(library.SummaryWriter(str(folder)))
+    check_tensorboard(module)
+    return TensorBoard(import_module(module).SummaryWriter(str(folder)))

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fanin.datacenter.config import TrainConfig, WatchSettings
 from fanin.datacenter.counters import ByteCounter, by_axis, make_visible
-from fanin.datacenter.elastic import attempt
 from fanin.datacenter.flops import best_gemm, hardware_of
+from fanin.datacenter.jobfiles import ROWS_FILE
 from fanin.datacenter.meters import JsonLines, Meter, Scale, Sink, open_tensorboard
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.planner.facts import decoder_facts
@@ -25,7 +25,6 @@ from fanin.datacenter.timeline import watch_stage
 from fanin.datacenter.trainer import Trainer
 from fanin.datacenter.watchdog import Watchdog
 
-ROWS_FILE: Final = "rows.jsonl"
 COUNTED_STEP: Final = 2
 """The steps before it make groups and find out shapes, which sends more."""
 
@@ -54,7 +53,7 @@ class Watch:
         self._meter = Meter(
             timeline,
             _scale(config, engine) if tells else Scale(),
-            _sinks(config.watch, folder) if tells else (),
+            _sinks(config.watch, folder, begins=trainer.state.step == 0) if tells else (),
             torch.cuda.max_memory_allocated if cuda else None,
         )
         trainer.around_step = self._around
@@ -93,8 +92,8 @@ def _stages(engine: Engine) -> list[_PipelineStageBase]:
     return [schedule._stage] if isinstance(schedule, PipelineScheduleSingle) else list(schedule._stages)
 
 
-def _sinks(settings: WatchSettings, folder: Path) -> list[Sink]:
-    if attempt() == 0:
+def _sinks(settings: WatchSettings, folder: Path, *, begins: bool) -> list[Sink]:
+    if begins:
         (folder / ROWS_FILE).unlink(missing_ok=True)
     sinks: list[Sink] = [JsonLines(folder / ROWS_FILE)]
     return [*sinks, open_tensorboard(folder / "tensorboard")] if settings.tensorboard else sinks

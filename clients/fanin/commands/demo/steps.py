@@ -4,7 +4,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, TypeVar
@@ -49,7 +49,7 @@ Chosen = TypeVar("Chosen")
 MIN_MAX_SHIFT: Final = 4
 MAX_FLIPS: Final = 3
 RUN_ID: Final = "demo"
-DEFAULT_MESH: Final = "dp_replicate=2"
+DEFAULT_MESH: Final = "pp=2,tp=2"
 MOMENTUM: Final = 0.9
 EVALUATED_AT_ONCE: Final = 256
 """Samples of a rank: a few MB of activations."""
@@ -104,7 +104,7 @@ def demo(
     ] = 0.5,
     seed: Annotated[int, typer.Option("--seed", help="The same seed ends in the same version, bit for bit.")] = 0,
     mesh: Annotated[
-        str, typer.Option("--mesh", help="The datacenter's processes by axis: dp_replicate and dp_shard, or none.")
+        str, typer.Option("--mesh", help="The datacenter's processes by axis: pp, dp_replicate, dp_shard, tp; or none.")
     ] = DEFAULT_MESH,
     device_python: Annotated[
         list[Path] | None,
@@ -130,8 +130,8 @@ def demo(
         raise InvalidInput(f"--devices: got {devices}, expected at least one for each of the runtimes {runtimes}")
     task = _chosen("--dataset", dataset, TASKS)
     shape = MeshShape.parse(mesh)
-    for turn in (task.pretrain, task.second_turn, task.centralised):
-        check_config(job_config(task.where, turn, Path(), shape, seed), shape.num_ranks)
+    for turn in (task.pretrain, task.second_turn):
+        check_config(job_config(task, turn, Path(), shape, seed), shape.num_ranks)
     _chosen("--codec", codec, CODECS)
     setting = Setting(
         task=task,
@@ -218,7 +218,9 @@ def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
             final = operator.parameters(operator.version(RUN_ID).version)
         names = processes.device_names(setting.num_devices)
     _say("datacenter: training the centralised bound on all data in one place")
-    centralised = _Job(folder / "centralised", setting, task.centralised).train(_together(split), untrained)
+    # A yardstick: thousands of steps on all the data, which a mesh would not change and at this size slows down.
+    alone = replace(setting, mesh=MeshShape())
+    centralised = _Job(folder / "centralised", alone, task.centralised).train(_together(split), untrained)
     models = {"pretrained": pretrained, "federated": federated, "final": final, "centralised": centralised}
     return Findings(
         measured={name: measure_test(runtime, bundle, flat, split.test) for name, flat in models.items()},
@@ -284,16 +286,16 @@ class _Job:
         np.savez(self.folder / "data.npz", x=examples.x, y=examples.y)
         table = parameter_table(self.setting.task.app(self.setting.seed).module)
         (self.folder / "initial.bin").write_bytes(encode_parameters(table, start))
-        config = job_config(self.setting.task.where, self.turn, self.folder, self.setting.mesh, self.setting.seed)
+        config = job_config(self.setting.task, self.turn, self.folder, self.setting.mesh, self.setting.seed)
         trained = launch(config, self.setting.mesh.num_ranks, self.folder).parameters
         assert trained is not None, "an App's job brings its parameters"
         return trained
 
 
-def job_config(app: str, turn: Turn, folder: Path, mesh: MeshShape, seed: int) -> TrainConfig:
+def job_config(task: Task, turn: Turn, folder: Path, mesh: MeshShape, seed: int) -> TrainConfig:
     """A job on ``data.npz`` from ``initial.bin``, both in its folder."""
     return TrainConfig(
-        model=ModelSettings(app=app, initial=folder / "initial.bin"),
+        model=ModelSettings(app=task.where, layout=task.layout, initial=folder / "initial.bin"),
         data=DataSettings(examples=folder / "data.npz", held_fraction=VALIDATION),
         # As on the devices.
         training=TrainingSettings(

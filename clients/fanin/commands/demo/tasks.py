@@ -8,7 +8,9 @@ from typing import Final
 from fanin.clients.data import Split
 from fanin.clients.datasets import split_fashion_mnist
 from fanin.clients.digits import split_digits
+from fanin.datacenter.config import LayoutSettings
 from fanin.datacenter.models.digits_app import app as digits_app
+from fanin.datacenter.models.fashion_app import HIDDEN
 from fanin.datacenter.models.fashion_app import app as fashion_app
 from fanin.edge.export import App
 
@@ -28,14 +30,16 @@ class Task:
     """One data set and how it is trained.
 
     ``split`` maps (devices, alpha, seed) to its parts; ``where`` is the App as a job of the datacenter finds it,
-    ``app`` the same for a seed. ``pretrain``, ``second_turn`` and ``centralised`` are the datacenter's settings; the
-    devices' are ``local_epochs`` and ``local_learning_rate``, for at most ``max_rounds`` by default.
+    ``app`` the same for a seed, ``layout`` says where its module is cut and what of it is split. ``pretrain``,
+    ``second_turn`` and ``centralised`` are the datacenter's settings; the devices' are ``local_epochs`` and
+    ``local_learning_rate``, for at most ``max_rounds`` by default.
     """
 
     noun: str
     split: Callable[[int, float, int], Split]
     where: str
     app: Callable[[int], App]
+    layout: LayoutSettings
     pretrain: Turn
     second_turn: Turn
     centralised: Turn
@@ -52,6 +56,10 @@ TASKS: Final[Mapping[str, Task]] = MappingProxyType(
             split=split_digits,
             where="fanin.datacenter.models.digits_app:app",
             app=digits_app,
+            # Its one matrix is split by classes; convolutions are whole on every rank, as what no pattern names is.
+            layout=LayoutSettings(
+                layers="convolutions", num_layers=2, outputs=("flatten", "head"), plan={"head": "logits"}
+            ),
             pretrain=FROM_SCRATCH,
             # A few gentle epochs: on 100 digits more would undo what the devices' 1,157 taught.
             second_turn=Turn(learning_rate=0.01, max_epochs=10, patience=3),
@@ -65,6 +73,13 @@ TASKS: Final[Mapping[str, Task]] = MappingProxyType(
             split=split_fashion_mnist,
             where="fanin.datacenter.models.fashion_app:app",
             app=fashion_app,
+            layout=LayoutSettings(
+                layers="convolutions",
+                num_layers=2,
+                outputs=("flatten", "hidden", "head"),
+                plan={"hidden.0": "column", "head": "row"},
+                feed_forward=HIDDEN,
+            ),
             pretrain=Turn(learning_rate=0.02, max_epochs=20, patience=5),
             second_turn=Turn(learning_rate=0.002, max_epochs=3, patience=3),
             centralised=Turn(learning_rate=0.05, batch_size=64, max_epochs=8, patience=2),

@@ -11,6 +11,7 @@ from fanin.edge.export import App
 
 BATCH_SIZE: Final = 16
 NUM_CALIBRATION: Final = 256
+HIDDEN: Final = 64
 
 
 class FashionCnn(nn.Module):
@@ -21,15 +22,17 @@ class FashionCnn(nn.Module):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.conv1 = nn.Conv2d(1, 16, kernel_size=5, stride=2, padding=2)
-            self.conv2 = nn.Conv2d(16, 32, kernel_size=3, stride=2, padding=1)
-            self.hidden = nn.Linear(32 * (IMAGE_SIDE // 4) ** 2, 64)
-            self.head = nn.Linear(64, NUM_CLASSES)
+            self.convolutions = nn.Sequential(
+                nn.Sequential(nn.Conv2d(1, 16, kernel_size=5, stride=2, padding=2), nn.ReLU()),
+                nn.Sequential(nn.Conv2d(16, 32, kernel_size=3, stride=2, padding=1), nn.ReLU()),
+            )
+            self.flatten = nn.Flatten()
+            self.hidden = nn.Sequential(nn.Linear(32 * (IMAGE_SIDE // 4) ** 2, HIDDEN), nn.ReLU())
+            self.head = nn.Linear(HIDDEN, NUM_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, 10)."""
-        seen = torch.relu(self.conv2(torch.relu(self.conv1(x))))
-        logits: Tensor = self.head(torch.relu(self.hidden(seen.flatten(start_dim=1))))
+        logits: Tensor = self.head(self.hidden(self.flatten(self.convolutions(x))))
         return logits
 
 

@@ -30,7 +30,7 @@ from fanin.datacenter.parallel.pipeline import Skip, Stage, hand_on, owners, spl
 from fanin.datacenter.parallel.recompute import apply_recompute
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_job
 from fanin.datacenter.parallel.shard import HALF, apply_data_parallel
-from fanin.datacenter.parallel.tensor import apply_tensor_parallel
+from fanin.datacenter.parallel.tensor import apply_tensor_parallel, arrived
 from fanin.datacenter.parallel.ties import Tie, retie, tie_of
 from fanin.protos.errors import InvalidInput
 
@@ -160,6 +160,8 @@ def _spread(
     layers = list(dict.fromkeys(layers_of(part.get_submodule(layout.layers))))
     apply_recompute(layers, parallel.recompute)
     if parallel.compile:
+        for name in layout.inputs:
+            part.get_submodule(name).register_forward_hook(arrived)
         for layer in layers:
             layer.compile()
     half = HALF.get(parallel.precision)

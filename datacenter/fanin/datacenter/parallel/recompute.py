@@ -46,4 +46,13 @@ def apply_recompute(layers: list[nn.Module], mode: Recompute) -> None:
         again = partial(again, context_fn=partial(create_selective_checkpoint_contexts, keep_dear))
     for layer in layers:
         # On the instance: hooks that others put around a layer stay outside, and no wrapper changes its names.
-        layer.forward = partial(again, layer.forward)
+        layer.forward = _ours(again, layer.forward)
+
+
+def _ours(again: Callable[..., object], forward: Callable[..., object]) -> Callable[..., object]:
+    """``again`` of a layer's forward, as a function of our own: torch compiles no layer whose forward is torch's."""
+
+    def computed(*args: object, **kwargs: object) -> object:
+        return again(forward, *args, **kwargs)
+
+    return computed

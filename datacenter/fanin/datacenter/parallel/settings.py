@@ -65,6 +65,17 @@ class ParallelSettings:
             raise InvalidInput(f"parallel: got offload and mesh {self.mesh}, expected dp_shard above 1")
         if self.pipelined:
             self.pipeline()
+        if self.recompute == "selective" and self.pipelined and SCHEDULES[self.schedule].splits_backward:
+            raise InvalidInput(
+                f"parallel: got recompute selective and schedule {self.schedule}, expected full or none: it goes back "
+                "over a layer more than once, and what was selected is kept for the first time alone"
+            )
+
+        if self.compile and self.recompute == "full" and self.mesh.tp > 1:
+            raise InvalidInput(
+                f"parallel: got compile, recompute full and mesh {self.mesh}, expected tp 1: torch 2.13 cannot compile "
+                "split layers that keep nothing; take recompute selective or none, or leave compile out"
+            )
 
     @property
     def pipelined(self) -> bool:

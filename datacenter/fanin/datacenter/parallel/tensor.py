@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -92,6 +93,14 @@ def _make_whole(module: nn.Module, mesh: DeviceMesh) -> None:
         spread = distribute_tensor(value, mesh, [Replicate()], src_data_rank=None)
         module.register_parameter(key, nn.Parameter(spread, requires_grad=value.requires_grad))
     module.register_forward_pre_hook(whole)
+
+
+def arrived(module: nn.Module, inputs: object, output: object) -> object:
+    """A forward hook: a tensor that may still be on its way from other ranks, once it is here.
+
+    To one that is not, the backward pass of a layer that torch 2.13 compiled gives a plain tensor instead of a DTensor.
+    """
+    return output.clone() if isinstance(output, AsyncCollectiveTensor) else output
 
 
 def style_of(style: Style, num_kv_heads: int, num_ranks: int) -> ParallelStyle:

@@ -1,0 +1,308 @@
+"""Machines that come and go: two launchers on the loopback address, as the story of a job that is resized."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fanin.clients.digits import split_digits
+from fanin.datacenter.communication import CommunicationSettings
+from fanin.datacenter.config import (
+    CheckpointSettings,
+    DataSettings,
+    ModelSettings,
+    StopSettings,
+    TrainConfig,
+    fit_config,
+    read_train_config,
+)
+from fanin.datacenter.hangs import Report, Wait, attempt_folder, write_report
+from fanin.datacenter.job import train
+from fanin.datacenter.launch import Elastic, begin_logs, why
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.protos.errors import InvalidInput
+
+APPS = Path(__file__).with_name("apps.py")
+NUM_STEPS, EVERY = 80, 4
+CONFIG = """
+[model]
+app = "{app}"
+[data]
+examples = "{data}"
+held_fraction = 0.2
+[training]
+batch_size = 16
+learning_rate = 0.05
+optimizer = "sgd"
+[stop]
+steps = {num_steps}
+[evaluation]
+every = 40
+num_samples = 32
+[parallel]
+mesh = "dp_replicate=2"
+[checkpoints]
+folder = "{folder}/checkpoints"
+every = {every}
+"""
+WAIT_S = 240.0
+"""A lost machine is missed after 15 s, and what is left waits 10 s for others; the rest is starting."""
+
+
+class Machine:
+    """A launcher, and everything that it starts."""
+
+    def __init__(self, place: Path, name: str, port: int) -> None:
+        self.out = place / f"{name}.json"
+        command = [sys.executable, "-m", "fanin.commands.main", "train", place / "train.toml", "--json", self.out]
+        command += ["--nodes", "1:2", "--endpoint", f"127.0.0.1:{port}", "--restarts", "2", "--state", place / "state"]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def kill(self) -> None:
+        """As a machine goes that loses its power: without a word, all of it."""
+        for pid in (self._process.pid, *family(self._process.pid)):
+            os.kill(pid, signal.SIGKILL)
+        self._process.communicate()
+
+    def stop(self) -> None:
+        """As a machine goes that is wanted elsewhere: it is told."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def end(self) -> dict[str, object]:
+        """What its command tells when the job is done."""
+        _, err = self._process.communicate(timeout=WAIT_S)
+        assert (self._process.returncode, err) == (0, "")
+        found = json.loads(self.out.read_text())
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+
+def family(parent: int) -> Iterator[int]:
+    """The processes that a process has started, and those that they have."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            found = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(found[1]) == parent:
+            pid = int(path.parent.name)
+            yield from family(pid)
+            yield pid
+
+
+class Place:
+    """What machines share, and those that are there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._machines: list[Machine] = []
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = int(probe.getsockname()[1])
+
+    def pace(self, seconds: float) -> None:
+        """How long steps take from now on."""
+        draft = self.folder / "pace.new"
+        draft.write_text(str(seconds))
+        draft.rename(self.folder / "pace")
+
+    def two(self, app: str) -> tuple[Machine, Machine]:
+        """Two machines that have trained an App together for some steps, and not saved the last ones."""
+        named = {"app": f"{APPS}:{app}", "data": self.folder / "data.npz", "folder": self.folder}
+        (self.folder / "train.toml").write_text(CONFIG.format(num_steps=NUM_STEPS, every=EVERY, **named))
+        self.pace(1.0)
+        machines = self.start(), self.start()
+        self.until(lambda: self.num_ranks() == 2)
+        self.pace(0.3)
+        begun = len(self.steps())
+        self.until(lambda: len(self.steps()) > begun + 6 and self.steps()[-1] % EVERY == 1)
+        return machines
+
+    def num_ranks(self) -> int:
+        """How many ranks have left a log, those of an attempt counted once."""
+        return len(list(self.folder.glob("state/logs/*/*/attempt_*/*/stderr.log")))
+
+    def start(self) -> Machine:
+        """One more machine; the first one keeps the store where they meet."""
+        machine = Machine(self.folder, f"machine-{len(self._machines)}", self._port)
+        self._machines.append(machine)
+        self.until(self._meets)
+        return machine
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for it."""
+        until_s = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < until_s, "waited too long"
+            time.sleep(0.1)
+
+    def steps(self) -> list[int]:
+        """The steps that were told, of all attempts."""
+        path = self.folder / "state" / "rows.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [int(json.loads(line)["step"]) for line in lines]
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        for machine in self._machines:
+            if machine.runs:
+                machine.kill()
+
+    def _meets(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self._port), 1.0).close()
+        except OSError:
+            return False
+        return True
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A job's folder, and no machine yet."""
+    monkeypatch.setenv("FANIN_TEST_FOLDER", str(tmp_path))
+    public = split_digits(1, 1.0, 0).public
+    np.savez(tmp_path / "data.npz", x=public.x, y=public.y)
+    made = Place(tmp_path)
+    yield made
+    made.end()
+
+
+def undisturbed(place: Place) -> list[float]:
+    """The losses of one process to which nothing happens."""
+    config = read_train_config(place.folder / "train.toml", {"parallel": {"mesh": "none"}})
+    return list(train(replace(config, checkpoints=CheckpointSettings()), 0, 1).metrics.trained.losses)
+
+
+@pytest.mark.nightly
+def test_what_is_left_of_two_machines_ends_with_the_trace_of_one_process(place: Place) -> None:
+    first, second = place.two("precise")
+    second.kill()
+    place.pace(0.0)
+    told = first.end()
+    steps = place.steps()
+    again = next(index for index in range(1, len(steps)) if steps[index] <= steps[index - 1])
+    assert steps == [*range(again), *range(steps[again], NUM_STEPS)]
+    assert steps[again] > 0, "it went on from a checkpoint"
+    assert (told["mesh"], told["nproc"]) == ("none", 1)
+    assert told["loss"] == pytest.approx(undisturbed(place), abs=1e-10)
+    logs = list((place.folder / "state" / "logs").iterdir())
+    assert len(logs) == 2, "each machine has its own"
+    assert all((each / "torchrun.log").exists() and list(each.rglob("stderr.log")) for each in logs)
+
+
+@pytest.mark.nightly
+def test_a_machine_that_comes_back_is_taken_in(place: Place) -> None:
+    first, second = place.two("paced")
+    second.kill()
+    killed = len(place.steps())
+    place.until(lambda: len(place.steps()) > killed + 3)
+    place.pace(1.0)
+    back, ranks = place.start(), place.num_ranks()
+    place.until(lambda: place.num_ranks() > ranks)
+    place.pace(0.0)
+    told = first.end()
+    assert back.end() == told
+    assert (told["mesh"], told["nproc"]) == ("dp_replicate=2", 2)
+    assert told["loss"] == pytest.approx(undisturbed(place), abs=1e-5)
+
+
+@pytest.mark.nightly
+def test_a_machine_that_is_told_to_stop_leaves_the_rest_to_go_on(place: Place) -> None:
+    first, second = place.two("precise")
+    second.stop()
+    left = second.end()
+    place.pace(0.0)
+    told, steps = first.end(), place.steps()
+    assert steps == list(range(NUM_STEPS)), "a checkpoint was made for it, and no step was done twice"
+    assert (left["nproc"], told["nproc"]) == (2, 1)
+    assert told["loss"] == pytest.approx(undisturbed(place), abs=1e-10)
+    before, whole = left["loss"], told["loss"]
+    assert isinstance(before, list)
+    assert isinstance(whole, list)
+    assert 6 < len(before) < NUM_STEPS
+    assert whole[: len(before)] == before
+
+
+def test_a_machine_leaves_others_their_logs_and_tells_of_them_what_is_of_this_job(tmp_path: Path) -> None:
+    elastic = Elastic(max_restarts=1, max_nodes=2, endpoint="host:29500")
+    logs, waits = tmp_path / "logs", Wait(axis="all ranks", kind="all_reduce", ranks=(0, 1), sequence=1)
+    for name in ("before", "other"):
+        (logs / name).mkdir(parents=True)
+        (logs / name / "stderr.log").write_text(f"what {name} said")
+        # A minute before this machine begins.
+        os.utime(logs / name / "stderr.log", (time.time() - 60.0,) * 2)
+    hung = attempt_folder(tmp_path, 0)
+    write_report(hung, report(0, waits))
+    os.utime(hung / "rank-0.json", (time.time() - 60.0,) * 2)
+    own = begin_logs(tmp_path, elastic)
+    assert own.parent == logs
+    (own / "torchrun.log").write_text("what torchrun said")
+    assert why(tmp_path, 3).endswith("torchrun.log ends:\nwhat torchrun said")
+    (logs / "other" / "stderr.log").write_text("what it fails with")
+    assert why(tmp_path, 3).endswith("other/stderr.log ends:\nwhat it fails with")
+    write_report(hung, report(0, waits))
+    assert why(tmp_path, 3).startswith("rank 1 (dp_shard 1) hangs")
+    assert (logs / "before" / "stderr.log").exists()
+    # One machine alone knows that nobody else is there.
+    assert begin_logs(tmp_path) == logs
+    assert [path.name for path in logs.iterdir()] == ["begun"]
+    assert not hung.exists()
+
+
+def report(rank: int, waits: Wait) -> Report:
+    """A report from a mesh of two ranks."""
+    return Report(
+        rank=rank, mesh="dp_shard=2", step=2, still_s=1.5, waits=waits, module="", phase="after", line="", done={}
+    )
+
+
+def job(**more: object) -> TrainConfig:
+    """A config on no data; nothing is started."""
+    plain = TrainConfig(
+        model=ModelSettings(app="a:b"),
+        data=DataSettings(examples=Path("x.npz")),
+        training=TrainingSettings(batch_size=24, learning_rate=0.1),
+        stop=StopSettings(steps=1),
+    )
+    return replace(plain, **more)
+
+
+@given(world=st.integers(1, 24), dp_replicate=st.integers(1, 4), dp_shard=st.integers(1, 4))
+def test_a_job_is_fitted_with_its_batch_or_told_why_not(world: int, dp_replicate: int, dp_shard: int) -> None:
+    mesh = MeshShape(dp_replicate=dp_replicate, dp_shard=dp_shard)
+    config = job(parallel=ParallelSettings(mesh=mesh))
+    if 24 % world == 0:
+        fitted = fit_config(config, world)
+        assert fitted == replace(config, parallel=ParallelSettings(mesh=mesh.fit(world)))
+        return
+    with pytest.raises(InvalidInput, match=f"got batch 24, expected a multiple of {world} parts") as caught:
+        fit_config(config, world)
+    assert ("take a batch that can be divided" in str(caught.value)) == (mesh.num_ranks != world)
+
+
+def test_what_needs_shares_or_copies_is_told_where_they_would_be_gone() -> None:
+    offloaded = job(parallel=ParallelSettings(mesh=MeshShape(dp_shard=2), offload=True))
+    with pytest.raises(InvalidInput, match="got offload and mesh none, expected dp_shard above 1; this is mesh dp_sha"):
+        fit_config(offloaded, 1)
+    hooked = job(
+        parallel=ParallelSettings(mesh=MeshShape(dp_replicate=2)), communication=CommunicationSettings(hook="bf16")
+    )
+    with pytest.raises(InvalidInput, match=r"got hook 'bf16' .* for mesh none"):
+        fit_config(hooked, 1)

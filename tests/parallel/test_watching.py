@@ -1,0 +1,117 @@
+"""What ``[watch]`` asks for is there when a real job is over, and what it says is so."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.commands import Fanin, fanin_in_process, one_line
+
+from fanin.datacenter.config import TrainConfig, read_train_config
+from fanin.datacenter.counters import by_axis
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.meters import DATA, STEP
+from fanin.datacenter.planner.facts import decoder_facts
+from fanin.datacenter.planner.spread import Job
+from fanin.datacenter.planner.traffic import predict_traffic
+from fanin.datacenter.timeline import BACKWARD, FORWARD
+from fanin.datacenter.watching import COUNTED_STEP, ROWS_FILE
+
+NUM_STEPS = 5
+CONFIG = """
+[model.decoder]
+vocabulary = 16
+width = 16
+num_layers = 2
+num_heads = 2
+num_kv_heads = 2
+feed_forward = 16
+tied = true
+[data]
+text = "{text}"
+length = 8
+[training]
+batch_size = 8
+learning_rate = 0.02
+clip_norm = 1.0
+[stop]
+steps = 5
+[evaluation]
+num_samples = 8
+[parallel]
+microbatches = 2
+[watch]
+"""
+ALL = "timeline = true\ntraffic = true\nmfu = true\n"
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+def written(folder: Path, watch: str) -> Path:
+    """A short job's config."""
+    text, path = folder / "text.txt", folder / "train.toml"
+    text.write_text("the cat sat on the mat. " * 60)
+    path.write_text(CONFIG.format(text=text) + watch)
+    return path
+
+
+def predicted(config: TrainConfig) -> dict[str, int]:
+    """What the planner says the first rank sends in a step, by axis."""
+    decoder = config.model.decoder
+    assert decoder is not None
+    facts = decoder_facts("decoder", decoder)
+    job = Job(facts=facts, parallel=config.parallel, training=config.training, sequence=config.data.length)
+    return by_axis(predict_traffic(job))
+
+
+@pytest.mark.parametrize("mesh", ["pp=2", pytest.param("pp=2,tp=2", marks=pytest.mark.nightly)])
+def test_a_job_that_is_watched_leaves_what_was_asked_for(fanin: Fanin, tmp_path: Path, mesh: str) -> None:
+    path, state = written(tmp_path, ALL), tmp_path / "state"
+    done = fanin("train", path, "--mesh", mesh, "--state", state)
+    assert (done.status, done.err) == (0, "")
+    rows = [json.loads(line) for line in (state / ROWS_FILE).read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(NUM_STEPS))
+    expected = predicted(read_train_config(path, {"parallel": {"mesh": mesh}}))
+    assert set(expected) == set(mesh.replace("=2", "").split(","))
+    for row in rows:
+        assert row["bytes_by_axis"] == (expected if row["step"] >= COUNTED_STEP else {})
+        assert 0.0 <= row["waiting_share"] < 1.0
+        assert 0.0 < row["mfu"] < 1.0
+    for rank in range(MeshShape.parse(mesh).num_ranks):
+        check_timeline(json.loads((state / f"timeline-rank-{rank}.json").read_text()), rank)
+
+
+def check_timeline(trace: dict[str, list[dict[str, object]]], rank: int) -> None:
+    """A trace of this rank alone: in each step its data, and within the step what its stage computed."""
+    events = trace["traceEvents"]
+    assert {event["pid"] for event in events} == {rank}
+    assert events[0] | {"tid": 0} == {
+        "name": "process_name",
+        "ph": "M",
+        "pid": rank,
+        "tid": 0,
+        "args": {"name": f"rank {rank}"},
+    }
+    phases = [event for event in events if event["ph"] == "X"]
+    for step in range(NUM_STEPS):
+        mine = [event for event in phases if event["args"] == {"step": step}]
+        (whole,) = [event for event in mine if event["name"] == STEP]
+        assert [event["name"] for event in mine].count(DATA) == 1
+        for name in (FORWARD, BACKWARD):
+            computed = [event for event in mine if event["name"] == name and inside(event, whole)]
+            assert len(computed) == 2, "one for each microbatch"
+
+
+def inside(event: dict[str, float], whole: dict[str, float]) -> bool:
+    """Whether one took place while the other did."""
+    return whole["ts"] <= event["ts"] and event["ts"] + event["dur"] <= whole["ts"] + whole["dur"]
+
+
+def test_tensorboard_without_its_library_is_told_in_one_line(fanin: Fanin, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    said = one_line(fanin("train", written(tmp_path, "tensorboard = true\n"), "--state", state), "train")
+    assert said == "TensorBoard: tensorboardX is not installed here; pip install tensorboardX"
+    assert not state.exists(), "told before a process starts"
