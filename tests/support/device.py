@@ -1,9 +1,9 @@
 """The production client with a trainer that draws its update, in a process of its own.
 
-    device.py FOLDER INDEX [DIE_AT]
+    device.py FOLDER INDEX ADDRESS DIE_AT
 
-FOLDER is the site's; DIE_AT is the byte of the first upload at which the device SIGKILLs itself, or with ``down:``
-before it, of its downloads.
+FOLDER is the site's; ADDRESS is where its coordinator is, or soon is again; DIE_AT is the byte of the first upload at
+which the device SIGKILLs itself, or with ``down:`` before it, of its downloads.
 """
 
 import logging
@@ -56,10 +56,10 @@ class DyingTransport(GrpcTransport):
 def main() -> None:
     """Take part until killed."""
     logging.basicConfig(level=logging.INFO)
-    folder, index, die_at = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    folder, index, address, die_at = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     state = folder / "state"
     cache = Cache(folder / f"device-{index}")
-    line = Line((state / "address").read_text().strip(), (state / "tls" / "ca.pem").read_bytes())
+    line = Line(address, (state / "tls" / "ca.pem").read_bytes())
     transport = GrpcTransport(line, cache.key())
     if die_at:
         transport = DyingTransport(line, cache.key())

@@ -120,7 +120,8 @@ class Site:
     def device(self, index: int, *, die_at: str = "", num_values: int = 0) -> Running:
         """Start a device that trains nothing; ``die_at`` makes it kill itself at some byte of its upload."""
         name = f"device-{index}"
-        arguments = [str(SUPPORT / "device.py"), str(self.folder), str(index), die_at]
+        # Not read by the device: while a coordinator starts again the file is not there.
+        arguments = [str(SUPPORT / "device.py"), str(self.folder), str(index), self.listen, die_at]
         running = start(arguments, self.folder / f"{name}.log")
         self.started.append(running)
         return running
