@@ -24,11 +24,13 @@ DEVICES := .venv-device .venv-device-litert .venv-device-tflite
 CONSTRAINTS := .ci/constraints.txt
 # tflite-runtime was built for numpy 1, the last of which knows no newer Python than 3.12.
 TFLITE_CONSTRAINTS := .ci/constraints-tflite.txt
-EXTRAS := onnx,litert,server,export,datacenter,dev
+EXTRAS := onnx,litert,server,export,datacenter,transformers,dev
 ROOTS := server clients edge datacenter protos
 SOURCES := $(shell find $(ROOTS) -type f -not -path '*/__pycache__/*')
 BIN := $(VENV)/bin
-PIP_INSTALL := pip install --quiet $(PIP_FLAGS)
+PIP_INSTALL := pip install --quiet --no-compile $(PIP_FLAGS)
+# pip makes bytecode on one core, this on all. Packages have templates that are no Python, which it reports as errors.
+COMPILE := -m compileall -q -j 0
 STAMPS := $(DEVICES:%=%/.installed)
 
 .PHONY: help
@@ -114,6 +116,7 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "$(VENV): installing (the first time takes minutes: torch is large)"
 	$(BIN)/$(PIP_INSTALL) -c $(CONSTRAINTS) -e ".[$(EXTRAS)]"
+	@$(BIN)/python $(COMPILE) $(VENV)/lib > /dev/null || true
 	@touch $@
 
 dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.installed
@@ -132,4 +135,5 @@ $(STAMPS): %/.installed: dist/.built $(CONSTRAINTS) $(TFLITE_CONSTRAINTS)
 	@echo "$*: installing the wheel with [$(EXTRA)]"
 	$*/bin/$(PIP_INSTALL) -c $(CONSTRAINTS) "$$(ls dist/fanin-*.whl)[$(EXTRA)]"
 	$*/bin/$(PIP_INSTALL) --force-reinstall --no-deps dist/fanin-*.whl
+	@$*/bin/python $(COMPILE) $*/lib > /dev/null || true
 	@touch $@

@@ -110,6 +110,28 @@ def test_one_that_reconnects_without_end_while_it_uploads(host: Hosted, devices:
                     next(replies)
 
 
+def test_one_whose_place_another_copy_of_it_takes(host: Hosted, devices: list[Peer]) -> None:
+    header, _ = devices[0].update()
+    first = c.upload_to_proto(header).SerializeToString()
+    is_over = threading.Event()
+
+    def silent() -> Iterator[bytes]:
+        yield first
+        is_over.wait(SETTLE_S)
+
+    # On a line of its own each, as two copies of a device's folder have.
+    with nothing_leaks(host, left=spooled(header)), devices[0].line() as one, devices[0].line() as other:
+        call = replace(sign(devices[0].key, "Upload", first), timeout_s=SETTLE_S)
+        earlier = one.stream_stream(f"{FLEET}Upload", silent(), pb.UploadReply.FromString, call)
+        next(earlier)
+        call = sign(devices[0].key, "Upload", first)
+        with closing(other.stream_stream(f"{FLEET}Upload", iter([first]), pb.UploadReply.FromString, call)) as later:
+            next(later)
+            with pytest.raises(Unavailable, match="ended for a newer one; try again later"):
+                next(earlier)
+        is_over.set()
+
+
 def test_one_that_reconnects_without_end_while_it_waits(host: Hosted, devices: list[Peer]) -> None:
     body = c.check_in_to_proto(m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)).SerializeToString()
     waiting = Peer(host, devices[0].bundle, 9, host.folder / "waiting")

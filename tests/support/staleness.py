@@ -56,11 +56,11 @@ async def assignment(place: Place, device: str) -> m.Assignment:
     return answer.assignment
 
 
-def update(made_for: m.Assignment, size: float = 0.01) -> tuple[m.UpdateHeader, bytes]:
+def update(made_for: m.Assignment, size: float = 0.01, table: TensorTable = TABLE) -> tuple[m.UpdateHeader, bytes]:
     """An Update of 10 examples that moves every parameter alike."""
-    change = np.full(TABLE.num_values, size, np.float32)
+    change = np.full(table.num_values, size, np.float32)
     outcome = TrainingOutcome(change=change, counts={m.EXAMPLES: 10}, telemetry=m.Telemetry(runtime="synthetic 1"))
-    return make_update(made_for, TABLE, outcome)
+    return make_update(made_for, table, outcome)
 
 
 async def send(place: Place, device: str, made_for: m.Assignment | None = None) -> m.UploadReply:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, aclosing, closing, contextmanager
+from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -129,11 +129,11 @@ class Coordinator:
         driver.check_assignment(header.assignment_id, device)
         current = asyncio.current_task()
         assert current is not None, "an upload is served by a task"
-        earlier = self._uploading.get(header.assignment_id)
-        self._uploading[header.assignment_id] = current
+        earlier = self._uploading.get(device)
+        self._uploading[device] = current
         try:
-            # One upload of an Update at a time, from the first look at what became of it to its end: its device has
-            # reconnected, and the file has one writer.
+            # One upload of a device at a time, from the first look at what became of it to its end: it has reconnected,
+            # its file has one writer, and nobody has many permits by many Assignments.
             if earlier is not None and earlier is not current:
                 earlier.cancel()
                 await whole(asyncio.wait({earlier}))
@@ -141,8 +141,8 @@ class Coordinator:
                 async for reply in replies:
                     yield reply
         finally:
-            if self._uploading.get(header.assignment_id) is current:
-                del self._uploading[header.assignment_id]
+            if self._uploading.get(device) is current:
+                del self._uploading[device]
 
     async def _receive(
         self, driver: RunDriver, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
@@ -171,7 +171,9 @@ class Coordinator:
             files.enter_context(self._told(_Transfer(driver=driver, round=round_number, patience=patience)))
             permit = files.enter_context(self._permits.one())
             if not upload.is_whole():
-                await permit.get()
+                with suppress(TimeoutError):
+                    async with patience.waiting():
+                        await permit.get()
             try:
                 # The Round may have closed while this one waited: then the first reply says so.
                 if driver.may_count(round_number):
@@ -182,9 +184,10 @@ class Coordinator:
                         if not await self._store_chunk(upload, _Pieces(pieces, patience, permit)):
                             return
                     except TimeoutError as exc:
-                        if driver.may_count(round_number):
+                        # Else something happened to the Run: whether it still wants these bytes is asked above.
+                        if patience.is_over and driver.may_count(round_number):
                             raise Unavailable(self._stalled) from exc
-                        break
+                        continue
                     if not upload.is_whole() and driver.may_count(round_number):
                         with permit.lent(), patience.writing():
                             yield _receiving(upload)
@@ -253,7 +256,8 @@ class Coordinator:
 
     async def _store_chunk(self, upload: Upload, pieces: "_Pieces") -> bool:
         """Take the next Chunk; False if the device hangs up before it is whole. Raises TimeoutError."""
-        await pieces.permit.get()
+        async with pieces.patience.waiting():
+            await pieces.permit.get()
         while (piece := await pieces.next()) is not None:
             if upload.take(piece):
                 await whole(self._tools.disk_lane(upload.store))

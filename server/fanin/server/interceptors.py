@@ -62,6 +62,9 @@ class Caller:
     device: Device | None = None
 
 
+REPLACED_S: Final = 1.0
+"""How long the status of a call that was cancelled may take: whoever took its place waits for it."""
+
 _CALLER: ContextVar[Caller] = ContextVar("caller")
 
 
@@ -229,6 +232,12 @@ class Rim(aio.ServerInterceptor):
                 async with asyncio.timeout(self._waits.read_s):
                     await context.abort(grpc.StatusCode[status.code], public_text(exc)[:MAX_TEXT_CHARS], trailing)
         except (aio.AbortError, aio.UsageError):
+            raise
+        except asyncio.CancelledError:
+            # A newer upload of the same Update took its place, or its line broke: gRPC by itself tells a peer nothing.
+            with suppress(Exception):
+                async with asyncio.timeout(REPLACED_S):
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "call: ended for a newer one; try again later")
             raise
         except Exception:  # The rim: a bug must end one call, never the coordinator, and never leak its text.
             LOG.exception("%s: unexpected error", method)

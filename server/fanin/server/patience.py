@@ -3,7 +3,7 @@
 A transfer begins with ``stall_s`` seconds. The time that its peer keeps us waiting is taken from them; each
 ``LEAST_BYTES_PER_S`` that get through give one second back, up to what there was at first. So a line may fall silent
 for ``stall_s``, and must on the whole carry so many bytes a second. Our own disk's time is nobody's fault: only
-what happens within ``reading`` and ``writing`` counts.
+what happens within ``reading`` and ``writing`` counts. Whoever hears a TimeoutError asks ``is_over`` whose it is.
 """
 
 import asyncio
@@ -23,33 +23,54 @@ class Patience:
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
         self._left_s = stall_s
-        self._reading: asyncio.Timeout | None = None
+        self._waiting: asyncio.Timeout | None = None
         self._is_woken = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the peer kept us waiting for too long."""
+        return self._left_s <= 0.0
 
     def gain(self, num_bytes: int) -> None:
         """So many bytes got through."""
         self._left_s = min(self._left_s + num_bytes / LEAST_BYTES_PER_S, self._stall_s)
 
     def wake(self) -> None:
-        """End ``reading`` at once, or the next one: what is being read is no longer needed."""
+        """End ``reading`` and ``waiting`` at once, or the next one: what is being read may no longer be needed."""
         self._is_woken = True
-        if self._reading is not None and not self._reading.expired():
-            self._reading.reschedule(asyncio.get_running_loop().time())
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """Wait for the peer's bytes. Raises TimeoutError when there is no patience left, or none is needed."""
-        if self._is_woken:
-            self._is_woken = False
-            raise TimeoutError
+        """Wait for the peer's bytes. Raises TimeoutError when there is no patience left, or on ``wake``."""
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
-            async with asyncio.timeout(max(self._left_s, 0.0)) as self._reading:
+            async with self._until(max(self._left_s, 0.0)):
                 yield
         finally:
-            self._reading, self._is_woken = None, False
             self._left_s -= clock() - began
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """Wait for what is not the peer's to give. Raises TimeoutError on ``wake``."""
+        async with self._until(None):
+            yield
+
+    @asynccontextmanager
+    async def _until(self, seconds: float | None) -> AsyncIterator[None]:
+        if self._is_woken:
+            self._is_woken = False
+            raise TimeoutError
+        try:
+            async with asyncio.timeout(seconds) as self._waiting:
+                yield
+        except TimeoutError:
+            self._is_woken = False
+            raise
+        finally:
+            self._waiting = None
 
     @contextmanager
     def writing(self) -> Iterator[None]:

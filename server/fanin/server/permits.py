@@ -8,7 +8,7 @@ without one until it has become quick.
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
 NUM_PERMITS: Final = 8
@@ -19,7 +19,8 @@ CHUNK_S: Final = 2.5 * LENT_S
 """How long all of a Chunk's may: a line of 4 MB a second is quick, who sends a byte now and then is not. Chunks have
 one size, so nobody has many of these times for a few bytes."""
 WAIT_S: Final = 45.0
-"""Nobody waits longer: proxies cut a line that is silent for a minute, and who waits is to hear of a Round's end."""
+"""No upload waits longer in all: proxies cut a line that is silent for a minute, and lines that are hardly quick must
+not keep the others for ever."""
 
 
 class Permits:
@@ -46,16 +47,27 @@ class Permit:
         self._has = False
         self._is_quick = True
         self._left_s = CHUNK_S
+        self._wait_s = WAIT_S
 
     async def get(self) -> None:
-        """Before a Chunk is asked for or read: wait for a permit, unless the last one came too slowly to need any."""
+        """Before a Chunk is asked for or read: wait for a permit, unless the last one came too slowly to need any, or
+        this upload has waited for long enough."""
         if self._is_quick and not self._has:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WAIT_S):
-                    await self._free.acquire()
-                self._has = True
+            await self._wait()
         self._is_quick = True
         self._left_s = CHUNK_S
+
+    async def _wait(self) -> None:
+        clock = asyncio.get_running_loop().time
+        begun_s = clock()
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._free.acquire()
+            self._has = True
+        except TimeoutError:
+            pass
+        finally:
+            self._wait_s = max(self._wait_s - (clock() - begun_s), 0.0)
 
     @contextmanager
     def lent(self) -> Iterator[None]:
