@@ -19,6 +19,7 @@ REQUIREMENTS = {
     "tflite": ["numpy", "tflite-runtime"],
     "export": ["ai-edge-litert", "flatbuffers", "litert-torch", "onnx", "onnxruntime", "onnxscript", "torch"],
     "datacenter": ["safetensors", "torch"],
+    "transformers": ["transformers"],
     "dev": [
         "build",
         "grpcio-tools",

@@ -45,6 +45,44 @@ def dying() -> App:
     return dataclasses.replace(whole, loss=loss)
 
 
+def stopping() -> App:
+    """The digits' App, which is told to stop in its third step."""
+    calls = 0
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += torch.is_grad_enabled()
+        if calls == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return whole.loss(outputs, targets)
+
+    whole = app()
+    return dataclasses.replace(whole, loss=loss)
+
+
+class Bare(torch.nn.Module):
+    """A model without modules of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(64, 10))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1) @ self.weight
+
+
+def bare() -> App:
+    """Takes its time to be evaluated."""
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            time.sleep(0.3)
+        return whole.loss(outputs, targets)
+
+    whole = app()
+    return dataclasses.replace(whole, name="bare", module=Bare(), loss=loss)
+
+
 def paced() -> App:
     """The digits' App, each step of which takes as many seconds as a file says; machines come and go meanwhile."""
 

@@ -32,6 +32,7 @@ class Cell:
     offload: bool = False
     precision: str = "full"
     compile: bool = False
+    sequence: bool = False
     fault: str = ""
     nightly: bool = False
     # What one process is told as well.
@@ -64,6 +65,7 @@ class Cell:
         parts += [self.precision * (self.precision != "full")]
         parts += [
             "compiled" * self.compile,
+            "sequence" * self.sequence,
             "offload" * self.offload,
             self.replicate * (self.replicate != "ddp"),
             self.reference,
@@ -156,11 +158,13 @@ SINGLES: Final = (
     # One microbatch is a pipeline too; each night has more of them.
     Cell(mesh="pp=2,dp_shard=2,tp=2", dtype="float32", schedule="GPipe", clip=None),
     Cell(mesh="dp_shard=2", microbatches=2, accumulate=2, recompute="full", tied=True),
-    Cell(mesh="dp_shard=2,tp=2", accumulate=2, recompute="full", layers=1, tied=True),
+    # By day what stands between the matrices is split too (SEQUENCES), and nothing is lost.
+    Cell(mesh="dp_shard=2,tp=2", accumulate=2, recompute="full", layers=1, tied=True, nightly=True),
     Cell(mesh="dp_shard=2,tp=2", accumulate=2, recompute="selective", tied=True, nightly=True),
     Cell(mesh="dp_replicate=2", accumulate=2, tied=True),
     Cell(mesh="dp_replicate=2", replicate="hsdp", microbatches=2),
     Cell(mesh="dp_shard=2", offload=True),
+    Cell(mesh="none", offload=True, accumulate=2, recompute="selective", tied=True),
     Cell(mesh="dp_shard=2", reshard=False, freeze=("embed.*", "layers.0.*")),
     Cell(mesh="tp=2", freeze=("layers.*.attention.*",)),
     Cell(mesh="pp=2", schedule="1F1B", microbatches=4, layers=4, layer_times=(3.0, 1.0, 1.0, 1.0, 1.0, 0.0)),
@@ -176,6 +180,67 @@ MODELS: Final = (
     Cell(mesh="pp=2", family="llama", schedule="ZBV", microbatches=4, layers=4, recompute="full", nightly=True),
     Cell(mesh="pp=2,dp_shard=2,tp=2", schedule="ZBV", microbatches=4, layers=4, tied=True, nightly=True),
     Cell(mesh="pp=2,dp_shard=2,tp=2", schedule="Interleaved1F1B", microbatches=4, layers=4, tied=True, nightly=True),
+)
+# Convolutions, perceptrons and what another library makes, on each axis and on three at once. By night, but a few: that
+# library alone takes seconds to load.
+FAMILIES: Final = (
+    Cell(mesh="pp=2,tp=2", family="mlp", microbatches=2),
+    # A batch norm that is shown a whole batch at once is as in one process.
+    Cell(mesh="pp=2", family="resnet8-batch"),
+    Cell(mesh="dp_shard=2", family="ds_cnn", accumulate=2),
+    *(
+        Cell(mesh=mesh, family=family, schedule="1F1B", microbatches=2, nightly=True)
+        for family, mesh in product(
+            ("mlp", "cnn", "resnet8", "ds_cnn"), ("pp=2,dp_shard=2,tp=2", "dp_shard=2,tp=2", "dp_replicate=2,tp=2")
+        )
+    ),
+    Cell(mesh="pp=2,dp_shard=2", family="resnet8", nightly=True),
+    Cell(mesh="pp=4,tp=2", family="ds_cnn", microbatches=4, recompute="full", nightly=True),
+    Cell(mesh="pp=2", family="ds_cnn", schedule="ZBV", microbatches=4, nightly=True),
+    Cell(mesh="pp=4", family="ds_cnn-batch", nightly=True),
+    Cell(mesh="pp=2,dp_shard=2,tp=2", family="encoder", schedule="1F1B", microbatches=2, nightly=True),
+    Cell(mesh="dp_replicate=2,dp_shard=2,tp=2", family="encoder", recompute="full", tied=True, nightly=True),
+    *(
+        Cell(mesh=mesh, family=family, schedule="1F1B", microbatches=2, tied=tied, nightly=True)
+        for family, mesh, tied in product(
+            ("mistral", "qwen2"), ("pp=2,dp_shard=2,tp=2", "dp_shard=2,tp=4"), (True, False)
+        )
+    ),
+)
+# Wherever a batch is taken in pieces, its statistics are those of a piece.
+STATISTICS: Final = (
+    Cell(mesh="dp_shard=2", family="resnet8-batch", nightly=True),
+    Cell(mesh="pp=2", family="ds_cnn-batch", microbatches=2, nightly=True),
+)
+# What stands between split matrices is split as well, along the sequence. The matrix has the same meshes without.
+SEQUENCES: Final = (
+    Cell(mesh="dp_shard=2,tp=2", accumulate=2, recompute="full", layers=1, tied=True, sequence=True),
+    *(
+        Cell(mesh=mesh, sequence=True, recompute=recompute, nightly=True)
+        for mesh, recompute in (
+            ("tp=2", "selective"),
+            ("tp=4", "none"),
+            ("tp=8", "full"),
+            ("dp_replicate=2,tp=4", "none"),
+        )
+    ),
+    *(
+        replace(cell, sequence=True, nightly=True)
+        for cell in (
+            Cell(mesh="pp=2,dp_shard=2,tp=2", schedule="1F1B", microbatches=2, accumulate=2, tied=True),
+            Cell(mesh="pp=2,tp=4", schedule="GPipe", microbatches=2, recompute="full"),
+            Cell(mesh="pp=2,tp=2", schedule="ZBV", microbatches=4, layers=4, tied=True),
+            Cell(mesh="pp=2,tp=2", schedule="InterleavedZeroBubble", microbatches=2, layers=4),
+            Cell(mesh="dp_shard=2,tp=2", dtype="float32", microbatches=2, clip=None),
+            Cell(mesh="tp=2", freeze=("layers.*.attention.*",)),
+            Cell(mesh="tp=2", freeze=("embed.*", "layers.0.*")),
+            Cell(mesh="tp=4", family="encoder", tied=True),
+            Cell(mesh="pp=2,dp_shard=2,tp=2", family="encoder", schedule="1F1B", microbatches=2, recompute="selective"),
+            Cell(mesh="dp_shard=2,tp=4", family="llama", recompute="full"),
+            Cell(mesh="pp=2,dp_shard=2,tp=2", family="llama", schedule="1F1B", microbatches=2, tied=True),
+            Cell(mesh="pp=2,tp=2", family="qwen2", schedule="ZBV", microbatches=4, layers=4, tied=True),
+        )
+    ),
 )
 HALVES: Final = tuple(
     Cell(mesh=mesh, microbatches=2, dtype="float32", clip=0.5, precision=precision)
@@ -198,6 +263,18 @@ COMPILED: Final = (
     Cell(mesh="tp=2", compile=True, tied=True),
     Cell(mesh="tp=2", compile=True, recompute="selective", tied=True),
     Cell(mesh="dp_shard=2,tp=2", compile=True, tied=True),
+    Cell(mesh="tp=2", compile=True, sequence=True, tied=True),
+    Cell(mesh="tp=2", compile=True, sequence=True, recompute="selective"),
+    Cell(mesh="pp=2,dp_shard=2,tp=2", schedule="1F1B", microbatches=2, compile=True, sequence=True),
+    Cell(
+        mesh="pp=2,dp_shard=2,tp=2",
+        schedule="1F1B",
+        microbatches=2,
+        accumulate=2,
+        recompute="selective",
+        compile=True,
+        tied=True,
+    ),
     Cell(mesh="pp=2", schedule="LoopedBFS", microbatches=2, layers=4, compile=True, tied=True),
 )
 FAULTS: Final = (
@@ -206,4 +283,4 @@ FAULTS: Final = (
     Cell(mesh="tp=2", tied=True, fault="untied"),
     Cell(mesh="pp=2,dp_shard=2", microbatches=2, dtype="float32", clip=None, fault="no-root"),
 )
-CELLS: Final = (*_matrix(), *_schedules(), *SINGLES, *MODELS, *_nights())
+CELLS: Final = (*_matrix(), *_schedules(), *SINGLES, *MODELS, *FAMILIES, *SEQUENCES, *_nights())

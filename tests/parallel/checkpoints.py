@@ -29,7 +29,7 @@ from fanin.datacenter.parallel.engine import Batch, Engine
 from fanin.datacenter.parallel.quiet import quiet
 from fanin.datacenter.progress import Progress
 from fanin.datacenter.weights import export_weights, import_weights
-from fanin.protos.errors import FaninError
+from fanin.protos.errors import FaninError, StorageFull
 
 SAVED, STEPS = 2, 5
 TRAINED = {
@@ -122,6 +122,28 @@ def keep_last(folder: Path) -> dict[str, np.ndarray]:
     return {"names": np.array(found), "losses": np.array(list(train(engine, 0, 2)))}
 
 
+def no_space(folder: Path) -> dict[str, np.ndarray]:
+    """What each rank says where the last one has lost its trace, and where the first one's disk takes no more."""
+    engine, told = engine_of(Cell(mesh="dp_replicate=2,dp_shard=4")), []
+    place = folder / "full"
+    place.mkdir(exist_ok=True)
+    dist.barrier()
+    lost = StorageFull("the trace of the last rank") if dist.get_rank() == WORLD - 1 else None
+    with Checkpoints(place, engine) as checkpoints:
+        told.append(_error(lambda: checkpoints.save(Progress(step=1), lost)))
+        if dist.get_rank() == 0:
+            # Where the marker is drafted.
+            (place / "LATEST.new").mkdir()
+        checkpoints.save(Progress(step=2))
+        told.append(_error(checkpoints.finish))
+        if dist.get_rank() == 0:
+            (place / "step-00000003").write_text("in the way")
+        told.append(_error(lambda: checkpoints.save(Progress(step=3))))
+    rows: list[object] = [None] * WORLD
+    dist.all_gather_object(rows, told)
+    return {"told": np.array([json.dumps(row) for row in rows])}
+
+
 def refusals(attempt_of: Callable[[Engine], Callable[[], object]]) -> dict[str, np.ndarray]:
     """What each rank says of what is another model's, and whether it has changed nothing."""
     other = Cell(mesh="pp=2,dp_shard=4", microbatches=2)
@@ -160,6 +182,7 @@ def checkpoints(folder: Path) -> None:
             _leave(folder, f"{name}-{other.mesh}", go_on(folder, name, other))
     _leave(folder, "kept", keep_last(folder))
     _leave(folder, "refused", refusals(lambda engine: Checkpoints(folder / "untied", engine).load))
+    _leave(folder, "full", no_space(folder))
 
 
 def weights(folder: Path) -> None:

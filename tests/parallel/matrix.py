@@ -7,14 +7,10 @@ group; a cell of fewer ranks takes the first ones while the others wait. One pro
 """
 
 import dataclasses
-import importlib
 import multiprocessing
 import sys
 import time
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -25,80 +21,28 @@ from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from parallel.cells import BATCH, CELLS, COMPILED, FAULTS, HALVES, LENGTH, NUM_STEPS, VOCABULARY, WORLD, Cell
+from parallel.cells import BATCH, CELLS, COMPILED, FAULTS, HALVES, STATISTICS, WORLD, Cell
+from parallel.families import MASKED, PRETRAINED, batches, model_of
 
 from fanin.datacenter.mesh import AXES, PIPELINE, SHARD
-from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.models.encoder import Encoder, EncoderConfig
-from fanin.datacenter.models.layers import seeded
-from fanin.datacenter.parallel.build import Built, Model, build, build_schedule, parameter_table
+from fanin.datacenter.parallel.build import Built, build, build_schedule, parameter_table
 from fanin.datacenter.parallel.engine import Batch, Engine
-from fanin.datacenter.parallel.layout import decoder_layout, encoder_layout
 from fanin.datacenter.parallel.optimizer import build_optimizer
 from fanin.datacenter.parallel.pipeline import Skip, split
-from fanin.datacenter.parallel.pretrained import pretrained_model
 from fanin.datacenter.parallel.quiet import quiet
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.edge.runtimes.graphs import NO_TOKEN
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 CPU = torch.device("cpu")
 
 
-def model_of(cell: Cell) -> Model:
-    """The same on every rank and in one process."""
-    if cell.family == "llama":
-        return llama_of(cell)
-    if cell.family == "encoder":
-        shape = EncoderConfig(
-            vocabulary=VOCABULARY,
-            context=LENGTH,
-            width=32,
-            num_layers=cell.layers,
-            num_heads=4,
-            feed_forward=32,
-            tied=cell.tied,
-        )
-        return Model(module=Encoder(shape, seed=1).to(DTYPES[cell.dtype]), layout=encoder_layout(shape))
-    config = DecoderConfig(
-        vocabulary=VOCABULARY,
-        width=32,
-        num_layers=cell.layers,
-        num_heads=8,
-        num_kv_heads=4,
-        feed_forward=32,
-        tied=cell.tied,
-    )
-    return Model(module=Decoder(config, seed=1).to(DTYPES[cell.dtype]), layout=decoder_layout(config))
-
-
-def llama_of(cell: Cell) -> Model:
-    """A small model of another library, as that library makes it."""
-    config = transformers().LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=cell.layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        tie_word_embeddings=cell.tied,
-    )
-    with seeded(1):
-        return pretrained_model(transformers().LlamaForCausalLM(config).to(DTYPES[cell.dtype]))
-
-
-def transformers() -> ModuleType:
-    """The library's module of Llama; what it and its own libraries warn of as they are imported is not ours."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return importlib.import_module("transformers.models.llama")
-
-
 def training_of(cell: Cell) -> TrainingSettings:
+    # Before a batch norm a bias has no gradient but what rounding leaves, of which AdamW makes steps like any other.
+    adaptive = cell.dtype == "float64" and not cell.family.endswith("-batch")
     return TrainingSettings(
         batch_size=BATCH,
-        learning_rate=0.01 if cell.dtype == "float64" else 0.1,
-        optimizer="adamw" if cell.dtype == "float64" else "sgd",
+        learning_rate=0.01 if adaptive else 0.1,
+        optimizer="adamw" if adaptive else "sgd",
         weight_decay=0.01,
         accumulate=cell.accumulate,
         clip_norm=cell.clip,
@@ -118,29 +62,17 @@ def parallel_of(cell: Cell) -> ParallelSettings:
         offload=cell.offload,
         precision=cell.precision,
         compile=cell.compile,
+        sequence_parallel=cell.sequence,
     )
-
-
-def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Two global batches in turn, (B, T) tokens and targets; samples differ much in length, so that means show."""
-    made = []
-    for seed in range(2):
-        tokens = torch.from_numpy(np.random.default_rng(seed).integers(0, VOCABULARY, (BATCH, LENGTH + 1)))
-        targets = tokens[:, 1:].clone()
-        for sample in range(BATCH):
-            targets[sample, 1 + sample * LENGTH // BATCH :] = NO_TOKEN
-        made.append((tokens[:, :-1], targets))
-    for step in range(NUM_STEPS):
-        yield made[step % 2]
 
 
 def train(cell: Cell, engine: Engine) -> dict[str, np.ndarray]:
     """The losses of all steps, and all parameters after the last."""
     losses, (index, num) = [], engine.share
-    for inputs, targets in batches():
+    for inputs, targets in batches(cell.family):
         mine = targets.chunk(num)[index]
         # At least one token is seen, and all that are asked for; the decoder of our own takes no mask.
-        extra = {} if cell.family == "decoder" else {"attention_mask": (mine != NO_TOKEN).long()}
+        extra = {"attention_mask": (mine != NO_TOKEN).long()} if cell.family in MASKED else {}
         batch = Batch(inputs=inputs.chunk(num)[index], targets=mine, extra=extra)
         # Told where it is known, else summed by the engine.
         count = None if cell.microbatches > 1 else int((targets != NO_TOKEN).sum())
@@ -261,10 +193,11 @@ def alone(folder: Path, cells: list[Cell]) -> None:
 
 def main(folder: Path, wanted: list[str]) -> int:
     """Train what is wanted; how many processes failed."""
-    chosen = [cell for cell in (*CELLS, *HALVES, *FAULTS, *COMPILED) if cell.name in wanted or _group(cell) in wanted]
-    if any(cell.family == "llama" for cell in chosen):
+    known = (*CELLS, *HALVES, *FAULTS, *STATISTICS, *COMPILED)
+    chosen = [cell for cell in known if cell.name in wanted or _group(cell) in wanted]
+    for family in {cell.family for cell in chosen} & {*PRETRAINED}:
         # Their modules load when first named: here, once, and not on every rank.
-        assert transformers().LlamaForCausalLM is not None
+        model_of(Cell(mesh="none", family=family))
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=alone, args=(folder, chosen))]
     processes += [fork.Process(target=work, args=(folder, rank, chosen)) for rank in range(WORLD)]

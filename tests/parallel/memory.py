@@ -8,6 +8,7 @@ needs in passing as state.
 """
 
 import json
+import multiprocessing
 import sys
 import warnings
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ SMALL: Final = DecoderConfig(vocabulary=512, width=256, num_layers=8, num_heads=
 LARGE: Final = DecoderConfig(
     vocabulary=128_256, width=4096, num_layers=32, num_heads=32, num_kv_heads=8, feed_forward=14_336
 )
+
+SPLIT: Final = {"sequence_parallel": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,13 @@ CELLS: Final[dict[str, dict[str, Cell]]] = {
         "sharded, selective recompute": Cell(mesh="dp_shard=4", settings={"recompute": "selective"}),
         "sharded, bf16": Cell(mesh="dp_shard=4", settings={"precision": "bf16"}),
         "sharded over tp, bf16": Cell(mesh="dp_shard=2,tp=2", settings={"precision": "bf16", "recompute": "full"}),
+        "sequence over tp": Cell(mesh="tp=4", settings=SPLIT),
+        "sequence over tp, full recompute": Cell(mesh="tp=4", samples=8, settings=SPLIT | {"recompute": "full"}),
+        "sequence over tp, selective recompute": Cell(
+            mesh="dp_shard=2,tp=2", settings=SPLIT | {"precision": "bf16", "recompute": "selective"}
+        ),
+        "sequence over tp, first stage": Cell(mesh="pp=2,tp=2", settings=SPLIT | {"microbatches": 4}),
+        "sequence over tp, last stage": Cell(mesh="pp=2,tp=2", rank=1, settings=SPLIT | {"microbatches": 4}),
         "turns": Cell(mesh="dp_shard=4", settings={"microbatches": 3}),
         "last stage": Cell(mesh="pp=2,tp=2", rank=1, settings={"microbatches": 4}),
         "all at once": Cell(mesh="pp=2,tp=2", settings={"microbatches": 3, "schedule": "GPipe"}),
@@ -82,6 +92,15 @@ CELLS: Final[dict[str, dict[str, Cell]]] = {
         ),
         "8 B, 8 shards over tp 8": Cell(
             mesh="dp_shard=8,tp=8", config=LARGE, length=2048, settings={"precision": "bf16"}
+        ),
+        "8 B, 8 shards, sequence over tp 8": Cell(
+            mesh="dp_shard=8,tp=8", config=LARGE, length=2048, settings=SPLIT | {"precision": "bf16"}
+        ),
+        "8 B, first of four stages, sequence over tp 4": Cell(
+            mesh="pp=4,dp_shard=4,tp=4",
+            config=LARGE,
+            length=2048,
+            settings=SPLIT | {"precision": "bf16", "microbatches": 4},
         ),
     },
 }
@@ -114,7 +133,8 @@ class Course:
         shape = (samples, self.job.sequence)
         tokens = torch.zeros(shape, dtype=torch.long)
         dtype = torch.bfloat16 if self.job.stream_bytes == 2 else torch.float32
-        stream = torch.zeros(*shape, self.job.facts.width, dtype=dtype, requires_grad=True)
+        handed = (samples, self.job.stream_tokens // samples, self.job.facts.width)
+        stream = torch.zeros(*handed, dtype=dtype, requires_grad=True)
         outputs = self.runner(tokens if self.first else stream)
         self.waiting.append(TOKENS.loss_sum(outputs, tokens) / 7 if self.last else outputs)
         self.outputs = outputs if self.last else None
@@ -169,7 +189,14 @@ def main(which: str) -> int:
     """All cells of one size."""
     # torch's tracker uses what torch itself has deprecated.
     warnings.simplefilter("ignore")
-    found = {name: [tracked(cell), predict_memory(cell.job(), cell.rank).total] for name, cell in CELLS[which].items()}
+    cells = CELLS[which]
+    # A process each: DTensor keeps the groups of a mesh that it has seen, and those of a cell before are gone.
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        peaks = pool.map(tracked, cells.values(), chunksize=1)
+    found = {
+        name: [peak, predict_memory(cell.job(), cell.rank).total]
+        for (name, cell), peak in zip(cells.items(), peaks, strict=True)
+    }
     sys.stdout.write(json.dumps(found, indent=1) + "\n")
     return 0
 

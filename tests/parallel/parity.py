@@ -9,6 +9,8 @@ demo's models on the demo's mesh: convolutions that are cut, and matrices betwee
 """
 
 import multiprocessing
+import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,6 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from parallel.hooks import KEPT, LOOK_EVERY, RECORD, kept_back, run_counted, spoken
 
 from fanin.clients.data import Examples
 from fanin.clients.digits import split_digits
@@ -35,7 +41,7 @@ from fanin.datacenter.config import (
     TrainConfig,
 )
 from fanin.datacenter.devices import build_mesh
-from fanin.datacenter.job import whole_values
+from fanin.datacenter.job import train, whole_values
 from fanin.datacenter.keeping import Keeper
 from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.models.cnn import DigitsCnn
@@ -46,9 +52,11 @@ from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
 from fanin.datacenter.parallel.objective import Objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.rates import RateSettings
 from fanin.datacenter.samples import ExampleSamples
 from fanin.datacenter.trainer import Parts, Trainer
 from fanin.edge.export.app import cross_entropy
+from fanin.protos.errors import Corrupted, InvalidInput
 
 NUM_STEPS, HALF_WAY = 20, 10
 # 25 samples in batches of 12 end in a batch of one: uneven parts, and ranks without a sample.
@@ -58,12 +66,16 @@ WORLDS = (1, 2, 3)
 HOOKS = {
     "even": CommunicationSettings(),
     "fp16": CommunicationSettings(hook="fp16"),
+    "fp16-turns": CommunicationSettings(hook="fp16"),
     "bf16": CommunicationSettings(hook="bf16"),
     "powersgd": CommunicationSettings(hook="powersgd", rank=2, dense_steps=4),
     "local": CommunicationSettings(local_period=4, dense_steps=4),
     # A step by themselves, and the mean of the copies: gradients that meet in each step, told in another way.
     "each": CommunicationSettings(local_period=1, dense_steps=2),
 }
+TURNS = {"fp16-turns": 2}
+# AdaScale's parts: as many turns of all copies together in each world.
+NUM_PARTS = 6
 DEMO: Mapping[str, tuple[Callable[[int], nn.Module], int]] = {
     "digits": (DigitsCnn, 8),
     "fashion-mnist": (FashionCnn, 28),
@@ -147,6 +159,45 @@ def go_on(folder: Path, num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str,
     return found(trainer)
 
 
+def apart(folder: Path, rank: int, mesh: DeviceMesh) -> Mapping[str, np.ndarray]:
+    """What each of two ranks is told where one cannot write checkpoints, and where each looks into a folder of its own:
+    one has a checkpoint, one none, or one that cannot be read."""
+    job, told = config(2), []
+    engine, _ = scored_engine(job, mesh, torch.float64, filled_objective(cross_entropy))
+    own = folder / f"apart-{rank}"
+    with Keeper(CheckpointSettings(folder=own), engine, job.seed, writes=rank == 0) as keeper:
+        keeper.save(Trainer(engine, Scored(filled_objective(cross_entropy)), job, parts(BATCH, torch.float64)))
+    if rank == 1:
+        shutil.rmtree(own)
+    for turn, place in enumerate((own if rank == 0 else Path("/dev/null/apart"), own, own)):
+        if rank == 1 and turn == 2:
+            (own / "LATEST").write_text("{")
+        try:
+            Keeper(CheckpointSettings(folder=place), engine, job.seed, writes=False)
+            told.append("nothing")
+        except (Corrupted, InvalidInput) as exc:
+            told.append(f"{type(exc).__name__}: {exc}")
+    return {"told": np.array(told)}
+
+
+def offloaded(folder: Path) -> Mapping[str, np.ndarray]:
+    """One process's losses (job, steps): as it is; with its parameters on the CPU; as it is, from the latter's
+    checkpoint on. And whether a process group was left."""
+    examples, losses = split_digits(1, 1.0, 0).public, []
+    np.savez(folder / "digits.npz", x=examples.x, y=examples.y)
+    for name, offload, steps in (("plain", False, 8), ("there", True, 6), ("there", False, 8)):
+        job = replace(
+            config(1),
+            model=ModelSettings(app="fanin.datacenter.models.digits_app:app"),
+            data=DataSettings(examples=folder / "digits.npz"),
+            stop=StopSettings(steps=steps),
+            parallel=ParallelSettings(offload=offload),
+            checkpoints=CheckpointSettings(folder=folder / f"offload-{name}", every=3),
+        )
+        losses.append([*train(job, 0, 1).metrics.trained.losses, 0.0, 0.0][:8])
+    return {"losses": np.array(losses), "left": np.array(dist.is_initialized())}
+
+
 def overflow(rank: int, mesh: DeviceMesh) -> Mapping[str, np.ndarray]:
     """Two fp16 steps, in the first of which one of two ranks overflows: which were left out, and parameters."""
     factors, right = [0.0], filled_objective(cross_entropy)
@@ -163,9 +214,26 @@ def overflow(rank: int, mesh: DeviceMesh) -> Mapping[str, np.ndarray]:
     return {"skipped": np.array(skipped), "parameters": np.array(rows)}
 
 
+def adascaled(num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str, np.ndarray]:
+    """A job whose rates follow its gradients, from a batch of two samples on: the gain of each step as well."""
+    job = config(num_ranks)
+    rate = RateSettings(scale="adascale", base_batch=BATCH // NUM_PARTS, warm_up=4, decay="cosine", floor=0.1)
+    job = replace(job, rate=rate, training=replace(job.training, accumulate=NUM_PARTS // num_ranks))
+    engine, scored = scored_engine(job, mesh, torch.float64, filled_objective(cross_entropy))
+    trainer, gains = Trainer(engine, scored, job, parts(NUM_EXAMPLES, torch.float64)), []
+
+    def after_step() -> bool:
+        gains.append(trainer.last.gain)
+        return False
+
+    trainer.run(after_step)
+    return {**found(trainer), "gains": np.array(gains)}
+
+
 def work(folder: Path, rank: int, num_ranks: int) -> None:
     """All cells of one world size on one rank; one process group for all of them."""
     torch.set_num_threads(1)
+    os.environ.update(RECORD)
     mesh = None
     if num_ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet{num_ranks}", rank=rank, world_size=num_ranks)
@@ -177,18 +245,32 @@ def work(folder: Path, rank: int, num_ranks: int) -> None:
         # Local steps and a batch of a single sample do not go together: it is one rank's alone.
         num = BATCH * 2 if name in HOOKS else NUM_EXAMPLES
         trainer = Trainer(engine, scored, job, parts(num, dtype))
-        trainer.run()
-        np.savez(folder / f"{num_ranks}-{name}-{rank}.npz", **found(trainer))
+        counted: Mapping[str, np.ndarray] = {}
+        if name in HOOKS and mesh is not None:
+            counted = run_counted(trainer, mesh, NUM_STEPS)
+        else:
+            trainer.run()
+        np.savez(folder / f"{num_ranks}-{name}-{rank}.npz", **found(trainer), **counted)
 
     for name, dtype in DTYPES.items():
         run(name, config(num_ranks), dtype)
     np.savez(folder / f"{num_ranks}-resumed-{rank}.npz", **go_on(folder, num_ranks, mesh))
+    np.savez(folder / f"{num_ranks}-adascale-{rank}.npz", **adascaled(num_ranks, mesh))
+    if num_ranks == 1:
+        np.savez(folder / "1-offloaded-0.npz", **offloaded(folder))
+    if num_ranks == 3:
+        np.savez(folder / f"3-spoken-{rank}.npz", **spoken())
     if num_ranks == 2:
         run("averaging", config(2), torch.float64, averaging(2))
+        assert mesh is not None
+        np.savez(folder / f"2-apart-{rank}.npz", **apart(folder, rank, mesh))
         np.savez(folder / f"2-overflow-{rank}.npz", **overflow(rank, build_mesh(MeshShape(dp_shard=2), 2)))
         for name, settings in HOOKS.items():
-            evaluation = replace(config(2).evaluation, every=4)
-            run(name, replace(config(2), communication=settings, evaluation=evaluation), torch.float32)
+            job = replace(config(2), evaluation=replace(config(2).evaluation, every=LOOK_EVERY))
+            job = replace(job, training=replace(job.training, accumulate=TURNS.get(name, 1)))
+            run(name, replace(job, communication=settings), torch.float32)
+        for name, factors in KEPT.items():
+            np.savez(folder / f"2-kept-{name}-{rank}.npz", **kept_back(config(2), rank, mesh, factors))
     if num_ranks > 1:
         dist.destroy_process_group()
 

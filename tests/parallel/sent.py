@@ -66,12 +66,23 @@ UNEVEN, TIED, CLIP, HALF, TWO = (
     {"precision": "bf16"},
     {"microbatches": 2},
 )
+SPLIT: Final = {"sequence_parallel": True}
 CELLS: Final[dict[str, Cell]] = {
     "tensor": Cell(mesh="tp=4"),
     "tensor, few key heads": Cell(mesh="tp=4", model={"num_kv_heads": 2}, parallel=TWO, training=CLIP),
     "tensor, recompute": Cell(mesh="tp=4", parallel={"recompute": "full"}),
     "tensor, selective": Cell(mesh="tp=4", parallel={"recompute": "selective"}),
     "tensor, bf16": Cell(mesh="tp=4", parallel=HALF),
+    "sequence": Cell(mesh="tp=4", parallel=SPLIT, training=CLIP),
+    "sequence, few key heads": Cell(mesh="tp=4", model={"num_kv_heads": 2}, parallel=SPLIT | TWO, training=CLIP),
+    "sequence, recompute": Cell(mesh="tp=4", model={"tied": True}, parallel=SPLIT | {"recompute": "full"}),
+    "sequence, selective": Cell(mesh="tp=4", parallel=SPLIT | {"recompute": "selective"}),
+    "sequence, bf16": Cell(mesh="tp=4", parallel=SPLIT | HALF),
+    "sequence and shard, bf16": Cell(mesh="dp_shard=2,tp=2", parallel=SPLIT | HALF, training={"accumulate": 2, **CLIP}),
+    "sequence and replicate": Cell(mesh="dp_replicate=2,tp=2", parallel=SPLIT),
+    "sequence and pipeline": Cell(mesh="pp=2,tp=2", model={"tied": True}, parallel=SPLIT | TWO, training=CLIP),
+    "sequence and pipeline, bf16": Cell(mesh="pp=2,tp=2", parallel=SPLIT | HALF | TWO | {"recompute": "full"}),
+    "sequence, folded": Cell(mesh="pp=2,tp=2", parallel=SPLIT | TWO | {"schedule": "ZBV"}, training={"accumulate": 2}),
     "shard": Cell(mesh="dp_shard=4"),
     "shard, kept": Cell(mesh="dp_shard=4", parallel={"reshard": False, **TWO}),
     "shard, uneven": Cell(mesh="dp_shard=4", model=UNEVEN, training={"accumulate": 2, **CLIP}),
@@ -92,11 +103,17 @@ CELLS: Final[dict[str, Cell]] = {
     "interleaved": Cell(mesh="pp=2,tp=2", model=TIED, parallel={"schedule": "Interleaved1F1B", "microbatches": 4}),
     "interleaved, shard": Cell(mesh="pp=2,dp_shard=2", parallel={"schedule": "Interleaved1F1B"} | TWO),
     "zero bubble, tensor": Cell(mesh="pp=2,tp=2", parallel={"schedule": "InterleavedZeroBubble"} | TWO),
+    "zero bubble, recompute": Cell(
+        mesh="pp=2,tp=2", parallel={"schedule": "InterleavedZeroBubble", "recompute": "full"} | TWO
+    ),
+    "sequence, folded, recompute": Cell(
+        mesh="pp=2,tp=2", parallel=SPLIT | TWO | {"schedule": "ZBV", "recompute": "full"}
+    ),
     "folded, tied": Cell(mesh="pp=2,tp=2", model=TIED, parallel={"schedule": "ZBV"} | TWO),
 }
 
 
-FIRST: Final = ("tensor", "shard", "hybrid", "pipeline and shard", "pipeline and tensor")
+FIRST: Final = ("tensor", "sequence", "shard", "hybrid", "pipeline and shard", "pipeline and tensor")
 """Those that are counted at every change."""
 
 

@@ -14,7 +14,11 @@ from fanin.datacenter.planner.traffic import predict_traffic
 
 PROGRAM = Path(__file__).with_name("sent.py")
 KINDS = {"all_reduce": ALL_REDUCE, "allreduce_": ALL_REDUCE, "all_gather_into_tensor": ALL_GATHER}
-KINDS |= {"_allgather_base_": ALL_GATHER, "_reduce_scatter_base_": REDUCE_SCATTER}
+KINDS |= {
+    "_allgather_base_": ALL_GATHER,
+    "_reduce_scatter_base_": REDUCE_SCATTER,
+    "reduce_scatter_tensor": REDUCE_SCATTER,
+}
 Found = list[dict[str, dict[str, dict[str, list[int]]]]]
 
 
@@ -85,6 +89,21 @@ def check_calls(found: Found, cell: str) -> None:
         kind = KINDS[operator.rpartition(".")[2]]
         got[kind] = got.get(kind, 0) + calls
     assert got == expected
+
+
+def test_a_split_sequence_is_gathered_and_scattered_where_a_whole_one_is_summed(first: Found) -> None:
+    # Korthikanti et al. 2022, section 4.2.2: two of each in a layer forward, and their counterparts backward; the table
+    # of tokens and the head have one of each, and the logits are gathered in any case.
+    num_layers, matrices = 4, "c10d_functional"
+    whole, split = (found["debug"] for found in (first[0]["tensor"], first[0]["sequence"]))
+    sums = 4 * num_layers + 2
+    assert whole == {f"{matrices}.all_reduce": sums, f"{matrices}.all_gather_into_tensor": 1}
+    assert split == {
+        f"{matrices}.reduce_scatter_tensor": sums,
+        f"{matrices}.all_gather_into_tensor": sums + 1,
+        # The gradients of two norms a layer and of the last one, and the norm of all of them.
+        f"{matrices}.all_reduce": 2 * num_layers + 1 + 1,
+    }
 
 
 def test_amounts_add_up_by_axis() -> None:

@@ -91,6 +91,16 @@ def test_another_model_is_refused_on_all_ranks_alike_and_changes_nothing(folder:
     assert told.startswith(f"InvalidInput: {folder}/untied/step-00000002: got 156 tensors of which 72 are unknown")
 
 
+def test_why_a_checkpoint_was_not_written_is_told_by_all_ranks_alike(folder: Path) -> None:
+    rows = [json.loads(str(row)) for row in read(folder, "full")["told"]]
+    assert len(rows) == 8
+    assert all(row == rows[0] for row in rows)
+    lost, full, blocked = rows[0]
+    assert lost == "StorageFull: the trace of the last rank"
+    assert "step-00000002: the checkpoint could not be written ([Errno 21] Is a directory: " in full
+    assert "step-00000003: the checkpoint could not be written ([Errno 17] File exists: " in blocked
+
+
 def engine_of(width: int = 16, optimizer: str = "adamw") -> Engine:
     """A small decoder in this process."""
     config = DecoderConfig(vocabulary=11, width=width, num_layers=1, num_heads=2, num_kv_heads=1, feed_forward=8)

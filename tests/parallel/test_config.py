@@ -1,6 +1,7 @@
 """A job's config: what is read, and that what makes no sense is told before a process starts."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSetting
 from fanin.datacenter.rates import RateSettings
 from fanin.protos.errors import InvalidInput
 
-EXAMPLE = Path(__file__).parents[2] / "examples/char_decoder/train.toml"
+EXAMPLES = [Path(__file__).parents[2] / "examples" / name / "train.toml" for name in ("char_decoder", "masked_encoder")]
 MINIMAL = """
 [model.decoder]
 [data]
@@ -28,6 +29,9 @@ learning_rate = 1
 [stop]
 steps = 2
 """
+SGD = MINIMAL.replace("batch_size", "optimizer = 'sgd'\nbatch_size")
+COPIES = f"{MINIMAL}[parallel]\nmesh = 'dp_replicate=2'\n[communication]\n"
+ADASCALE = "[rate]\nscale = 'adascale'\nbase_batch = 2\n"
 APP = """
 model = { app = "a:b" }
 data = { examples = "x.npz" }
@@ -69,7 +73,10 @@ def test_values_from_elsewhere_take_the_place_of_the_texts() -> None:
         (f"{MINIMAL}[parallel]\nrecompute = 'some'", "parallel.recompute: got 'some', expected one of none, full"),
         (f"{MINIMAL}[parallel]\nlayer_times = [1, 'x']", "parallel.layer_times[1]: got 'x', expected float"),
         (f"{MINIMAL}[parallel]\nlayer_times = 1", "parallel.layer_times: got 1, expected a list"),
+        (f"{MINIMAL}[parallel]\nlayer_times = 'x'", "parallel.layer_times: got 'x', expected one of measure"),
         (MINIMAL.replace("batch_size", "betas = [0.9]\nbatch_size"), "training.betas: got [0.9], expected a list of 2"),
+        (f"{MINIMAL}[watch]\nhang_after_s = 0", "watch: got hang_after_s 0.0, expected a positive number of seconds"),
+        (f"{MINIMAL}[watch]\nhang_after_s = 1e14", "watch: got hang_after_s 100000000000000.0, expected a positive"),
         (f"{MINIMAL}[rate]\nscale = 'linear'", "rate: got scale 'linear' and base_batch 0"),
         (f"{MINIMAL}[rate]\nfloor = 1.5", "rate: got floor 1.5"),
         (f"{MINIMAL}[rate]\nwarm_up = -1", "rate: got warm_up -1"),
@@ -82,10 +89,24 @@ def test_values_from_elsewhere_take_the_place_of_the_texts() -> None:
         (f"seed = -1\n{MINIMAL}", "training: got seed -1"),
         (MINIMAL.replace("[data]", "[data]\nlength = 0"), "data: got length 0"),
         (MINIMAL.replace("[data]", "[data]\nheld_fraction = 1.0"), "data: got held_fraction 1.0"),
-        (MINIMAL.replace("[data]", "[data]\nexamples = 'x'"), "data: got both text and examples"),
-        (APP.replace('examples = "x.npz"', ""), "data: got neither text and examples"),
-        (APP.replace('app = "a:b"', ""), "model: got neither app and decoder"),
-        (APP.replace('app = "a:b"', 'app = "a:b", decoder = {}'), "model: got both app and decoder"),
+        (
+            MINIMAL.replace("[data]", "[data]\nexamples = 'x'"),
+            "data: got text and examples, expected one of text, tokens, examples",
+        ),
+        (APP.replace('examples = "x.npz"', ""), "data: got nothing, expected one of text, tokens, examples"),
+        (APP.replace('app = "a:b"', ""), "model: got nothing, expected one of app, decoder, encoder, pretrained"),
+        (
+            APP.replace('app = "a:b"', 'app = "a:b", decoder = {}'),
+            "model: got app and decoder, expected one of app, decoder",
+        ),
+        (
+            MINIMAL.replace("[data]", "[data]\ntokens = 'x.bin'").replace('text = "', '# "'),
+            "expected a file in .npy or",
+        ),
+        (
+            f"{MINIMAL}[model.layout]\nlayers = 'l'\nnum_layers = 1",
+            "model: got a layout beside decoder, expected it for an",
+        ),
         (APP.replace('app = "a:b"', 'app = "a:b", mean_over = "tokens"'), "model: got mean_over 'tokens' for an App"),
         (
             APP.replace('app = "a:b"', 'app = "a:b", layout = { layers = "l", num_layers = 1, plan = { x = "col" } }'),
@@ -98,6 +119,10 @@ def test_values_from_elsewhere_take_the_place_of_the_texts() -> None:
         (f"{MINIMAL}[communication]\nhook = 'fp16'", "communication: got hook 'fp16' and local_period 0 for mesh none"),
         (f"{MINIMAL}[communication]\nrank = 0", "communication: got rank 0"),
         (
+            f"{COPIES}hook = 'powersgd'\n[watch]\ntraffic = true",
+            "watch: got traffic, hook 'powersgd' and local_per",
+        ),
+        (
             f"{MINIMAL}[communication]\nhook = 'bf16'\nlocal_period = 2",
             "expected one of them: in local steps no gradient",
         ),
@@ -109,6 +134,34 @@ def test_what_makes_no_sense_is_told(text: str, said: str) -> None:
         parse_config(text, "m.toml")
     assert str(caught.value).startswith("m.toml: ")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"parallel": {"mesh": "tp=2"}}, "for mesh tp=2 (replicate 'ddp'), 1 microbatches and no communication hook"),
+        ({"parallel": {"mesh": "dp_replicate=4", "replicate": "hsdp"}}, "for mesh dp_replicate=4 (replicate 'hsdp')"),
+        ({"parallel": {"microbatches": 2}}, "2 microbatches and no communication hook, expected one process or dp_rep"),
+        ({"parallel": {"mesh": "dp_replicate=4"}, "communication": {"hook": "bf16"}}, "and a communication hook, exp"),
+        (
+            {"training": {"optimizer": "adamw"}},
+            "optimizer 'adamw' and precision 'full', expected sgd, and full",
+        ),
+        ({"parallel": {"precision": "fp16"}}, "optimizer 'sgd' and precision 'fp16', expected sgd, and full or bf16"),
+        ({"training": {"accumulate": 2}}, "base_batch 2 and batch_size 8, expected a batch of 2 or more times base"),
+        ({"rate": {"base_batch": 8}, "training": {"accumulate": 1}}, "a part for each of 1 copies x 1 turns; change"),
+        (
+            {"parallel": {"mesh": "dp_replicate=2"}},
+            "a part for each of 2 copies x 4 turns; change accumulate",
+        ),
+    ],
+    ids=lambda value: re.sub(r"\W+", "-", str(value))[-40:],
+)
+def test_adascale_is_for_parts_whose_gradients_are_by_themselves(tables: Mapping[str, object], said: str) -> None:
+    text = SGD.replace("batch_size", "accumulate = 4\nbatch_size") + ADASCALE
+    assert parse_config(text, "m.toml").rate.scale == "adascale"
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        parse_config(text, "m.toml", tables)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +180,13 @@ def test_a_mesh_that_does_not_fit_is_told_with_all_numbers(mesh: str, processes:
         schedule = "GPipe" if mesh == "pp=8" else "1F1B"
         text = MINIMAL.replace("[model.decoder]", "[model.decoder]\nnum_heads = 4\nnum_layers = 4")
         check_config(parse_config(text, "m.toml", {"parallel": {"mesh": mesh, "schedule": schedule}}), processes)
+
+
+def test_a_sequence_that_ranks_cannot_share_out_is_told_before_they_start() -> None:
+    split = {"parallel": {"mesh": "tp=2", "sequence_parallel": True}}
+    check_config(parse_config(MINIMAL, "m.toml", split | {"data": {"length": 62}}), 2)
+    with pytest.raises(InvalidInput, match="tp 2 and sequences of 63 tokens, expected a multiple of tp"):
+        check_config(parse_config(MINIMAL, "m.toml", split | {"data": {"length": 63}}), 2)
 
 
 def test_an_app_without_names_can_be_copied_and_sharded_only() -> None:
@@ -188,8 +248,9 @@ def test_a_checkpoint_is_refused_where_copies_have_something_of_their_own(
         check_kept(config.communication, config.checkpoints.folder)
 
 
-def test_the_example_is_one(tmp_path: Path) -> None:
-    config = read_train_config(EXAMPLE)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.parent.name)
+def test_the_example_is_one(tmp_path: Path, example: Path) -> None:
+    config = read_train_config(example)
     check_config(config, 1)
     check_config(replace(config, parallel=replace(config.parallel, mesh=MeshShape.parse("pp=2,dp_shard=2,tp=2"))), 8)
     with pytest.raises(InvalidInput, match=r"none.toml: cannot be read \("):

@@ -204,6 +204,14 @@ def test_an_engine_goes_on_with_the_scale_of_another() -> None:
     assert plain.scale_state == {}
 
 
+def test_a_batch_whose_sequences_cannot_be_shared_out_is_refused() -> None:
+    split = ParallelSettings(mesh=MeshShape(tp=2), sequence_parallel=True)
+    engine = Engine(dataclasses.replace(engine_of().built, parallel=split))
+    for call in (engine.step, engine.evaluate):
+        with pytest.raises(InvalidInput, match="tp 2 and sequences of 5 tokens, expected a multiple of tp"):
+            call(batch())
+
+
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6), seed=st.integers(0, 99))
 def test_an_objective_adds_up_over_any_division(sizes: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -159,6 +159,8 @@ def test_a_signal_to_torchrun_is_a_checkpoint_whatever_its_own_status(tmp_path: 
     while not any(3 in trace for trace in traces(tmp_path)):
         assert time.monotonic() < until_s, "waited too long"
         time.sleep(0.1)
+    # Until all ranks have agreed after that step, and the first one pauses.
+    time.sleep(0.3)
     agent.terminate()
     assert agent.wait(60.0) == 1
     progress = latest(tmp_path)

@@ -17,13 +17,13 @@ from fanin.clients.digits import split_digits
 from fanin.datacenter.config import (
     DataSettings,
     EvaluationSettings,
-    LayoutSettings,
     ModelSettings,
     StopSettings,
     TrainConfig,
 )
 from fanin.datacenter.job import main, train
 from fanin.datacenter.jobfiles import (
+    ROWS_FILE,
     Evaluated,
     Metrics,
     Trained,
@@ -37,10 +37,12 @@ from fanin.datacenter.jobfiles import (
     write_file,
     write_result,
 )
+from fanin.datacenter.layouts import LayoutSettings
 from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.model import split_text
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.rates import RateSettings
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
@@ -69,6 +71,10 @@ def test_a_result_comes_back_as_it_went_in(
         train_s=0.25,
         units_per_second=3.0,
         peak_memory_bytes=7,
+        layer_times=tuple(losses),
+        stage_times=tuple(losses),
+        bytes_by_axis={"pp": replicate},
+        predicted_bytes_by_axis={"pp": 3} if replicate > 1 else None,
     )
     (folder / "parameters.bin").unlink(missing_ok=True)
     write_result(folder, TrainResult(metrics=metrics))
@@ -161,7 +167,7 @@ def test_initial_parameters_of_another_model_are_told(tmp_path: Path) -> None:
 
 def test_data_that_a_decoder_cannot_read_is_told(tmp_path: Path) -> None:
     config = replace(usable(tmp_path), model=ModelSettings(decoder=DecoderConfig(vocabulary=3)))
-    with pytest.raises(InvalidInput, match=r"data.npz: got x float32 .*, expected int32 tokens and next tokens"):
+    with pytest.raises(InvalidInput, match=r"data.npz: got x float32 .*, expected int32 tokens and the tokens asked"):
         train(config, 0, 1)
     text = tmp_path / "text.txt"
     text.write_text("abcd" * 9)
@@ -224,6 +230,19 @@ def test_raw_data_trains_as_what_the_model_is_given(tmp_path: Path) -> None:
         )
         vectors.append(train(config, 0, 1).parameters)
     np.testing.assert_array_equal(*vectors)
+
+
+def test_adascale_tells_the_gain_of_each_step(tmp_path: Path) -> None:
+    config = usable(tmp_path)
+    rate = RateSettings(scale="adascale", base_batch=4)
+    config = replace(config, rate=rate, training=replace(config.training, accumulate=4), stop=StopSettings(steps=12))
+    trained = train(config, 0, 1, tmp_path).metrics.trained
+    rows = [json.loads(line) for line in (tmp_path / ROWS_FILE).read_text().splitlines()]
+    gains = [row["gain"] for row in rows]
+    assert len(gains) == len(trained.losses) < 12
+    assert all(1.0 < gain <= 4.0 for gain in gains)
+    assert len(set(gains)) > 1
+    assert [row["learning_rate"] for row in rows] == pytest.approx([0.1 * gain for gain in gains])
 
 
 def test_a_decoder_learns_a_text_over_tokens_or_samples(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from fanin.datacenter.config import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
-    LayoutSettings,
     ModelSettings,
     StopSettings,
     TrainConfig,
@@ -26,6 +25,7 @@ from fanin.datacenter.config import (
 from fanin.datacenter.job import train
 from fanin.datacenter.jobfiles import CONFIG_FILE, METRICS_FILE, PARAMETERS_FILE, write_config
 from fanin.datacenter.launch import Elastic, launch
+from fanin.datacenter.layouts import LayoutSettings
 from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.protos.errors import Conflict, InvalidInput
@@ -44,7 +44,8 @@ launch(read_config(Path(sys.argv[1])), 2, Path(sys.argv[2]))
 SLOW = """
 import os, signal, sys, time
 from pathlib import Path
-from fanin.datacenter.elastic import end_with_parent
+from fanin.datacenter.elastic import PARENT, end_with_parent
+assert os.environ[PARENT] == str(os.getppid())
 end_with_parent()
 def save(number, frame):
     time.sleep(float(sys.argv[2]))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from parallel.cells import CELLS, COMPILED, FAULTS, HALVES, NUM_STEPS, WORLD, Cell, factorisations
+from parallel.cells import CELLS, COMPILED, FAULTS, HALVES, NUM_STEPS, STATISTICS, WORLD, Cell, factorisations
 
 PROGRAM = Path(__file__).with_name("matrix.py")
 LOSS = {"float32": 1e-5, "float64": 1e-10}
@@ -108,6 +108,13 @@ def test_a_mesh_that_is_compiled_equals_one_process_too(compiled_matrix: Path, c
     assert within(compiled_matrix, cell), differences(compiled_matrix, cell)
     # All layers share one for steps and one for evaluations.
     assert read(compiled_matrix, cell.name)["graphs"] == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("cell", STATISTICS, ids=lambda cell: cell.name)
+def test_a_batch_norm_sees_the_piece_that_it_is_shown(nightly_matrix: Path, cell: Cell) -> None:
+    losses, _ = differences(nightly_matrix, cell)
+    assert losses > 100 * LOSS[cell.dtype]
 
 
 @pytest.mark.parametrize("cell", HALVES, ids=lambda cell: cell.name)

@@ -1,6 +1,7 @@
 """The digits' CNN and App, and modules as flat vectors."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ from torch import nn
 
 from fanin.clients.digits import split_digits
 from fanin.datacenter.config import DataSettings, ModelSettings, StopSettings, TrainConfig
+from fanin.datacenter.layouts import LayoutSettings
 from fanin.datacenter.model import make
 from fanin.datacenter.models.cnn import INPUT_SHAPE, NUM_CLASSES, DigitsCnn
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.models.digits_app import SMOOTHING, app, smoothed_cross_entropy
+from fanin.datacenter.models.resnet8 import ResNet8
 from fanin.datacenter.parallel.settings import TrainingSettings
+from fanin.datacenter.parallel.tensor import apply_tensor_parallel
 from fanin.datacenter.parameters import load_parameters, parameter_table, parameter_vector, trained_module
 from fanin.edge.export import Adapters, App, Recipe
 from fanin.edge.export.app import load_app
@@ -136,3 +140,10 @@ def test_running_statistics_and_adapters_travel_as_the_bundle_has_them() -> None
         flat = np.arange(parameter_table(module).num_values, dtype=np.float32)
         load_parameters(module, parameter_table(module), flat)
         np.testing.assert_array_equal(parameter_vector(module), flat)
+
+
+def test_a_batch_norm_over_ranks_of_tp_is_told() -> None:
+    layout = LayoutSettings(layers="stacks", num_layers=3, inputs=("stem",), outputs=("pool", "head")).layout
+    # Nothing is sent, since it is told before a parameter is split.
+    with pytest.raises(InvalidInput, match=r"tp: got stem\.1, a BatchNorm2d, expected no module that keeps values"):
+        apply_tensor_parallel(ResNet8(), layout, SimpleNamespace(size=lambda: 2), sequence=False)

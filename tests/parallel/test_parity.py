@@ -1,6 +1,7 @@
 """A job on any number of ranks is the job of one process: 20 steps in uneven parts, evaluations, going on elsewhere;
 and what is near it only, gradients that travel in fewer bits and steps that ranks take by themselves, is near it."""
 
+import math
 import os
 import subprocess
 import sys
@@ -9,10 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from parallel.hooks import DENSE_STEPS
+from parallel.parity import HOOKS, NUM_PARTS, NUM_STEPS
+
+from fanin.datacenter.collectives import COLLECTIVES, RING
+from fanin.datacenter.models.cnn import DigitsCnn
 
 PROGRAM = Path(__file__).with_name("parity.py")
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 RESULTS = ("losses", "evaluated", "parameters")
+LOSS_BYTES = 8
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +114,116 @@ def test_an_overflow_on_one_rank_leaves_the_step_out_on_both(folder: Path) -> No
         assert (after == begun).all()
         assert (later != begun).any()
         assert (each["parameters"] == found[0]["parameters"]).all()
+
+
+def test_half_precision_sends_half_the_bytes_in_turns_too(folder: Path) -> None:
+    even = read(folder, "2-even-0")
+    size = 4 * even["parameters"].size
+    # A bucket, and the loss; in the second step torch also agrees on new buckets.
+    assert even["sent"][0].tolist() == [2, size + LOSS_BYTES]
+    assert (even["sent"][2:] == [2, size + LOSS_BYTES]).all()
+    for name in ("fp16", "fp16-turns", "bf16"):
+        found = read(folder, f"2-{name}-0")
+        assert (found["sent"][2:] == [2, size // 2 + LOSS_BYTES]).all()
+        assert (found["recorded"] == found["sent"]).all(), "fanin's counter has what torch has recorded"
+    turns, once = read(folder, "2-fp16-turns-0"), read(folder, "2-fp16-0")
+    assert 0 < np.abs(turns["losses"] - once["losses"]).max() < 1e-3
+
+
+def test_powersgd_sends_two_factors_of_what_they_make_smaller(folder: Path) -> None:
+    found = read(folder, "2-powersgd-0")
+    rank, sizes = HOOKS["powersgd"].rank, [value.shape for value in DigitsCnn(1, channels=(4, 4)).parameters()]
+    matrices = [(shape[0], math.prod(shape[1:])) for shape in sizes]
+    # torch leaves alone what would not become less than half.
+    factored = [(n, m) for n, m in matrices if 2 * rank * (n + m) < n * m]
+    assert factored
+    assert len(factored) < len(sizes)
+    rest = sum(n * m for n, m in matrices if (n, m) not in factored)
+    expected = 4 * (rest + sum(rank * (n + m) for n, m in factored)) + LOSS_BYTES
+    # In torch's own record: a hook sends the second factor from another thread. What is left, two factors, a loss.
+    dense_steps = HOOKS["powersgd"].dense_steps
+    assert (found["recorded"][dense_steps:] == [4, expected]).all()
+    assert (found["recorded"][2:dense_steps, 1] == 4 * found["parameters"].size + LOSS_BYTES).all()
+
+
+def test_powersgd_keeps_what_it_did_not_send_and_sends_it_later(folder: Path) -> None:
+    ranks = [read(folder, f"2-kept-powersgd-{rank}") for rank in range(2)]
+    own, given, kept = (np.array([rank[name] for rank in ranks]) for name in ("own", "given", "kept"))
+    assert (given[0] == given[1]).all()
+    before = np.concatenate([np.zeros_like(kept[:, :1]), kept[:, :-1]], axis=1)
+    dense = slice(0, DENSE_STEPS)
+    assert (kept[:, dense] == 0).all()
+    assert np.abs(given[0, dense] - own[:, dense].mean(axis=0)).max() < 1e-12, "exact until then"
+    later = slice(DENSE_STEPS, None)
+    assert np.abs(own[:, later] + before[:, later] - given[:, later] - kept[:, later]).max() < 1e-12
+    assert np.abs(kept[:, later].mean(axis=0)).max() > 0.01, "something was not sent at once"
+    # All that was sent, and what is left, is all that there was.
+    whole = given[0].sum(axis=0) + kept[:, -1].mean(axis=0)
+    assert np.abs(own.mean(axis=0).sum(axis=0) - whole).max() < 1e-12
+
+
+def test_powersgd_of_full_rank_is_the_exact_mean(folder: Path) -> None:
+    ranks = [read(folder, f"2-kept-full-{rank}") for rank in range(2)]
+    exact = np.mean([rank["own"] for rank in ranks], axis=0)
+    assert np.abs(ranks[0]["kept"][DENSE_STEPS:]).max() > 0.01, "factors were sent, and each rank's own kept"
+    assert np.abs(ranks[0]["given"] - exact).max() < 1e-12
+
+
+def test_local_steps_send_once_in_a_period(folder: Path) -> None:
+    found, settings = read(folder, "2-local-0"), HOOKS["local"]
+    size, each = 4 * found["parameters"].size, found["sent"]
+    assert (found["recorded"] == each).all()
+    local = each[settings.dense_steps :, 1] - LOSS_BYTES
+    assert local.tolist() == ([0] * (settings.local_period - 1) + [size]) * (len(local) // settings.local_period)
+    assert local.sum() * settings.local_period == (each[2, 1] - LOSS_BYTES) * len(local)
+
+
+def test_adascale_sees_the_same_in_turns_and_on_copies(folder: Path) -> None:
+    alone = read(folder, "1-adascale-0")
+    assert ((alone["gains"] > 1) & (alone["gains"] < NUM_PARTS)).all()
+    # As many steps of the small batch as were asked for, in fewer of the large one.
+    num_steps = len(alone["losses"])
+    assert alone["gains"][:-1].sum() < NUM_STEPS <= alone["gains"].sum()
+    assert NUM_STEPS / NUM_PARTS < num_steps < NUM_STEPS
+    for num_ranks, rank in ((2, 0), (2, 1), (3, 0), (3, 2)):
+        together = read(folder, f"{num_ranks}-adascale-{rank}")
+        for name in (*RESULTS, "gains"):
+            assert np.abs(together[name] - alone[name]).max() <= TOLERANCES["float64"], name
+
+
+def test_what_one_rank_cannot_do_with_checkpoints_all_are_told(folder: Path) -> None:
+    first, second = (list(read(folder, f"2-apart-{rank}")["told"]) for rank in range(2))
+    assert first[0] == second[0]
+    assert "InvalidInput: checkpoints: got folder /dev/null/apart, expected a place that can be written" in first[0]
+    # Each names the folder that it was given itself.
+    said = "got the checkpoints after [0, None] steps, as ranks see it in their order, expected the same one"
+    assert said in first[1]
+    assert said in second[1]
+    assert first[2] == second[2]
+    assert "Corrupted: " in first[2]
+    assert "apart-1/LATEST: cannot be read" in first[2]
+
+
+def test_a_process_whose_parameters_are_on_the_cpu_is_the_same_job(folder: Path) -> None:
+    found = read(folder, "1-offloaded-0")
+    plain, there, back = found["losses"]
+    assert (there[:6] == plain[:6]).all()
+    assert (back == plain).all()
+    assert plain[-1] < plain[0]
+    assert not found["left"], "the group that it needed is gone with it"
+
+
+def test_collectives_are_numpys_and_send_what_the_formulas_say(folder: Path) -> None:
+    num_ranks = 3
+    for rank in range(num_ranks):
+        found = read(folder, f"{num_ranks}-spoken-{rank}")
+        # Ten types, of five that are alike everywhere one result, of the two that reduce more.
+        assert found["checked"].tolist() == [5 * 10 + 2 * (10 + 5 + 3 * 9), 0]
+        # A sum in place of the mean would be told, of each type that has one.
+        assert len(found["told"]) == 5
+        assert all(said.startswith("reduce_scatter (AVG) of ") for said in found["told"])
+        sizes = dict(zip(COLLECTIVES, found["sizes"].tolist(), strict=True))
+        assert all(counted == expected for _, _, counted, expected, _ in sizes.values())
+        whole = 2 * (num_ranks - 1) / num_ranks * 1200
+        assert sizes["all_reduce"] == [1200, 1, 1200, 1200, whole]
+        assert sizes[RING] == [1200, 2 * (num_ranks - 1), whole, whole, whole]

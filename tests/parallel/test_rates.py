@@ -2,15 +2,17 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.rates import RateSettings, rates_of
+from fanin.datacenter.rates import Noise, RateSettings, rates_of
 
 
 @pytest.mark.parametrize(
-    ("scale", "peak", "warm_steps"), [("none", 0.1, 8), ("linear", 0.4, 2), ("sqrt", 0.2, 2), ("legw", 0.2, 8)]
+    ("scale", "peak", "warm_steps"),
+    [("none", 0.1, 8), ("linear", 0.4, 2), ("sqrt", 0.2, 2), ("legw", 0.2, 8), ("adascale", 0.1, 8)],
 )
 def test_a_batch_of_four_times_the_size(scale: str, peak: float, warm_steps: int) -> None:
     base = 0 if scale == "none" else 8
@@ -35,3 +37,41 @@ def test_it_never_leaves_its_bounds_and_never_rises_again(warm_up: int, floor: f
     rest = found[rates.warm_steps :]
     assert all(later <= earlier for earlier, later in pairwise(rest))
     assert all(rate >= 2.0 * floor - 1e-12 for rate in rest)
+
+
+def of_parts(gradients: np.ndarray) -> tuple[float, float]:
+    """What a step tells of its parts' gradients (parts, values)."""
+    return float(np.square(gradients).sum(axis=1).mean()), float(np.square(gradients.mean(axis=0)).sum())
+
+
+@pytest.mark.parametrize("num_parts", [2, 8])
+def test_parts_that_all_say_the_same_are_worth_one_and_such_that_agree_on_nothing_all(num_parts: int) -> None:
+    same, none = np.ones((num_parts, 3)), np.concatenate([np.ones((num_parts // 2, 3)), -np.ones((num_parts // 2, 3))])
+    assert Noise().gain(num_parts) == 1.0
+    assert Noise().seen(*of_parts(same), num_parts).gain(num_parts) == 1.0
+    assert Noise().seen(*of_parts(none), num_parts).gain(num_parts) == num_parts
+    assert Noise().seen(*of_parts(0.0 * same), num_parts).gain(num_parts) == 1.0, "nothing is left to learn"
+
+
+@given(noise=st.floats(0.1, 10.0), num_parts=st.sampled_from([2, 4, 16]), seed=st.integers(0, 9))
+def test_the_gain_of_known_noise_is_that_of_the_formula(noise: float, num_parts: int, seed: int) -> None:
+    rng, seen, size = np.random.default_rng(seed), Noise(), 200
+    for _ in range(40):
+        gradients = 1.0 + noise * rng.normal(size=(num_parts, size))
+        seen = seen.seen(*of_parts(gradients), num_parts)
+    variance, signal = noise**2 * size, 1.0 * size
+    assert seen.gain(num_parts) == pytest.approx((variance + signal) / (variance / num_parts + signal), rel=0.05)
+    assert 1.0 <= seen.gain(num_parts) <= num_parts
+
+
+def test_means_are_those_of_all_steps_and_then_of_the_last() -> None:
+    seen, told = Noise(), [1.0, 3.0, 5.0]
+    for variance in told:
+        # A mean of nothing, and so no signal.
+        seen = seen.seen(variance / 2, 0.0, 2)
+    assert seen.variance == pytest.approx(np.mean(told))
+    for _ in range(2000):
+        seen = seen.seen(7.0 / 2, 0.0, 2)
+    # Of 1000 parts, which is 500 steps of two: what was at first is forgotten but for e**-4 and less.
+    assert 7.0 - 4.0 * np.exp(-3) < seen.variance < 7.0
+    assert Noise(variance=1.0, count=9).seen(3.0, 0.0, 2000).variance == 3.0 * 2000 / 1999, "one step has so many"

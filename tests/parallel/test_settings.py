@@ -11,7 +11,7 @@ from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.schedules import SCHEDULES, Pipeline
-from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_job
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_job, check_sequence
 from fanin.protos.errors import InvalidInput
 
 LAYOUT = decoder_layout(
@@ -146,7 +146,11 @@ def test_a_pipeline_is_refused_with_its_settings() -> None:
             {"mesh": MeshShape(dp_shard=2, tp=2), "compile": True, "recompute": "full"},
             "got compile, recompute full and mesh dp_shard=2,tp=2, expected tp 1",
         ),
-        ({"offload": True}, "got offload and mesh none, expected dp_shard above 1"),
+        ({"offload": True, "mesh": MeshShape(tp=2)}, "got offload and mesh tp=2 .* expected none, dp_shard above 1"),
+        (
+            {"mesh": MeshShape(dp_shard=2), "sequence_parallel": True},
+            "got sequence_parallel and mesh dp_shard=2, expected tp above 1: the ranks of tp share out the sequence",
+        ),
         ({"recompute": "some"}, "recompute: got 'some', expected one of none, full, selective"),
         ({"precision": "int8"}, "precision: got 'int8', expected one of full, bf16, fp16"),
         ({"replicate": "copy"}, "replicate: got 'copy', expected one of ddp, hsdp"),
@@ -156,11 +160,31 @@ def test_a_pipeline_is_refused_with_its_settings() -> None:
         ({"layer_times": (1.0, -1.0)}, "got -1.0 in layer_times, expected 0.0 or more"),
         ({"layer_times": (float("nan"),)}, "got nan in layer_times"),
         ({"layer_times": (float("inf"),)}, "got inf in layer_times"),
+        ({"layer_times": "guess"}, "layer_times: got 'guess', expected one of measure"),
+        ({"layer_times": "measure"}, "got layer_times 'measure' and mesh none, expected pp above 1: nothing is cut by"),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(settings: dict[str, object], expected: str) -> None:
     with pytest.raises(InvalidInput, match=expected):
         ParallelSettings(**settings)
+
+
+@given(tp=st.sampled_from([2, 4, 8]), length=st.integers(1, 64))
+def test_a_sequence_is_shared_out_in_equal_parts(tp: int, length: int) -> None:
+    parallel = ParallelSettings(mesh=MeshShape(tp=tp), sequence_parallel=True)
+    check_sequence(dataclasses.replace(parallel, sequence_parallel=False), length)
+    if length % tp == 0:
+        check_sequence(parallel, length)
+        return
+    with pytest.raises(InvalidInput, match=f"tp {tp} and sequences of {length} tokens, expected a multiple of tp"):
+        check_sequence(parallel, length)
+
+
+def test_only_layers_that_hand_on_a_sequence_share_it_out() -> None:
+    parallel = ParallelSettings(mesh=MeshShape(tp=4), sequence_parallel=True)
+    check_job(LAYOUT, parallel, training(), 4)
+    with pytest.raises(InvalidInput, match="got sequence_parallel for a layout of which nobody says that its layers"):
+        check_job(dataclasses.replace(LAYOUT, sequence=""), parallel, training(), 4)
 
 
 @pytest.mark.parametrize(

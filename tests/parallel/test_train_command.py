@@ -92,6 +92,25 @@ def test_a_mesh_has_the_losses_of_one_process(fanin: Fanin, config: Path, tmp_pa
     assert f"12 steps on mesh {mesh} in " in done.out
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", ["none", "dp_shard=2", "tp=2"])
+def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
+    fanin: Fanin, config: Path, tmp_path: Path, mesh: str
+) -> None:
+    # AdamW makes much of what float32 rounds.
+    config.write_text(config.read_text().replace("[stop]", 'optimizer = "sgd"\n[stop]'))
+    one, out = train(read_train_config(config), 0, 1).metrics.trained, tmp_path / "out.json"
+    config.write_text(f"{config.read_text()}compile = true\n")
+    done = fanin("train", config, "--mesh", mesh, "--json", out)
+    assert (done.status, done.err) == (0, "")
+    found = json.loads(out.read_text())
+    assert len(one.losses) == 12
+    assert found["loss"] == pytest.approx(one.losses, abs=1e-5)
+    assert found["loss"] != list(one.losses), "what is compiled rounds otherwise"
+    expected = [each.validation_loss for each in one.evaluated]
+    assert [each["validation_loss"] for each in found["evaluations"]] == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -109,6 +128,7 @@ def test_a_mesh_has_the_losses_of_one_process(fanin: Fanin, config: Path, tmp_pa
         (("--mesh", "pp=2", "--schedule", "2F2B"), "schedule: got '2F2B', expected one of GPipe, 1F1B"),
         (("--mesh", "pp=2", "--microbatches", "0"), "got 0 microbatches, expected at least 1"),
         (("--steps", "-1"), "stop: got steps -1 and epochs 0"),
+        (("--resume", "/nowhere"), "got resume /nowhere, expected a folder with a whole checkpoint"),
         (("--out", "model.bin"), "got weights model.bin, expected a name that ends in .safetensors"),
         (
             ("--out", "/nowhere/model.safetensors"),
@@ -175,10 +195,15 @@ def test_sigterm_makes_a_checkpoint_and_ends_in_order(config: Path, tmp_path: Pa
         assert time.monotonic() < until, "it did not begin to train"
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
+    # As coreutils' timeout: to the child, and to its group.
+    time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
     said, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")
-    num_steps = len(json.loads(out.read_text())["loss"])
+    told = json.loads(out.read_text())
+    num_steps = len(told["loss"])
     assert 2 < num_steps < 100_000
+    assert told["stopped"]
     assert f"{num_steps} steps on mesh none in " in said
     assert latest(kept).step == num_steps
     last = json.loads(rows.read_text().splitlines()[-1])

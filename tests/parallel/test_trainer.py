@@ -197,9 +197,13 @@ def kept(config: TrainConfig, found: Parts, stop_at: int) -> Trainer:
 
 
 @pytest.mark.parametrize("killed_at", [3, 4, 5, 11])
-def test_a_job_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path, killed_at: int) -> None:
+@pytest.mark.parametrize("scale", ["none", "adascale"])
+def test_a_job_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path, killed_at: int, scale: str) -> None:
     evaluation = EvaluationSettings(patience=20)
-    config = replace(CONFIG, evaluation=evaluation, rate=RateSettings(warm_up=3, decay="cosine"))
+    base, turns = (0, 1) if scale == "none" else (4, 4)
+    rate = RateSettings(warm_up=3, decay="cosine", scale=scale, base_batch=base)
+    training = replace(CONFIG.training, accumulate=turns)
+    config = replace(CONFIG, evaluation=evaluation, rate=rate, training=training)
     config = replace(config, checkpoints=CheckpointSettings(folder=tmp_path / "c", every=2))
     found = parts(data(60, 1), data(60, 2))
     whole = trainer_of(config, found)
@@ -209,6 +213,8 @@ def test_a_job_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path, kill
         trace.write('{"loss": 1.')
     again = kept(config, found, 99)
     assert again.trained == whole.trained
+    assert again.state == whole.state
+    assert (again.state.noise.steps > 11) == (scale == "adascale")
     assert (vector(again) == vector(whole)).all()
     # The same command once more has nothing left to do, and says the same.
     assert kept(config, found, 99).trained.evaluated == whole.trained.evaluated

@@ -1,20 +1,23 @@
 """What ``[watch]`` asks for is there when a real job is over, and what it says is so."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.commands import Fanin, fanin_in_process, one_line
 
+from fanin.commands.train import metrics_row
 from fanin.datacenter.config import TrainConfig, read_train_config
 from fanin.datacenter.counters import by_axis
+from fanin.datacenter.jobfiles import Metrics, Trained
 from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.meters import DATA, STEP
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.spread import Job
 from fanin.datacenter.planner.traffic import predict_traffic
 from fanin.datacenter.timeline import BACKWARD, FORWARD
-from fanin.datacenter.watching import COUNTED_STEP, ROWS_FILE
+from fanin.datacenter.watching import COUNTED_STEP, ROWS_FILE, predicted_traffic
 
 NUM_STEPS = 5
 CONFIG = """
@@ -69,8 +72,10 @@ def predicted(config: TrainConfig) -> dict[str, int]:
 
 @pytest.mark.parametrize("mesh", ["pp=2", pytest.param("pp=2,tp=2", marks=pytest.mark.nightly)])
 def test_a_job_that_is_watched_leaves_what_was_asked_for(fanin: Fanin, tmp_path: Path, mesh: str) -> None:
-    path, state = written(tmp_path, ALL), tmp_path / "state"
-    done = fanin("train", path, "--mesh", mesh, "--state", state)
+    path, state, out = written(tmp_path, ALL), tmp_path / "state", tmp_path / "out.json"
+    measured = tmp_path / "measured.toml"
+    measured.write_text(path.read_text().replace("[parallel]", '[parallel]\nlayer_times = "measure"'))
+    done = fanin("train", measured, "--mesh", mesh, "--state", state, "--json", out)
     assert (done.status, done.err) == (0, "")
     rows = [json.loads(line) for line in (state / ROWS_FILE).read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(NUM_STEPS))
@@ -80,8 +85,21 @@ def test_a_job_that_is_watched_leaves_what_was_asked_for(fanin: Fanin, tmp_path:
         assert row["bytes_by_axis"] == (expected if row["step"] >= COUNTED_STEP else {})
         assert 0.0 <= row["waiting_share"] < 1.0
         assert 0.0 < row["mfu"] < 1.0
+    check_told(json.loads(out.read_text()), done.out, expected)
     for rank in range(MeshShape.parse(mesh).num_ranks):
         check_timeline(json.loads((state / f"timeline-rank-{rank}.json").read_text()), rank)
+
+
+def check_told(report: dict[str, object], text: str, expected: dict[str, int]) -> None:
+    """What was counted beside what was predicted, and how even the stages are, for programs and for a person."""
+    assert report["traffic"] == {axis: {"bytes": size, "predicted_bytes": size} for axis, size in expected.items()}
+    told = ", ".join(f"{axis} {size} (predicted: {size})" for axis, size in expected.items())
+    assert f"bytes that a step of the first rank sends: {told}\n" in text
+    times, stages = report["layer_times"], report["stage_times"]
+    assert len(times) == 4
+    assert stages == pytest.approx([sum(times[:2]), sum(times[2:])])
+    share = 2 * max(stages) / sum(stages)
+    assert f"stages by layer_times: {stages[0]:.3g}, {stages[1]:.3g}; the slowest takes {share:.2f} of the mean" in text
 
 
 def check_timeline(trace: dict[str, list[dict[str, object]]], rank: int) -> None:
@@ -108,6 +126,33 @@ def check_timeline(trace: dict[str, list[dict[str, object]]], rank: int) -> None
 def inside(event: dict[str, float], whole: dict[str, float]) -> bool:
     """Whether one took place while the other did."""
     return whole["ts"] <= event["ts"] and event["ts"] + event["dur"] <= whole["ts"] + whole["dur"]
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        {"parallel": {"mesh": "dp_replicate=2"}, "communication": {"hook": "fp16"}},
+        {"parallel": {"mesh": "dp_shard=2", "precision": "fp16"}},
+        {"parallel": {"mesh": "dp_shard=2", "compile": True}},
+        {"training": {"freeze": ["embed.*"]}},
+    ],
+)
+def test_where_there_is_no_formula_nothing_is_predicted(tmp_path: Path, instead: dict[str, dict[str, object]]) -> None:
+    config = read_train_config(written(tmp_path, ALL), instead)
+    assert predicted_traffic(config) is None
+    counted = Metrics(
+        trained=Trained(losses=(1.0,), evaluated=(), best=0, flat=False),
+        mesh=config.parallel.mesh,
+        num_ranks=2,
+        train_s=1.0,
+        units_per_second=1.0,
+        peak_memory_bytes=1,
+        bytes_by_axis={"dp_shard": 8},
+    )
+    assert metrics_row(counted, config)["traffic"] == {"dp_shard": {"bytes": 8, "predicted_bytes": None}}
+    assert metrics_row(replace(counted, bytes_by_axis=None), config)["traffic"] is None
+    missing = metrics_row(replace(counted, predicted_bytes_by_axis={"tp": 4}), config)["traffic"]
+    assert missing == {"dp_shard": {"bytes": 8, "predicted_bytes": 0}, "tp": {"bytes": 0, "predicted_bytes": 4}}
 
 
 def test_tensorboard_without_its_library_is_told_in_one_line(fanin: Fanin, tmp_path: Path) -> None:

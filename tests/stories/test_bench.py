@@ -167,7 +167,8 @@ def test_help_names_every_benchmark(fanin: Fanin, words: tuple[str, ...]) -> Non
 def test_wrong_usage_is_told_with_the_benchmarks_name(fanin: Fanin) -> None:
     outcome = fanin("bench", "nothing")
     assert (outcome.status, outcome.out) == (2, "")
-    assert outcome.err == "fanin bench: got 'nothing', expected one of rounds, fold, memory, restart, checkins\n"
+    known = "rounds, fold, memory, restart, checkins, collectives"
+    assert outcome.err == f"fanin bench: got 'nothing', expected one of {known}\n"
 
 
 def test_a_child_that_fails_is_told_with_its_last_words(children: Children) -> None:

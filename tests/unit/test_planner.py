@@ -25,8 +25,9 @@ from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.links import LINKS, Link, Topology, link_of
 from fanin.datacenter.planner.memory import worst_memory
 from fanin.datacenter.planner.presets import PRESETS, config_of
-from fanin.datacenter.planner.search import factorisations, jobs
-from fanin.datacenter.planner.timing import Machine, predict_timing
+from fanin.datacenter.planner.search import describe, factorisations, jobs
+from fanin.datacenter.planner.timing import Machine, Timing, predict_timing
+from fanin.datacenter.planner.traffic import predict_traffic
 from fanin.protos.errors import InvalidInput
 
 TOPOLOGY = Topology(inside=LINKS["nvlink4"], between=LINKS["ib-ndr"], ranks_per_node=8)
@@ -139,6 +140,8 @@ def test_every_way_is_legal_and_fits_and_the_fastest_is_first() -> None:
         check_job(asked.facts.layout, job.parallel, job.training, asked.world)
         assert choice.memory.total <= asked.memory_bytes
         assert "most memory is" in choice.reason
+        # Nothing is faster than products are.
+        assert 0.0 < choice.mfu <= MACHINE.efficiency * (1 + 1e-9)
     assert len(found) < len(list(jobs(asked))), "some did not fit"
     assert {str(choice.job.parallel.mesh) for choice in found} >= {"dp_shard=8", "pp=2,dp_shard=2,tp=2"}
 
@@ -188,17 +191,55 @@ def test_memory_falls_as_it_should() -> None:
     assert memory("dp_shard=8", microbatches=8) < memory("dp_shard=8", microbatches=2)
     assert memory("pp=8", microbatches=16) < memory("pp=8", microbatches=16, schedule="GPipe")
     assert memory("dp_shard=8", offload=True) < memory("dp_shard=8")
+    for mesh in ("tp=4,dp_shard=2", "pp=2,tp=4"):
+        pieces = {"microbatches": 4}
+        assert memory(mesh, sequence_parallel=True, **pieces) < 0.95 * memory(mesh, **pieces)
+
+
+def predicted(mesh: str, machine: Machine = MACHINE, **changes: object) -> Timing:
+    return predict_timing(wanted(batch_size=64).job(parallel(mesh, **changes)), machine)
 
 
 def seconds(mesh: str, machine: Machine = MACHINE, **changes: object) -> float:
-    return predict_timing(wanted(batch_size=64).job(parallel(mesh, **changes)), machine).seconds
+    return predicted(mesh, machine, **changes).seconds
+
+
+def test_sequences_are_shared_out_where_that_lets_a_way_fit_and_only_where_it_can_be() -> None:
+    found = [choice for choice in plan(wanted(world=4, batch_size=4)) if choice.job.tp > 1]
+    split = [choice for choice in found if choice.job.parallel.sequence_parallel]
+    assert {choice.job.parallel.sequence_parallel for choice in found} == {False, True}
+    assert all("sequence parallelism" in describe(choice.job.parallel) for choice in split)
+    # What ranks tell their neighbours in a pipeline is a part of it; what a ring carries in a layer is as much.
+    one, other = (
+        predict_traffic(wanted().job(parallel("pp=2,tp=4", microbatches=4, sequence_parallel=each)))
+        for each in (True, False)
+    )
+    assert 4 * one["pp", SEND].size_bytes == other["pp", SEND].size_bytes
+    carried = [
+        sum(amount.wire_bytes(kind, 4) for (axis, kind), amount in counts.items() if axis == "tp")
+        for counts in (one, other)
+    ]
+    # But for the gradients of norms.
+    assert 1.0 < carried[0] / carried[1] < 1.001
+    uneven = list(jobs(wanted(world=4, batch_size=4, sequence=511)))
+    assert not [job for job in uneven if job.parallel.sequence_parallel]
 
 
 def test_time_rises_as_it_should() -> None:
     assert seconds("dp_shard=8") < seconds("dp_shard=8", recompute="full")
     assert seconds("pp=4,dp_shard=2", microbatches=16) < seconds("pp=4,dp_shard=2", microbatches=4)
+    # What fills the bubble better pays dearly for computing again.
+    filled, other = "InterleavedZeroBubble", "Interleaved1F1B"
+    whole, again = (
+        [seconds("pp=2,dp_shard=4", microbatches=4, schedule=name, recompute=mode) for name in (filled, other)]
+        for mode in ("none", "full")
+    )
+    assert whole[0] < whole[1]
+    assert again[0] > 2 * again[1]
     slow = replace(MACHINE, topology=Topology(inside=link_of("0.1"), between=link_of("0.1"), ranks_per_node=8))
     assert seconds("tp=4,dp_shard=2", slow) > 2 * seconds("tp=4,dp_shard=2")
+    half = replace(MACHINE, efficiency=MACHINE.efficiency / 2)
+    assert predicted("dp_shard=8", half).compute_s == pytest.approx(2 * predicted("dp_shard=8").compute_s)
     apart = replace(MACHINE, topology=replace(TOPOLOGY, ranks_per_node=2))
     assert seconds("tp=4,dp_shard=2") < seconds("tp=4,dp_shard=2", apart)
 

@@ -41,7 +41,7 @@ SUBCOMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "infer": "ask a model: a bundle, or any .onnx or .tflite file",
         "inspect": "verify a bundle, or open a model file, and show what is in it",
         "train": "train a model in the datacenter, on any mesh of processes",
-        "bench": "measure a coordinator on this machine",
+        "bench": "measure a coordinator, or ranks, on this machine",
     }
 )
 GROUP: Final = "fanin.commands"

@@ -116,6 +116,7 @@ def _row(choice: Choice) -> dict[str, object]:
         "microbatches": parallel.microbatches,
         "recompute": parallel.recompute,
         "reshard": parallel.reshards if parallel.sharded else None,
+        "sequence_parallel": parallel.sequence_parallel,
         "seconds_per_step": choice.timing.seconds,
         "seconds": choice.timing.parts,
         "tokens_per_second": choice.tokens_per_second,

@@ -8,10 +8,11 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from json import loads
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 from typing import Annotated, Final
 
@@ -19,13 +20,15 @@ import typer
 
 from fanin.commands.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.config import TrainConfig, read_train_config
-from fanin.datacenter.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, read_result
+from fanin.datacenter.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, read_result, written
 from fanin.datacenter.launch import Elastic, launch
 from fanin.datacenter.meters import Progress, Row
 from fanin.datacenter.records import record_of
 from fanin.protos.errors import Conflict, InvalidInput
 
 SHOWN_EVERY_S: Final = 0.5
+TOGETHER_S: Final = 1.0
+"""Signals within it are one; a person who means "at once" takes longer."""
 NODES: Final = re.compile(r"(\d{1,6})(?::(\d{1,6}))?\Z", re.ASCII)
 
 
@@ -117,22 +120,33 @@ def _per_node(job: TrainConfig, elastic: Elastic) -> int:
     return mesh.num_ranks // num_nodes
 
 
-class _Terminated(Exception):
+class Terminated(Exception):
     """SIGTERM came."""
+
+
+def terminator(now: Callable[[], float] = monotonic) -> Callable[[int, FrameType | None], None]:
+    """What SIGTERM calls: it raises, but not for the one that comes with the first, as from coreutils' ``timeout``,
+    which signals a child and its group."""
+    first_s: list[float] = []
+
+    def terminated(number: int, frame: FrameType | None) -> None:
+        first_s.append(now())
+        if len(first_s) == 1 or first_s[-1] - first_s[0] >= TOGETHER_S:
+            raise Terminated
+
+    return terminated
 
 
 def _launched(job: TrainConfig, num_processes: int, folder: Path, elastic: Elastic) -> Metrics:
     """How the job went, or how far it came until SIGTERM, which its ranks answer with a checkpoint."""
-
-    def terminated(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
-
-    before = signal.signal(signal.SIGTERM, terminated)
+    # What stands there is an earlier job's.
+    found = written(folder)
+    before = signal.signal(signal.SIGTERM, terminator())
     try:
         with _shown(folder / ROWS_FILE, job.stop.steps):
             return launch(job, num_processes, folder, elastic).metrics
-    except _Terminated:
-        if (folder / METRICS_FILE).exists():
+    except Terminated:
+        if METRICS_FILE in {name for name, _ in written(folder) - found}:
             return read_result(folder).metrics
         raise Conflict("stopped before there was anything to tell; see the checkpoints, if it keeps them") from None
     finally:
@@ -189,8 +203,48 @@ def metrics_row(metrics: Metrics, config: TrainConfig) -> dict[str, object]:
         ],
         "best_evaluation": trained.best,
         "flat": trained.flat,
+        "stopped": metrics.stopped,
         "seconds": metrics.train_s,
+        "layer_times": list(metrics.layer_times),
+        "stage_times": list(metrics.stage_times),
+        "traffic": _traffic(metrics),
     }
+
+
+def _traffic(metrics: Metrics) -> dict[str, dict[str, int | None]] | None:
+    """What the first rank sends in a step, by axis: counted, and as the planner has it."""
+    counted, predicted = metrics.bytes_by_axis, metrics.predicted_bytes_by_axis
+    if counted is None:
+        return None
+    axes = dict.fromkeys((*counted, *(predicted or ())))
+    return {
+        axis: {
+            "bytes": counted.get(axis, 0),
+            "predicted_bytes": None if predicted is None else predicted.get(axis, 0),
+        }
+        for axis in axes
+    }
+
+
+def _balance(metrics: Metrics) -> str:
+    """How even the stages of a pipeline are, where it was cut by times."""
+    times = metrics.stage_times
+    if not sum(times):
+        return ""
+    told = ", ".join(f"{time:.3g}" for time in times)
+    return f"stages by layer_times: {told}; the slowest takes {max(times) * len(times) / sum(times):.2f} of the mean\n"
+
+
+def _sent(metrics: Metrics) -> str:
+    """What was counted beside what was predicted."""
+    found = _traffic(metrics)
+    if not found:
+        return ""
+    told = []
+    for axis, each in found.items():
+        expected = each["predicted_bytes"]
+        told.append(f"{axis} {each['bytes']} (predicted: {'no formula' if expected is None else expected})")
+    return f"bytes that a step of the first rank sends: {', '.join(told)}\n"
 
 
 def _text(metrics: Metrics, config: TrainConfig) -> str:
@@ -203,11 +257,13 @@ def _text(metrics: Metrics, config: TrainConfig) -> str:
     return "".join(lines) + (
         f"{len(trained.losses)} steps on mesh {metrics.mesh} in {metrics.train_s:.1f} s, "
         f"{metrics.units_per_second:.0f} {_unit(config)} a second, {metrics.peak_memory_bytes / 1e6:.0f} MB at most\n"
+        + _balance(metrics)
+        + _sent(metrics)
     )
 
 
 def _unit(config: TrainConfig) -> str:
-    return "tokens" if config.model.decoder is not None or config.data.text else "samples"
+    return "tokens" if not config.model.app or config.data.windows else "samples"
 
 
 def _given(**options: object) -> dict[str, object]:

@@ -19,8 +19,8 @@ or enters it is safetensors (fanin.datacenter.weights).
 import pickle
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +50,7 @@ from fanin.datacenter.slices import is_crooked, slices
 from fanin.protos.errors import Corrupted, InvalidInput, StorageFull
 
 KEEP: Final = 2
+WAIT_POLL_S: Final = 0.2
 MODEL: Final = "model"
 OPTIMIZER: Final = "optimizer"
 Shapes = dict[str, torch.Size | None]
@@ -78,6 +79,8 @@ class Checkpoints:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+        self.while_waiting: Callable[[], None] = lambda: None
+        """Called now and then while a save is waited for."""
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -92,17 +95,15 @@ class Checkpoints:
         """Take a copy of the state, and write it while training goes on. Raises what an earlier save failed with.
 
         The step that LATEST names is there already, and stays as it is: until the next there is no other to go on from.
-        With a ``failure``, of this rank before it came here, nothing is saved on any, and all ranks raise.
+        With a ``failure``, of this rank before it came here, nothing is saved on any, and all ranks raise it.
         """
         self.finish()
         path = self._folder / folder_name(progress.step)
-        if self._any(failure is not None):
-            raise failure or _not_written(path, None)
+        self._raise_first(failure)
         if self._any(self._is_first and _marked(self._folder) == progress.step):
             return
         obstacle = _emptied(path) if self._is_first else None
-        if self._any(obstacle is not None):
-            raise _not_written(path, obstacle)
+        self._raise_first(None if obstacle is None else _not_written(path, obstacle))
         # What DCP would cut wrongly is put together; it writes that once.
         state: dict[str, object] = {
             name: value.full_tensor() if isinstance(value, DTensor) and is_crooked(value) else value
@@ -115,8 +116,11 @@ class Checkpoints:
     def finish(self) -> None:
         """Wait until the last save is marked. Raises what it failed with."""
         pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        if pending is None:
+            return
+        while not wait((pending,), WAIT_POLL_S).done:
+            self.while_waiting()
+        pending.result()
 
     def load(self) -> Progress | None:
         """Go on from the newest whole checkpoint; None if there is none yet.
@@ -124,7 +128,7 @@ class Checkpoints:
         Raises Corrupted, or InvalidInput, with nothing changed, if it is another model's or another optimizer's.
         """
         self.finish()
-        progress = latest(self._folder)
+        progress = self._latest()
         if progress is None:
             return None
         path = self._folder / folder_name(progress.step)
@@ -146,6 +150,29 @@ class Checkpoints:
         _copy_ties(self._engine)
         return progress
 
+    def _latest(self) -> Progress | None:
+        """How far the newest whole checkpoint is, as all ranks see it. Raises Corrupted, on all of them."""
+        progress, told = None, ""
+        try:
+            progress = latest(self._folder)
+        except Corrupted as exc:
+            told = str(exc)
+        mine = (told, None if progress is None else progress.step)
+        found = [mine]
+        if self._group is not None:
+            found = [mine] * dist.get_world_size()
+            dist.all_gather_object(found, mine, group=self._group)
+        for each, _ in found:
+            if each:
+                raise Corrupted(each)
+        steps = [step for _, step in found]
+        if len(set(steps)) > 1:
+            raise Corrupted(
+                f"{self._folder}: got the checkpoints after {steps} steps, as ranks see it in their order, expected "
+                "the same one; take a folder that all machines share"
+            )
+        return progress
+
     @property
     def _is_first(self) -> bool:
         return self._group is None or dist.get_rank() == 0
@@ -157,6 +184,16 @@ class Checkpoints:
         told = torch.tensor(int(mine))
         dist.all_reduce(told, dist.ReduceOp.MAX, group=self._group)
         return bool(told)
+
+    def _raise_first(self, mine: StorageFull | None) -> None:
+        """Raise on all ranks, in its words, what the first of them has failed with, if one has."""
+        told: list[str | None] = [None if mine is None else str(mine)]
+        if self._group is not None:
+            told = told * dist.get_world_size()
+            dist.all_gather_object(told, told[0], group=self._group)
+        for each in told:
+            if each is not None:
+                raise StorageFull(each) from (None if mine is None else mine.__cause__)
 
     def _gathered(self, state: Mapping[str, Tensor]) -> Shapes:
         """The whole shapes of what all ranks have together."""
@@ -180,8 +217,7 @@ class Checkpoints:
                 self._remove_older(progress.step)
         except (CheckpointException, OSError) as exc:
             failure = exc
-        if self._any(failure is not None):
-            raise _not_written(path, failure)
+        self._raise_first(None if failure is None else _not_written(path, failure))
 
     def _remove_older(self, step: int) -> None:
         steps = [each for each in checkpoint_steps(self._folder) if each <= step]
@@ -217,9 +253,8 @@ def _emptied(path: Path) -> OSError | None:
     return None
 
 
-def _not_written(path: Path, failure: BaseException | None) -> StorageFull:
-    cause = "see the first rank" if failure is None else _cause(failure)
-    error = StorageFull(f"{path}: the checkpoint could not be written ({cause}); the last one stays")
+def _not_written(path: Path, failure: BaseException) -> StorageFull:
+    error = StorageFull(f"{path}: the checkpoint could not be written ({_cause(failure)}); the last one stays")
     error.__cause__ = failure
     return error
 

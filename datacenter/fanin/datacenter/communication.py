@@ -88,6 +88,15 @@ def check_kept(settings: CommunicationSettings, folder: Path | None) -> None:
         )
 
 
+def check_traffic(settings: CommunicationSettings, *, counted: bool) -> None:
+    """Raise InvalidInput if what a step sends is to be ``counted``, which is done once, and steps differ in it."""
+    if counted and (settings.local_period or settings.hook == "powersgd"):
+        raise InvalidInput(
+            f"watch: got traffic, hook {settings.hook!r} and local_period {settings.local_period}, expected neither "
+            "powersgd nor local steps: one step is counted, and of these not all send the same; leave traffic out"
+        )
+
+
 def apply_communication(runner: object, settings: CommunicationSettings) -> None:
     """Have the copies of a model speak so; ``runner`` is what a step calls."""
     if settings.plain:

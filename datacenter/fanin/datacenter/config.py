@@ -1,6 +1,7 @@
 """A training job as a user writes it, in TOML: frozen records, and everything about them that can be refused at once.
 
-    [model] [model.decoder] [model.layout] [data] [training] [stop] [evaluation] [rate] [parallel] [communication]
+    [model] [model.decoder] [model.encoder] [model.pretrained] [model.layout]
+    [data] [training] [stop] [evaluation] [rate] [parallel] [communication]
     [checkpoints] [watch], and at the top: seed
 
 Each key is the name of a field below; what may be left out has a value there. A config that exists makes sense by
@@ -13,84 +14,35 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
-from fanin.datacenter.communication import CommunicationSettings, check_communication
+from fanin.datacenter.communication import CommunicationSettings, check_communication, check_traffic
+from fanin.datacenter.layouts import WHOLE, LayoutSettings
 from fanin.datacenter.meters import check_tensorboard
 from fanin.datacenter.models.decoder import DecoderConfig
-from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style, decoder_layout
-from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_job
-from fanin.datacenter.rates import RateSettings
+from fanin.datacenter.models.encoder import EncoderConfig
+from fanin.datacenter.models.pretrained import PretrainedSettings, pretrained_skeleton, weights_in
+from fanin.datacenter.parallel.layout import Layout, decoder_layout, encoder_layout
+from fanin.datacenter.parallel.pretrained import pretrained_layout
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_job, check_sequence
+from fanin.datacenter.rates import RateSettings, check_rate
 from fanin.datacenter.records import record_of
 from fanin.protos.errors import InvalidInput
 
 SAFETENSORS: Final = ".safetensors"
+TOKEN_FILES: Final = (".npy", ".npz")
 SHAKESPEARE: Final = "tinyshakespeare"
 """The text that is found by its name (FANIN_DATA, a cache, its mirror); any other is a path."""
+MAX_HANG_S: Final = 1e6
+"""Eleven days: more is no watch, and what waits for it in C++ knows no much larger number."""
 Tables = Mapping[str, Mapping[str, object]]
 NOTHING: Final[Tables] = MappingProxyType({})
-WHOLE: Final = Layout(
-    sizes=ModelSizes(num_layers=1, num_heads=0, num_kv_heads=0, feed_forward=0),
-    inputs=(),
-    layers="",
-    outputs=(),
-    plan={},
-)
-"""The layout of a module that nothing is known of: it can be copied and sharded, not cut or split."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutSettings:
-    """The names of an App's modules, where it is to be cut by pp or split by tp.
-
-    Its forward must be a chain: ``inputs``, then each of the ``num_layers`` of the list ``layers``, then ``outputs``,
-    one tensor handed on. ``plan``: pattern over module names to a style of parallel/layout.py. The numbers, 0 where
-    there are none, must be multiples of tp.
-    """
-
-    layers: str
-    num_layers: int
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    plan: Mapping[str, str] = field(default_factory=dict)
-    num_heads: int = 0
-    num_kv_heads: int = 0
-    feed_forward: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.layers or self.num_layers < 1:
-            raise InvalidInput(
-                f"layout: got layers {self.layers!r} and num_layers {self.num_layers}, expected the name of a list of "
-                "modules and how many it has"
-            )
-        for pattern, style in self.plan.items():
-            if style not in get_args(Style):
-                raise InvalidInput(f"layout: got {pattern} = {style!r}, expected one of {', '.join(get_args(Style))}")
-
-    @property
-    def layout(self) -> Layout:
-        """The same for the parallel rooms."""
-        styles: dict[str, Style] = {
-            name: style for style in get_args(Style) for name in self.plan if self.plan[name] == style
-        }
-        sizes = ModelSizes(
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            feed_forward=self.feed_forward,
-        )
-        return Layout(
-            sizes=sizes,
-            inputs=self.inputs,
-            layers=self.layers,
-            outputs=self.outputs,
-            plan={name: styles[name] for name in self.plan},
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """What is trained: an App (``package.module:name`` or ``path/to/file.py:name``), or a decoder of these sizes.
+    """What is trained: an App (``package.module:name`` or ``path/to/file.py:name``), a decoder or an encoder of these
+    sizes, or a causal language model of ``transformers`` out of its folder.
 
     ``mean_over``: what the loss is a mean of; an App's own loss is one of samples. ``initial``: what to begin with, a
     file of canonical parameters as a Version has them, or of all weights as ``.safetensors``.
@@ -98,47 +50,67 @@ class ModelSettings:
 
     app: str = ""
     decoder: DecoderConfig | None = None
+    encoder: EncoderConfig | None = None
+    pretrained: PretrainedSettings | None = None
     layout: LayoutSettings | None = None
     mean_over: Literal["", "tokens", "samples"] = ""
     initial: Path | None = None
 
     def __post_init__(self) -> None:
-        if bool(self.app) == (self.decoder is not None):
-            raise InvalidInput(f"model: got {'both' if self.app else 'neither'} app and decoder, expected one of them")
-        if self.decoder is not None and self.layout is not None:
-            raise InvalidInput("model: got a layout beside a decoder, expected it for an App alone")
+        kinds = ("app", "decoder", "encoder", "pretrained")
+        given = [kind for kind in kinds if getattr(self, kind)]
+        if len(given) != 1:
+            raise InvalidInput(f"model: got {' and '.join(given) or 'nothing'}, expected one of {', '.join(kinds)}")
+        if not self.app and self.layout is not None:
+            raise InvalidInput(f"model: got a layout beside {given[0]}, expected it for an App alone")
         if self.app and self.mean_over == "tokens":
             raise InvalidInput("model: got mean_over 'tokens' for an App, expected 'samples': so its loss is made")
 
     @property
     def parallel_layout(self) -> Layout:
-        """What the parallel rooms know of it."""
+        """What the parallel rooms know of it.
+
+        Of a folder it is asked: that raises InvalidInput, or RuntimeMissing where ``transformers`` is not installed.
+        """
         if self.decoder is not None:
             return decoder_layout(self.decoder)
+        if self.encoder is not None:
+            return encoder_layout(self.encoder)
+        if self.pretrained is not None:
+            return pretrained_layout(pretrained_skeleton(self.pretrained))
         return WHOLE if self.layout is None else self.layout.layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSettings:
-    """What it is trained on: ``text``, a file of characters in windows of ``length``, or ``examples``, an .npz file.
+    """What it is trained on: ``text``, a file of characters in windows of ``length``, ``tokens``, an .npy or .npz file
+    of token ids in such windows, or ``examples``, an .npz file.
 
-    ``held_fraction`` of it is held out: of a text the end, of examples the same mix of labels.
+    ``held_fraction`` of it is held out: of a text or tokens the end, of examples the same mix of labels.
     """
 
     text: str = ""
+    tokens: Path | None = None
     length: int = 64
     examples: Path | None = None
     held_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        if bool(self.text) == (self.examples is not None):
-            raise InvalidInput(
-                f"data: got {'both' if self.text else 'neither'} text and examples, expected one of them"
-            )
+        kinds = ("text", "tokens", "examples")
+        given = [kind for kind in kinds if getattr(self, kind)]
+        if len(given) != 1:
+            raise InvalidInput(f"data: got {' and '.join(given) or 'nothing'}, expected one of {', '.join(kinds)}")
+        if self.tokens is not None and self.tokens.suffix not in TOKEN_FILES:
+            raise InvalidInput(f"data: got tokens {self.tokens}, expected a file in {' or '.join(TOKEN_FILES)}")
         if self.length < 1:
             raise InvalidInput(f"data: got length {self.length}, expected at least 1")
         if not 0.0 < self.held_fraction < 1.0:
             raise InvalidInput(f"data: got held_fraction {self.held_fraction}, expected between 0 and 1")
+
+    @property
+    def windows(self) -> bool:
+        """Whether it is one row of tokens, of which samples are windows."""
+        return self.examples is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +188,11 @@ class WatchSettings:
     hang_after_s: float = 300.0
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.hang_after_s < inf:
-            raise InvalidInput(f"watch: got hang_after_s {self.hang_after_s}, expected a positive number of seconds")
+        if not 0.0 < self.hang_after_s <= MAX_HANG_S:
+            raise InvalidInput(
+                f"watch: got hang_after_s {self.hang_after_s}, expected a positive number of seconds, at most "
+                f"{MAX_HANG_S:g}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +218,19 @@ class TrainConfig:
             raise InvalidInput(
                 "evaluation: got keep 'best' beside checkpoints, expected 'last': a checkpoint has one set of values"
             )
+        encoder, pretrained, weights = self.model.encoder, self.model.pretrained, self.checkpoints.weights
+        if encoder is not None and self.data.windows and self.data.length > encoder.context:
+            raise InvalidInput(
+                f"data: got length {self.data.length}, expected at most the encoder's context {encoder.context}"
+            )
+        if pretrained is not None and weights is not None and weights.absolute().parent == pretrained.folder.absolute():
+            raise InvalidInput(
+                f"checkpoints: got weights {weights} in the folder that the model comes from, expected another folder: "
+                "a config.json is written beside them"
+            )
         check_communication(self.communication, self.parallel, (self.evaluation.every, self.checkpoints.every))
+        check_traffic(self.communication, counted=self.watch.traffic)
+        check_rate(self.rate, self.training, self.parallel, plain=self.communication.plain)
 
     @property
     def evaluation_size(self) -> int:
@@ -281,13 +268,20 @@ def check_config(config: TrainConfig, num_processes: int) -> None:
     """
     if num_processes < 1:
         raise InvalidInput(f"datacenter job: got {num_processes} processes, expected at least 1")
-    mesh = config.parallel.mesh
+    mesh, pretrained, initial = config.parallel.mesh, config.model.pretrained, config.model.initial
+    if pretrained is not None and initial is not None and weights_in(pretrained.folder):
+        raise InvalidInput(
+            f"model: got initial {initial} and weights in {pretrained.folder}, expected one of them; leave initial "
+            "out, or take a folder that has config.json alone"
+        )
     if config.model.app and config.model.layout is None and mesh.pp * mesh.tp > 1:
         raise InvalidInput(
             f"mesh {mesh}: got pp {mesh.pp} and tp {mesh.tp} for the App {config.model.app}, whose module cannot be "
             "cut or split without names; take dp_replicate and dp_shard, or give [model.layout]"
         )
     check_job(config.model.parallel_layout, config.parallel, config.training, num_processes)
+    if config.data.windows:
+        check_sequence(config.parallel, config.data.length)
     _check_evaluation(config)
     if config.watch.tensorboard:
         check_tensorboard()

@@ -32,6 +32,12 @@ TIMEOUT_S: Final = 120.0
 """A rank that hangs is found by its peers after this; a dead one at once."""
 PARENT_POLL_S: Final = 0.5
 RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
+PARENT: Final = "FANIN_PARENT"
+"""The process that started this one: it may be gone by the time that this one has imported torch, and can look."""
+MEETING: Final = "fanin"
+"""How machines meet, to torchrun (fanin.datacenter.agent)."""
+OTHER_JOB: Final = 87
+"""The agent's status where machines of another job meet."""
 RECORDER: Final = "TORCH_FR_BUFFER_SIZE"
 RECORDED: Final = "256"
 """Collectives that torch remembers, for the watchdog; it asks for them in C++, a record of some 100 bytes each."""
@@ -68,9 +74,23 @@ def process_group(timeout_s: float = TIMEOUT_S) -> Iterator[tuple[int, int]]:
         dist.destroy_process_group()
 
 
+@contextmanager
+def group_of_one(*, wanted: bool) -> Iterator[None]:
+    """A process group of this process by itself, where one is ``wanted`` and none stands."""
+    if not wanted or dist.is_initialized():
+        yield
+        return
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(BACKENDS[device_type()], store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 def end_with_parent(end: Callable[[], None] = lambda: os._exit(1)) -> None:
     """``end``, at once, when torchrun's agent is gone: a rank whose agent was killed would train on unseen."""
-    parent = os.getppid()
+    parent = int(os.environ.get(PARENT) or os.getppid())
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -84,7 +104,7 @@ class Stop:
     """Takes SIGTERM while it is entered, which is for the main thread; any one rank's is for all.
 
     To be entered once the process group stands: a rank that ignores the signal while it waits for others to come
-    would keep torchrun waiting too.
+    would keep torchrun waiting too. And to be left when nothing is written any more: the signal may come again.
     """
 
     def __init__(self) -> None:
@@ -93,12 +113,16 @@ class Stop:
         self._before: object = None
 
     def __enter__(self) -> "Stop":
-        self._before = signal.signal(signal.SIGTERM, self._take)
+        self.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert callable(self._before) or isinstance(self._before, int)
-        signal.signal(signal.SIGTERM, self._before)
+        if callable(self._before) or isinstance(self._before, int):
+            signal.signal(signal.SIGTERM, self._before)
+
+    def begin(self) -> None:
+        """Take the signal from now on; for whoever exits what another begins."""
+        self._before = signal.signal(signal.SIGTERM, self._take)
 
     @property
     def asked(self) -> bool:

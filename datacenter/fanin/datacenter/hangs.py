@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -70,16 +71,16 @@ def write_report(folder: Path, report: Report) -> None:
 
 def read_reports(folder: Path) -> dict[int, Report]:
     """The reports of an attempt by rank; one that cannot be read is as good as none."""
-    found = (_report(path) for path in folder.glob(report_name("*")))
+    found = (_report(path) for path in _paths(folder, report_name("*")))
     return {report.rank: report for report in found if report is not None}
 
 
 def explain(folder: Path, since_ns: int = 0) -> str | None:
     """Who hung in the last attempt that left reports in a job's folder, since then on its clock; None if none did."""
-    attempts = sorted((folder / FOLDER).glob("attempt-*"), key=lambda path: path.name.rpartition("-")[2].zfill(9))
+    attempts = sorted(_paths(folder / FOLDER, "attempt-*"), key=lambda path: path.name.rpartition("-")[2].zfill(9))
     for path in reversed(attempts):
         reports = read_reports(path)
-        if reports and max(map(_written_ns, path.glob(report_name("*"))), default=0) >= since_ns:
+        if reports and max(map(_written_ns, _paths(path, report_name("*"))), default=0) >= since_ns:
             return sentence(reports)
     return None
 
@@ -147,6 +148,14 @@ def _coordinates(rank: int, sizes: Sequence[tuple[str, int]]) -> str:
 
 def _depth(report: Report) -> int:
     return AXES.index(report.waits.axis) if report.waits is not None and report.waits.axis in AXES else -1
+
+
+def _paths(folder: Path, pattern: str) -> list[Path]:
+    """What is there of such names. Of several machines, the first rank may remove the folder at any moment."""
+    try:
+        return [path for path in folder.iterdir() if fnmatchcase(path.name, pattern)]
+    except OSError:
+        return []
 
 
 def _written_ns(path: Path) -> int:

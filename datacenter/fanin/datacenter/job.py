@@ -22,10 +22,11 @@ import torch
 import torch.distributed as dist
 
 from fanin.datacenter import hangs
+from fanin.datacenter.balance import balanced
 from fanin.datacenter.communication import check_kept
 from fanin.datacenter.config import SAFETENSORS, TrainConfig, check_config, fit_config
 from fanin.datacenter.devices import build_mesh, device_type, rank_device
-from fanin.datacenter.elastic import Stop, end_with_parent, process_group
+from fanin.datacenter.elastic import Stop, end_with_parent, group_of_one, process_group
 from fanin.datacenter.jobfiles import (
     MACHINES,
     Metrics,
@@ -34,22 +35,29 @@ from fanin.datacenter.jobfiles import (
     clear,
     read_config,
     write_error,
+    write_file,
     write_result,
 )
 from fanin.datacenter.keeping import Keeper
 from fanin.datacenter.model import make
+from fanin.datacenter.models.pretrained import CONFIG, exported_config
 from fanin.datacenter.parallel.engine import Engine, build_engine
+from fanin.datacenter.parallel.pipeline import stage_times
+from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.parameters import parameter_table
 from fanin.datacenter.trainer import Trainer, data_groups
-from fanin.datacenter.watching import Watch
+from fanin.datacenter.watching import Watch, predicted_traffic
 from fanin.datacenter.weights import export_weights, import_weights
 from fanin.protos.errors import FaninError, InvalidInput
 
 KIB: Final = 1024
+WEIGHTS_KIND: Final = {"format": "pt"}
+"""What transformers looks for in a file's header."""
 STOPPED: Final = 75
 """The status of a rank that saved and left because another machine was told to stop, or saw one come."""
 SIGNAL_S: Final = 3.0
 """How long such a rank waits for its own machine's signal: agents that see the same do so within a second."""
+SIGNAL_POLL_S: Final = 0.1
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,9 +68,17 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"fanin.datacenter.job: got {len(paths)} arguments, expected one: the config's path\n")
         return 2
     end_with_parent()
-    folder, stop = paths[0].parent, Stop()
+    with ExitStack() as stack:
+        stop = Stop()
+        # Left with the rank: the signal that comes again must not end one that still writes what it saves.
+        stack.push(stop)
+        return _main(paths[0], stop, several=several)
+
+
+def _main(path: Path, stop: Stop, *, several: bool) -> int:
+    folder = path.parent
     try:
-        config = read_config(paths[0])
+        config = read_config(path)
     except InvalidInput as exc:
         sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
         return 2
@@ -88,8 +104,9 @@ def _status(stop: Stop) -> int:
 
     To torchrun status 0 is the end: its agent would wait for all others to end, and then close the meeting to them.
     """
-    if not stop.asked:
-        time.sleep(SIGNAL_S)
+    until_s = time.monotonic() + SIGNAL_S
+    while not stop.asked and time.monotonic() < until_s:
+        time.sleep(SIGNAL_POLL_S)
     return STOPPED
 
 
@@ -98,33 +115,58 @@ def train(
 ) -> TrainResult:
     """Train on this rank, watched in a ``folder`` if there is one. Raises InvalidInput and the App's own errors.
 
-    ``stop`` is entered if checkpoints are kept, and then knows whether they ended the training.
+    ``stop`` is begun if checkpoints are kept, and then knows whether it ended the training; whose it is exits it.
     """
     check_config(config, world_size)
     check_kept(config.communication, config.checkpoints.folder)
+    with ExitStack() as stack:
+        # Of one process no more is wanted than it has, unless FSDP2 is to keep its parameters on the CPU.
+        stack.enter_context(group_of_one(wanted=world_size == 1 and config.parallel.sharded))
+        if stop is None:
+            stop = Stop()
+            stack.push(stop)
+        return _train(config, (rank, world_size), folder, stop)
+
+
+def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, stop: Stop) -> TrainResult:
+    rank, world_size = place
     made = make(config)
     table = None if made.app is None else parameter_table(made.model.module)
     kind = device_type()
-    mesh = None if world_size == 1 else build_mesh(config.parallel.mesh, world_size, kind)
-    engine = build_engine(made.model, config.parallel, config.training, mesh, rank_device(kind))
+    alone = world_size == 1 and not config.parallel.sharded
+    mesh = None if alone else build_mesh(config.parallel.mesh, world_size, kind)
+    device = rank_device(kind)
+    config = balanced(config, made, rank, device)
+    engine = build_engine(made.model, config.parallel, config.training, mesh, device)
     initial, weights = config.model.initial, config.checkpoints.weights
     if initial is not None and initial.suffix == SAFETENSORS:
         import_weights(engine, initial)
+    if made.weights is not None:
+        import_weights(engine, made.weights, made.aside, cast=True)
     started_s = time.monotonic()
     with Keeper(config.checkpoints, engine, config.seed, writes=rank == 0) as keeper:
         trainer = Trainer(engine, made.scored, config, made.parts, keeper.state)
         trainer.remember(keeper.losses, keeper.evaluated)
         watch = None if folder is None else Watch(config, trainer, rank, folder)
-        trained = _run(trainer, keeper, watch, (stop or Stop()) if keeper.keeps else None)
-    if weights is not None:
-        export_weights(engine, weights)
+        trained = _run(trainer, keeper, watch, stop if keeper.keeps else None)
+    # Told to stop, there is time for a checkpoint, and this is not what the model ends with.
+    if weights is not None and not stop.stopped:
+        export_weights(engine, weights, WEIGHTS_KIND)
+        if config.model.pretrained is not None and rank == 0:
+            write_file(weights.with_name(CONFIG), exported_config(config.model.pretrained))
+    traffic = None if watch is None else watch.traffic
     metrics = Metrics(
         trained=trained,
         mesh=config.parallel.mesh,
         num_ranks=world_size,
+        stopped=stop.stopped,
         train_s=time.monotonic() - started_s,
         units_per_second=trainer.speed.units_per_second,
         peak_memory_bytes=_peak_memory(engine),
+        layer_times=config.parallel.times if config.parallel.pipelined else (),
+        stage_times=_stage_times(config.parallel, made.model.layout.sizes.num_layers),
+        bytes_by_axis=traffic,
+        predicted_bytes_by_axis=None if traffic is None else predicted_traffic(config),
     )
     if table is None:
         return TrainResult(metrics=metrics)
@@ -137,9 +179,10 @@ def _run(trainer: Trainer, keeper: Keeper, watch: Watch | None, stop: Stop | Non
     """Train to the end, or to SIGTERM, with checkpoints on the way and one at the end."""
     with ExitStack() as stack:
         if stop is not None:
-            stack.enter_context(stop)
+            stop.begin()
         if watch is not None:
             stack.enter_context(watch)
+            keeper.while_waiting(watch.alive)
 
         def after_step() -> bool:
             if watch is not None:
@@ -165,6 +208,13 @@ def whole_values(engine: Engine) -> dict[str, torch.Tensor]:
         statistics = [{} for _ in range(group.size())]
         dist.all_gather_object(statistics, mine, group=group)
     return {name: value for part in statistics for name, value in part.items()} | engine.full_parameters()
+
+
+def _stage_times(parallel: ParallelSettings, num_layers: int) -> tuple[float, ...]:
+    """What its cut makes of each stage, where times were given or measured."""
+    if not parallel.pipelined or not parallel.times:
+        return ()
+    return stage_times(num_layers, parallel.pipeline().num_stages, parallel.times)
 
 
 def _peak_memory(engine: Engine) -> int:

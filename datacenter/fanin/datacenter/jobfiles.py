@@ -2,22 +2,29 @@
 
 A job has one folder::
 
-    config.json         what to train (TrainConfig)
+    config.json         what to train (TrainConfig); of several machines, with its digest in its name
     parameters.bin      what an App's model ended with, canonical bytes
     metrics.json        what happened; written last, so where it stands the job is complete
     error.json          why there is none: one of our own errors, by name
     rows.jsonl          a line a step, by the first rank
     logs/               what torchrun and its ranks wrote; of several machines, a folder for each
+    lock                keeps other jobs of one machine out; there is one beside the checkpoints, too
+
+and beside its checkpoints::
+
+    layer-times.json    by what its pipeline is cut, where that was measured
 
 Each file is written aside and renamed into place, and nothing is pickled. Several machines share the folder. None of
 them removes what is there, since it may be another's: the first rank does, before it joins the others.
 """
 
+import contextlib
 import json
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -29,10 +36,12 @@ from fanin.protos.errors import FaninError, InvalidInput, error_named
 
 FORMAT: Final = 2
 CONFIG_FILE: Final = "config.json"
+DIGEST_CHARS: Final = 16
 PARAMETERS_FILE: Final = "parameters.bin"
 METRICS_FILE: Final = "metrics.json"
 ERROR_FILE: Final = "error.json"
 ROWS_FILE: Final = "rows.jsonl"
+LAYER_TIMES_FILE: Final = "layer-times.json"
 MACHINES: Final = "--machines"
 """What the ranks' program is told before its config if they are on several machines."""
 LOGS_FOLDER: Final = "logs"
@@ -69,7 +78,11 @@ class Trained:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
     """How a job went. ``units_per_second``: tokens or samples that steps took, from the second step on, of all ranks;
-    ``peak_memory_bytes``: of the rank that took most, of its GPU where it has one."""
+    ``peak_memory_bytes``: of the rank that took most, of its GPU where it has one. ``layer_times``: by what a pipeline
+    was cut, and ``stage_times`` what that makes of each stage; empty where layers were dealt out evenly.
+    ``stopped``: it was told to stop, and has saved what it came to. ``bytes_by_axis``: payload that the first rank
+    sends in a step, as counted, and as the planner has it; None where it was not counted, or the planner has no
+    formula."""
 
     trained: Trained
     mesh: MeshShape
@@ -77,6 +90,18 @@ class Metrics:
     train_s: float
     units_per_second: float
     peak_memory_bytes: int
+    stopped: bool = False
+    layer_times: tuple[float, ...] = ()
+    stage_times: tuple[float, ...] = ()
+    bytes_by_axis: Mapping[str, int] | None = None
+    predicted_bytes_by_axis: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTimes:
+    """Seconds, or any unit, of a model's inputs, each layer and the outputs."""
+
+    layer_times: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +116,14 @@ class TrainResult:
     parameters: Float32s | None = None
 
 
-def write_config(config: TrainConfig, folder: Path) -> Path:
-    """Write ``config.json`` into the job's folder; returns its path."""
-    path = folder / CONFIG_FILE
-    _write_json(path, {"config": row_of(config)})
+def write_config(config: TrainConfig, folder: Path, *, shared: bool = False) -> Path:
+    """Write ``config.json`` into the job's folder; returns its path.
+
+    Machines that share the folder (``shared``) name it by its digest: one that was mistyped takes no other's place.
+    """
+    data = _encoded({"config": row_of(config)})
+    path = folder / (f"config-{sha256(data).hexdigest()[:DIGEST_CHARS]}.json" if shared else CONFIG_FILE)
+    write_file(path, data)
     return path
 
 
@@ -141,14 +170,38 @@ def read_parameters(path: Path) -> tuple[TensorTable, Float32s]:
         raise InvalidInput(f"{path}: {exc}") from exc
 
 
+def write_layer_times(folder: Path, times: tuple[float, ...]) -> None:
+    """Keep by what a pipeline is cut, for those that go on from this folder."""
+    _write_json(folder / LAYER_TIMES_FILE, {"measured": row_of(LayerTimes(layer_times=times))})
+
+
+def read_layer_times(folder: Path) -> tuple[float, ...]:
+    """By what the pipeline of a folder's checkpoints is cut; empty if nobody has measured. Raises InvalidInput."""
+    path = folder / LAYER_TIMES_FILE
+    return record_of(LayerTimes, _read_json(path).get("measured"), str(path)).layer_times if path.exists() else ()
+
+
 def write_error(folder: Path, error: FaninError) -> None:
     """Leave word why there is no result; of several ranks the last one's stays, and all say the same."""
     _write_json(folder / ERROR_FILE, {"error": type(error).__name__, "message": str(error)})
 
 
+def written(folder: Path) -> set[tuple[str, int]]:
+    """Which of the files that say how a job ended are there, and when they were written."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        # NFS remembers that a name was not there, until its folder is listed.
+        list(folder.iterdir())
+    for name in (METRICS_FILE, ERROR_FILE):
+        # Of several machines, another's first rank may remove it at any moment.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found.add((name, (folder / name).stat().st_mtime_ns))
+    return found
+
+
 def read_error(folder: Path) -> FaninError | None:
     """The error that a job left, rebuilt; None if it left none."""
-    if not (folder / ERROR_FILE).exists():
+    if ERROR_FILE not in {name for name, _ in written(folder)}:
         return None
     row = _read_json(folder / ERROR_FILE)
     return error_named(str(row.get("error")), str(row.get("message")))
@@ -165,7 +218,11 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def _write_json(path: Path, row: Mapping[str, object]) -> None:
-    write_file(path, json.dumps({"format": FORMAT, **row}, indent=1).encode() + b"\n")
+    write_file(path, _encoded(row))
+
+
+def _encoded(row: Mapping[str, object]) -> bytes:
+    return json.dumps({"format": FORMAT, **row}, indent=1).encode() + b"\n"
 
 
 def _read_json(path: Path) -> dict[str, object]:

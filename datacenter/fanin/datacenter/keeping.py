@@ -7,11 +7,13 @@ keeps the trace's first n steps, so a job that was killed ends with the trace of
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
+
+import torch.distributed as dist
 
 from fanin.datacenter.checkpoint import Checkpoints
 from fanin.datacenter.config import CheckpointSettings
@@ -19,6 +21,7 @@ from fanin.datacenter.jobfiles import Evaluated
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.places import check_folder
 from fanin.datacenter.progress import Progress
+from fanin.datacenter.rates import Noise
 from fanin.datacenter.records import record_of
 from fanin.datacenter.samples import Cursor
 from fanin.datacenter.trainer import State, Trainer
@@ -26,6 +29,8 @@ from fanin.protos.errors import InvalidInput, StorageFull
 
 TRACE_FILE: Final = "steps.jsonl"
 STEP: Final = "loss"
+MEASURES: Final = ("looks", "best", "loss_sum", "count")
+"""What a job cannot go on without."""
 
 
 class Keeper:
@@ -40,7 +45,7 @@ class Keeper:
         self._saved_step = -1
         progress = None
         if settings.folder is not None:
-            check_folder(settings.folder, f"checkpoints: got folder {settings.folder}", makes=True)
+            _check_on_all(settings.folder)
             self._checkpoints = self._stack.enter_context(Checkpoints(settings.folder, engine, settings.keep))
             progress = self._checkpoints.load()
             # What is there need not be written again, by a job that has nothing left to do.
@@ -74,6 +79,11 @@ class Keeper:
     def keeps(self) -> bool:
         """Whether there is a folder for checkpoints."""
         return self._checkpoints is not None
+
+    def while_waiting(self, alive: Callable[[], None]) -> None:
+        """What is to be called now and then while a checkpoint is waited for."""
+        if self._checkpoints is not None:
+            self._checkpoints.while_waiting = alive
 
     def after_step(self, trainer: Trainer) -> None:
         """Save where it is time for it."""
@@ -114,6 +124,21 @@ class Keeper:
         self._written = (len(trained.losses), len(trained.evaluated))
 
 
+def _check_on_all(folder: Path) -> None:
+    """Raise InvalidInput on all ranks if one of them cannot write there: the others would wait for it."""
+    told: list[str | None] = [None]
+    try:
+        check_folder(folder, f"checkpoints: got folder {folder}", makes=True)
+    except InvalidInput as exc:
+        told = [str(exc)]
+    if dist.is_initialized():
+        mine, told = told[0], [None] * dist.get_world_size()
+        dist.all_gather_object(told, mine)
+    for each in told:
+        if each is not None:
+            raise InvalidInput(each)
+
+
 def _read_trace(folders: list[Path], step: int) -> tuple[list[float], list[Evaluated]]:
     """The first ``step`` losses, and the evaluations until then, from the first folder that has a trace."""
     path = next((folder / TRACE_FILE for folder in folders if (folder / TRACE_FILE).exists()), None)
@@ -134,6 +159,12 @@ def _read_trace(folders: list[Path], step: int) -> tuple[list[float], list[Evalu
 
 def _state(progress: Progress) -> State:
     measures = progress.measures
+    missing = [name for name in MEASURES if name not in measures]
+    if missing:
+        raise InvalidInput(
+            f"checkpoints: got one after {progress.step} steps without {', '.join(missing)}, expected one of fanin "
+            "train; a program of your own goes on from its own, and gives weights by export_weights"
+        )
     return State(
         step=progress.step,
         cursor=Cursor(epoch=progress.epoch, taken=progress.position),
@@ -142,12 +173,19 @@ def _state(progress: Progress) -> State:
         best_loss=measures.get("best_loss", float("inf")),
         loss_sum=measures["loss_sum"],
         count=int(measures["count"]),
+        noise=Noise(
+            variance=measures.get("noise_variance", 0.0),
+            signal=measures.get("noise_signal", 0.0),
+            count=int(measures.get("noise_count", 0)),
+            steps=measures.get("noise_steps", 0.0),
+        ),
     )
 
 
 def _progress(state: State, seed: int, scale: Mapping[str, float]) -> Progress:
     # A best loss is there once there was a look; infinity is no number of JSON.
     best_loss = {"best_loss": state.best_loss} if state.best else {}
+    noise = {f"noise_{name}": value for name, value in asdict(state.noise).items()} if state.noise.steps else {}
     return Progress(
         step=state.step,
         epoch=state.cursor.epoch,
@@ -159,6 +197,7 @@ def _progress(state: State, seed: int, scale: Mapping[str, float]) -> Progress:
             "loss_sum": state.loss_sum,
             "count": state.count,
             **best_loss,
+            **noise,
             **scale,
         },
     )

@@ -10,6 +10,7 @@ like, so none removes anything there; each has a folder of its own for its logs.
 """
 
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
@@ -23,8 +24,9 @@ from typing import Final
 from fanin.datacenter import hangs
 from fanin.datacenter.communication import check_kept
 from fanin.datacenter.config import TrainConfig, check_config, fit_config
+from fanin.datacenter.elastic import MEETING, OTHER_JOB, PARENT
 from fanin.datacenter.jobfiles import (
-    ERROR_FILE,
+    DIGEST_CHARS,
     LOGS_FOLDER,
     MACHINES,
     METRICS_FILE,
@@ -35,9 +37,12 @@ from fanin.datacenter.jobfiles import (
     read_error,
     read_result,
     write_config,
+    written,
 )
-from fanin.datacenter.places import check_folder, check_renamed
-from fanin.protos.errors import Conflict, InvalidInput
+from fanin.datacenter.places import check_folder, check_renamed, held
+from fanin.datacenter.progress import MARKER
+from fanin.protos.errors import Conflict, FaninError, InvalidInput
+from fanin.protos.release import __version__
 
 LOOPBACK: Final = "127.0.0.1"
 LOOPBACK_INTERFACE: Final = "lo0" if sys.platform == "darwin" else "lo"
@@ -48,6 +53,7 @@ STOP_S: Final = RANKS_STOP_S + 10.0
 LAST_CALL_S: Final = 10
 """How long machines that are enough wait for more before they begin; one that comes later starts all of them again."""
 TORCHRUN_LOG: Final = "torchrun.log"
+RANK_LOG: Final = "stderr.log"
 BEGUN: Final = "begun"
 """In a machine's folder of logs: what is older, by the clock of their disk, is of earlier jobs."""
 TAIL_CHARS: Final = 2000
@@ -111,19 +117,37 @@ def launch(config: TrainConfig, num_processes: int, folder: Path, elastic: Elast
     _check(num_processes)
     _check_machines(config, num_processes, elastic)
     check_kept(config.communication, config.checkpoints.folder)
+    _check_resumed(config)
     _check_places(config, folder)
-    if not elastic.several:
-        clear(folder)
-        (folder / ROWS_FILE).unlink(missing_ok=True)
-    before = _written(folder)
-    path = str(write_config(config, folder))
-    program = ["-m", "fanin.datacenter.job", *([MACHINES] if elastic.several else []), path]
-    returncode = run_ranks(program, num_processes, folder, elastic)
-    # What stood there before is an earlier job's.
-    new = _written(folder) - before
-    if METRICS_FILE in {name for name, _ in new}:
-        return read_result(folder)
-    told = read_error(folder) if new else None
+    with held(_own(folder, config.checkpoints.folder, elastic), STOP_S) as locks:
+        if not elastic.several:
+            clear(folder)
+            (folder / ROWS_FILE).unlink(missing_ok=True)
+        before = written(folder)
+        path = str(write_config(config, folder, shared=elastic.several))
+        program = ["-m", "fanin.datacenter.job", *([MACHINES] if elastic.several else []), path]
+        returncode = _run_ranks(program, num_processes, folder, elastic, locks)
+        # What stood there before is an earlier job's.
+        return outcome(folder, elastic, returncode, written(folder) - before)
+
+
+def outcome(folder: Path, elastic: Elastic, returncode: int, new: set[tuple[str, int]]) -> TrainResult:
+    """What ranks that have ended brought, or the error that they left, by the files that are ``new``."""
+    told: FaninError | None = None
+    if returncode == OTHER_JOB:
+        # The files are the other's.
+        pass
+    elif METRICS_FILE in {name for name, _ in new}:
+        result = read_result(folder)
+        if not (elastic.several and result.metrics.stopped):
+            return result
+        # A launcher that is told to stop is interrupted, and does not come here.
+        told = Conflict(
+            f"datacenter job: another machine was told to stop after {len(result.metrics.trained.losses)} steps, and "
+            f"the job did not go on without it; the same lines go on from its checkpoint; {why(folder, returncode)}"
+        )
+    elif new:
+        told = read_error(folder)
     raise told or Conflict(f"datacenter job: {why(folder, returncode)}")
 
 
@@ -134,15 +158,21 @@ def run_ranks(program: Sequence[str], num_processes: int, folder: Path, elastic:
     those of several machines: they may be another's that still runs.
     """
     _check(num_processes)
+    with held(_own(folder, None, elastic), STOP_S) as locks:
+        return _run_ranks(program, num_processes, folder, elastic, locks)
+
+
+def _run_ranks(program: Sequence[str], num_processes: int, folder: Path, elastic: Elastic, locks: Sequence[int]) -> int:
     logs = begin_logs(folder, elastic)
     environment = {"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANKS_STOP_S)}
+    environment[PARENT] = str(os.getpid())
     if elastic.local:
         environment["GLOO_SOCKET_IFNAME"] = LOOPBACK_INTERFACE
     if elastic.several:
         # A machine that comes or goes is no restart to torchrun's count, by which attempts are told apart: each
         # meeting then needs a store of its own.
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    return _run(_torchrun(program, num_processes, logs, elastic), logs, environment)
+    return _run(_torchrun(program, num_processes, logs, elastic), logs, environment, locks)
 
 
 def begin_logs(folder: Path, elastic: Elastic = ONE_MACHINE) -> Path:
@@ -159,7 +189,14 @@ def why(folder: Path, returncode: int) -> str:
     """Why ranks ended without what they were for: the rank that hung, or the end of the failing one's log."""
     logs = folder / LOGS_FOLDER / machine_name()
     logs = logs if logs.exists() else folder / LOGS_FOLDER
-    since_ns = (logs / BEGUN).stat().st_mtime_ns
+    if returncode == OTHER_JOB:
+        return (
+            "machines of another job meet at this endpoint, expected the same config, numbers and release of fanin on "
+            "each; look at what was typed, or take another port"
+        )
+    # What ranks have left in an attempt before the last is not why they ended.
+    attempts = [path for path in logs.glob("*/attempt_*") if path.is_dir()]
+    since_ns = max(path.stat().st_mtime_ns for path in (logs / BEGUN, *attempts))
     told = hangs.explain(folder, since_ns)
     return told or f"torchrun ended with status {returncode}; {_tail(folder / LOGS_FOLDER, logs, since_ns)}"
 
@@ -181,16 +218,6 @@ def _check_machines(config: TrainConfig, num_processes: int, elastic: Elastic) -
             raise InvalidInput(f"on {num_nodes} machines of {num_processes} processes: {exc}") from exc
 
 
-def _written(folder: Path) -> set[tuple[str, int]]:
-    """Which of the files that say how a job ended are there, and when they were written."""
-    found = set()
-    for name in (METRICS_FILE, ERROR_FILE):
-        # Of several machines, another's first rank may remove it at any moment.
-        with contextlib.suppress(FileNotFoundError):
-            found.add((name, (folder / name).stat().st_mtime_ns))
-    return found
-
-
 def _check(num_processes: int) -> None:
     if num_processes < 1:
         raise InvalidInput(f"datacenter job: got {num_processes} processes, expected at least 1")
@@ -208,9 +235,24 @@ def _check_places(config: TrainConfig, folder: Path) -> None:
     check_folder(folder, f"datacenter job: got folder {folder}", makes=True)
 
 
+def _check_resumed(config: TrainConfig) -> None:
+    """Raise InvalidInput if there is nothing to begin with where the job is to begin with a checkpoint."""
+    kept, resume = config.checkpoints.folder, config.checkpoints.resume
+    # What the job itself has kept comes first.
+    found = [each for each in (kept, resume) if each is not None and (each / MARKER).exists()]
+    if resume is not None and resume != kept and not found:
+        raise InvalidInput(f"checkpoints: got resume {resume}, expected a folder with a whole checkpoint")
+
+
+def _own(folder: Path, kept: Path | None, elastic: Elastic) -> tuple[Path, ...]:
+    """The folders that no other launcher may use at the same time: those of several machines are for all of theirs."""
+    return () if elastic.several else tuple({each.resolve() for each in (folder, kept) if each is not None})
+
+
 def _torchrun(program: Sequence[str], num_processes: int, logs: Path, elastic: Elastic) -> list[str]:
     # Port 0: torchrun's own store takes a free one, so no other process can take it in between.
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", elastic.endpoint or f"{LOOPBACK}:0", "--rdzv-id", "fanin"]
+    meeting = ["--rdzv-backend", MEETING, "--rdzv-endpoint", elastic.endpoint or f"{LOOPBACK}:0"]
+    meeting += ["--rdzv-id", _job_id(program, num_processes, elastic)]
     nodes = ["--nnodes", f"{elastic.min_nodes}:{elastic.max_nodes}"]
     meeting += ["--rdzv-conf", f"last_call_timeout={LAST_CALL_S}"]
     address = ["--local-addr", LOOPBACK] if elastic.local else []
@@ -219,7 +261,13 @@ def _torchrun(program: Sequence[str], num_processes: int, logs: Path, elastic: E
     return [sys.executable, "-m", "fanin.datacenter.agent", *nodes, *meeting, *address, *ranks, *kept, *program]
 
 
-def _run(command: list[str], logs: Path, environment: dict[str, str]) -> int:
+def _job_id(program: Sequence[str], num_processes: int, elastic: Elastic) -> str:
+    """What machines that meet have alike: the program, which names its config by its digest, and the numbers."""
+    alike = [__version__, str(num_processes), f"{elastic.min_nodes}:{elastic.max_nodes}", *program]
+    return hashlib.sha256("\0".join(alike).encode()).hexdigest()[:DIGEST_CHARS]
+
+
+def _run(command: list[str], logs: Path, environment: dict[str, str], locks: Sequence[int]) -> int:
     with (logs / TORCHRUN_LOG).open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -229,6 +277,8 @@ def _run(command: list[str], logs: Path, environment: dict[str, str]) -> int:
             env=os.environ | environment,
             # Ctrl-C is for the caller, which then ends the job in order.
             start_new_session=True,
+            # Held for as long as there are ranks, also where this process is killed.
+            pass_fds=locks,
         )
         try:
             return process.wait()
@@ -253,9 +303,14 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _tail(folder: Path, own: Path, since_ns: int) -> str:
     """The end of the log of the rank that failed first, on any machine: the one that has been silent longest."""
-    times = {path: path.stat() for path in folder.rglob("stderr.log")}
-    written = [path for path, found in times.items() if found.st_size and found.st_mtime_ns >= since_ns]
-    written.sort(key=lambda path: times[path].st_mtime_ns)
-    path = written[0] if written else own / TORCHRUN_LOG
-    text = path.read_text(errors="replace").strip()
-    return f"{path} ends:\n{text[-TAIL_CHARS:]}"
+    times = {}
+    # Not rglob: another machine's torchrun may remove an attempt's logs at any moment.
+    for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names if name == RANK_LOG):
+        with contextlib.suppress(FileNotFoundError):
+            found = path.stat()
+            if found.st_size and found.st_mtime_ns >= since_ns:
+                times[path] = found.st_mtime_ns
+    for path in (*sorted(times, key=lambda path: times[path]), own / TORCHRUN_LOG):
+        with contextlib.suppress(FileNotFoundError):
+            return f"{path} ends:\n{path.read_text(errors='replace').strip()[-TAIL_CHARS:]}"
+    return f"no log of it is left in {folder}"

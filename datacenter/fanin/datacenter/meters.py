@@ -29,7 +29,8 @@ SUFFIXES: Final = ("", "k", "M", "G", "T", "P")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One step. ``tokens_per_second`` of all ranks; ``mfu`` by the definition of ``flops``, None without a known peak;
-    ``data_seconds`` waiting for input; ``waiting_share`` of a pipeline's time; ``bytes_by_axis`` payload of a rank."""
+    ``data_seconds`` waiting for input; ``gain`` AdaScale's; ``waiting_share`` of a pipeline's time; ``bytes_by_axis``
+    payload of a rank."""
 
     step: int
     loss: float
@@ -40,6 +41,7 @@ class Row:
     mfu: float | None = None
     gradient_norm: float | None = None
     learning_rate: float | None = None
+    gain: float | None = None
     waiting_share: float | None = None
     bytes_by_axis: Mapping[str, int] = field(default_factory=dict)
 
@@ -85,7 +87,14 @@ class Meter:
         """What a step sends: all steps send the same, so one is counted, by a ByteCounter, and told here."""
         self._peak_memory = peak_memory or peak_resident_bytes
 
-    def tell(self, loss: float, num_tokens: int, norm: float | None = None, learning_rate: float | None = None) -> Row:
+    def tell(
+        self,
+        loss: float,
+        num_tokens: int,
+        norm: float | None = None,
+        learning_rate: float | None = None,
+        gain: float | None = None,
+    ) -> Row:
         """The row of the step that ends here; ``num_tokens`` over all ranks, padding included."""
         step = self.timeline.step
         seconds = self.timeline.next_step()
@@ -105,6 +114,7 @@ class Meter:
             mfu=scale.flops_per_token * rate / known if known > 0 and scale.flops_per_token > 0 else None,
             gradient_norm=norm,
             learning_rate=learning_rate,
+            gain=gain,
             waiting_share=waiting_share(seconds, whole_s) if scale.pipelined else None,
             bytes_by_axis=dict(self.bytes_by_axis),
         )

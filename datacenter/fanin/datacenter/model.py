@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -11,43 +13,79 @@ from fanin.clients.datafiles import default_places, read_files
 from fanin.clients.datasets import SHAKESPEARE as SHAKESPEARE_FILES
 from fanin.datacenter.config import SAFETENSORS, SHAKESPEARE, DataSettings, ModelSettings, TrainConfig
 from fanin.datacenter.jobfiles import read_parameters
+from fanin.datacenter.masked import MaskedSamples
 from fanin.datacenter.models.decoder import Decoder
+from fanin.datacenter.models.encoder import Encoder
+from fanin.datacenter.models.pretrained import pretrained_module, vocabulary_of
 from fanin.datacenter.objectives import Scored, filled_objective, token_objective
 from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.pretrained import pretrained_model
 from fanin.datacenter.parameters import load_parameters, trained_module
 from fanin.datacenter.samples import ExampleSamples, Tokens, WindowSamples
 from fanin.datacenter.trainer import Parts
 from fanin.edge.export.app import App, inputs_of, load_app
 from fanin.protos.errors import InvalidInput
 
+NO_PARAMETERS: Final = ("*.rotary_emb.inv_freq",)
+"""What older versions of transformers wrote beside the weights, and newer ones compute."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A model as an engine takes it, its counting objective, its samples, and the App that it came from, if one did."""
+    """A model as an engine takes it, its counting objective, its samples, and the App that it came from, if one did.
+
+    ``weights``: a file with its values, where they are not in it yet; ``aside``: what else may be in that.
+    """
 
     model: Model
     scored: Scored
     parts: Parts
     app: App | None = None
+    weights: Path | None = None
+    aside: tuple[str, ...] = ()
 
 
 def make(config: TrainConfig) -> Made:
     """Everything that a job needs before there are ranks. Raises InvalidInput and the App's own errors."""
     settings = config.model
     app = load_app(settings.app) if settings.app else None
-    parts = _parts(config, app)
-    if app is not None:
-        module, objective = trained_module(app), filled_objective(app.loss)
-    else:
-        assert settings.decoder is not None, "a config has one of them"
-        module = Decoder(settings.decoder, config.seed)
-        objective = token_objective(over_samples=settings.mean_over == "samples")
+    module, weights = _module(config, app)
+    parts = _parts(config, app, _vocabulary(settings, app, module))
+    over_samples = settings.mean_over == "samples"
+    scored = Scored(token_objective(over_samples=over_samples) if app is None else filled_objective(app.loss))
     if settings.initial is not None and settings.initial.suffix != SAFETENSORS:
         load_parameters(module, *read_parameters(settings.initial))
     _check_layout(settings, module)
-    scored = Scored(objective)
+    if settings.pretrained is not None:
+        model = pretrained_model(module, scored.objective)
+        aside = (*NO_PARAMETERS, *(model.layout.tied or ())[:1])
+        return Made(model=model, scored=scored, parts=parts, weights=weights, aside=aside)
     model = Model(module=module, layout=settings.parallel_layout, objective=scored.objective)
     return Made(model=model, scored=scored, parts=parts, app=app)
+
+
+def _module(config: TrainConfig, app: App | None) -> tuple[torch.nn.Module, Path | None]:
+    """The model, and the file with its values if they are to come from one."""
+    settings = config.model
+    if app is not None:
+        return trained_module(app), None
+    if settings.encoder is not None:
+        return Encoder(settings.encoder, config.seed), None
+    if settings.pretrained is not None:
+        return pretrained_module(settings.pretrained, config.seed)
+    assert settings.decoder is not None, "a config has one of them"
+    return Decoder(settings.decoder, config.seed), None
+
+
+def _vocabulary(settings: ModelSettings, app: App | None, module: torch.nn.Module) -> int:
+    """How many tokens the model knows."""
+    if app is not None:
+        return app.num_classes
+    if settings.pretrained is not None:
+        return vocabulary_of(module)
+    sizes = settings.decoder or settings.encoder
+    assert sizes is not None, "a config has one of them"
+    return sizes.vocabulary
 
 
 def read_characters(text: str) -> str:
@@ -70,45 +108,108 @@ def read_characters(text: str) -> str:
 def split_text(text: str, held_fraction: float) -> tuple[Tokens, Tokens]:
     """(tokens to train on, tokens held out: the end). A token is a character's place among all, in code point order."""
     tokens = {character: token for token, character in enumerate(sorted(set(text)))}
-    flat = np.fromiter((tokens[character] for character in text), np.int32, len(text))
+    return split_tokens(np.fromiter((tokens[character] for character in text), np.int32, len(text)), held_fraction)
+
+
+def split_tokens(flat: Tokens, held_fraction: float) -> tuple[Tokens, Tokens]:
+    """(tokens to train on, tokens held out: the end)."""
     bound = len(flat) - round(len(flat) * held_fraction)
     return flat[:bound], flat[bound:]
 
 
-def _parts(config: TrainConfig, app: App | None) -> Parts:
+def read_tokens(path: Path) -> Tokens:
+    """The token ids in a file: of an .npy as they lie there, of an .npz its one array. Raises InvalidInput."""
+    try:
+        found = np.lib.format.open_memmap(path, mode="r") if path.suffix == ".npy" else _only_array(path)
+    except OSError as exc:
+        raise InvalidInput(f"{path}: cannot be read ({exc.strerror or exc})") from exc
+    except (ValueError, EOFError, BadZipFile) as exc:
+        raise InvalidInput(f"{path}: not an array of numbers as numpy writes it ({exc})") from exc
+    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+        raise InvalidInput(f"{path}: got {found.dtype} {list(found.shape)}, expected one row of integers, token ids")
+    flat: Tokens = found
+    return flat
+
+
+def _only_array(path: Path) -> Tokens:
+    """What lies in an archive cannot be mapped, and is read."""
+    with path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("no archive")
+        if len(archive.files) != 1:
+            raise InvalidInput(f"{path}: got arrays {', '.join(archive.files) or 'none'}, expected one, of token ids")
+        found: Tokens = archive[archive.files[0]]
+    return found
+
+
+def _parts(config: TrainConfig, app: App | None, vocabulary: int) -> Parts:
     data, per_token = config.data, app is None and config.model.mean_over != "samples"
-    if data.text:
-        text = read_characters(data.text)
-        _check_vocabulary(config.model, app, len(set(text)), data.text)
-        train, held_out = (
-            WindowSamples(tokens, data.length, per_token=per_token) for tokens in split_text(text, data.held_fraction)
+    if not data.windows:
+        rest, held = _examples(data, config, app, vocabulary)
+        return Parts(
+            train=ExampleSamples(rest, per_token=per_token), held_out=ExampleSamples(held, per_token=per_token)
         )
-        return Parts(train=train, held_out=held_out)
-    rest, held = _examples(data, config, app)
-    return Parts(train=ExampleSamples(rest, per_token=per_token), held_out=ExampleSamples(held, per_token=per_token))
+    if data.tokens is not None:
+        flat, where = read_tokens(data.tokens), str(data.tokens)
+        num_tokens = _count_tokens(flat, where)
+        halves = split_tokens(flat, data.held_fraction)
+    else:
+        text, where = read_characters(data.text), data.text
+        num_tokens, halves = len(set(text)), split_text(text, data.held_fraction)
+    masks = config.model.encoder is not None
+    _check_vocabulary(num_tokens + masks, vocabulary, f"{where} and a mask" if masks else where)
+    train, held_out = (
+        MaskedSamples(
+            tokens=tokens,
+            length=data.length,
+            num_tokens=num_tokens,
+            seed=config.seed,
+            stream=stream,
+            per_token=per_token,
+        )
+        if masks
+        else WindowSamples(tokens, data.length, per_token=per_token)
+        for stream, tokens in enumerate(halves)
+    )
+    return Parts(train=train, held_out=held_out)
 
 
-def _examples(data: DataSettings, config: TrainConfig, app: App | None) -> tuple[Examples, Examples]:
+def _count_tokens(flat: Tokens, where: str) -> int:
+    """One more than the highest. Raises InvalidInput."""
+    if not len(flat):
+        raise InvalidInput(f"{where}: got no tokens, expected some")
+    least, most = int(flat.min()), int(flat.max())
+    if least < 0:
+        raise InvalidInput(f"{where}: got tokens from {least} to {most}, expected from 0 on")
+    return most + 1
+
+
+def _examples(data: DataSettings, config: TrainConfig, app: App | None, vocabulary: int) -> tuple[Examples, Examples]:
     assert data.examples is not None, "a config has one of them"
-    examples = read_npz(data.examples)
+    examples, encoder = read_npz(data.examples), config.model.encoder
     if app is not None:
         examples = Examples(x=inputs_of(app, torch.from_numpy(examples.x)).numpy(), y=examples.y)
         check_examples(examples, app.input_shape, app.num_classes)
-    elif examples.x.dtype != np.int32 or examples.y.shape != examples.x.shape:
+    elif examples.x.dtype != np.int32 or examples.x.ndim != 2 or examples.y.shape != examples.x.shape:
         raise InvalidInput(
             f"{data.examples}: got x {examples.x.dtype} {examples.x.shape} and y {examples.y.shape}, expected int32 "
-            "tokens and next tokens (n, T) for a decoder"
+            "tokens and the tokens asked for (n, T)"
+        )
+    elif encoder is not None and examples.x.shape[1] > encoder.context:
+        raise InvalidInput(
+            f"{data.examples}: got {examples.x.shape[1]} tokens a sample, expected at most the encoder's context "
+            f"{encoder.context}"
         )
     else:
-        _check_vocabulary(config.model, app, int(max(examples.x.max(), examples.y.max())) + 1, str(data.examples))
+        _check_vocabulary(int(max(examples.x.max(), examples.y.max())) + 1, vocabulary, str(data.examples))
     if len(examples) == 1:
         raise InvalidInput(f"{data.examples}: got 1 example, expected at least 2: one is held out")
     num_held = min(max(1, round(len(examples) * data.held_fraction)), len(examples) - 1)
     return hold_out(examples, num_held, np.random.default_rng(config.seed))
 
 
-def _check_vocabulary(settings: ModelSettings, app: App | None, num_tokens: int, where: str) -> None:
-    known = settings.decoder.vocabulary if settings.decoder is not None else app.num_classes if app is not None else 0
+def _check_vocabulary(num_tokens: int, known: int, where: str) -> None:
     if num_tokens > known:
         raise InvalidInput(
             f"{where}: got {num_tokens} tokens, expected at most the model's {known}; raise its vocabulary"

@@ -66,9 +66,13 @@ def _nearest(key: str, known: Mapping[str, object]) -> str:
 def _value(kind: object, value: object, where: str) -> object:
     """One value as its field's type has it."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        (some,) = (each for each in inner if each is not types.NoneType)
-        return None if value is None else _value(some, value, where)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and types.NoneType in inner:
+            return None
+        # A word that stands for the value is looked up, and everything else is read as the one other kind.
+        words = [each for each in inner if typing.get_origin(each) is Literal]
+        (some,) = (each for each in inner if each is not types.NoneType and each not in words)
+        return _value(words[0] if words and isinstance(value, str) else some, value, where)
     if origin is Literal:
         if value not in inner:
             raise InvalidInput(f"{where}: got {value!r}, expected one of {', '.join(inner)}")

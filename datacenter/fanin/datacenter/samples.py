@@ -19,13 +19,14 @@ from fanin.datacenter.parallel.engine import Batch
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput
 
-Tokens = npt.NDArray[np.int32]
+Tokens = npt.NDArray[np.integer]
 MIN_WINDOWS: Final = 1
 
 
 class Samples(Protocol):
     """Samples by their number. ``count`` is what the loss of some of them is divided by, ``units`` what speed is told
-    in: tokens where there are some, else samples."""
+    in: tokens where there are some, else samples. ``of_epoch``: as they are in an epoch, where that makes a difference.
+    """
 
     def __len__(self) -> int: ...
 
@@ -34,6 +35,8 @@ class Samples(Protocol):
     def count(self, indices: Int64s) -> int: ...
 
     def units(self, indices: Int64s) -> int: ...
+
+    def of_epoch(self, epoch: int) -> "Samples": ...
 
 
 class ExampleSamples:
@@ -62,6 +65,10 @@ class ExampleSamples:
         is_tokens = self._examples.y.ndim > 1 and self._examples.y.dtype == np.int32
         return int((self._examples.y[indices] != NO_TOKEN).sum()) if is_tokens else len(indices)
 
+    def of_epoch(self, epoch: int) -> "ExampleSamples":
+        """The same in each."""
+        return self
+
 
 class WindowSamples:
     """A text as windows end to end: ``length`` tokens and the tokens after them; the last is filled with NO_TOKEN."""
@@ -81,8 +88,8 @@ class WindowSamples:
         places = indices[:, None] * self._length + np.arange(self._length)
         last = len(self._tokens) - 1
         inputs = self._tokens[np.minimum(places, last)]
-        targets = np.where(places < last, self._tokens[np.minimum(places + 1, last)], NO_TOKEN)
-        return torch.from_numpy(inputs).long(), torch.from_numpy(targets).long()
+        targets = np.where(places < last, self._tokens[np.minimum(places + 1, last)].astype(np.int64), NO_TOKEN)
+        return torch.from_numpy(inputs.astype(np.int64)), torch.from_numpy(targets)
 
     def count(self, indices: Int64s) -> int:
         """Windows, or the tokens asked for in them."""
@@ -91,6 +98,10 @@ class WindowSamples:
     def units(self, indices: Int64s) -> int:
         """Tokens asked for."""
         return int(np.minimum(self._length, len(self._tokens) - 1 - indices * self._length).sum())
+
+    def of_epoch(self, epoch: int) -> "WindowSamples":
+        """The same in each."""
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from fanin.datacenter.mesh import PIPELINE, REPLICATE, SHARD
 from fanin.datacenter.meters import DATA, STEP
 from fanin.datacenter.objectives import Scored
 from fanin.datacenter.parallel.engine import Batch, Engine
-from fanin.datacenter.rates import Rates, rates_of
+from fanin.datacenter.rates import ADASCALE, Noise, Rates, rates_of
 from fanin.datacenter.samples import Cursor, Order, Samples, part_of
 from fanin.datacenter.timeline import Timeline
 from fanin.protos.errors import InvalidInput
@@ -36,7 +36,7 @@ class State:
     """Where a job stands, the same on every rank and on any mesh.
 
     ``looks``: evaluations so far, of which number ``best`` (from 1) had ``best_loss``. ``loss_sum`` and ``count`` are
-    of the steps since the last one.
+    of the steps since the last one. ``noise``: what AdaScale has seen.
     """
 
     step: int = 0
@@ -46,6 +46,7 @@ class State:
     best_loss: float = math.inf
     loss_sum: float = 0.0
     count: int = 0
+    noise: Noise = field(default_factory=Noise)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +59,14 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Last:
-    """The last step: its loss and rate, the gradients' norm where it was looked at, and the tokens or samples in it."""
+    """The last step: its loss and rate, the gradients' norm and AdaScale's gain where they were looked at, and the
+    tokens or samples in it."""
 
     loss: float
     rate: float
     norm: float | None
     units: int
+    gain: float | None = None
 
 
 @dataclass(slots=True)
@@ -99,6 +102,8 @@ class Trainer:
         self.last = Last(loss=0.0, rate=0.0, norm=None, units=0)
         self.timeline = Timeline(0)
         self.around_step: Callable[[], AbstractContextManager[object]] = nullcontext
+        self.after_batch: Callable[[], None] = lambda: None
+        """Called after each batch of an evaluation."""
         self._scored = scored
         self._config = config
         self._parts = parts
@@ -108,7 +113,12 @@ class Trainer:
         self._losses: list[float] = []
         self._evaluated: list[Evaluated] = []
         self._kept: dict[str, Tensor] = {}
+        self._full = True
+        self._rate = 0.0
+        self._gain: float | None = None
         apply_communication(engine.built.runners.get(0), config.communication)
+        if config.rate.scale == ADASCALE:
+            engine.measure_noise(self._scaled_rate)
 
     def remember(self, losses: Sequence[float], evaluated: Sequence[Evaluated]) -> None:
         """What was told before ``state``, for whoever is told the rest."""
@@ -150,26 +160,27 @@ class Trainer:
         """One optimizer step on the next global batch; whether it was an epoch's last."""
         state, size = self.state, self._config.training.batch_size
         started_s = time.perf_counter()
-        rate, samples = self._rates.at(state.step), self._parts.train
+        samples, self._rate = self._parts.train.of_epoch(state.cursor.epoch), self._rates.at(state.step)
         with self.timeline.phase(DATA):
             indices, after = self._order.next_batch(state.cursor, size)
             batch, count = self._part(samples, indices, size), samples.count(indices)
+            self._full = len(indices) == size
         with self.timeline.phase(STEP), self.around_step():
-            self.engine.set_learning_rate(rate)
+            self.engine.set_learning_rate(self._rate)
             stepped = self.engine.step(batch, count)
             loss = float(stepped.loss)
         norm = None if stepped.norm is None else float(stepped.norm)
-        self.last = Last(loss=loss, rate=rate, norm=norm, units=samples.units(indices))
+        self.last = Last(loss=loss, rate=self._rate, norm=norm, units=samples.units(indices), gain=self._gain)
         self._losses.append(loss)
         self.state = replace(
-            state,
+            self.state,
             step=state.step + 1,
             cursor=after,
             loss_sum=state.loss_sum + loss * count,
             count=state.count + count,
         )
         period = self._config.communication.local_period
-        if period and self.state.step % period == 0 and self.state.step >= self._config.communication.dense_steps:
+        if self._took_local_steps and self.state.step % period == 0:
             self._average()
         self.speed.add(time.perf_counter() - started_s, self.last.units)
         return after.epoch > state.cursor.epoch
@@ -186,6 +197,7 @@ class Trainer:
             batch = self._part(samples, np.arange(start, min(start + size, num)), size)
             part_sum, part_count = self.engine.evaluate(batch)
             loss_sum, count = loss_sum + part_sum, count + part_count
+            self.after_batch()
         found = self._scored.take()
         for group in self._groups:
             dist.all_reduce(found, group=group)
@@ -224,20 +236,39 @@ class Trainer:
         if better and settings.keep == "best":
             self._kept = snapshot(self.engine)
 
+    def _scaled_rate(self, parts_square: float, mean_square: float) -> float:
+        """AdaScale's rate of the step whose gradients are there."""
+        training, noise = self._config.training, self.state.noise
+        num_parts = training.batch_size // self._config.rate.base_batch
+        if self._full:
+            # Of an epoch's last batch some parts may be empty; it takes the gain of those before it.
+            noise = noise.seen(parts_square, mean_square, num_parts)
+        self._gain = noise.gain(num_parts)
+        self.state = replace(self.state, noise=replace(noise, steps=noise.steps + self._gain))
+        self._rate = self._rates.at(int(noise.steps)) * self._gain
+        return self._rate
+
     def _at_limit(self) -> bool:
         stop, state = self._config.stop, self.state
-        return 0 < stop.steps <= state.step or 0 < stop.epochs <= state.cursor.epoch
+        steps = state.noise.steps if self._config.rate.scale == ADASCALE else state.step
+        return 0 < stop.steps <= steps or 0 < stop.epochs <= state.cursor.epoch
 
     def _settle(self) -> None:
         """Have ranks that differ by data alone agree on running statistics, which each has from its own samples."""
         # After local steps copies are alike only where they were averaged; the end may lie between.
-        if self._config.communication.local_period:
+        if self._took_local_steps and self.state.step % self._config.communication.local_period:
             self._average()
         buffers = [
             value for part in self.engine.parts.values() for value in part.buffers() if value.is_floating_point()
         ]
         for group in data_groups(self.engine, pipeline=False):
             average_copies(buffers, group)
+
+    @property
+    def _took_local_steps(self) -> bool:
+        """Whether copies have gone by themselves yet."""
+        communication = self._config.communication
+        return communication.local_period > 0 and self.state.step > communication.dense_steps
 
     def _average(self) -> None:
         runner = self.engine.built.runners[0]
@@ -272,6 +303,7 @@ def _tensors(engine: Engine) -> list[tuple[str, Tensor]]:
 
 
 def _rates(config: TrainConfig, num_train: int) -> Rates:
-    per_epoch = -(-num_train // config.training.batch_size)
+    size = config.rate.base_batch if config.rate.scale == ADASCALE else config.training.batch_size
+    per_epoch = -(-num_train // size)
     limits = [limit for limit in (config.stop.steps, config.stop.epochs * per_epoch) if limit]
     return rates_of(config.rate, config.training.learning_rate, config.training.batch_size, min(limits))

@@ -5,11 +5,11 @@
             engine.step(batch)
             watchdog.beat(step)
 
-A thread looks now and then whether anything has moved: steps, layers, collectives. If nothing has for ``timeout_s``,
-the rank leaves a report of what it waits for (fanin.datacenter.hangs), as do all others that see one, and ends with
-status ``HUNG``: torchrun ends the rest, and starts all of them again if it may. While all is well it costs next to
-nothing: torch records collectives in C++ itself, layers leave their name in passing, and the rest is read off the
-training thread's stack when it is too late.
+A thread looks now and then whether anything has moved: steps, layers, collectives, or what else is told to be
+``alive``. If nothing has for ``timeout_s``, the rank leaves a report of what it waits for (fanin.datacenter.hangs), as
+do all others that see one, and ends with status ``HUNG``: torchrun ends the rest, and starts all of them again if it
+may. While all is well it costs next to nothing: torch records collectives in C++ itself, layers leave their name in
+passing, and the rest is read off the training thread's stack when it is too late.
 """
 
 import json
@@ -86,6 +86,10 @@ class Watchdog:
         """A step is done."""
         self._step = step
         self._pass("")
+
+    def alive(self) -> None:
+        """Something goes on that is no step, such as an evaluation's batch, or a checkpoint that is written."""
+        self._moves += 1
 
     def report(self, still_s: float) -> Report:
         """What the training thread is at right now."""

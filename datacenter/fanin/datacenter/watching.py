@@ -5,6 +5,7 @@ tensorboard/            the same, where it is asked for and tensorboardX is inst
 timeline-rank-N.json    what each rank did when, where it is asked for
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,9 @@ from fanin.datacenter.jobfiles import ROWS_FILE
 from fanin.datacenter.meters import JsonLines, Meter, Scale, Sink, open_tensorboard
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.planner.facts import decoder_facts
+from fanin.datacenter.planner.spread import Job
+from fanin.datacenter.planner.traffic import predict_traffic
+from fanin.datacenter.rates import ADASCALE
 from fanin.datacenter.timeline import watch_stage
 from fanin.datacenter.trainer import Trainer
 from fanin.datacenter.watchdog import Watchdog
@@ -46,7 +50,9 @@ class Watch:
             # Its methods are replaced for this one object, which types do not foresee.
             watch_stage(stage, timeline)  # type: ignore[arg-type]
         runner = engine.built.runners.get(0)
-        if config.watch.traffic and config.communication.plain and isinstance(runner, DistributedDataParallel):
+        # What AdaScale does there is seen already.
+        hidden = config.communication.plain and config.rate.scale != ADASCALE
+        if config.watch.traffic and hidden and isinstance(runner, DistributedDataParallel):
             make_visible(runner)
         cuda = engine.built.device.type == "cuda"
         tells = rank == 0
@@ -57,6 +63,7 @@ class Watch:
             torch.cuda.max_memory_allocated if cuda else None,
         )
         trainer.around_step = self._around
+        trainer.after_batch = self._watchdog.alive
 
     def __enter__(self) -> "Watch":
         self._stack.callback(self._meter.close)
@@ -65,23 +72,48 @@ class Watch:
         self._stack.enter_context(self._watchdog)
         return self
 
+    @property
+    def traffic(self) -> Mapping[str, int] | None:
+        """What this rank sends in a step, in bytes by axis; None where none was counted."""
+        return self._meter.bytes_by_axis or None
+
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
+
+    def alive(self) -> None:
+        """Something goes on that is no step."""
+        self._watchdog.alive()
 
     def after_step(self) -> None:
         """Tell of the step that is done."""
         if self._counter is not None:
             self._meter.bytes_by_axis, self._counter = by_axis(self._counter.counts), None
         last = self._trainer.last
-        self._meter.tell(last.loss, last.units, last.norm, last.rate)
+        self._meter.tell(last.loss, last.units, last.norm, last.rate, last.gain)
         self._watchdog.beat(self._trainer.state.step)
 
     def _around(self) -> AbstractContextManager[object]:
         mesh = self._trainer.engine.built.mesh
-        if not self._settings.traffic or mesh is None or self._trainer.state.step != self._counted_step:
+        if not self._settings.traffic or mesh is None or mesh.size() == 1:
+            return nullcontext()
+        if self._trainer.state.step != self._counted_step:
             return nullcontext()
         self._counter = ByteCounter(mesh)
         return self._counter
+
+
+def predicted_traffic(config: TrainConfig) -> dict[str, int] | None:
+    """What the planner has the first rank send in a step, in bytes by axis; None where it has no formula for the job.
+
+    It has one of decoders on windows, whose gradients all travel in each step, as they are and in eager mode.
+    """
+    decoder, parallel = config.model.decoder, config.parallel
+    usual = config.communication.plain and config.rate.scale != ADASCALE and not config.training.freeze
+    if decoder is None or not config.data.windows or not usual or parallel.compile or parallel.precision == "fp16":
+        return None
+    facts = decoder_facts("decoder", decoder)
+    job = Job(facts=facts, parallel=parallel, training=config.training, sequence=config.data.length)
+    return by_axis(predict_traffic(job))
 
 
 def _stages(engine: Engine) -> list[_PipelineStageBase]:
@@ -100,10 +132,10 @@ def _sinks(settings: WatchSettings, folder: Path, *, begins: bool) -> list[Sink]
 
 
 def _scale(config: TrainConfig, engine: Engine) -> Scale:
-    """What speed is compared with, as far as it is known: a decoder's on text, a GPU's or a CPU's that is measured."""
+    """What speed is compared with, as far as it is known: a decoder's on windows, a GPU's or a measured CPU's."""
     parallel, decoder, device = config.parallel, config.model.decoder, engine.built.device
     flops, peak = 0.0, 0.0
-    if decoder is not None and config.data.text:
+    if decoder is not None and config.data.windows:
         flops = float(decoder_facts("decoder", decoder).work.flops_per_token(config.data.length))
     if device.type == "cuda":
         hardware = hardware_of(torch.cuda.get_device_name(device))

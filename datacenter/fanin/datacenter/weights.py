@@ -1,4 +1,4 @@
-"""A model's weights as one safetensors file, out of a job and into it, at any mesh.
+"""A model's weights as one safetensors file, out of a job and into it, at any mesh; several are read, too.
 
 The names are those of one process, unsharded; a weight that is tied is there once. Streamed both ways, so that no rank
 holds a second model: an export puts one tensor together at a time, and of an import each rank reads its own slices.
@@ -11,8 +11,10 @@ Larger types come first, so that each tensor is aligned. A file from outside is 
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +33,10 @@ from fanin.protos.errors import InvalidInput, StorageFull
 ALIGNMENT: Final = 8
 METADATA: Final = "__metadata__"
 DTYPES: Final = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+SUFFIX: Final = ".safetensors"
+INDEX_SUFFIX: Final = ".json"
+Kind = tuple[tuple[int, ...], str | None]
+"""Shape and type of a tensor."""
 
 
 def export_weights(engine: Engine, path: Path, metadata: Mapping[str, str] | None = None) -> None:
@@ -51,20 +57,22 @@ def export_weights(engine: Engine, path: Path, metadata: Mapping[str, str] | Non
         raise StorageFull(f"{path}: the weights could not be written ({cause}); nothing is there") from failure
 
 
-def import_weights(engine: Engine, path: Path) -> None:
-    """Take over the parameters in a file. A collective.
+def import_weights(engine: Engine, path: Path, aside: Sequence[str] = (), *, cast: bool = False) -> None:
+    """Take over the parameters in a file, or in those that an index (``.json``) beside them tells of. A collective.
 
-    Raises InvalidInput on all ranks, and changes nothing, if the file is damaged or another model's.
+    ``aside``: patterns over names that may be there and are not the model's. ``cast``: other floats are taken, too, and
+    become what the model has. Raises InvalidInput on all ranks, and changes nothing, if one is damaged or another
+    model's.
     """
-    refusal = _refusal(engine.table, path)
+    refusal = _refusal(engine.table, path, aside, cast=cast)
     if _on_any_rank(refusal is not None):
         raise refusal or InvalidInput(f"{path}: another rank cannot take it; see the first rank that says why")
     tie = engine.built.tie
-    with safe_open(path, framework="pt") as file, torch.no_grad():
+    with _opened(path) as files, torch.no_grad():
         for part in engine.parts.values():
             for name, value in part.named_parameters():
                 source = tie.original_name if tie is not None and value is tie.copied else name
-                _take(file, source, value)
+                _take(files[source], source, value)
 
 
 def _take(file: safe_open, name: str, value: Tensor) -> None:
@@ -78,18 +86,52 @@ def _take(file: safe_open, name: str, value: Tensor) -> None:
         mine.copy_(whole[slices(value)])
 
 
-def _refusal(table: Mapping[str, Entry], path: Path) -> InvalidInput | None:
-    """Why a file cannot be taken. What it is opened with holds its size against its header."""
+@contextmanager
+def _opened(path: Path) -> Iterator[dict[str, safe_open]]:
+    """The file that has each tensor, by name. What they are opened with holds their sizes against their headers."""
+    with ExitStack() as stack:
+        if path.suffix == INDEX_SUFFIX:
+            told = _index(path)
+            places = {name: path.with_name(name) for name in sorted(set(told.values()))}
+        else:
+            told, places = {}, {path.name: path}
+        files = {name: stack.enter_context(safe_open(place, framework="pt")) for name, place in places.items()}
+        yield {
+            name: file
+            for place, file in files.items()
+            for name in file.offset_keys()
+            if not told or told.get(name) == place
+        }
+
+
+def _index(path: Path) -> dict[str, str]:
+    """The file's name for each tensor's, all of them beside the index. Raises InvalidInput."""
     try:
-        with safe_open(path, framework="pt") as file:
-            names: list[str] = file.offset_keys()
-            readers = {name: file.get_slice(name) for name in names}
-            found = {name: (tuple(each.get_shape()), each.get_dtype()) for name, each in readers.items()}
+        row = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as exc:
+        raise InvalidInput(f"{path}: not JSON ({exc})") from exc
+    found = row.get("weight_map") if isinstance(row, dict) else None
+    if not isinstance(found, dict) or not found:
+        raise InvalidInput(f"{path}: got no weight_map, expected one from names of tensors to names of files")
+    for name in found.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(SUFFIX):
+            raise InvalidInput(f"{path}: got a tensor in {name!r}, expected the name of a {SUFFIX} file beside it")
+    return found
+
+
+def _refusal(table: Mapping[str, Entry], path: Path, aside: Sequence[str], *, cast: bool) -> InvalidInput | None:
+    """Why a file cannot be taken."""
+    try:
+        with _opened(path) as files:
+            told = {name: _kind(file, name) for name, file in files.items()}
     except (OSError, SafetensorError) as exc:
         return InvalidInput(f"{path}: not a whole safetensors file ({exc})")
+    except InvalidInput as exc:
+        return exc
     expected = {name: (tuple(entry.shape), DTYPES.get(entry.dtype)) for name, entry in table.items()}
+    found = {name: kind for name, kind in told.items() if name in expected or not _fits_any(name, aside)}
     missing, unknown = set(expected) - set(found), set(found) - set(expected)
-    wrong = {name for name in set(found) & set(expected) if found[name] != expected[name]}
+    wrong = {name for name in set(found) & set(expected) if not _fits(found[name], expected[name], cast=cast)}
     if not (missing or unknown or wrong):
         return None
     name = min([*missing, *unknown, *wrong])
@@ -100,7 +142,21 @@ def _refusal(table: Mapping[str, Entry], path: Path) -> InvalidInput | None:
     )
 
 
-def _told(kind: tuple[tuple[int, ...], str | None] | None) -> str:
+def _kind(file: safe_open, name: str) -> Kind:
+    reader = file.get_slice(name)  # type: ignore[no-untyped-call]
+    return tuple(reader.get_shape()), reader.get_dtype()
+
+
+def _fits(found: Kind, expected: Kind, *, cast: bool) -> bool:
+    floats = cast and found[1] in DTYPES.values()
+    return found[0] == expected[0] and (found[1] == expected[1] or floats)
+
+
+def _fits_any(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _told(kind: Kind | None) -> str:
     return "none" if kind is None else f"{kind[1]} {list(kind[0])}"
 
 

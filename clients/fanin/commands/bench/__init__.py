@@ -1,4 +1,4 @@
-"""``fanin bench``: a coordinator measured on this machine, against its budgets.
+"""``fanin bench``: a coordinator measured on this machine, against its budgets, and what ranks send each other.
 
 Each benchmark is a module with ``main(argv) -> int``, imported when it is called: the processes that a benchmark
 starts are modules of this package too, and load nothing but what they use. ``site`` is the coordinator and its Run,
@@ -21,6 +21,7 @@ BENCHES: Final[Mapping[str, str]] = MappingProxyType(
         "memory": "the coordinator's memory while all devices upload at once",
         "restart": "from SIGKILL to serving, with a round open",
         "checkins": "check-ins a second, with many devices registered",
+        "collectives": "what ranks of a datacenter job send each other: right, and how fast",
     }
 )
 
@@ -29,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     """The command."""
     if not argv or argv[0] in ("-h", "--help"):
         width = max(map(len, BENCHES)) + 2
-        lines = ["usage: fanin bench BENCHMARK [OPTIONS]", "", "Measure a coordinator on this machine.", ""]
+        lines = ["usage: fanin bench BENCHMARK [OPTIONS]", "", "Measure a coordinator, or ranks, on this machine.", ""]
         lines += [f"  {name:{width}}{summary}" for name, summary in BENCHES.items()]
         sys.stdout.write("\n".join([*lines, "", "fanin bench BENCHMARK --help says more.", ""]))
         return 0

@@ -8,7 +8,7 @@ from typing import Final
 from fanin.clients.data import Split
 from fanin.clients.datasets import split_fashion_mnist
 from fanin.clients.digits import split_digits
-from fanin.datacenter.config import LayoutSettings
+from fanin.datacenter.layouts import LayoutSettings
 from fanin.datacenter.models.digits_app import app as digits_app
 from fanin.datacenter.models.fashion_app import HIDDEN
 from fanin.datacenter.models.fashion_app import app as fashion_app

@@ -9,7 +9,7 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from fanin.datacenter.models.layers import Norm, norm_of, same_conv, seeded, separable
+from fanin.datacenter.models.layers import MeanPool, Norm, norm_of, same_conv, seeded, separable
 
 INPUT_SHAPE: Final = (1, 49, 10)
 NUM_CLASSES: Final = 12
@@ -27,9 +27,10 @@ class DsCnn(nn.Module):
                 same_conv((1, CHANNELS), (49, 10), (10, 4), (2, 2)), norm_of(norm, CHANNELS), nn.ReLU()
             )
             self.blocks = nn.Sequential(*(separable((CHANNELS, CHANNELS), (25, 5), 1, norm) for _ in range(NUM_BLOCKS)))
+            self.pool = MeanPool()
             self.head = nn.Linear(CHANNELS, NUM_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, 12)."""
-        logits: Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        logits: Tensor = self.head(self.pool(self.blocks(self.stem(x))))
         return logits

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Norm = Literal["batch", "group"]
 """``batch`` as published; ``group`` for training on devices, as it has no running statistics."""
@@ -26,6 +26,14 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+class MeanPool(nn.Module):
+    """The mean over height and width; a module, so that a pipeline's stage without it can hand on what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` (B, channels, height, width) to (B, channels)."""
+        return x.mean((2, 3))
 
 
 def norm_of(kind: Norm, channels: int) -> nn.Module:

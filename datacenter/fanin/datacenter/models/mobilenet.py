@@ -8,7 +8,7 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from fanin.datacenter.models.layers import Norm, norm_of, same_conv, seeded, separable
+from fanin.datacenter.models.layers import MeanPool, Norm, norm_of, same_conv, seeded, separable
 
 INPUT_SHAPE: Final = (3, 96, 96)
 NUM_CLASSES: Final = 2
@@ -35,9 +35,10 @@ class MobileNetV1(nn.Module):
                 blocks.append(separable((channels, int(full * width)), (size, size), stride, norm))
                 channels, size = int(full * width), size // stride
             self.blocks = nn.Sequential(*blocks)
+            self.pool = MeanPool()
             self.head = nn.Linear(channels, NUM_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, 2)."""
-        logits: Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        logits: Tensor = self.head(self.pool(self.blocks(self.stem(x))))
         return logits

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from fanin.datacenter.models.layers import Norm, norm_of, same_conv, seeded
+from fanin.datacenter.models.layers import MeanPool, Norm, norm_of, same_conv, seeded
 
 INPUT_SHAPE: Final = (3, 32, 32)
 NUM_CLASSES: Final = 10
@@ -48,9 +48,10 @@ class ResNet8(nn.Module):
             self.stacks = nn.Sequential(
                 Block(first, first, 32, norm), Block(first, second, 32, norm), Block(second, third, 16, norm)
             )
+            self.pool = MeanPool()
             self.head = nn.Linear(third, NUM_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, 10)."""
-        logits: Tensor = self.head(self.stacks(self.stem(x)).mean((2, 3)))
+        logits: Tensor = self.head(self.pool(self.stacks(self.stem(x))))
         return logits

@@ -29,6 +29,7 @@ from fanin.datacenter.parallel.optimizer import build_optimizer
 from fanin.datacenter.parallel.pipeline import Skip, Stage, hand_on, owners, split
 from fanin.datacenter.parallel.recompute import apply_recompute
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_job
+from fanin.datacenter.parallel.shapes import keep_buffers
 from fanin.datacenter.parallel.shard import HALF, apply_data_parallel
 from fanin.datacenter.parallel.tensor import apply_tensor_parallel, arrived
 from fanin.datacenter.parallel.ties import Tie, retie, tie_of
@@ -89,6 +90,8 @@ def build(
     """
     layout = model.layout
     check_job(layout, parallel, training, 1 if mesh is None else mesh.size())
+    if parallel.offload and mesh is None:
+        raise InvalidInput("parallel: got offload and no mesh, expected one, of one rank: FSDP2 knows of ranks alone")
     apply_freeze(model.module, training.freeze)
     table = parameter_table(model, parallel)
     stages = _stages(model, parallel, mesh)
@@ -117,7 +120,7 @@ def build(
 def parameter_table(model: Model, parallel: ParallelSettings) -> dict[str, Entry]:
     """All parameters of a model that is still whole, in its order. Raises InvalidInput if a cut would leave some."""
     num_stages = parallel.pipeline().num_stages if parallel.pipelined else 1
-    stage_of = owners(model.module, model.layout, num_stages, parallel.layer_times)
+    stage_of = owners(model.module, model.layout, num_stages, parallel.times)
     return {
         name: Entry(stage=stage_of[name], shape=value.shape, dtype=value.dtype)
         for name, value in model.module.named_parameters()
@@ -145,7 +148,7 @@ def _stages(model: Model, parallel: ParallelSettings, mesh: DeviceMesh | None) -
     if not parallel.pipelined or mesh is None:
         return [Stage(index=0, part=model.module)]
     rank = mesh.get_local_rank(PIPELINE)
-    return split(model.module, model.layout, parallel.pipeline(), rank, parallel.layer_times)
+    return split(model.module, model.layout, parallel.pipeline(), rank, parallel.times)
 
 
 def _spread(
@@ -154,7 +157,7 @@ def _spread(
     """Steps 3 to 7 on one stage; what a step calls."""
     part = stage.part.to(device)
     if mesh is not None and parallel.mesh.tp > 1:
-        apply_tensor_parallel(part, layout, mesh[TENSOR])
+        apply_tensor_parallel(part, layout, mesh[TENSOR], sequence=parallel.sequence_parallel)
     if layout.tied is not None:
         retie(part, layout.tied)
     layers = list(dict.fromkeys(layers_of(part.get_submodule(layout.layers))))
@@ -211,6 +214,9 @@ def build_schedule(
         PipelineStage(runner, index, pipeline.num_stages, device, group=mesh.get_group(PIPELINE))
         for index, runner in runners.items()
     ]
+    for stage in stages:
+        # Its methods are replaced for this one object, which types do not foresee.
+        keep_buffers(stage)  # type: ignore[arg-type]
     kind = get_schedule_class(pipeline.rules.torch_name)
     held = stages[0] if pipeline.rules.single else stages
     # The loss was divided already; torch would divide once more, by the microbatches.

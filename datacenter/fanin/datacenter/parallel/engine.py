@@ -31,9 +31,10 @@ from fanin.datacenter.mesh import PIPELINE, REPLICATE, SHARD
 from fanin.datacenter.parallel import gradients
 from fanin.datacenter.parallel.build import Built, Entry, Model, build
 from fanin.datacenter.parallel.gather import load_whole, whole_parameters
+from fanin.datacenter.parallel.noise import PartNorms, RateOf
 from fanin.datacenter.parallel.quiet import quiet
 from fanin.datacenter.parallel.scaling import LossScale
-from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,7 @@ class Engine:
         self._pipeline = built.mesh.get_group(PIPELINE) if built.mesh is not None and built.schedule else None
         self._scale = LossScale() if built.parallel.precision == "fp16" else None
         self._shapes: dict[bool, torch.Size] = {}
+        self._noise: PartNorms | None = None
 
     @property
     def parts(self) -> Mapping[int, nn.Module]:
@@ -124,12 +126,14 @@ class Engine:
 
     def step(self, batch: Batch, count: int | None = None) -> Stepped:
         """One optimizer step. ``count``: of the whole global batch, where the caller knows it; else it is summed."""
-        batch = batch.to(self.built.device)
+        batch = self._taken(batch)
         total = self._total_count(batch.targets) if count is None else count
         self._set_mode(training=True)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss = self._forward_backward(batch, max(1, total))
+        if self._noise is not None:
+            self.set_learning_rate(self._noise.rate())
         norm, skipped = self._treat_gradients()
         if not skipped:
             for optimizer in self.optimizers:
@@ -142,7 +146,7 @@ class Engine:
 
         The objective's observer is shown this rank's outputs.
         """
-        batch = batch.to(self.built.device)
+        batch = self._taken(batch)
         self._set_mode(training=False)
         loss = torch.zeros((), dtype=torch.float64, device=self.built.device)
         observer, scores = self.built.objective.observer, list[Tensor]()
@@ -178,6 +182,13 @@ class Engine:
         if self._scale is not None:
             self._scale.load(values)
 
+    def measure_noise(self, rate_of: RateOf) -> None:
+        """Have ``rate_of`` say each following step's rate by how much the gradients of a batch's parts differ.
+
+        For one process by itself, and for copies that DistributedDataParallel keeps alike.
+        """
+        self._noise = PartNorms(self.built.runners[0], self.built.training.accumulate, rate_of)
+
     def set_learning_rate(self, rate: float) -> None:
         """The rate of the following steps."""
         for optimizer in self.optimizers:
@@ -192,6 +203,12 @@ class Engine:
         """Take over whole parameters. Raises ValueError, and changes nothing, if they are not the model's."""
         load_whole(self.built, values)
 
+    def _taken(self, batch: Batch) -> Batch:
+        """A batch on this rank's device. Raises InvalidInput if ranks cannot share out its sequences as they are to."""
+        if self.built.parallel.sequence_parallel:
+            check_sequence(self.built.parallel, batch.inputs.shape[1])
+        return batch.to(self.built.device)
+
     def _forward_backward(self, batch: Batch, count: int) -> Tensor:
         """The gradients of this rank's part; its share of the mean loss."""
         parallel = self.built.parallel
@@ -205,11 +222,15 @@ class Engine:
             return loss
         scale = self._copies if self._scale is None else self._copies * self._scale.factor
         num = turns * parallel.microbatches
+        if self._noise is not None:
+            self._noise.begin()
         for index, piece in enumerate(batch.chunks(num)):
             with self._synchronized(last=index == num - 1):
                 outputs = self.built.runners[0](piece.inputs, **piece.extra)
                 share = self.built.objective.loss_sum(outputs, piece.targets) / count
                 torch.autograd.backward(share * scale)
+            if self._noise is not None:
+                self._noise.turn_ended(last=index == num - 1)
             loss = loss + share.detach()
         return loss
 

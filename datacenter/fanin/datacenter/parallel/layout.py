@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fanin.datacenter.models.decoder import DecoderConfig
     from fanin.datacenter.models.encoder import EncoderConfig
 
-Style = Literal["shared", "column", "row", "kv", "vocabulary", "logits", "whole"]
+Style = Literal["shared", "column", "row", "kv", "vocabulary", "places", "logits", "whole"]
 """How a module is split over ``tp``:
 
 shared      no parameters of its own to split: its input becomes one whole tensor, once, for all within
@@ -23,6 +23,7 @@ column      a linear layer by its outputs; what it gives is this rank's part
 row         a linear layer by its inputs; what it gives is summed over the ranks
 kv          as ``column``; where there are fewer heads than ranks, each rank takes the head that it needs
 vocabulary  an embedding by its rows; what it gives is summed over the ranks
+places      as ``whole``, of a table of places: where the sequence is split, each rank takes those of its part
 logits      a linear layer by its outputs, which are then put together
 whole       every rank has all of it; so is every module with parameters that no pattern names
 """
@@ -45,6 +46,9 @@ class Layout:
     ``inputs`` stand before the list ``layers`` and belong to the first stage of a pipeline, ``outputs`` after it and
     to the last; a module left out of a stage hands on what it is given. ``plan``: pattern over module names (``*``
     is any text without a dot) to how tensor parallelism splits it. ``tied``: the names of (a copy, its original).
+    ``sequence``: where ranks may share out the T places of what layers hand on, (B, T, width), because a module that
+    every rank has whole works on each place by itself: nowhere, in the whole ``model``, or from a stage's first layer
+    to its last (``layers``), where what is around them reads the number of places off what it is given.
     """
 
     sizes: ModelSizes
@@ -53,6 +57,7 @@ class Layout:
     outputs: tuple[str, ...]
     plan: Mapping[str, Style]
     tied: tuple[str, str] | None = None
+    sequence: Literal["", "layers", "model"] = ""
 
 
 DECODER_PLAN: Final[Mapping[str, Style]] = MappingProxyType(
@@ -75,6 +80,7 @@ DECODER_PLAN: Final[Mapping[str, Style]] = MappingProxyType(
 ENCODER_PLAN: Final[Mapping[str, Style]] = MappingProxyType(
     {
         "embed.tokens": "vocabulary",
+        "embed.positions": "places",
         "layers.*.attention": "shared",
         "layers.*.attention.query": "column",
         "layers.*.attention.key": "column",
@@ -102,6 +108,7 @@ def encoder_layout(config: "EncoderConfig") -> Layout:
         outputs=("transform", "head"),
         plan=ENCODER_PLAN,
         tied=("head.weight", "embed.tokens.weight") if config.tied else None,
+        sequence="model",
     )
 
 
@@ -119,4 +126,5 @@ def decoder_layout(config: "DecoderConfig") -> Layout:
         outputs=("norm", "head"),
         plan=DECODER_PLAN,
         tied=("head.weight", "embed.weight") if config.tied else None,
+        sequence="model",
     )

@@ -5,15 +5,19 @@ that checkpoints, plans and patterns know of no stages. What is left out hands o
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from types import MappingProxyType
+from typing import Final
 
 from torch import Tensor, nn
 
 from fanin.datacenter.parallel.layout import Layout
 from fanin.datacenter.parallel.schedules import Pipeline
 from fanin.protos.errors import InvalidInput
+
+NOTHING: Final[Mapping[int, object]] = MappingProxyType({})
 
 
 class Skip(nn.Module):
@@ -64,6 +68,13 @@ def cut(num_layers: int, num_stages: int, times: Sequence[float] = ()) -> tuple[
     return tuple(range(start, end) for start, end in pairwise(bounds))
 
 
+def stage_times(num_layers: int, num_stages: int, times: Sequence[float]) -> tuple[float, ...]:
+    """The time of each stage of the cut by ``times``, the inputs' and outputs' included."""
+    shares = cut(num_layers, num_stages, times)
+    ends = {0: times[0], num_stages - 1: times[-1]} if num_stages > 1 else {0: times[0] + times[-1]}
+    return tuple(sum(times[1 + layer] for layer in share) + ends.get(index, 0.0) for index, share in enumerate(shares))
+
+
 def owners(module: nn.Module, layout: Layout, num_stages: int, times: Sequence[float] = ()) -> dict[str, int]:
     """The name of each parameter, in the model's order, and its stage. Raises InvalidInput if a cut would leave two."""
     shares = cut(layout.sizes.num_layers, num_stages, times)
@@ -112,14 +123,23 @@ def hand_on(part: nn.Module, inputs: object, output: Tensor) -> Tensor:
     return output.clone() if output._is_view() else output
 
 
-def _without(module: nn.Module, left_out: Sequence[str], layout: Layout) -> nn.Module:
-    """A copy of the module without some parts. Only the skeleton is copied: no value is held twice."""
+def skeleton(module: nn.Module, instead: Mapping[str, nn.Module], kept: Mapping[int, object] = NOTHING) -> nn.Module:
+    """A copy of the module with others in the place of some parts, by name. No value is held twice.
+
+    ``kept``: copies that were made already, by the ids of what they are of.
+    """
     # What deepcopy finds in its memo it takes as copied already.
-    memo: dict[int, object] = {id(value): value for value in module.parameters()}
-    memo |= {id(value): value for value in module.buffers()}
+    memo: dict[int, object] = {id(value): value for value in (*module.parameters(), *module.buffers())}
+    memo |= kept
+    memo |= {id(module.get_submodule(name)): part for name, part in instead.items()}
+    return copy.deepcopy(module, memo)
+
+
+def _without(module: nn.Module, left_out: Sequence[str], layout: Layout) -> nn.Module:
+    """A copy of the module without some parts."""
+    copied: dict[int, object] = {}
     if layout.tied is not None:
         shared = module.get_parameter(layout.tied[1])
         if any(_within(layout.tied[1], name) for name in left_out):
-            memo[id(shared)] = nn.Parameter(shared.detach().clone(), requires_grad=shared.requires_grad)
-    memo |= {id(module.get_submodule(name)): Skip() for name in left_out}
-    return copy.deepcopy(module, memo)
+            copied[id(shared)] = nn.Parameter(shared.detach().clone(), requires_grad=shared.requires_grad)
+    return skeleton(module, {name: Skip() for name in left_out}, copied)

@@ -6,13 +6,17 @@ The module itself is left as it is, but that it keeps no cache and gives its log
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from torch import Tensor, nn
 
-from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style
+from fanin.datacenter.parallel.objective import TOKENS, Objective
 from fanin.protos.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    # What puts models on ranks takes seconds to import, and who asks for a layout alone needs none of it.
+    from fanin.datacenter.parallel.build import Model
 
 STYLES: Final[Mapping[str, Style]] = MappingProxyType(
     {"colwise": "column", "rowwise": "row", "colwise_gather_output": "logits", "embedding_rowwise": "vocabulary"}
@@ -37,8 +41,10 @@ class Output(Protocol):
     logits: Tensor
 
 
-def pretrained_model(module: nn.Module) -> Model:
+def pretrained_model(module: nn.Module, objective: Objective = TOKENS) -> "Model":
     """A causal language model of ``transformers``, ready to be spread. Raises UnsupportedModel."""
+    from fanin.datacenter.parallel.build import Model
+
     layout = pretrained_layout(module)
     cast(Config, module.config).use_cache = False
 
@@ -46,7 +52,7 @@ def pretrained_model(module: nn.Module) -> Model:
         return output.logits
 
     module.register_forward_hook(logits)
-    return Model(module=module, layout=layout)
+    return Model(module=module, layout=layout, objective=objective)
 
 
 def pretrained_layout(module: nn.Module) -> Layout:
@@ -83,4 +89,6 @@ def pretrained_layout(module: nn.Module) -> Layout:
         outputs=(f"{prefix}.norm", "lm_head"),
         plan={f"{prefix}.embed_tokens": "vocabulary", **shared, **{name: STYLES[word] for name, word in words.items()}},
         tied=("lm_head.weight", f"{prefix}.embed_tokens.weight") if config.tie_word_embeddings else None,
+        # Its positions and its mask are as long as what the model's table, or another stage, gives.
+        sequence="layers",
     )

@@ -41,16 +41,19 @@ def apply_recompute(layers: list[nn.Module], mode: Recompute) -> None:
     """Make each layer compute again what it does not keep. Names of parameters stay as they are."""
     if mode == "none":
         return
+    for layer in layers:
+        # On the instance: hooks that others put around a layer stay outside, and no wrapper changes its names.
+        layer.forward = recomputed(layer.forward, mode)
+
+
+def recomputed(forward: Callable[..., object], mode: Recompute) -> Callable[..., object]:
+    """A layer's forward that is computed again, as a function of our own: torch compiles no layer whose forward is
+    torch's."""
+    if mode == "none":
+        return forward
     again: Callable[..., object] = partial(checkpoint, use_reentrant=False)
     if mode == "selective":
         again = partial(again, context_fn=partial(create_selective_checkpoint_contexts, keep_dear))
-    for layer in layers:
-        # On the instance: hooks that others put around a layer stay outside, and no wrapper changes its names.
-        layer.forward = _ours(again, layer.forward)
-
-
-def _ours(again: Callable[..., object], forward: Callable[..., object]) -> Callable[..., object]:
-    """``again`` of a layer's forward, as a function of our own: torch compiles no layer whose forward is torch's."""
 
     def computed(*args: object, **kwargs: object) -> object:
         return again(forward, *args, **kwargs)

@@ -16,6 +16,7 @@ Recompute = Literal["none", "full", "selective"]
 Precision = Literal["full", "bf16", "fp16"]
 OptimizerName = Literal["adamw", "sgd"]
 DEFAULT_SCHEDULE: Final = "1F1B"
+MEASURE: Final = "measure"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,34 +25,35 @@ class ParallelSettings:
 
     ``microbatches``: pieces of what a rank is given for a step, which a pipeline works on at once and a rank without
     a pipeline one after the other. ``stages_per_rank`` 0: as the schedule has it. ``layer_times``: seconds, or any
-    unit, of the inputs, each layer and the outputs; a pipeline is cut by them, and evenly without them. ``recompute``:
-    which activations are computed again in the backward pass. ``reshard``: whether the ranks of dp_shard give a
-    layer's parameters back between forward and backward; None: yes, but not in a pipeline, which would fetch them
-    for each microbatch. ``precision``: of the computation; parameters and their gradients' sums keep the model's own.
+    unit, of the inputs, each layer and the outputs; a pipeline is cut by them, and evenly without them; ``measure``: a
+    job finds them out first (``parallel.measure``). ``recompute``: which activations are computed again in the
+    backward pass. ``reshard``: whether the ranks of dp_shard give a layer's parameters back between forward and
+    backward; None: yes, but not in a pipeline, which would fetch them for each microbatch. ``precision``: of the
+    computation; parameters and their gradients' sums keep the model's own.
     ``offload``: parameters, gradients and optimizer state live in the CPU's memory. ``replicate``: how whole copies
-    are kept alike, ``ddp`` or ``hsdp``; with pp, tp or dp_shard it is always ``hsdp``.
+    are kept alike, ``ddp`` or ``hsdp``; with pp, tp or dp_shard it is always ``hsdp``. ``sequence_parallel``: whether
+    the ranks of tp share out what stands between the matrices that they split, by places of the sequence.
     """
 
     mesh: MeshShape = field(default_factory=MeshShape)
     schedule: str = DEFAULT_SCHEDULE
     microbatches: int = 1
     stages_per_rank: int = 0
-    layer_times: tuple[float, ...] = ()
+    layer_times: tuple[float, ...] | Literal["measure"] = ()
     recompute: Recompute = "none"
     compile: bool = False
     reshard: bool | None = None
     precision: Precision = "full"
     offload: bool = False
     replicate: Literal["ddp", "hsdp"] = "ddp"
+    sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
         _one_of("recompute", self.recompute, get_args(Recompute))
         _one_of("precision", self.precision, get_args(Precision))
         _one_of("replicate", self.replicate, ("ddp", "hsdp"))
         _one_of("schedule", self.schedule, tuple(SCHEDULES))
-        for time in self.layer_times:
-            if not 0.0 <= time < inf:
-                raise InvalidInput(f"parallel: got {time} in layer_times, expected 0.0 or more each")
+        _check_times(self.layer_times, self.mesh)
         if self.microbatches < 1:
             raise InvalidInput(f"parallel: got {self.microbatches} microbatches, expected at least 1")
         if self.stages_per_rank < 0:
@@ -62,7 +64,15 @@ class ParallelSettings:
                 "gradients overflow, which is known only after the pipeline; take bf16"
             )
         if self.offload and not self.sharded:
-            raise InvalidInput(f"parallel: got offload and mesh {self.mesh}, expected dp_shard above 1")
+            raise InvalidInput(
+                f"parallel: got offload and mesh {self.mesh} (replicate {self.replicate!r}), expected none, dp_shard "
+                "above 1, or copies kept alike by hsdp: FSDP2 is what keeps parameters on the CPU"
+            )
+        if self.sequence_parallel and self.mesh.tp == 1:
+            raise InvalidInput(
+                f"parallel: got sequence_parallel and mesh {self.mesh}, expected tp above 1: the ranks of tp share out "
+                "the sequence; take a mesh with tp, or leave sequence_parallel out"
+            )
         if self.pipelined:
             self.pipeline()
         if self.recompute == "selective" and self.pipelined and SCHEDULES[self.schedule].splits_backward:
@@ -89,14 +99,24 @@ class ParallelSettings:
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP2 keeps the ranks' gradients alike, sharded or replicated; else DDP does, or nobody has to."""
+        """Whether FSDP2 keeps the ranks' gradients alike, sharded or replicated, or one rank's parameters on the CPU;
+        else DDP does, or nobody has to."""
         mesh = self.mesh
+        if mesh.num_ranks == 1:
+            return self.offload
         return mesh.dp_shard > 1 or (mesh.dp_replicate > 1 and (mesh.pp * mesh.tp > 1 or self.replicate == "hsdp"))
 
     @property
     def reshards(self) -> bool:
         """``reshard``, decided."""
         return not self.pipelined if self.reshard is None else self.reshard
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        """``layer_times``, once they are known. Raises ValueError before."""
+        if isinstance(self.layer_times, str):
+            raise ValueError(f"got layer_times {self.layer_times!r}, expected numbers: measure_layer_times gives them")
+        return self.layer_times
 
     def pipeline(self) -> Pipeline:
         """The pipeline's numbers. Raises InvalidInput."""
@@ -155,6 +175,7 @@ def check_job(layout: Layout, parallel: ParallelSettings, training: TrainingSett
     faults = [
         *_width_faults(layout, parallel.mesh),
         *_depth_faults(layout, parallel),
+        *_sequence_faults(layout, parallel),
         *_batch_faults(parallel, training),
     ]
     if faults:
@@ -164,6 +185,16 @@ def check_job(layout: Layout, parallel: ParallelSettings, training: TrainingSett
             f"{sizes.num_heads} heads, {sizes.num_kv_heads} kv heads, feed-forward {sizes.feed_forward}, batch "
             f"{training.batch_size}, accumulate {training.accumulate}, {parallel.microbatches} microbatches, schedule "
             f"{parallel.schedule})"
+        )
+
+
+def check_sequence(parallel: ParallelSettings, length: int) -> None:
+    """Raise InvalidInput unless the ranks can share out sequences of so many tokens as they are to."""
+    tp = parallel.mesh.tp
+    if parallel.sequence_parallel and length % tp:
+        raise InvalidInput(
+            f"parallel: got sequence_parallel, tp {tp} and sequences of {length} tokens, expected a multiple of tp: "
+            "each rank has as many places; take another length, or leave sequence_parallel out"
         )
 
 
@@ -186,9 +217,19 @@ def _depth_faults(layout: Layout, parallel: ParallelSettings) -> list[str]:
         if layers < stages:
             faults.append(f"got {layers} layers for {stages} stages, expected at least one each")
     expected = layout.sizes.num_layers + 2
-    if parallel.layer_times and len(parallel.layer_times) != expected:
+    if parallel.layer_times and parallel.layer_times != MEASURE and len(parallel.layer_times) != expected:
         faults.append(f"got {len(parallel.layer_times)} layer_times, expected {expected}: inputs, each layer, outputs")
     return faults
+
+
+def _sequence_faults(layout: Layout, parallel: ParallelSettings) -> list[str]:
+    if layout.sequence or not parallel.sequence_parallel:
+        return []
+    fault = (
+        "got sequence_parallel for a layout of which nobody says that its layers hand on a sequence and work on each "
+        "place of it alone, expected that of a decoder or an encoder"
+    )
+    return [fault]
 
 
 def _batch_faults(parallel: ParallelSettings, training: TrainingSettings) -> list[str]:
@@ -201,6 +242,19 @@ def _batch_faults(parallel: ParallelSettings, training: TrainingSettings) -> lis
         f"{parallel.microbatches} microbatches = {pieces}"
     )
     return [fault]
+
+
+def _check_times(times: tuple[float, ...] | str, mesh: MeshShape) -> None:
+    if isinstance(times, str):
+        _one_of("layer_times", times, (MEASURE,))
+        if mesh.pp == 1:
+            raise InvalidInput(
+                f"parallel: got layer_times {times!r} and mesh {mesh}, expected pp above 1: nothing is cut by them"
+            )
+        return
+    for time in times:
+        if not 0.0 <= time < inf:
+            raise InvalidInput(f"parallel: got {time} in layer_times, expected 0.0 or more each")
 
 
 def _one_of(name: str, got: str, known: tuple[str, ...]) -> None:

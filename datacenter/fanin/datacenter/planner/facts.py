@@ -45,6 +45,10 @@ class Weight:
         """Whether it is kept whole because there are fewer key and value heads than ranks."""
         return self.style == "kv" and num_kv_heads % tp != 0
 
+    def is_partial(self, tp: int, num_kv_heads: int, *, split: bool) -> bool:
+        """Whether its gradient is a sum over ``tp`` still to be made; ``split``: the sequence is shared out."""
+        return self.is_shared(tp, num_kv_heads) or (split and self.style in {"whole", "places"})
+
     def sharded(self, tp: int, num_kv_heads: int, num_shards: int) -> int:
         """Values of the first rank's share, the parameter being cut along its first dimension into ``num_shards``."""
         rows, *rest = self.local_shape(tp, num_kv_heads) or (1,)

@@ -58,14 +58,18 @@ def activations_of(job: Job, *, fused_norms: bool = False) -> Activations:
     attended = heads * facts.head_width
     keys = max(facts.kv_width / tp, facts.head_width)
     forward = facts.sizes.feed_forward / tp
-    norm = (handed * width if fused_norms else 2 * FULL_BYTES * width) + FULL_BYTES + product * width
+    split = tp if job.parallel.sequence_parallel else 1
+    # What it gives is there whole in any case, for the matrices that it is multiplied with.
+    norm = ((handed * width if fused_norms else 2 * FULL_BYTES * width) + FULL_BYTES) / split + product * width
     # Keys and queries as rotated, values, what attention gives (twice: turned for the next product), and its sums.
     attention = product * (2 * keys + 3 * attended) + FULL_BYTES * heads
     # Both projections, the one after its sigmoid, and their product.
     layer = 2 * norm + attention + product * 4 * forward
-    whole_rows = 2 * (2 if tp > 1 else 1)
-    selected = handed * width + product * (2 * attended + 2 * keys + 2 * forward + whole_rows * width)
-    kept = {"none": layer, "full": handed * width, "selective": selected + FULL_BYTES * heads}[job.parallel.recompute]
+    # Of both sums over tp: what was brought, what came of it, and what is gathered of a split sequence.
+    sums = 2 * product * width * (1 + (1 / split if tp > 1 else 0)) + (2 * handed * width if split > 1 else 0)
+    given = handed * width / split
+    selected = given + product * (2 * attended + 2 * keys + 2 * forward) + sums
+    kept = {"none": layer, "full": given, "selective": selected + FULL_BYTES * heads}[job.parallel.recompute]
     again = {
         "none": 0.0,
         "full": layer,
@@ -78,8 +82,8 @@ def activations_of(job: Job, *, fused_norms: bool = False) -> Activations:
         layer=round(layer * tokens) + turns,
         kept=round(kept * tokens) + (turns if job.parallel.recompute == "none" else 0),
         again=round(again * tokens),
-        stream=tokens * width * handed,
-        norm=tokens * norm,
+        stream=job.stream_tokens * width * handed,
+        norm=round(tokens * norm),
         logits=tokens * facts.vocabulary * product,
         scores=tokens * facts.vocabulary * FULL_BYTES,
     )
@@ -90,10 +94,10 @@ def predict_memory(job: Job, rank: int = 0, *, fused_norms: bool = False) -> Mem
     stages = job.stages(rank)
     found = activations_of(job, fused_norms=fused_norms)
     static = _static(job, stages)
-    whole = job.stage_values(stages)[1] * FULL_BYTES
+    whole = (job.stage_values(stages)[1] + sum(_others_rows(job, stage) for stage in stages)) * FULL_BYTES
     peaks = []
-    for live, waiting in _flights(job, rank):
-        moments = [moment for stage in stages for moment in _moments(job, stage, found, waiting=waiting)]
+    for live, waiting, last in _flights(job, rank):
+        moments = [moment for stage in stages for moment in _moments(job, stage, found, waiting=waiting, last=last)]
         activations, gradients, working = max(moments, key=sum)
         peaks.append(
             Memory(
@@ -135,7 +139,9 @@ def _static(job: Job, stages: list[Stage]) -> Memory:
     )
 
 
-def _moments(job: Job, stage: Stage, found: Activations, *, waiting: bool) -> Iterator[tuple[int, int, int]]:
+def _moments(
+    job: Job, stage: Stage, found: Activations, *, waiting: bool, last: bool
+) -> Iterator[tuple[int, int, int]]:
     """(activations, gradients, working) of a stage at each moment that may be its highest."""
     num_layers, sharded = stage.num_layers, job.parallel.sharded
     layers = num_layers * found.kept
@@ -151,9 +157,11 @@ def _moments(job: Job, stage: Stage, found: Activations, *, waiting: bool) -> It
         yield layers + found.norm + held + found.scores, 0, 2 * found.scores
         # The head, fetched anew: its buffer, itself, and the gradient of the logits.
         yield layers + found.norm + 2 * held, 0, 2 * root if fetched else fetch
-    inside = max(found.again + _arriving(job, found), unit + found.layer // 4)
-    mine = (job.shard_values(job.facts.layer) if sharded else job.local_values(job.facts.layer)) * FULL_BYTES
-    summed = job.local_values(job.facts.layer) * FULL_BYTES if sharded else 0
+    inside = max(found.again + _arriving(job), unit + found.layer // 4)
+    whole = job.local_values(job.facts.layer) * FULL_BYTES
+    # Before the last piece FSDP2 sums nothing, and a layer's gradients stay whole.
+    mine = job.shard_values(job.facts.layer) * FULL_BYTES if sharded and last else whole
+    summed = whole if sharded and last else 0
     for done in range(num_layers):
         # Where pieces before have left gradients, a layer's are in place already, and go as they are summed.
         gradients = (0 if waiting else done * mine) + (summed if done else 0)
@@ -161,19 +169,29 @@ def _moments(job: Job, stage: Stage, found: Activations, *, waiting: bool) -> It
         yield (num_layers - done) * found.kept + held + inside, gradients, next_one + (unit + root if fetched else 0)
     # The table of tokens: the gradients of the ends come last, and the sums of the first layer are still under way.
     done_all = 0 if waiting else num_layers * mine
-    yield held, done_all + summed + root, root if fetched else 0
+    table = _others_rows(job, stage) * job.stream_bytes
+    if table and sharded and job.half and not last:
+        # As it came, and in float32 for the pieces to come.
+        table += job.facts.vocabulary * job.facts.width * FULL_BYTES
+    yield held, done_all + summed + root + table, root if fetched else 0
 
 
-def _arriving(job: Job, found: Activations) -> int:
+def _others_rows(job: Job, stage: Stage) -> int:
+    """Values of the table of tokens that other ranks of tp have: torch makes gradients of those rows as well."""
+    table = job.facts.vocabulary * job.facts.width
+    return table - -(-table // job.tp) if stage.first and job.tp > 1 else 0
+
+
+def _arriving(job: Job) -> int:
     """What the feed-forward's backward pass has at once, beyond what was saved."""
     facts = job.facts
     forward = -(-facts.sizes.feed_forward // job.tp) * job.product_bytes
-    return 2 * forward * job.piece_tokens + forward * facts.width + 3 * found.stream
+    return 2 * forward * job.piece_tokens + forward * facts.width
 
 
-def _flights(job: Job, rank: int) -> Iterator[tuple[int, bool]]:
-    """(pieces whose activations are there, whether gradients of earlier pieces are too) in the first and the second
-    backward pass: of those that follow none has more."""
+def _flights(job: Job, rank: int) -> Iterator[tuple[int, bool, bool]]:
+    """(pieces whose activations are there, whether gradients of earlier pieces are too, whether it may be the last
+    before they are summed) in the first and the second backward pass: of those that follow none has more."""
     parallel = job.parallel
     live, pieces = 1, job.turns
     if parallel.pipelined:
@@ -181,9 +199,9 @@ def _flights(job: Job, rank: int) -> Iterator[tuple[int, bool]]:
         live = live_pieces(pipeline, rank)
         # FSDP2 sums after each run of the pipeline; otherwise gradients wait through all turns.
         pieces = (parallel.microbatches if parallel.sharded else job.turns) * pipeline.stages_per_rank
-    yield live, False
+    yield live, False, pieces == 1
     if pieces > 1:
-        yield (live if pieces > live else live - 1), True
+        yield (live if pieces > live else live - 1), True, True
 
 
 def _others(num: int, stages: list[Stage], found: Activations) -> int:

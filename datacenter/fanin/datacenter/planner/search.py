@@ -19,6 +19,7 @@ from fanin.datacenter.parallel.settings import (
     Recompute,
     TrainingSettings,
     check_job,
+    check_sequence,
 )
 from fanin.datacenter.planner.bubble import bubble_share
 from fanin.datacenter.planner.facts import ModelFacts
@@ -55,6 +56,7 @@ class Wanted:
         """The job under these settings. Raises InvalidInput if they are against the rules."""
         training = TrainingSettings(batch_size=self.batch_size, learning_rate=ANY_RATE, clip_norm=1.0)
         check_job(self.facts.layout, parallel, training, self.world)
+        check_sequence(parallel, self.sequence)
         return Job(facts=self.facts, parallel=parallel, training=training, sequence=self.sequence)
 
 
@@ -118,7 +120,10 @@ def jobs(wanted: Wanted) -> Iterator[Job]:
         schedules = tuple(SCHEDULES) if pp > 1 else (DEFAULT_SCHEDULE,)
         pieces = [number for number in _divisors(wanted.batch_size // mesh.num_parts) if number <= MAX_PIECES * pp]
         reshards = (None, False) if shard > 1 and pp == 1 else (None,)
-        for schedule, number, again, reshard in product(schedules, pieces, get_args(Recompute), reshards):
+        splits = (False, True) if tp > 1 and wanted.facts.layout.sequence == "model" else (False,)
+        for schedule, number, again, reshard, split in product(
+            schedules, pieces, get_args(Recompute), reshards, splits
+        ):
             try:
                 yield wanted.job(
                     ParallelSettings(
@@ -128,6 +133,7 @@ def jobs(wanted: Wanted) -> Iterator[Job]:
                         recompute=again,
                         reshard=reshard,
                         precision=wanted.precision,
+                        sequence_parallel=split,
                     )
                 )
             except InvalidInput:
@@ -154,6 +160,8 @@ def describe(parallel: ParallelSettings) -> str:
         words.append(f"{parallel.microbatches} microbatches")
     if parallel.recompute != "none":
         words.append(f"{parallel.recompute} recomputation")
+    if parallel.sequence_parallel:
+        words.append("sequence parallelism")
     if parallel.reshard is False:
         words.append("parameters kept between forward and backward")
     return ", ".join(words)
@@ -180,7 +188,9 @@ def _reason(job: Job, timing: Timing, memory: Memory, wanted: Wanted) -> str:
     if job.parallel.pipelined:
         words.append(f"each rank waits {bubble_share(job.parallel.pipeline()):.0%} of the pipeline's time")
     if job.parallel.recompute == "full":
-        words.append("each layer is computed once more to save its activations")
+        again = max(job.again(stage) for rank in range(job.parallel.mesh.pp) for stage in job.stages(rank))
+        times = "once more" if again == 1 else f"up to {again} times more"
+        words.append(f"each layer is computed {times} to save its activations")
     kept = {
         "parameters and optimizer": memory.parameters + memory.optimizer,
         "gradients": memory.gradients,

@@ -68,6 +68,11 @@ class Job:
         return self.training.batch_size // (self.parallel.mesh.num_parts * self.turns) * self.sequence
 
     @property
+    def stream_tokens(self) -> int:
+        """Of these, what a rank has of them between the matrices that are split."""
+        return self.piece_tokens // self.tp if self.parallel.sequence_parallel else self.piece_tokens
+
+    @property
     def batch_tokens(self) -> int:
         """Tokens of a step over all ranks."""
         return self.training.batch_size * self.sequence
@@ -93,7 +98,7 @@ class Job:
         if not self.parallel.pipelined:
             return [Stage(index=0, num_layers=num_layers, first=True, last=True)]
         pipeline = self.parallel.pipeline()
-        shares = _shares(num_layers, pipeline.num_stages, self.parallel.layer_times)
+        shares = _shares(num_layers, pipeline.num_stages, self.parallel.times)
         return [
             Stage(
                 index=index,
@@ -103,6 +108,17 @@ class Job:
             )
             for index in pipeline.stages_of(rank)
         ]
+
+    def again(self, stage: Stage) -> int:
+        """How often a layer of a stage is computed again for each piece where all of its activations are.
+
+        Once in each backward pass over it. A schedule that splits the backward pass has one for the gradients of inputs
+        and, in torch 2.13, one more for each weight; the first stage alone goes back at once.
+        """
+        if self.parallel.recompute != "full":
+            return 0
+        splits = self.parallel.pipelined and self.parallel.pipeline().rules.splits_backward
+        return 1 + len(self.facts.layer) if splits and not stage.first else 1
 
     def ends(self, stage: Stage) -> tuple[Weight, ...]:
         """The parameters of a stage outside of its layers; a tied table is in both ends of a pipeline."""

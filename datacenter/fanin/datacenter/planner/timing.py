@@ -18,8 +18,8 @@ from fanin.datacenter.planner.links import Topology
 from fanin.datacenter.planner.spread import FULL_BYTES, HALF_BYTES, Job, Stage
 from fanin.datacenter.planner.traffic import predict_traffic
 
-AGAIN: Final = {"none": 0.0, "full": 1.0, "selective": 0.05}
-"""Of a layer's forward pass, what is computed twice; products and attention are not where it is selective."""
+SELECTIVE: Final = 0.05
+"""Of a layer's forward pass, what selective recomputation computes again: no products, no attention."""
 TOUCHED_VALUES: Final = {"adamw": 7, "sgd": 5}
 """Read and written by the optimizer for each parameter: it, its gradient, its state."""
 
@@ -101,15 +101,28 @@ def _of_rank(job: Job, machine: Machine, rank: int) -> Timing:
 
 def _piece(job: Job, machine: Machine, stage: Stage) -> float:
     """Seconds of computing for one piece in one stage."""
-    facts = job.facts
-    layer = sum(weight.num_values for weight in facts.layer if len(weight.shape) > 1)
-    attended = facts.work.attention_width * job.sequence
-    head = facts.vocabulary * facts.width if stage.last else 0
-    passes = PASSES + AGAIN[job.parallel.recompute]
-    work = 2 * job.piece_tokens * (stage.num_layers * (layer + attended) * passes + head * PASSES) / job.tp
     width = HALF_BYTES if job.half else FULL_BYTES
-    read = passes * width * (stage.num_layers * layer + head) / job.tp
+    read = width * multiplied_values(job, stage, attended=0) / job.tp
+    work = piece_flops(job, stage) / job.tp
     return max(work / machine.flops_per_second(job), read / machine.hardware.memory_bytes_per_second)
+
+
+def piece_flops(job: Job, stage: Stage) -> float:
+    """FLOPs of products and attention for one piece in one stage, over all ranks of tp: what torch really computes."""
+    attended = job.facts.work.attention_width * job.sequence
+    return 2 * job.piece_tokens * multiplied_values(job, stage, attended=attended)
+
+
+def multiplied_values(job: Job, stage: Stage, *, attended: int) -> float:
+    """Values that each token is multiplied with in one stage, in all passes; ``attended``: a layer's, of no matrix."""
+    facts = job.facts
+    matrices = [weight.num_values for weight in facts.layer if len(weight.shape) > 1]
+    layer = sum(matrices) + attended
+    # Nothing is kept of what a layer's last product gives, so that one is not computed again.
+    again = job.again(stage) * (layer - matrices[-1])
+    slight = SELECTIVE if job.parallel.recompute == "selective" else 0.0
+    head = facts.vocabulary * facts.width if stage.last else 0
+    return stage.num_layers * ((PASSES + slight) * layer + again) + head * PASSES
 
 
 def _sending(job: Job, machine: Machine, traffic: Counts, axis: str) -> float:

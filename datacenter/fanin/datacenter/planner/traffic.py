@@ -4,9 +4,12 @@ With m microbatches in a accumulated turns, of tokens t each, L layers, width w,
 
     tp            all-reduce, each t x w: 2 a layer forward (3 with full recomputation) and 2 backward, 1 for the table
                   of tokens, 1 for the head; all-gather of the logits, t x vocabulary
+      sequence    of each of these a reduce-scatter, and an all-gather on the way back (2 a layer more with full
+                  recomputation); all-reduce of the gradients of what every rank has whole
     dp_shard      all-gather of N for each piece, twice where layers are given back in between; reduce-scatter of N
     dp_replicate  all-reduce of N, or of a rank's share of it
-    pp            t x w for each microbatch and each way, where stages are on different ranks
+    pp            t x w for each microbatch and each way, where stages are on different ranks; of a split sequence a
+                  rank's part
 
 and a few bytes for the loss, the norm, and what both ends of a pipeline or several ranks have of one parameter.
 """
@@ -43,16 +46,24 @@ def _add(found: Counts, key: tuple[str, str], num_calls: int, size_bytes: int) -
 
 
 def _tensor(found: Counts, job: Job, stage: Stage) -> None:
-    values, turns, key = job.piece_tokens * job.facts.width, job.turns, (TENSOR, ALL_REDUCE)
-    again = 1 if job.parallel.recompute == "full" else 0
-    _add(found, key, turns * stage.num_layers * (2 + again), values * job.product_bytes)
+    values, turns, layers = job.piece_tokens * job.facts.width, job.turns, stage.num_layers
+    split, again = job.parallel.sequence_parallel, job.again(stage)
+    key = (TENSOR, REDUCE_SCATTER if split else ALL_REDUCE)
+    _add(found, key, turns * layers * (2 + again), values * job.product_bytes)
     # Gradients of what layers hand on are of its dtype.
-    _add(found, key, turns * (2 * stage.num_layers + stage.last), values * job.stream_bytes)
-    _add(found, key, turns * stage.first, values * job.stream_bytes)
+    _add(found, key, turns * (2 * layers + stage.first + stage.last), values * job.stream_bytes)
+    if split:
+        gather = (TENSOR, ALL_GATHER)
+        _add(found, gather, turns * 2 * layers, values * job.product_bytes)
+        times = layers * (2 + 2 * again) + stage.first + stage.last
+        _add(found, gather, turns * times, values * job.stream_bytes)
     _add(found, (TENSOR, ALL_GATHER), turns * stage.last, job.piece_tokens * job.facts.vocabulary * job.product_bytes)
-    for weight in job.facts.layer:
-        if weight.is_shared(job.tp, job.facts.sizes.num_kv_heads):
-            _add(found, key, stage.num_layers * _syncs(job), weight.num_values * job.stream_bytes)
+    # FSDP2 adds up gradients of several pieces in float32, and in a pipeline also those of one.
+    summed = job.stream_bytes if turns == 1 and not job.parallel.pipelined else FULL_BYTES
+    for weights, number in ((job.facts.layer, layers), (job.ends(stage), 1)):
+        for weight in weights:
+            if weight.is_partial(job.tp, job.facts.sizes.num_kv_heads, split=split):
+                _add(found, (TENSOR, ALL_REDUCE), number * _syncs(job), weight.num_values * summed)
 
 
 def _syncs(job: Job) -> int:
@@ -89,7 +100,7 @@ def _replicate(found: Counts, job: Job, stage: Stage) -> None:
 
 def _pipeline(found: Counts, job: Job, stage: Stage, rank: int) -> None:
     pipeline = job.parallel.pipeline()
-    size = job.piece_tokens * job.facts.width * job.stream_bytes
+    size = job.stream_tokens * job.facts.width * job.stream_bytes
     for neighbour in (stage.index - 1, stage.index + 1):
         if 0 <= neighbour < pipeline.num_stages and pipeline.rank_of(neighbour) != rank:
             _add(found, (PIPELINE, SEND), job.turns, size)

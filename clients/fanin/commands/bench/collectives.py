@@ -1,0 +1,94 @@
+"""``fanin bench collectives``: what ranks of a datacenter job say to each other, checked against numpy and timed.
+
+The bandwidths are those of nccl-tests. What the link between ranks comes to is what ``fanin plan --link`` takes; beside
+each time stands the one that the planner says for that link.
+"""
+
+import json as codec
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import inf
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from fanin.commands.bench.report import machine
+from fanin.commands.terminal import JsonOption, run_command, write_json
+from fanin.datacenter.bandwidths import Found, check_backend
+from fanin.datacenter.launch import run_ranks, why
+from fanin.datacenter.planner.search import GIGABYTE
+from fanin.datacenter.records import record_of
+from fanin.protos.errors import Conflict, InvalidInput
+
+MEGABYTE: Final = 2**20
+DEFAULT_MEGABYTES: Final = (0.001, 1.0, 16.0)
+PROGRAM: Final = "fanin.datacenter.bandwidths"
+COLUMNS: Final = ("collective", "MB", "median ms", "algbw GB/s", "busbw GB/s", "sent MB", "planned ms")
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command."""
+    return run_command(collectives, argv, "bench collectives")
+
+
+def collectives(
+    nproc: Annotated[int, typer.Option("--nproc", help="How many ranks, all on this machine.")] = 4,
+    megabytes: Annotated[
+        list[float] | None, typer.Option("--megabytes", help="The size of the tensor; may be given several times.")
+    ] = None,
+    backend: Annotated[str, typer.Option("--backend", help="gloo, or nccl with a GPU for each rank.")] = "gloo",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="How often to time each.")] = 10,
+    json: JsonOption = "",
+) -> None:
+    """Check all collectives between ranks, time them, and tell the link that they come to."""
+    check_backend(backend, nproc)
+    wanted = megabytes or DEFAULT_MEGABYTES
+    for size in wanted:
+        if not 1.0 <= size * MEGABYTE < inf:
+            raise InvalidInput(f"--megabytes: got {size}, expected positive numbers")
+    sizes = [round(size * MEGABYTE) for size in wanted]
+    with tempfile.TemporaryDirectory(prefix="fanin-bench-") as scratch:
+        folder, out = Path(scratch), Path(scratch) / "found.json"
+        status = run_ranks(["-m", PROGRAM, str(out), backend, str(repeats), *map(str, sizes)], nproc, folder)
+        if not out.exists():
+            raise Conflict(f"{why(folder, status)}")
+        found = record_of(Found, codec.loads(out.read_bytes()), str(out))
+    if found.wrong:
+        raise Conflict(f"{len(found.wrong)} of {found.checked} are wrong: {found.wrong[0]}")
+    if json:
+        write_json(json, {"nproc": nproc, "backend": backend, **_row(found), "machine": machine()})
+    if json != "-":
+        sys.stdout.write(_text(nproc, backend, found))
+
+
+def _row(found: Found) -> dict[str, object]:
+    link = {"gb_per_second": found.link.bytes_per_second / GIGABYTE, "latency_seconds": found.link.latency_s}
+    return {"checked": found.checked, "link": link, "collectives": [asdict(each) for each in found.measured]}
+
+
+def _text(nproc: int, backend: str, found: Found) -> str:
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    for each in found.measured:
+        numbers = (
+            each.size_bytes / MEGABYTE,
+            each.seconds * 1e3,
+            each.algbw_gb_per_second,
+            each.busbw_gb_per_second,
+            each.wire_bytes / MEGABYTE,
+            each.predicted_seconds * 1e3,
+        )
+        rows.append((each.collective, *(f"{number:.4g}" for number in numbers)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    lines = [
+        "  ".join(f"{cell:{width}}" if not column else f"{cell:>{width}}" for column, (cell, width) in enumerate(cells))
+        for cells in (zip(row, widths, strict=True) for row in rows)
+    ]
+    speed, latency_us = found.link.bytes_per_second / GIGABYTE, found.link.latency_s * 1e6
+    lines += [
+        f"{found.checked} results of {nproc} ranks over {backend} are numpy's; bytes are those of the formulas",
+        f"the link, of all-reduces: fanin plan --link {speed:.3g} ({latency_us:.0f} us from rank to rank)",
+    ]
+    return "\n".join([*lines, ""])

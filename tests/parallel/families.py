@@ -1,0 +1,138 @@
+"""The models of the matrix's cells, by family, and their batches: small, the same on every rank and in one process."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+from parallel.cells import BATCH, LENGTH, NUM_STEPS, VOCABULARY, Cell
+from torch import nn
+
+from fanin.datacenter.layouts import LayoutSettings
+from fanin.datacenter.models.cnn import DigitsCnn
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig
+from fanin.datacenter.models.ds_cnn import CHANNELS, NUM_BLOCKS, DsCnn
+from fanin.datacenter.models.encoder import Encoder, EncoderConfig
+from fanin.datacenter.models.mlp import Mlp
+from fanin.datacenter.models.pretrained import module_of
+from fanin.datacenter.models.resnet8 import ResNet8
+from fanin.datacenter.objectives import filled_objective
+from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.layout import decoder_layout, encoder_layout
+from fanin.datacenter.parallel.pretrained import pretrained_model
+from fanin.edge.export.app import cross_entropy
+from fanin.edge.runtimes.graphs import NO_TOKEN
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+PRETRAINED: Mapping[str, Mapping[str, object]] = {
+    "llama": {},
+    "mistral": {"sliding_window": LENGTH // 2},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": LENGTH // 2},
+}
+"""Kinds of ``transformers`` models, each with what tells it from the others; Qwen2 also has biases."""
+MASKED = ("encoder", *PRETRAINED)
+"""Whose models take a mask of what is padding."""
+RESNET = LayoutSettings(
+    layers="stacks", num_layers=3, inputs=("stem",), outputs=("pool", "head"), plan={"head": "logits"}
+)
+KEYWORDS = LayoutSettings(
+    layers="blocks",
+    num_layers=NUM_BLOCKS,
+    inputs=("stem",),
+    outputs=("pool", "head"),
+    # The 1x1 convolutions are whole on every rank of tp, as all convolutions are.
+    plan={"head": "logits"},
+    feed_forward=CHANNELS,
+)
+IMAGES: Mapping[str, tuple[Callable[[], nn.Module], LayoutSettings, tuple[int, ...]]] = {
+    "mlp": (
+        lambda: Mlp(1, (36, 32, 16, 10)),
+        LayoutSettings(
+            layers="body", num_layers=6, plan={"body.1": "column", "body.3": "row", "body.5": "logits"}, feed_forward=32
+        ),
+        (1, 6, 6),
+    ),
+    "cnn": (
+        lambda: DigitsCnn(1, (4, 4)),
+        LayoutSettings(layers="convolutions", num_layers=2, outputs=("flatten", "head"), plan={"head": "logits"}),
+        (1, 8, 8),
+    ),
+    "resnet8": (lambda: ResNet8(1, "group"), RESNET, (3, 8, 8)),
+    "resnet8-batch": (lambda: ResNet8(1, "batch"), RESNET, (3, 8, 8)),
+    "ds_cnn": (lambda: DsCnn(1, "group"), KEYWORDS, (1, 13, 5)),
+    "ds_cnn-batch": (lambda: DsCnn(1, "batch"), KEYWORDS, (1, 13, 5)),
+}
+"""Models of images: how each is made, its layout, and the shape of a sample, smaller than in life."""
+
+
+def model_of(cell: Cell) -> Model:
+    """The same on every rank and in one process."""
+    dtype = DTYPES[cell.dtype]
+    if cell.family in PRETRAINED:
+        return pretrained_model(module_of(pretrained_row(cell), cell.dtype, 1, cell.family))
+    if cell.family in IMAGES:
+        made, layout, _ = IMAGES[cell.family]
+        return Model(module=made().to(dtype), layout=layout.layout, objective=filled_objective(cross_entropy))
+    if cell.family == "encoder":
+        shape = EncoderConfig(
+            vocabulary=VOCABULARY,
+            context=LENGTH,
+            width=32,
+            num_layers=cell.layers,
+            num_heads=4,
+            feed_forward=32,
+            tied=cell.tied,
+        )
+        return Model(module=Encoder(shape, seed=1).to(dtype), layout=encoder_layout(shape))
+    config = DecoderConfig(
+        vocabulary=VOCABULARY,
+        width=32,
+        num_layers=cell.layers,
+        num_heads=8,
+        num_kv_heads=4,
+        feed_forward=32,
+        tied=cell.tied,
+    )
+    return Model(module=Decoder(config, seed=1).to(dtype), layout=decoder_layout(config))
+
+
+def pretrained_row(cell: Cell) -> Mapping[str, object]:
+    """A small model of another library, as that library's config has it."""
+    return {
+        "model_type": cell.family,
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": cell.layers,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": cell.tied,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **PRETRAINED[cell.family],
+    }
+
+
+def batches(family: str = "decoder") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Two global batches in turn, inputs and targets; what counts differs much between ranks, so that means show."""
+    made = [_images(seed, family) if family in IMAGES else _tokens(seed) for seed in range(2)]
+    for step in range(NUM_STEPS):
+        yield made[step % 2]
+
+
+def _tokens(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, T) tokens and targets, of samples of many lengths."""
+    tokens = torch.from_numpy(np.random.default_rng(seed).integers(0, VOCABULARY, (BATCH, LENGTH + 1)))
+    targets = tokens[:, 1:].clone()
+    for sample in range(BATCH):
+        targets[sample, 1 + sample * LENGTH // BATCH :] = NO_TOKEN
+    return tokens[:, :-1], targets
+
+
+def _images(seed: int, family: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, ...) values and labels (B,), of which a few are not asked for, the last ones among them."""
+    generator = np.random.default_rng(seed)
+    inputs = torch.from_numpy(generator.random((BATCH, *IMAGES[family][2])))
+    targets = torch.from_numpy(generator.integers(0, 10, BATCH))
+    targets[-3:] = targets[5] = NO_TOKEN
+    return inputs, targets

@@ -1,0 +1,115 @@
+"""What copies send each other under each communication hook, and what PowerSGD keeps back; for the ranks of parity.py.
+
+Sent is counted twice: by fanin's own counter, and by the record that torch keeps of collectives in C++, which also sees
+what a hook sends from other threads.
+"""
+
+import copy
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from fanin.datacenter.bandwidths import measure
+from fanin.datacenter.collectives import COLLECTIVES, GLOO, check
+from fanin.datacenter.communication import CommunicationSettings, apply_communication
+from fanin.datacenter.config import TrainConfig
+from fanin.datacenter.counters import ByteCounter, make_visible
+from fanin.datacenter.objectives import filled_objective
+from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.engine import Batch, build_engine
+from fanin.datacenter.trainer import Trainer
+from fanin.edge.export import squared_error
+
+RECORD = {"TORCH_FR_BUFFER_SIZE": "64"}
+"""What a rank's environment needs before its process group is made."""
+CPU, SUM, AVG = torch.device("cpu"), dist.ReduceOp.SUM, dist.ReduceOp.AVG
+BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "BFloat16": 2, "Half": 2, "Byte": 1, "Char": 1}
+LOOK_EVERY = 4
+WIDTHS, SAMPLES, DENSE_STEPS, KEPT_STEPS = (12, 10), 8, 2, 8
+KEPT = {"powersgd": 2, "full": WIDTHS[1]}
+"""Name to rank of the factors."""
+
+
+def run_counted(trainer: Trainer, mesh: DeviceMesh, num_steps: int) -> Mapping[str, np.ndarray]:
+    """Train; by step (calls, bytes) as the counter has them, ``sent``, and as torch has them, ``recorded``."""
+    sent, recorded = [], []
+    runner = trainer.engine.built.runners[0]
+    assert isinstance(runner, DistributedDataParallel)
+    if trainer.engine.built.training.accumulate == 1 and not runner._comm_hooks:
+        make_visible(runner)
+    last = _record(-1)[0]
+    while trainer.state.step < num_steps:
+        with ByteCounter(mesh) as counter:
+            trainer.step()
+        amounts = counter.counts.values()
+        sent.append((sum(each.num_calls for each in amounts), sum(each.size_bytes for each in amounts)))
+        last, *found = _record(last)
+        recorded.append(found)
+        if trainer.state.step % LOOK_EVERY == 0:
+            trainer.look()
+            last = _record(last)[0]
+    return {"sent": np.array(sent), "recorded": np.array(recorded)}
+
+
+def _record(since: int) -> tuple[int, int, int]:
+    """(the last collective's number, how many there were after ``since``, their bytes); empty ones are left out."""
+    entries = json.loads(torch._C._distributed_c10d._dump_fr_trace_json(True, False)).get("entries", [])
+    new = [entry for entry in entries if entry["record_id"] > since]
+    sizes = [
+        math.prod(shape) * BYTES[dtype]
+        for entry in new
+        for shape, dtype in zip(entry["input_sizes"], entry["input_dtypes"], strict=True)
+    ]
+    return max((entry["record_id"] for entry in new), default=since), sum(map(bool, sizes)), sum(sizes)
+
+
+def spoken() -> Mapping[str, np.ndarray]:
+    """How many results of collectives are numpy's, and which are not, also where a mean is a sum; what each sends."""
+    num, wrong = check(CPU, GLOO)
+    means = COLLECTIVES["reduce_scatter"]
+    # As gloo had it in 2025 (pytorch#162338).
+    lost = replace(means, call=lambda mine, how: means.call(mine, SUM if how == AVG else how))
+    _, told = check(CPU, GLOO, {"reduce_scatter": lost})
+    rows = [measure(name, 1200, 1, CPU) for name in COLLECTIVES]
+    sizes = [(row.size_bytes, row.calls, row.counted_bytes, row.expected_bytes, row.wire_bytes) for row in rows]
+    return {"checked": np.array([num, len(wrong)]), "told": np.array(told), "sizes": np.array(sizes)}
+
+
+def kept_back(job: TrainConfig, rank: int, mesh: DeviceMesh, factors: int) -> Mapping[str, np.ndarray]:
+    """By step: this rank's own gradient of one matrix, in two turns; what all were given for it; what is kept."""
+    generator = torch.Generator().manual_seed(rank)
+    module = nn.Linear(*WIDTHS, bias=False).double()
+    torch.nn.init.constant_(module.weight, 0.1)
+    objective = filled_objective(squared_error)
+    training = replace(job.training, batch_size=2 * SAMPLES, accumulate=2)
+    model = Model(module=module, layout=job.model.parallel_layout, objective=objective)
+    engine = build_engine(model, job.parallel, training, mesh)
+    runner = engine.built.runners[0]
+    assert isinstance(runner, DistributedDataParallel)
+    apply_communication(runner, CommunicationSettings(hook="powersgd", rank=factors, dense_steps=DENSE_STEPS))
+    ((_, state),) = runner._comm_hooks
+    if factors == min(WIDTHS):
+        # Factors of full rank are no fewer bytes, so that torch would send the matrix itself.
+        state.min_compression_rate = 0
+    found = []
+    for _ in range(KEPT_STEPS):
+        inputs, targets = (torch.randn(SAMPLES, width, generator=generator).double() for width in WIDTHS)
+        # As the engine has it: the mean over all samples, times the copies that DistributedDataParallel divides by.
+        alone = copy.deepcopy(module)
+        alone.zero_grad()
+        (objective.loss_sum(alone(inputs), targets) / (2 * SAMPLES) * 2).backward()
+        engine.step(Batch(inputs=inputs, targets=targets), 2 * SAMPLES)
+        assert alone.weight.grad is not None
+        assert module.weight.grad is not None
+        kept = state.error_dict.get(0, torch.zeros(module.weight.numel()))
+        found.append([alone.weight.grad.flatten().numpy(), module.weight.grad.flatten().numpy().copy(), kept.numpy()])
+    own, given, kept = np.array(found).transpose(1, 0, 2)
+    return {"own": own, "given": given, "kept": kept}

@@ -1,0 +1,177 @@
+"""Machines on the loopback address that come and go: launchers of one job, and what they share."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from fanin.clients.digits import split_digits
+
+APPS = Path(__file__).with_name("apps.py")
+NUM_STEPS, EVERY = 80, 4
+CONFIG = """
+[model]
+app = "{app}"
+[data]
+examples = "{data}"
+held_fraction = 0.2
+[training]
+batch_size = 16
+learning_rate = 0.05
+optimizer = "sgd"
+[stop]
+steps = {num_steps}
+[evaluation]
+every = 40
+num_samples = 32
+[parallel]
+mesh = "dp_replicate=2"
+[checkpoints]
+folder = "{folder}/checkpoints"
+every = {every}
+"""
+WAIT_S = 240.0
+"""A lost machine is missed after 15 s, and what is left waits 10 s for others; the rest is starting."""
+
+
+class Machine:
+    """A launcher, and everything that it starts."""
+
+    def __init__(self, place: Path, name: str, port: int, *more: str) -> None:
+        self.out = place / f"{name}.json"
+        command = [sys.executable, "-m", "fanin.commands.main", "train", place / "train.toml", "--json", self.out]
+        command += ["--nodes", "1:2", "--endpoint", f"127.0.0.1:{port}", "--restarts", "2", "--state", place / "state"]
+        command += more
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def kill(self) -> None:
+        """As a machine goes that loses its power: without a word, all of it."""
+        for pid in (self._process.pid, *family(self._process.pid)):
+            os.kill(pid, signal.SIGKILL)
+        self._process.communicate()
+
+    def stop(self) -> None:
+        """As a machine goes that is wanted elsewhere: it is told."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def fail(self) -> str:
+        """What its command says that ends with an error."""
+        _, err = self._process.communicate(timeout=WAIT_S)
+        assert self._process.returncode == 1
+        return err
+
+    def end(self) -> dict[str, object]:
+        """What its command tells when the job is done."""
+        _, err = self._process.communicate(timeout=WAIT_S)
+        assert (self._process.returncode, err) == (0, "")
+        found = json.loads(self.out.read_text())
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+
+def family(parent: int) -> Iterator[int]:
+    """The processes that a process has started, and those that they have."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            found = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(found[1]) == parent:
+            pid = int(path.parent.name)
+            yield from family(pid)
+            yield pid
+
+
+class Place:
+    """What machines share, and those that are there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._machines: list[Machine] = []
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+
+    def pace(self, seconds: float) -> None:
+        """How long steps take from now on."""
+        draft = self.folder / "pace.new"
+        draft.write_text(str(seconds))
+        draft.rename(self.folder / "pace")
+
+    def two(self, app: str) -> tuple[Machine, Machine]:
+        """Two machines that have trained an App together for some steps, and not saved the last ones."""
+        self.write(app)
+        self.pace(1.0)
+        machines = self.start(), self.start()
+        self.until(lambda: self.num_ranks() == 2)
+        self.pace(0.3)
+        begun = len(self.steps())
+        self.until(lambda: len(self.steps()) > begun + 6 and self.steps()[-1] % EVERY == 1)
+        return machines
+
+    def write(self, app: str) -> None:
+        """The config."""
+        named = {"app": f"{APPS}:{app}", "data": self.folder / "data.npz", "folder": self.folder}
+        (self.folder / "train.toml").write_text(CONFIG.format(num_steps=NUM_STEPS, every=EVERY, **named))
+
+    def num_ranks(self) -> int:
+        """How many ranks have left a log, those of an attempt counted once."""
+        return len(list(self.folder.glob("state/logs/*/*/attempt_*/*/stderr.log")))
+
+    def start(self) -> Machine:
+        """One more machine; the first one keeps the store where they meet."""
+        machine = Machine(self.folder, f"machine-{len(self._machines)}", self.port)
+        self._machines.append(machine)
+        self.until(self._meets)
+        return machine
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for it."""
+        until_s = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < until_s, "waited too long"
+            time.sleep(0.1)
+
+    def steps(self) -> list[int]:
+        """The steps that were told, of all attempts."""
+        path = self.folder / "state" / "rows.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [int(json.loads(line)["step"]) for line in lines]
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        for machine in self._machines:
+            if machine.runs:
+                machine.kill()
+
+    def _meets(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1.0).close()
+        except OSError:
+            return False
+        return True
+
+
+@contextmanager
+def empty_place(folder: Path) -> Iterator[Place]:
+    """A job's folder, and no machine yet."""
+    public = split_digits(1, 1.0, 0).public
+    np.savez(folder / "data.npz", x=public.x, y=public.y)
+    made = Place(folder)
+    try:
+        yield made
+    finally:
+        made.end()

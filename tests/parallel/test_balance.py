@@ -1,0 +1,209 @@
+"""Layer times are measured as the model is trained, leave no trace in it, and cut it so that its stages take alike."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from fanin.datacenter.balance import balanced
+from fanin.datacenter.config import CheckpointSettings, DataSettings, ModelSettings, StopSettings, TrainConfig
+from fanin.datacenter.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_layer_times
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.model import make
+from fanin.datacenter.models.decoder import DecoderConfig
+from fanin.datacenter.parallel.build import Model, parameter_table
+from fanin.datacenter.parallel.engine import Batch
+from fanin.datacenter.parallel.layout import Layout, ModelSizes
+from fanin.datacenter.parallel.measure import measure_layer_times
+from fanin.datacenter.parallel.objective import sample_objective
+from fanin.datacenter.parallel.pipeline import cut, stage_times
+from fanin.datacenter.parallel.settings import MEASURE, ParallelSettings, TrainingSettings
+from fanin.protos.errors import InvalidInput
+
+WIDTH, NUM_LAYERS = 64, 4
+CPU = torch.device("cpu")
+
+
+class Wide(nn.Module):
+    """Two products around ``hidden`` values, with what has state: chance, and statistics of its own."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, hidden), nn.Linear(hidden, WIDTH)
+        self.norm, self.drop = nn.BatchNorm1d(WIDTH), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, scales: tuple[Tensor, None]) -> Tensor:
+        """``x`` (B, width) to the same shape."""
+        return x + self.drop(self.down(self.up(self.norm(x)).relu())) * scales[0]
+
+
+class Uneven(nn.Module):
+    """Four layers, of which the first is as wide as is asked for; no chain by itself, as each is given more than x."""
+
+    def __init__(self, widest: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, WIDTH)
+        self.layers = nn.ModuleList(Wide(widest if layer == 0 else WIDTH) for layer in range(NUM_LAYERS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` (B, 8) to (B, 3)."""
+        stream = self.embed(x)
+        for layer in self.layers:
+            stream = layer(stream, scales=(torch.ones(WIDTH), None))
+        found: Tensor = self.head(self.norm(stream))
+        return found
+
+
+def uneven(widest: int = WIDTH) -> Model:
+    sizes = ModelSizes(num_layers=NUM_LAYERS, num_heads=0, num_kv_heads=0, feed_forward=0)
+    layout = Layout(sizes=sizes, inputs=("embed",), layers="layers", outputs=("norm", "head"), plan={})
+    objective = sample_objective(lambda outputs, targets: mse_loss(outputs, targets, reduction="none").mean(dim=1))
+    return Model(module=Uneven(widest), layout=layout, objective=objective)
+
+
+def batch(size: int = 64) -> Batch:
+    return Batch(inputs=torch.ones(size, 8), targets=torch.zeros(size, 3))
+
+
+def test_a_wide_layer_gets_a_stage_of_its_own() -> None:
+    times = measure_layer_times(uneven(64 * WIDTH), batch(256))
+    assert [len(share) for share in cut(NUM_LAYERS, 2)] == [2, 2]
+    assert [len(share) for share in cut(NUM_LAYERS, 2, times)] == [1, 3], times
+    assert all(time > 0 for time in times)
+    assert stage_times(NUM_LAYERS, 2, times) == pytest.approx((sum(times[:2]), sum(times[2:])))
+
+
+@pytest.mark.parametrize(
+    ("recompute", "precision"), [("none", "full"), ("full", "full"), ("selective", "full"), ("none", "bf16")]
+)
+def test_nothing_in_the_model_changes(recompute: str, precision: str) -> None:
+    model = uneven()
+    model.module.layers[1].eval()
+    model.module.head.weight.grad = torch.ones(3, WIDTH)
+    before = {name: value.clone() for name, value in model.module.state_dict().items()}
+    objects = dict(model.module.named_parameters())
+    chance = torch.random.get_rng_state()
+    measure_layer_times(model, batch(), ParallelSettings(recompute=recompute, precision=precision))
+    after = model.module.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert all(value is objects[name] for name, value in model.module.named_parameters())
+    assert torch.equal(torch.random.get_rng_state(), chance)
+    assert [layer.training for layer in model.module.layers] == [True, False, True, True]
+    gradients = {name for name, value in model.module.named_parameters() if value.grad is not None}
+    assert gradients == {"head.weight"}
+    assert torch.equal(model.module.head.weight.grad, torch.ones(3, WIDTH))
+
+
+class Costs:
+    """A clock that goes on as parts compute: a forward pass of each takes what it is said to cost, and a backward."""
+
+    def __init__(self, module: nn.Module, costs: dict[str, int]) -> None:
+        self.now = 0.0
+        for name, cost in costs.items():
+            self._watch(module.get_submodule(name), cost)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def _watch(self, part: nn.Module, cost: int) -> None:
+        def add(*_: object) -> None:
+            self.now += cost
+
+        def passed(module: nn.Module, given: object, output: Tensor) -> None:
+            if output.requires_grad:
+                output.register_hook(add)
+
+        # What is computed again is not computed to its end.
+        part.register_forward_pre_hook(add)
+        part.register_forward_hook(passed)
+
+
+COSTS = {"embed": 1, **{f"layers.{layer}": 10 * (layer + 1) for layer in range(NUM_LAYERS)}, "norm": 3, "head": 4}
+
+
+@pytest.mark.parametrize(("recompute", "times"), [("none", 2), ("full", 3)])
+def test_each_part_has_the_time_of_its_forward_and_backward(recompute: str, times: int) -> None:
+    model = uneven()
+    clock = Costs(model.module, COSTS)
+    found = measure_layer_times(model, batch(), ParallelSettings(recompute=recompute), CPU, clock)
+    assert found == (2, *(times * 10 * (layer + 1) for layer in range(NUM_LAYERS)), 2 * (3 + 4))
+
+
+def test_what_is_frozen_has_no_backward() -> None:
+    model = uneven()
+    for name in ("embed", "layers.0"):
+        model.module.get_submodule(name).requires_grad_(requires_grad=False)
+    found = measure_layer_times(model, batch(), clock=Costs(model.module, COSTS))
+    assert found == (1, 10, 40, 60, 80, 14)
+
+
+def test_the_loss_is_the_outputs() -> None:
+    model = uneven()
+    clock = Costs(model.module, {})
+
+    def dear(outputs: Tensor, targets: Tensor) -> Tensor:
+        clock.now += 7
+        return model.objective.loss_sum(outputs, targets)
+
+    objective = dataclasses.replace(model.objective, loss_sum=dear)
+    assert measure_layer_times(dataclasses.replace(model, objective=objective), batch(), clock=clock)[-1] == 7
+
+
+def test_a_part_that_hands_on_no_tensor_is_told() -> None:
+    model = uneven()
+    model.module.layers[2].register_forward_hook(lambda module, given, output: (output, None))
+    with pytest.raises(InvalidInput, match=r"layout: layers\.2 gives tuple, expected one tensor that is handed on"):
+        measure_layer_times(model, batch())
+
+
+def test_a_model_is_not_cut_by_times_that_nobody_has_measured() -> None:
+    parallel = ParallelSettings(mesh=MeshShape(pp=2), schedule="GPipe", layer_times=MEASURE)
+    with pytest.raises(ValueError, match="got layer_times 'measure', expected numbers: measure_layer_times gives"):
+        parameter_table(uneven(), parallel)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def config_of(folder: Path) -> TrainConfig:
+    text = folder / "text.txt"
+    text.write_text("the cat sat on the mat. " * 9)
+    return TrainConfig(
+        model=ModelSettings(decoder=DecoderConfig(vocabulary=16, width=16, num_layers=3, feed_forward=16)),
+        data=DataSettings(text=str(text), length=8),
+        training=TrainingSettings(batch_size=8, learning_rate=0.1),
+        stop=StopSettings(steps=1),
+        parallel=ParallelSettings(mesh=MeshShape(pp=2), microbatches=2, layer_times=MEASURE),
+        checkpoints=CheckpointSettings(folder=folder / "kept"),
+    )
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_goes_on_from_a_folder_is_cut_as_before(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    made = make(config)
+    first = balanced(config, made, 0, CPU).parallel
+    assert len(first.times) == 5
+    assert all(time > 0 for time in first.times)
+    assert first == dataclasses.replace(config.parallel, layer_times=first.times)
+    assert balanced(config, made, 0, CPU).parallel == first
+    assert read_layer_times(tmp_path / "kept") == first.times
+    given = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, layer_times=(1.0,) * 5))
+    assert balanced(given, made, 0, CPU) is given, "what is given counts"
+    write_layer_times(tmp_path / "kept", (1.0, 2.0))
+    with pytest.raises(InvalidInput, match=f"{LAYER_TIMES_FILE}: got 2 times, expected 5: inputs, each layer, outputs"):
+        balanced(config, made, 0, CPU)
+    (tmp_path / "kept" / LAYER_TIMES_FILE).write_text("{")
+    with pytest.raises(InvalidInput, match=f"{LAYER_TIMES_FILE}: not JSON"):
+        balanced(config, made, 0, CPU)

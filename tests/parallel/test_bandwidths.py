@@ -1,0 +1,102 @@
+"""What is measured between ranks: that a link is found again, what is refused, and the command as a whole."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.commands import Fanin, fanin_in_process, one_line
+
+from fanin.datacenter.bandwidths import Measured, link_found, predicted_seconds
+from fanin.datacenter.collectives import COLLECTIVES, RING
+from fanin.datacenter.counters import ALL_REDUCE, SEND, Amount
+from fanin.datacenter.planner.links import Link
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+def timed(link: Link, size_bytes: int, num_ranks: int) -> Measured:
+    """An all-reduce that takes as long as the planner says."""
+    amount = Amount(num_calls=1, size_bytes=size_bytes)
+    seconds = link.seconds(ALL_REDUCE, amount, num_ranks)
+    return Measured(
+        collective="all_reduce",
+        size_bytes=size_bytes,
+        seconds=seconds,
+        seconds_samples=(seconds,),
+        calls=1,
+        counted_bytes=size_bytes,
+        expected_bytes=size_bytes,
+        wire_bytes=amount.wire_bytes(ALL_REDUCE, num_ranks),
+        algbw_gb_per_second=size_bytes / seconds / 1e9,
+        busbw_gb_per_second=size_bytes / seconds / 1e9 * COLLECTIVES["all_reduce"].bus(num_ranks),
+    )
+
+
+@given(
+    latency_s=st.floats(1e-6, 1e-2),
+    gb_per_second=st.floats(0.1, 900.0),
+    num_ranks=st.integers(2, 64),
+    sizes=st.lists(st.integers(10, 30), min_size=2, max_size=5, unique=True),
+)
+def test_the_planners_link_is_found_again(
+    latency_s: float, gb_per_second: float, num_ranks: int, sizes: list[int]
+) -> None:
+    link = Link(name="given", latency_s=latency_s, bytes_per_second=gb_per_second * 1e9, source="here")
+    rows = [timed(link, 2**size, num_ranks) for size in sizes]
+    found = link_found(rows, num_ranks)
+    for row in rows:
+        assert predicted_seconds(row, found, num_ranks) == pytest.approx(row.seconds, rel=1e-6)
+        assert row.busbw_gb_per_second == pytest.approx(row.wire_bytes / row.seconds / 1e9)
+
+
+def test_of_one_size_all_of_the_time_is_the_bytes() -> None:
+    link = Link(name="given", latency_s=0.0, bytes_per_second=2e9, source="here")
+    found = link_found([timed(link, 2**20, 4)], 4)
+    assert (found.latency_s, found.bytes_per_second) == (0.0, pytest.approx(2e9))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--nproc", "1"), "ranks: got 1, expected at least 2: one sends nothing"),
+        (("--backend", "mpi"), "backend: got 'mpi', expected gloo or nccl"),
+        (("--backend", "nccl", "--nproc", "999"), "backend: got 'nccl' for 999 ranks, expected a GPU for each, and"),
+        (("--megabytes", "1", "--megabytes", "0"), "--megabytes: got 0.0, expected positive numbers"),
+        (("--megabytes", "nan"), "--megabytes: got nan, expected positive numbers"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value).strip("-"),
+)
+def test_what_cannot_be_measured_is_told_before_a_process_starts(
+    fanin: Fanin, options: tuple[str, ...], said: str
+) -> None:
+    assert one_line(fanin("bench", "collectives", *options), "bench").startswith(said)
+
+
+@pytest.mark.nightly
+def test_four_ranks_are_right_and_timed(fanin: Fanin, tmp_path: Path) -> None:
+    out, num_ranks = tmp_path / "found.json", 4
+    sizes = ("--megabytes", "0.01", "--megabytes", "1")
+    done = fanin("bench", "collectives", "--nproc", str(num_ranks), *sizes, "--repeats", "3", "--json", out)
+    assert (done.status, done.err) == (0, "")
+    assert f"{num_ranks} ranks over gloo are numpy's" in done.out
+    found = json.loads(out.read_text())
+    rows = found["collectives"]
+    assert [(row["collective"], row["size_bytes"] > 10**5) for row in rows] == [
+        (name, large) for name in COLLECTIVES for large in (False, True)
+    ]
+    for row in rows:
+        assert row["counted_bytes"] == row["expected_bytes"]
+        assert len(row["seconds_samples"]) == 3
+        assert min(row["seconds_samples"]) <= row["seconds"] <= max(row["seconds_samples"])
+        assert row["algbw_gb_per_second"] == pytest.approx(row["size_bytes"] / row["seconds"] / 1e9)
+        assert row["predicted_seconds"] > 0.0
+        if row["collective"] == RING:
+            assert COLLECTIVES[RING].kind == SEND
+            assert row["wire_bytes"] == 2 * (num_ranks - 1) / num_ranks * row["size_bytes"]
+    assert f"fanin plan --link {found['link']['gb_per_second']:.3g} " in done.out

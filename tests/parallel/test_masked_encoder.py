@@ -1,0 +1,30 @@
+"""``examples/masked_encoder``: who sees both sides of a gap knows more than who knows the letter before it."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from parallel.test_char_decoder import bound
+from support.commands import fanin_in_process
+from support.data import real_places
+
+from fanin.clients.datafiles import DATA_VARIABLE
+from fanin.datacenter.config import SHAKESPEARE
+
+EXAMPLE = Path(__file__).parents[2] / "examples/masked_encoder/train.toml"
+
+
+@pytest.mark.nightly
+def test_nats_of_a_hidden_letter_are_below_the_bigram_entropy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(DATA_VARIABLE, str(real_places(SHAKESPEARE).data))
+    out = tmp_path / "out.json"
+    done = fanin_in_process(capsys, monkeypatch)("train", EXAMPLE, "--mesh", "none", "--nproc", "1", "--json", out)
+    assert (done.status, done.err) == (0, "")
+    found = json.loads(out.read_text())
+    assert found["loss"][0] == pytest.approx(math.log(66), abs=0.1), "at first it knows nothing"
+    last = found["evaluations"][-1]
+    assert 1.5 < last["validation_loss"] < bound(EXAMPLE)
+    assert f"held out {last['validation_loss']:.4f} (right: {last['validation_accuracy']:.4f})" in done.out

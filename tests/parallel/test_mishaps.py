@@ -1,0 +1,313 @@
+"""What is done twice, at once or too late: signals, launchers, machines of other jobs, waits that are no hang."""
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from support.commands import Fanin, fanin_in_process, one_line
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+
+from fanin.clients.digits import split_digits
+from fanin.commands.train import Terminated, terminator
+from fanin.datacenter.agent import Agent, is_of_job
+from fanin.datacenter.checkpoint import Checkpoints
+from fanin.datacenter.config import (
+    CheckpointSettings,
+    DataSettings,
+    EvaluationSettings,
+    ModelSettings,
+    StopSettings,
+    TrainConfig,
+    WatchSettings,
+)
+from fanin.datacenter.elastic import OTHER_JOB, Stop
+from fanin.datacenter.hangs import Report, Wait, attempt_folder, write_report
+from fanin.datacenter.job import main, train
+from fanin.datacenter.jobfiles import (
+    CONFIG_FILE,
+    LOGS_FOLDER,
+    METRICS_FILE,
+    Metrics,
+    Trained,
+    TrainResult,
+    read_config,
+    read_result,
+    write_config,
+    write_error,
+    write_result,
+    written,
+)
+from fanin.datacenter.launch import ONE_MACHINE, Elastic, begin_logs, launch, outcome, why
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.model import make
+from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.settings import TrainingSettings
+from fanin.datacenter.places import LOCK_FILE, held
+from fanin.datacenter.progress import Progress, latest
+from fanin.protos.errors import Conflict, InvalidInput, StorageFull
+
+APPS = Path(__file__).with_name("apps.py")
+TWO = Elastic(max_nodes=2, min_nodes=2, endpoint="host:29500")
+METRICS = Metrics(
+    trained=Trained(losses=(2.0, 1.0), evaluated=(), best=0, flat=False),
+    mesh=MeshShape(),
+    num_ranks=1,
+    train_s=1.0,
+    units_per_second=1.0,
+    peak_memory_bytes=1,
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    """A short job that keeps checkpoints, on the public digits; its App is told to stop in its third step."""
+    public = split_digits(1, 1.0, 0).public
+    np.savez(tmp_path / "data.npz", x=public.x, y=public.y)
+    return TrainConfig(
+        model=ModelSettings(app=f"{APPS}:stopping"),
+        data=DataSettings(examples=tmp_path / "data.npz", held_fraction=0.2),
+        training=TrainingSettings(batch_size=16, learning_rate=0.05, optimizer="sgd"),
+        stop=StopSettings(steps=5),
+        checkpoints=CheckpointSettings(folder=tmp_path / "kept", weights=tmp_path / "out.safetensors"),
+    )
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+def test_who_is_told_to_stop_takes_the_signal_until_all_is_written(config: TrainConfig, tmp_path: Path) -> None:
+    before, stop = signal.getsignal(signal.SIGTERM), Stop()
+    with ExitStack() as stack:
+        stack.push(stop)
+        result = train(config, 0, 1, tmp_path, stop)
+        # The checkpoint is written by now, and the result is still to be.
+        assert latest(tmp_path / "kept").step == 3
+        assert signal.getsignal(signal.SIGTERM) is not before
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert (result.metrics.stopped, len(result.metrics.trained.losses)) == (True, 3)
+    assert not (tmp_path / "out.safetensors").exists(), "it does not end with these"
+
+
+def test_a_job_says_that_it_was_stopped_and_then_that_it_was_not(config: TrainConfig, tmp_path: Path) -> None:
+    before, path = signal.getsignal(signal.SIGTERM), write_config(config, tmp_path)
+    for stopped in (True, False):
+        assert main([str(path)]) == 0
+        assert read_result(tmp_path).metrics.stopped == stopped
+        assert (tmp_path / "out.safetensors").exists() != stopped
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_stopped_result_is_that_of_whoever_was_told(tmp_path: Path) -> None:
+    (begin_logs(tmp_path, TWO) / "torchrun.log").write_text("nobody came for 10 minutes")
+    write_result(tmp_path, TrainResult(metrics=replace(METRICS, stopped=True)))
+    # On one machine it is its own ranks that were told.
+    assert outcome(tmp_path, ONE_MACHINE, 1, written(tmp_path)).metrics.stopped
+    told = r"was told to stop after 2 steps, and the job did not go on without it; the same lines go on .* 10 minutes"
+    with pytest.raises(Conflict, match=f"(?s){told}"):
+        outcome(tmp_path, TWO, 1, written(tmp_path))
+    write_result(tmp_path, TrainResult(metrics=METRICS))
+    assert outcome(tmp_path, TWO, 1, written(tmp_path)).metrics == METRICS
+    # Of another job nothing is taken: neither its result nor its error.
+    write_error(tmp_path, InvalidInput("its own"))
+    with pytest.raises(Conflict, match="machines of another job meet at this endpoint"):
+        outcome(tmp_path, TWO, OTHER_JOB, written(tmp_path))
+
+
+def test_who_is_stopped_while_it_waits_for_machines_has_no_earlier_result(
+    fanin: Fanin, config: TrainConfig, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    write_result(state, TrainResult(metrics=METRICS))
+    (tmp_path / "train.toml").write_text(
+        f'[model]\napp = "{config.model.app}"\n[data]\nexamples = "{config.data.examples}"\n'
+        "[training]\nbatch_size = 16\nlearning_rate = 0.1\n[stop]\nsteps = 1\n[parallel]\nmesh = 'dp_replicate=2'\n"
+    )
+
+    def tell() -> None:
+        while not list(state.glob(f"{LOGS_FOLDER}/*/torchrun.log")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    said = fanin("train", tmp_path / "train.toml", "--nodes", "2", "--endpoint", "127.0.0.1:1", "--state", state)
+    teller.join()
+    assert one_line(said, "train").startswith("stopped before there was anything to tell")
+    assert (state / METRICS_FILE).exists()
+
+
+def test_a_signal_that_comes_with_the_first_is_the_first() -> None:
+    clock = iter([5.0, 5.000001, 5.9, 6.0, 6.1])
+    terminated = terminator(lambda: next(clock))
+    told = []
+    for _ in range(5):
+        try:
+            terminated(signal.SIGTERM, None)
+        except Terminated:
+            told.append(True)
+        else:
+            told.append(False)
+    assert told == [True, False, False, True, True]
+
+
+class Told(Agent):
+    """An agent without ranks, which remembers how long they would have had."""
+
+    def __init__(self, seconds: int) -> None:
+        self._shutdown_timeout = seconds
+        self.given: list[int] = []
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        self.given.append(timeout)
+
+
+def test_ranks_that_make_way_for_a_machine_get_the_time_that_was_set(worker_group: WorkerGroup) -> None:
+    agent = Told(60)
+    agent._stop_workers(worker_group)
+    assert agent.given == [60]
+
+
+@pytest.fixture
+def worker_group() -> Iterator[WorkerGroup]:
+    """Of no ranks."""
+    yield object.__new__(WorkerGroup)
+
+
+def test_one_endpoint_is_for_one_job() -> None:
+    store = dist.HashStore()
+    assert [is_of_job(store, job) for job in ("a", "a", "b", "a")] == [True, True, False, True]
+
+
+def test_a_config_that_was_mistyped_takes_no_others_place(config: TrainConfig, tmp_path: Path) -> None:
+    other = replace(config, seed=1)
+    paths = [write_config(each, tmp_path, shared=True) for each in (config, other, config)]
+    assert len(set(paths)) == 2
+    assert [read_config(path) for path in paths] == [config, other, config]
+
+
+def test_a_folder_is_one_jobs_for_as_long_as_its_processes_are_there(tmp_path: Path) -> None:
+    with held([tmp_path], 0.0) as (descriptor,):
+        with (
+            pytest.raises(Conflict, match="another job of this machine runs there, expected none"),
+            held([tmp_path], 0),
+        ):
+            pass
+        # As its torchrun has it, when its launcher is killed.
+        inherited = os.dup(descriptor)
+    try:
+        with pytest.raises(Conflict, match=f"folder {tmp_path}: another job"), held([tmp_path], 0.0):
+            pass
+    finally:
+        os.close(inherited)
+    with held([tmp_path], 0.0):
+        pass
+
+
+def test_a_launcher_waits_for_an_earlier_job_to_end(
+    config: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / LOCK_FILE).touch()
+    with (kept / LOCK_FILE).open() as earlier:
+        fcntl.flock(earlier, fcntl.LOCK_EX)
+        threading.Timer(0.5, earlier.close).start()
+        # What is in the way of the first file that is written then spares this test a job.
+        (tmp_path / "state" / CONFIG_FILE).mkdir(parents=True)
+        with pytest.raises(IsADirectoryError):
+            launch(config, 1, tmp_path / "state")
+        assert earlier.closed
+    assert f"folder {kept}: waiting for another job there to end" in capfd.readouterr().err
+
+
+def test_a_log_that_is_gone_when_it_is_looked_at_is_none(tmp_path: Path) -> None:
+    logs = begin_logs(tmp_path)
+    gone = logs / "id" / "attempt_0" / "0"
+    gone.mkdir(parents=True)
+    # Listed, and not there: as what another machine's torchrun removes in between.
+    (gone / "stderr.log").symlink_to(tmp_path / "nowhere")
+    assert why(tmp_path, 1) == f"torchrun ended with status 1; no log of it is left in {logs}"
+    (logs / "torchrun.log").write_text("what torchrun said")
+    assert why(tmp_path, 1).endswith("what torchrun said")
+    assert written(tmp_path / "nowhere") == set()
+
+
+def test_who_hung_in_an_earlier_attempt_is_not_why_the_last_one_failed(tmp_path: Path) -> None:
+    logs = begin_logs(tmp_path)
+    waits = Wait(axis="all ranks", kind="all_reduce", ranks=(0, 1), sequence=1)
+    hung = Report(
+        rank=0, mesh="dp_shard=2", step=2, still_s=1.5, waits=waits, module="", phase="after", line="", done={}
+    )
+    (logs / "id" / "attempt_0" / "0").mkdir(parents=True)
+    write_report(attempt_folder(tmp_path, 0), hung)
+    assert why(tmp_path, 1).startswith("rank 1 (dp_shard 1) hangs")
+    time.sleep(0.02)
+    (logs / "id" / "attempt_1" / "0").mkdir(parents=True)
+    (logs / "id" / "attempt_1" / "0" / "stderr.log").write_text("what it fails with")
+    assert why(tmp_path, 1).endswith("attempt_1/0/stderr.log ends:\nwhat it fails with")
+
+
+def test_a_job_goes_on_from_its_own_kind_of_checkpoint(config: TrainConfig, tmp_path: Path) -> None:
+    engine = build_engine(make(config).model, config.parallel, config.training, None)
+    with Checkpoints(tmp_path / "own", engine) as checkpoints:
+        checkpoints.save(Progress(step=1, seed=0))
+    for settings in (CheckpointSettings(resume=tmp_path / "own"), CheckpointSettings(folder=tmp_path / "own")):
+        with pytest.raises(InvalidInput, match="got one after 1 steps without looks, best, loss_sum, count, expected"):
+            train(replace(config, checkpoints=settings), 0, 1)
+
+
+def test_a_checkpoint_that_takes_long_is_no_hang(config: TrainConfig, tmp_path: Path) -> None:
+    engine, marker, calls = build_engine(make(config).model, config.parallel, config.training, None), [], 0
+    checkpoints = Checkpoints(tmp_path, engine)
+    # Whoever writes there waits for a reader.
+    os.mkfifo(tmp_path / "LATEST.new")
+
+    def wait() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            marker.append(os.open(tmp_path / "LATEST.new", os.O_RDONLY | os.O_NONBLOCK))
+
+    checkpoints.while_waiting = wait
+    checkpoints.save(Progress(step=1))
+    with pytest.raises(StorageFull):
+        checkpoints.finish()
+    os.close(marker[0])
+    assert calls >= 2
+
+
+def evaluated(config: TrainConfig, folder: Path) -> None:
+    """A job whose evaluation takes longer than it may stand still."""
+    train(config, 0, 1, folder)
+    os._exit(0)
+
+
+def test_an_evaluation_that_takes_long_is_no_hang(config: TrainConfig, tmp_path: Path) -> None:
+    # In one process that has no layers within its model, nothing else moves.
+    slow = replace(
+        config,
+        model=ModelSettings(app=f"{APPS}:bare"),
+        stop=StopSettings(steps=1),
+        evaluation=EvaluationSettings(batch_size=1, num_samples=8),
+        checkpoints=CheckpointSettings(),
+        watch=WatchSettings(hang_after_s=1.5),
+    )
+    child = multiprocessing.get_context("fork").Process(target=evaluated, args=(slow, tmp_path))
+    child.start()
+    child.join()
+    assert child.exitcode == 0, "86 is a hang's"

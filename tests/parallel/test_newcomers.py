@@ -1,0 +1,100 @@
+"""Who comes where a job is: a line that was mistyped, a second launcher, a machine while ranks still save."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from parallel.machines import EVERY, NUM_STEPS, WAIT_S, Machine, Place, empty_place, family
+
+SLOW = """
+import os, signal, sys, time
+from pathlib import Path
+def save(number, frame):
+    time.sleep(33.0)
+    Path(sys.argv[1], "saved").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+Path(sys.argv[1], f"begun-{os.getpid()}").touch()
+while True:
+    time.sleep(0.1)
+"""
+"""A rank that takes its time to save; torch gives 30 s."""
+RUN_SLOW = """
+import sys
+from pathlib import Path
+from fanin.datacenter.launch import Elastic, run_ranks
+program, folder, endpoint = sys.argv[1:]
+run_ranks([program, folder], 1, Path(folder), Elastic(max_restarts=1, max_nodes=2, endpoint=endpoint))
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A job's folder, and no machine yet."""
+    monkeypatch.setenv("FANIN_TEST_FOLDER", str(tmp_path))
+    with empty_place(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.nightly
+def test_a_line_that_was_mistyped_joins_no_job_and_harms_none(place: Place) -> None:
+    first, second = place.two("paced")
+    configs = {path: path.read_bytes() for path in (place.folder / "state").glob("config-*.json")}
+    told = Machine(place.folder, "other", place.port, "--steps", "3").fail()
+    place.pace(0.0)
+    assert first.end() == second.end()
+    assert told.startswith("fanin train: datacenter job: machines of another job meet at this endpoint, expected the")
+    assert len(configs) == 1
+    assert all(path.read_bytes() == was for path, was in configs.items())
+    assert place.steps() == list(range(NUM_STEPS))
+
+
+@pytest.mark.nightly
+def test_after_a_launcher_was_killed_the_same_line_waits_for_its_ranks_and_goes_on(place: Place) -> None:
+    place.write("paced")
+    place.pace(0.5)
+    out = place.folder / "out.json"
+    command = [sys.executable, "-m", "fanin.commands.main", "train", place.folder / "train.toml", "--json", out]
+    command += ["--state", place.folder / "state"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    place.until(lambda: len(place.steps()) > EVERY + 2)
+    # The step that its ranks are in takes longer than to start another launcher.
+    place.pace(12.0)
+    time.sleep(0.5)
+    first.kill()
+    first.wait()
+    second = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    time.sleep(6.0)
+    place.pace(0.0)
+    _, err = second.communicate(timeout=WAIT_S)
+    assert second.returncode == 0, err
+    assert err.startswith(f"folder {place.folder}/")
+    assert err.endswith(": waiting for another job there to end\n")
+    told = json.loads(out.read_text())
+    assert (len(told["loss"]), told["stopped"]) == (NUM_STEPS, False)
+    steps = place.steps()
+    assert steps == list(range(steps[0], NUM_STEPS))
+    assert steps[0] % EVERY, "the ranks of the killed launcher saved before it began"
+
+
+@pytest.mark.nightly
+def test_ranks_may_take_longer_to_make_way_for_a_machine_than_torch_gives_them(place: Place) -> None:
+    program, launchers = place.folder / "slow.py", []
+    program.write_text(SLOW)
+    for _ in range(2):
+        command = [sys.executable, "-c", RUN_SLOW, str(program), str(place.folder), f"127.0.0.1:{place.port}"]
+        launchers.append(subprocess.Popen(command))
+        place.until(lambda: any(place.folder.glob("begun-*")))
+    place.until(lambda: len(list(place.folder.glob("begun-*"))) > 1)
+    saved = (place.folder / "saved").exists()
+    for launcher in launchers:
+        for pid in (launcher.pid, *family(launcher.pid)):
+            os.kill(pid, signal.SIGKILL)
+        launcher.wait()
+    assert saved

@@ -1,0 +1,123 @@
+"""The planner counts what torch computes: forward, backward, and again where activations are computed again."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fanin.datacenter.flops import PASSES
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig
+from fanin.datacenter.parallel import pipeline
+from fanin.datacenter.parallel.objective import token_loss_sum
+from fanin.datacenter.parallel.recompute import apply_recompute
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.planner.facts import decoder_facts
+from fanin.datacenter.planner.spread import Job, Stage
+from fanin.datacenter.planner.timing import SELECTIVE, piece_flops
+
+CONFIG = DecoderConfig(vocabulary=24, width=16, num_layers=8, num_heads=2, num_kv_heads=1, feed_forward=40)
+BATCH, LENGTH, NUM_RANKS = 2, 8, 2
+
+
+class Products(TorchDispatchMode):
+    """Counts the FLOPs of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Count a product, and let everything be."""
+        if func is torch.ops.aten.mm.default:
+            left, right = args
+            assert isinstance(left, Tensor)
+            assert isinstance(right, Tensor)
+            self.flops += 2 * left.shape[0] * left.shape[1] * right.shape[1]
+        return func(*args, **(kwargs or {}))
+
+
+def job_of(schedule: str, recompute: str) -> Job:
+    mesh = MeshShape(pp=NUM_RANKS if schedule else 1)
+    return Job(
+        facts=decoder_facts("cell", CONFIG),
+        parallel=ParallelSettings(mesh=mesh, schedule=schedule or "1F1B", microbatches=2, recompute=recompute),
+        training=TrainingSettings(batch_size=2 * BATCH, learning_rate=0.1),
+        sequence=LENGTH,
+    )
+
+
+def parts_of(job: Job, model: Decoder) -> list[tuple[Stage, nn.Module]]:
+    """Each stage as the planner and as the engine has it, the first one first."""
+    if not job.parallel.pipelined:
+        return [(job.stages(0)[0], model)]
+    known, found = job.parallel.pipeline(), {}
+    for rank in range(NUM_RANKS):
+        for stage in pipeline.split(model, job.facts.layout, known, rank, ()):
+            found[stage.index] = stage.part
+            stage.part.register_forward_hook(pipeline.hand_on)
+    stages = [stage for rank in range(NUM_RANKS) for stage in job.stages(rank)]
+    return [(stage, found[stage.index]) for stage in sorted(stages, key=lambda stage: stage.index)]
+
+
+def go_back(job: Job, stage: Stage, part: nn.Module, given: Tensor, outcome: Tensor) -> None:
+    """A backward pass as torch's stages have it: at once, or for inputs and then for weights."""
+    seeds = None if stage.last else [torch.ones_like(outcome)]
+    splits = job.parallel.pipelined and job.parallel.pipeline().rules.splits_backward
+    if not splits or stage.first:
+        stage_backward(outcome if stage.last else (outcome,), seeds, (given,))
+        return
+    _, groups = stage_backward_input([outcome], seeds, [given], iter(part.parameters()))
+    stage_backward_weight(iter(part.parameters()), groups)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recompute"),
+    [
+        ("", "none"),
+        ("", "full"),
+        ("", "selective"),
+        ("Interleaved1F1B", "full"),
+        ("InterleavedZeroBubble", "none"),
+        ("InterleavedZeroBubble", "full"),
+        ("ZBV", "full"),
+    ],
+)
+def test_a_piece_takes_the_products_that_are_counted(schedule: str, recompute: str) -> None:
+    job, model = job_of(schedule, recompute), Decoder(CONFIG)
+    apply_recompute(list(model.layers), recompute)
+    forwards = Counter[int]()
+    for number, layer in enumerate(model.layers):
+        layer.attention_norm.register_forward_pre_hook(lambda *_, number=number: forwards.update([number]))
+    stream = tokens = torch.arange(BATCH * LENGTH).reshape(BATCH, LENGTH)
+    done = 0
+    for stage, part in parts_of(job, model):
+        given = stream if stage.first else stream.detach().requires_grad_()
+        with Products() as products:
+            output = part(given)
+            stream = output.detach()
+            go_back(job, stage, part, given, token_loss_sum(output, tokens) if stage.last else output)
+        layers = range(done, done + stage.num_layers)
+        done += stage.num_layers
+        # A layer that is selective begins again, too, but takes its products from what is kept.
+        again = 1 if recompute == "selective" else job.again(stage)
+        assert [forwards[layer] for layer in layers] == [1 + again] * stage.num_layers
+        slight = SELECTIVE if recompute == "selective" else 0.0
+        attended = 2 * job.piece_tokens * stage.num_layers * job.facts.work.attention_width * LENGTH
+        expected = piece_flops(job, stage) - attended * (PASSES + job.again(stage))
+        if slight:
+            # Of that, what is no product.
+            assert products.flops == pytest.approx(expected, rel=slight)
+        else:
+            assert products.flops == expected
+    assert done == CONFIG.num_layers

@@ -1,0 +1,94 @@
+"""Token ids in a file: taken as they lie there, windows as of a text, and what is no such file told."""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fanin.datacenter.config import TrainConfig, parse_config
+from fanin.datacenter.job import train
+from fanin.datacenter.model import make, read_tokens
+from fanin.edge.runtimes.graphs import NO_TOKEN
+from fanin.protos.errors import InvalidInput
+
+TOKENS = np.random.default_rng(0).integers(0, 7, 90)
+
+
+def config(path: Path, vocabulary: int = 7) -> TrainConfig:
+    return parse_config(
+        f"""
+        data = {{ tokens = "{path}", length = 8, held_fraction = 0.3 }}
+        training = {{ batch_size = 4, learning_rate = 0.01 }}
+        stop = {{ steps = 3 }}
+        model.decoder = {{ vocabulary = {vocabulary}, width = 8, num_layers = 1, num_heads = 2, num_kv_heads = 1 }}
+        """,
+        "here",
+    )
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "<u2", ">u2", "int32", "uint32", "int64"])
+def test_tokens_of_any_kind_of_integer_are_the_same_job(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "tokens.npy"
+    np.save(path, TOKENS.astype(dtype))
+    parts = make(config(path)).parts
+    everything = np.arange(len(parts.train))
+    inputs, targets = parts.train.take(everything)
+    assert (inputs.dtype, targets.dtype) == (torch.int64, torch.int64)
+    asked = targets != NO_TOKEN
+    assert (inputs.ravel()[: 63 - 1].numpy() == TOKENS[: 63 - 1]).all()
+    assert (targets[asked].numpy() == TOKENS[1:63]).all()
+    assert len(parts.held_out) == 4
+
+
+def test_an_array_is_read_where_it_lies_and_an_archive_has_one(tmp_path: Path) -> None:
+    array, archive, text = tmp_path / "tokens.npy", tmp_path / "tokens.npz", tmp_path / "text.txt"
+    np.save(array, TOKENS)
+    np.savez_compressed(archive, whatever=TOKENS)
+    assert isinstance(read_tokens(array), np.memmap)
+    text.write_text("".join("abcdefg"[token] for token in TOKENS))
+    one = config(array)
+    losses = [train(each, 0, 1).metrics.trained.losses for each in (one, config(archive))]
+    of_text = replace(one, data=replace(one.data, tokens=None, text=str(text)))
+    assert losses == [train(of_text, 0, 1).metrics.trained.losses] * 2
+
+
+def _two(path: Path) -> None:
+    np.savez(path.with_suffix(".npz"), a=TOKENS, b=TOKENS)
+
+
+def _pickled(path: Path) -> None:
+    path.write_bytes(pickle.dumps(TOKENS))
+
+
+def _saved(value: object) -> Callable[[Path], None]:
+    return lambda path: np.save(path, value, allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda path: None, "cannot be read (No such file or directory)"),
+        (_pickled, "not an array of numbers as numpy writes it ("),
+        (_saved(np.array([{}], object)), "not an array of numbers as numpy writes it ("),
+        (lambda path: path.write_bytes(b""), "not an array of numbers as numpy writes it ("),
+        (_two, "got arrays a, b, expected one, of token ids"),
+        (lambda path: path.with_suffix(".npz").write_bytes(b"PK\3\4"), "not an array of numbers as numpy writes it ("),
+        (_saved(TOKENS.reshape(2, -1)), "got int64 [2, 45], expected one row of integers"),
+        (_saved(TOKENS / 2), "got float64 [90], expected one row of integers"),
+        (_saved(TOKENS - 1), "got tokens from -1 to 5, expected from 0 on"),
+        (_saved(TOKENS + 1), "got 8 tokens, expected at most the model's 7; raise its vocabulary"),
+        (_saved(TOKENS[:0]), "got no tokens, expected some"),
+    ],
+)
+def test_what_is_no_row_of_tokens_is_told(tmp_path: Path, write: Callable[[Path], None], said: str) -> None:
+    path = tmp_path / "tokens.npy"
+    write(path)
+    path = next(tmp_path.iterdir(), path)
+    with pytest.raises(InvalidInput) as caught:
+        make(config(path))
+    assert str(caught.value).startswith(f"{path}: ")
+    assert said in str(caught.value)
