@@ -154,10 +154,11 @@ def canary() -> dict[str, np.ndarray]:
 
 
 def work(folder: Path, rank: int, cells: list[Cell]) -> None:
-    """All cells on one rank."""
+    """Some cells on one rank."""
     torch.set_num_threads(1)
     quiet()
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    meet = f"file://{folder}/{cells[0].name}.meet"
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=WORLD)
     found = canary()
     if rank == 0:
         np.savez(folder / "canary.npz", **found)
@@ -170,9 +171,6 @@ def work(folder: Path, rank: int, cells: list[Cell]) -> None:
             ranks = torch.arange(num_ranks).reshape(*cell.shape.sizes.values())
             meshes[cell.mesh] = DeviceMesh("cpu", ranks, mesh_dim_names=AXES)
         if rank < num_ranks:
-            # One process has all cells: without it, what is compiled often enough is compiled no more.
-            torch.compiler.reset()
-            counters.clear()
             outcome = train(cell, Engine(built_of(cell, meshes[cell.mesh])))
             seconds, graphs = time.monotonic() - started_s, counters["stats"]["unique_graphs"]
             if rank == 0:
@@ -198,13 +196,20 @@ def main(folder: Path, wanted: list[str]) -> int:
     for family in {cell.family for cell in chosen} & {*PRETRAINED}:
         # Their modules load when first named: here, once, and not on every rank.
         model_of(Cell(mesh="none", family=family))
+    # Processes of its own for each that is compiled, as a job has: torch 2.13 keeps things between compilations that
+    # another model's then fails of, and compiles no more what it compiled often.
+    pools = [[cell for cell in chosen if not cell.compile], *([cell] for cell in chosen if cell.compile)]
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=alone, args=(folder, chosen))]
-    processes += [fork.Process(target=work, args=(folder, rank, chosen)) for rank in range(WORLD)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    processes[0].start()
+    for cells in filter(None, pools):
+        ranks = [fork.Process(target=work, args=(folder, rank, cells)) for rank in range(WORLD)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        processes += ranks
+    processes[0].join()
     return sum(process.exitcode != 0 for process in processes)
 
 

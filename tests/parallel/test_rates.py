@@ -64,6 +64,19 @@ def test_the_gain_of_known_noise_is_that_of_the_formula(noise: float, num_parts:
     assert 1.0 <= seen.gain(num_parts) <= num_parts
 
 
+def test_a_signal_that_noise_hides_in_most_steps_is_found_in_their_mean() -> None:
+    # 50 steps count in the end: the mean of what many such jobs found leaves chance out.
+    rng, num_parts, size, found = np.random.default_rng(0), 16, 10, []
+    for _ in range(100):
+        seen = Noise()
+        for _ in range(60):
+            seen = seen.seen(*of_parts(0.1 + rng.normal(size=(num_parts, size))), num_parts)
+        found.append(seen)
+    assert np.mean([each.variance for each in found]) == pytest.approx(size, rel=0.01)
+    assert np.mean([each.signal for each in found]) == pytest.approx(0.01 * size, rel=0.1)
+    assert all(1.0 <= each.gain(num_parts) <= num_parts for each in found)
+
+
 def test_means_are_those_of_all_steps_and_then_of_the_last() -> None:
     seen, told = Noise(), [1.0, 3.0, 5.0]
     for variance in told:

@@ -220,6 +220,18 @@ def test_a_job_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path, kill
     assert kept(config, found, 99).trained.evaluated == whole.trained.evaluated
 
 
+def test_adascale_goes_on_from_the_steps_that_were_taken_without_it() -> None:
+    rate = RateSettings(warm_up=3, decay="cosine", scale="adascale", base_batch=4)
+    config = replace(CONFIG, rate=rate, training=replace(CONFIG.training, accumulate=4))
+    new, found = trainer_of(config, parts(data(60, 1), data(60, 2))), parts(data(60, 1), data(60, 2))
+    trainer = Trainer(new.engine, Scored(filled_objective(cross_entropy)), config, found, State(step=7))
+    assert trainer.state.noise.steps == 7.0
+    trainer.run(lambda: True)
+    assert trainer.state.step == 8
+    assert 8.0 <= trainer.state.noise.steps <= 11.0
+    assert trainer.last.rate > config.training.learning_rate / 10, "it is not warmed up again"
+
+
 def test_a_job_that_has_nothing_left_to_do_writes_no_checkpoint_again(tmp_path: Path) -> None:
     config = replace(CONFIG, checkpoints=CheckpointSettings(folder=tmp_path / "c", every=3))
     found = parts(data(60, 1), data(60, 2))

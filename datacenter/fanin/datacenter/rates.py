@@ -97,9 +97,9 @@ class Noise:
     def seen(self, parts_square: float, mean_square: float, num_parts: int) -> "Noise":
         """After one more step: ``parts_square`` is the mean of the squared norms of the parts' gradients,
         ``mean_square`` the squared norm of their mean."""
-        # Unbiased, and so below 0 at times, which neither is.
         variance = max(0.0, (parts_square - mean_square) * num_parts / (num_parts - 1))
-        signal = max(0.0, mean_square - variance / num_parts)
+        # Unbiased, and so below 0 at times: its mean is to stay so.
+        signal = mean_square - variance / num_parts
         # The mean of all until there are enough, and from then on one that forgets.
         share = max(1.0 / (self.count + 1), min(1.0, num_parts / WINDOW))
         return replace(
@@ -111,8 +111,9 @@ class Noise:
 
     def gain(self, num_parts: int) -> float:
         """How many steps of ``base_batch`` one of so many parts is worth: 1 without noise, all parts without signal."""
-        without = self.variance + self.signal
-        return without / (self.variance / num_parts + self.signal) if without > 0.0 else 1.0
+        signal = max(0.0, self.signal)
+        without = self.variance + signal
+        return without / (self.variance / num_parts + signal) if without > 0.0 else 1.0
 
 
 def check_rate(settings: RateSettings, training: TrainingSettings, parallel: ParallelSettings, *, plain: bool) -> None:

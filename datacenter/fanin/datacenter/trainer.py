@@ -119,6 +119,9 @@ class Trainer:
         apply_communication(engine.built.runners.get(0), config.communication)
         if config.rate.scale == ADASCALE:
             engine.measure_noise(self._scaled_rate)
+            if not self.state.noise.count:
+                # What was trained without it counts as every other rule counts it.
+                self.state = replace(self.state, noise=Noise(steps=float(self.state.step)))
 
     def remember(self, losses: Sequence[float], evaluated: Sequence[Evaluated]) -> None:
         """What was told before ``state``, for whoever is told the rest."""

@@ -50,16 +50,18 @@ class PartNorms:
 
     def rate(self) -> float:
         """The rate of the step, all turns of which have ended. A collective."""
-        num_copies = 1
-        if self._group is not None:
-            num_copies = self._group.size()
-            dist.all_reduce(self._squares, group=self._group)
         whole = torch.zeros_like(self._squares)
         for value in self._values:
             if value.grad is not None:
                 whole += _square(value.grad)
+        sums, num_copies = torch.stack([self._squares, whole]), 1
+        if self._group is not None:
+            # The whole is every rank's, but on unlike processors not to the last bit, and all are to go on alike.
+            num_copies = self._group.size()
+            dist.all_reduce(sums, group=self._group)
+        parts, wholes = (sums / num_copies).tolist()
         # A turn's gradient is multiplied by the number of copies already, as DistributedDataParallel wants it.
-        return self._rate_of(float(self._squares) * self._num_turns / num_copies, float(whole))
+        return self._rate_of(parts * self._num_turns, wholes)
 
     def _meet(self, state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         for value, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
