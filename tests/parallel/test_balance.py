@@ -1,8 +1,11 @@
 """Layer times are measured as the model is trained, leave no trace in it, and cut it so that its stages take alike."""
 
 import dataclasses
+import multiprocessing
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
@@ -14,16 +17,16 @@ from fanin.datacenter.balance import balanced
 from fanin.datacenter.config import CheckpointSettings, DataSettings, ModelSettings, StopSettings, TrainConfig
 from fanin.datacenter.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_layer_times
 from fanin.datacenter.mesh import MeshShape
-from fanin.datacenter.model import make
+from fanin.datacenter.model import Made, make
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.parallel.build import Model, parameter_table
 from fanin.datacenter.parallel.engine import Batch
 from fanin.datacenter.parallel.layout import Layout, ModelSizes
-from fanin.datacenter.parallel.measure import measure_layer_times
+from fanin.datacenter.parallel.measure import Beside, measure_layer_times
 from fanin.datacenter.parallel.objective import sample_objective
 from fanin.datacenter.parallel.pipeline import cut, stage_times
 from fanin.datacenter.parallel.settings import MEASURE, ParallelSettings, TrainingSettings
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import FaninError, InvalidInput
 
 WIDTH, NUM_LAYERS = 64, 4
 CPU = torch.device("cpu")
@@ -131,7 +134,7 @@ COSTS = {"embed": 1, **{f"layers.{layer}": 10 * (layer + 1) for layer in range(N
 def test_each_part_has_the_time_of_its_forward_and_backward(recompute: str, times: int) -> None:
     model = uneven()
     clock = Costs(model.module, COSTS)
-    found = measure_layer_times(model, batch(), ParallelSettings(recompute=recompute), CPU, clock)
+    found = measure_layer_times(model, batch(), ParallelSettings(recompute=recompute), CPU, Beside(clock=clock))
     assert found == (2, *(times * 10 * (layer + 1) for layer in range(NUM_LAYERS)), 2 * (3 + 4))
 
 
@@ -139,7 +142,7 @@ def test_what_is_frozen_has_no_backward() -> None:
     model = uneven()
     for name in ("embed", "layers.0"):
         model.module.get_submodule(name).requires_grad_(requires_grad=False)
-    found = measure_layer_times(model, batch(), clock=Costs(model.module, COSTS))
+    found = measure_layer_times(model, batch(), beside=Beside(clock=Costs(model.module, COSTS)))
     assert found == (1, 10, 40, 60, 80, 14)
 
 
@@ -152,7 +155,8 @@ def test_the_loss_is_the_outputs() -> None:
         return model.objective.loss_sum(outputs, targets)
 
     objective = dataclasses.replace(model.objective, loss_sum=dear)
-    assert measure_layer_times(dataclasses.replace(model, objective=objective), batch(), clock=clock)[-1] == 7
+    beside = Beside(clock=clock)
+    assert measure_layer_times(dataclasses.replace(model, objective=objective), batch(), beside=beside)[-1] == 7
 
 
 def test_a_part_that_hands_on_no_tensor_is_told() -> None:
@@ -207,3 +211,39 @@ def test_what_goes_on_from_a_folder_is_cut_as_before(tmp_path: Path) -> None:
     (tmp_path / "kept" / LAYER_TIMES_FILE).write_text("{")
     with pytest.raises(InvalidInput, match=f"{LAYER_TIMES_FILE}: not JSON"):
         balanced(config, made, 0, CPU)
+
+
+TIMEOUT_S = 1.5
+
+
+def balanced_as(rank: int, config: TrainConfig, made: Made, folder: Path) -> str:
+    """What a rank of two is told, in a group that waits for no message longer than the time."""
+    store = dist.FileStore(f"{folder}/meet", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT_S))
+    try:
+        return str(balanced(config, made, rank, CPU).parallel.times)
+    except FaninError as exc:
+        return f"{type(exc).__name__}: {exc}"
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_ranks_wait_longer_than_for_a_message_and_are_told_alike(tmp_path: Path, *, fails: bool) -> None:
+    config = config_of(tmp_path)
+    made = make(config)
+    parts = [made.model.module.embed, *made.model.module.layers, made.model.module.norm, made.model.module.head]
+    for part in parts if fails else []:
+        part.register_forward_hook(lambda *_: sleep(TIMEOUT_S / len(parts) / 4))
+    if fails:
+        parts[-1].register_forward_hook(lambda module, given, output: (output, None))
+    told = tmp_path / "told"
+    # Autograd has run here, and so cannot in a fork; who waits needs none.
+    other = multiprocessing.get_context("fork").Process(
+        target=lambda: told.write_text(balanced_as(1, config, made, tmp_path))
+    )
+    other.start()
+    mine = balanced_as(0, config, made, tmp_path)
+    other.join()
+    assert told.read_text() == mine
+    assert mine.startswith("InvalidInput: layout: head gives tuple, expected one tensor" if fails else "(")

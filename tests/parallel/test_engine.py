@@ -1,14 +1,24 @@
 """The step on one process: what a mesh is compared with, and what needs no other rank."""
 
 import dataclasses
+import gc
+import multiprocessing
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fanin.datacenter.devices import build_mesh
 from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig, rotated, rotations
 from fanin.datacenter.models.encoder import Encoder, EncoderConfig
@@ -281,6 +291,77 @@ def test_a_model_without_a_plan_of_its_own_needs_a_layout() -> None:
 def test_a_mesh_needs_its_processes() -> None:
     with pytest.raises(InvalidInput, match="= 2 ranks, got a world of 1"):
         engine_of(mesh=MeshShape(tp=2))
+
+
+def on_first_rank(look: Callable[[Model, ParallelSettings], tuple[int, ...]], mesh: str) -> tuple[int, ...]:
+    """What is seen on the first rank of a mesh whose others are not there, in a process of its own.
+
+    DTensor keeps the groups of a mesh that it has seen.
+    """
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(_look, (look, mesh))
+
+
+def _look(look: Callable[[Model, ParallelSettings], tuple[int, ...]], mesh: str) -> tuple[int, ...]:
+    parallel = ParallelSettings(mesh=MeshShape.parse(mesh), microbatches=2)
+    dist.init_process_group("fake", rank=0, world_size=parallel.mesh.num_ranks, store=FakeStore())
+    return look(Model(module=Decoder(CONFIG, seed=1), layout=decoder_layout(CONFIG)), parallel)
+
+
+def left(model: Model, parallel: ParallelSettings) -> tuple[int, ...]:
+    """(whole parameters that are there after a rank was built, those of its parts), while the model is held."""
+    # What was there before is not looked through.
+    gc.freeze()
+    whole = [weakref.ref(value) for value in model.module.parameters()]
+    engine = build_engine(model, parallel, TRAINING, build_mesh(parallel.mesh, parallel.mesh.num_ranks))
+    gc.collect()
+    there = {id(ref()) for ref in whole if ref() is not None}
+    return len(there), len(there & {id(value) for part in engine.parts.values() for value in part.parameters()})
+
+
+@pytest.mark.parametrize(("mesh", "expected"), [("pp=2", (10, 10)), ("pp=2,dp_shard=2", (0, 0)), ("pp=2,tp=2", (0, 0))])
+def test_a_rank_of_a_pipeline_keeps_nothing_but_its_part(mesh: str, expected: tuple[int, int]) -> None:
+    assert on_first_rank(left, mesh) == expected
+
+
+class Moves(TorchDispatchMode):
+    """Counts the values that are taken to another device, which is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_moved = 0
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Every operation."""
+        named = dict(kwargs or {})
+        if named.get("device") == torch.device("meta") and isinstance(args[0], Tensor):
+            self.num_moved += (args[0].to_local() if isinstance(args[0], DTensor) else args[0]).numel()
+        return func(*args, **named)
+
+
+def moved(model: Model, parallel: ParallelSettings) -> tuple[int, ...]:
+    """(values that the building of a rank itself takes to its device, values of its part)."""
+    mesh = build_mesh(parallel.mesh, parallel.mesh.num_ranks)
+    with Moves() as moves:
+        engine = build_engine(model, parallel, TRAINING, mesh, torch.device("meta"))
+    return moves.num_moved, sum(
+        (value.to_local() if isinstance(value, DTensor) else value).numel() for value in engine.parts[0].parameters()
+    )
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "dp_shard=2", "dp_shard=2,tp=2"])
+def test_no_device_is_given_what_is_still_to_be_split(mesh: str) -> None:
+    whole = sum(value.numel() for value in Decoder(CONFIG, seed=1).parameters())
+    num_moved, mine = on_first_rank(moved, mesh)
+    assert mine < whole
+    # FSDP2 moves a layer at a time by itself, to where its mesh is.
+    assert num_moved == (mine if mesh == "tp=2" else 0)
 
 
 @pytest.mark.nightly

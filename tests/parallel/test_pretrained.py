@@ -230,6 +230,23 @@ def test_a_mesh_that_the_folders_model_does_not_fit_is_told_before_a_process_sta
         launch(config, 4, given.out / "job")
 
 
+@pytest.mark.parametrize("plan", [{"layers.*.self_attn.q_proj": [1]}, {"layers.*.self_attn.q_proj": "rowwise"}])
+def test_a_plan_in_the_folder_takes_no_place_of_the_librarys(given: Given, plan: dict[str, object]) -> None:
+    given.row()
+    usual = given.config().model.parallel_layout
+    given.row(base_model_tp_plan=plan, base_model_pp_plan=plan)
+    assert given.config().model.parallel_layout == usual
+    assert "model.layers.*.self_attn.k_proj" in usual.plan
+
+
+def test_the_folder_is_read_once(given: Given) -> None:
+    given.row(bos_token_id=5, torch_dtype="float16")
+    made = make(given.config())
+    shutil.rmtree(given.model)
+    assert made.exported is not None
+    assert json.loads(made.exported) == ROW | {"bos_token_id": 5, "dtype": "float32"}
+
+
 def _index(change: Callable[[dict[str, str]], None]) -> Callable[[Path], None]:
     def changed(folder: Path) -> None:
         path = folder / pretrained.INDEX
@@ -242,6 +259,10 @@ def _index(change: Callable[[dict[str, str]], None]) -> Callable[[Path], None]:
 
 def _elsewhere(rows: dict[str, str]) -> None:
     rows["model.norm.weight"] = "../model.safetensors"
+
+
+def _no_name(rows: dict[str, str]) -> None:
+    rows["model.norm.weight"] = "\ud800.safetensors"
 
 
 def _swapped(rows: dict[str, str]) -> None:
@@ -261,6 +282,7 @@ def _no_map(folder: Path) -> None:
     [
         (_index(_elsewhere), "got a tensor in '../model.safetensors', expected the name of a .safetensors file beside"),
         (_index(_swapped), "0 are not the model's, 0 have another shape or type and 1 are missing, such as model.norm"),
+        (_index(_no_name), "not a whole safetensors file ('utf-8' codec can't encode"),
         (_index(dict.clear), "got no weight_map, expected one from names of tensors to names of files"),
         (_no_map, "got no weight_map"),
         (_a_shard_less, "not a whole safetensors file (No such file"),
@@ -293,6 +315,17 @@ def test_what_cannot_go_together_is_told(given: Given) -> None:
     given.write()
     with pytest.raises(InvalidInput, match=r"got weights .* in the folder that the model comes from, expected another"):
         given.config(checkpoints={"weights": str(given.model / "new.safetensors")})
+    around = given.out / ".." / given.model.name
+    (given.out / "link").symlink_to(given.model)
+    for folder in (around, given.out / "link"):
+        with pytest.raises(
+            InvalidInput, match=r"got weights .* in the folder that the model comes from, expected anoth"
+        ):
+            given.config(checkpoints={"weights": str(folder / pretrained.ONE_FILE)})
+    with pytest.raises(
+        InvalidInput, match=r"got weights .*final.safetensors of a model of transformers, expected the na"
+    ):
+        given.config(checkpoints={"weights": str(given.out / "final.safetensors")})
     with pytest.raises(
         InvalidInput, match=r"model: got initial x\.safetensors and weights in .*, expected one of them"
     ):

@@ -1,9 +1,11 @@
 """Token ids in a file: taken as they lie there, windows as of a text, and what is no such file told."""
 
 import pickle
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 
 import numpy as np
 import pytest
@@ -68,6 +70,47 @@ def _saved(value: object) -> Callable[[Path], None]:
     return lambda path: np.save(path, value, allow_pickle=True)
 
 
+def _headed(header: str) -> Callable[[Path], None]:
+    """An .npy file of a header of one's own."""
+    text = header.encode() + b"\n"
+    return lambda path: path.write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text + bytes(64)) and None
+
+
+def _shaped(shape: str) -> Callable[[Path], None]:
+    return _headed(f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}}}")
+
+
+def _archived(kind: int = ZIP_STORED, **places: int) -> Callable[[Path], None]:
+    """An .npz file that is harmed: its ``flags``, its ``method``, or its one ``member`` from a place on."""
+
+    def write(path: Path) -> None:
+        np.save(path, TOKENS)
+        value = path.read_bytes()
+        path.unlink()
+        path = path.with_suffix(".npz")
+        with ZipFile(path, "w", kind) as archive:
+            archive.writestr("a.npy", value)
+        harmed, directory = bytearray(path.read_bytes()), path.read_bytes().index(b"PK\1\2")
+        # A member's header is 30 bytes and its name; flags and method are 6 and 8 in, and 2 more in the directory.
+        for key, byte in places.items():
+            if key == "member":
+                harmed[35 + byte : 55 + byte] = b"\xff" * 20
+            else:
+                at = {"flags": 6, "method": 8}[key]
+                harmed[at] = harmed[directory + at + 2] = byte
+        path.write_bytes(harmed)
+
+    return write
+
+
+def _of_text(path: Path) -> None:
+    with ZipFile(path.with_suffix(".npz"), "w") as archive:
+        archive.writestr("a.txt", "1 2 3")
+
+
+NO_ARRAY = "not an array of numbers as numpy writes it ("
+
+
 @pytest.mark.parametrize(
     ("write", "said"),
     [
@@ -82,6 +125,16 @@ def _saved(value: object) -> Callable[[Path], None]:
         (_saved(TOKENS - 1), "got tokens from -1 to 5, expected from 0 on"),
         (_saved(TOKENS + 1), "got 8 tokens, expected at most the model's 7; raise its vocabulary"),
         (_saved(TOKENS[:0]), "got no tokens, expected some"),
+        (_headed("{'descr': '<i8', 'shape': (9,"), NO_ARRAY),
+        (_headed("  a\n b"), NO_ARRAY),
+        (_headed("{'descr': (), 'fortran_order': False, 'shape': (9,)}"), NO_ARRAY),
+        (_shaped(f"({10**28},)"), NO_ARRAY),
+        (_shaped("(True,)"), NO_ARRAY),
+        (_archived(kind=ZIP_DEFLATED, member=0), f"{NO_ARRAY}Error -3"),
+        (_archived(kind=ZIP_LZMA, member=8), f"{NO_ARRAY}Corrupt"),
+        (_archived(flags=1), f"{NO_ARRAY}File 'a.npy' is encrypted"),
+        (_archived(method=99), f"{NO_ARRAY}That compression method is not supported"),
+        (_of_text, f"{NO_ARRAY}its one member is bytes"),
     ],
 )
 def test_what_is_no_row_of_tokens_is_told(tmp_path: Path, write: Callable[[Path], None], said: str) -> None:

@@ -5,6 +5,9 @@ a partition gives the same batches wherever it lies. Files are read without pick
 one InvalidInput that names the file, the array and what to do.
 """
 
+import lzma
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -26,15 +29,25 @@ KINDS: Final = (np.dtype(np.float32), np.dtype(np.int32))
 RAW_KINDS: Final = (*KINDS, np.dtype(np.uint8))
 HOLD_OUT_STREAM: Final = 0x686F6C64
 """Keeps the generator that picks a validation part apart from all others of the same partition."""
-_UNREADABLE: Final = (
+UNREADABLE: Final = (
     OSError,
     EOFError,
     ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    OverflowError,
+    MemoryError,
     RuntimeError,
+    SyntaxError,
+    struct.error,
+    tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
+    lzma.LZMAError,
 )
-"""What numpy and zipfile raise at files that are none (RuntimeError: encrypted, or an unknown compression)."""
+"""What numpy and zipfile raise at files that are none: RuntimeError if encrypted or of an unknown compression, and much
+else at a header that is in Python's words and describes no array."""
 MIN_EXAMPLES: Final = 2
 """One to train on and one to validate on."""
 
@@ -150,7 +163,7 @@ def read_npz(path: Path) -> Examples:
             x, y = _arrays(path, file)
     except FileNotFoundError as exc:
         raise InvalidInput(f"{path}: no such file; expected an .npz file with arrays x and y") from exc
-    except _UNREADABLE as exc:
+    except UNREADABLE as exc:
         raise InvalidInput(f"{path}: not a readable .npz file of plain arrays ({exc})") from exc
     found = _dtype_fault(x, y) or _fault(x, y)
     if found is not None:

@@ -4,6 +4,7 @@ With a folder for checkpoints the numbers are kept there, so that what goes on f
 mesh, is cut as before. Values do not depend on the cut, but for how sums are rounded.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,11 +16,13 @@ from fanin.datacenter.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_
 from fanin.datacenter.model import Made
 from fanin.datacenter.parallel.build import apply_freeze
 from fanin.datacenter.parallel.engine import Batch
-from fanin.datacenter.parallel.measure import measure_layer_times
+from fanin.datacenter.parallel.measure import Beside, measure_layer_times
 from fanin.datacenter.parallel.settings import MEASURE
 from fanin.datacenter.places import check_folder
 from fanin.datacenter.samples import part_of
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import FaninError, InvalidInput
+
+Times = tuple[float, ...]
 
 
 def balanced(config: TrainConfig, made: Made, rank: int, device: torch.device) -> TrainConfig:
@@ -38,14 +41,41 @@ def balanced(config: TrainConfig, made: Made, rank: int, device: torch.device) -
             f"{folder}/{LAYER_TIMES_FILE}: got {len(kept)} times, expected {expected}: inputs, each layer, outputs; it "
             "is of another model, take another folder"
         )
-    times = torch.zeros(expected, dtype=torch.float64)
-    if rank == 0:
-        found = kept or measure_layer_times(made.model, microbatch(config, made), parallel, device)
+
+    def found(after_part: Callable[[], object]) -> Times:
+        beside = Beside(after_part=after_part)
+        times = kept or measure_layer_times(made.model, microbatch(config, made), parallel, device, beside)
         if folder is not None and not kept:
-            write_layer_times(folder, found)
-        times = torch.tensor(found, dtype=torch.float64)
-    dist.broadcast(times, 0)
-    return replace(config, parallel=replace(parallel, layer_times=tuple(times.tolist())))
+            write_layer_times(folder, times)
+        return times
+
+    return replace(config, parallel=replace(parallel, layer_times=_told(found, rank)))
+
+
+def _told(find: Callable[[Callable[[], object]], Times], rank: int) -> Times:
+    """What the first rank finds, on all of them; and what it fails with, in its words.
+
+    A message comes after each part: the others wait for no more than one at a time, as a group's timeout is that of a
+    step.
+    """
+
+    def say(word: Times | FaninError | None) -> Times | FaninError | None:
+        words = [word]
+        dist.broadcast_object_list(words, 0)
+        return words[0]
+
+    word: Times | FaninError | None = None
+    if rank == 0:
+        try:
+            word = find(lambda: say(None))
+        except FaninError as exc:
+            word = exc
+        say(word)
+    while word is None:
+        word = say(None)
+    if isinstance(word, FaninError):
+        raise word
+    return word
 
 
 def microbatch(config: TrainConfig, made: Made) -> Batch:

@@ -21,7 +21,7 @@ from fanin.datacenter.layouts import WHOLE, LayoutSettings
 from fanin.datacenter.meters import check_tensorboard
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.models.encoder import EncoderConfig
-from fanin.datacenter.models.pretrained import PretrainedSettings, pretrained_skeleton, weights_in
+from fanin.datacenter.models.pretrained import ONE_FILE, PretrainedSettings, pretrained_skeleton, weights_in
 from fanin.datacenter.parallel.layout import Layout, decoder_layout, encoder_layout
 from fanin.datacenter.parallel.pretrained import pretrained_layout
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_job, check_sequence
@@ -223,11 +223,8 @@ class TrainConfig:
             raise InvalidInput(
                 f"data: got length {self.data.length}, expected at most the encoder's context {encoder.context}"
             )
-        if pretrained is not None and weights is not None and weights.absolute().parent == pretrained.folder.absolute():
-            raise InvalidInput(
-                f"checkpoints: got weights {weights} in the folder that the model comes from, expected another folder: "
-                "a config.json is written beside them"
-            )
+        if pretrained is not None and weights is not None:
+            _check_export(pretrained.folder, weights)
         check_communication(self.communication, self.parallel, (self.evaluation.every, self.checkpoints.every))
         check_traffic(self.communication, counted=self.watch.traffic)
         check_rate(self.rate, self.training, self.parallel, plain=self.communication.plain)
@@ -285,6 +282,24 @@ def check_config(config: TrainConfig, num_processes: int) -> None:
     _check_evaluation(config)
     if config.watch.tensorboard:
         check_tensorboard()
+
+
+def _check_export(folder: Path, weights: Path) -> None:
+    """Raise InvalidInput unless the weights of a model out of a folder make another folder such as that."""
+    try:
+        same = weights.parent.resolve() == folder.resolve()
+    except (OSError, RuntimeError, ValueError) as exc:
+        raise InvalidInput(f"checkpoints: got weights {weights}, expected the path of a file ({exc})") from exc
+    if same:
+        raise InvalidInput(
+            f"checkpoints: got weights {weights} in the folder that the model comes from, expected another folder: "
+            "a config.json is written beside them"
+        )
+    if weights.name != ONE_FILE:
+        raise InvalidInput(
+            f"checkpoints: got weights {weights} of a model of transformers, expected the name {ONE_FILE}, by which "
+            "from_pretrained finds them"
+        )
 
 
 def fit_config(config: TrainConfig, num_processes: int) -> TrainConfig:

@@ -40,7 +40,7 @@ from fanin.datacenter.jobfiles import (
 )
 from fanin.datacenter.keeping import Keeper
 from fanin.datacenter.model import make
-from fanin.datacenter.models.pretrained import CONFIG, exported_config
+from fanin.datacenter.models.pretrained import CONFIG
 from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.pipeline import stage_times
 from fanin.datacenter.parallel.settings import ParallelSettings
@@ -152,8 +152,8 @@ def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, sto
     # Told to stop, there is time for a checkpoint, and this is not what the model ends with.
     if weights is not None and not stop.stopped:
         export_weights(engine, weights, WEIGHTS_KIND)
-        if config.model.pretrained is not None and rank == 0:
-            write_file(weights.with_name(CONFIG), exported_config(config.model.pretrained))
+        if made.exported is not None and rank == 0:
+            write_file(weights.with_name(CONFIG), made.exported)
     traffic = None if watch is None else watch.traffic
     metrics = Metrics(
         trained=trained,

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 
-from fanin.clients.data import Examples, check_examples, hold_out, read_npz
+from fanin.clients.data import UNREADABLE, Examples, check_examples, hold_out, read_npz
 from fanin.clients.datafiles import default_places, read_files
 from fanin.clients.datasets import SHAKESPEARE as SHAKESPEARE_FILES
 from fanin.datacenter.config import SAFETENSORS, SHAKESPEARE, DataSettings, ModelSettings, TrainConfig
@@ -16,7 +15,7 @@ from fanin.datacenter.jobfiles import read_parameters
 from fanin.datacenter.masked import MaskedSamples
 from fanin.datacenter.models.decoder import Decoder
 from fanin.datacenter.models.encoder import Encoder
-from fanin.datacenter.models.pretrained import pretrained_module, vocabulary_of
+from fanin.datacenter.models.pretrained import Pretrained, pretrained_module, vocabulary_of
 from fanin.datacenter.objectives import Scored, filled_objective, token_objective
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.pretrained import pretrained_model
@@ -35,6 +34,7 @@ class Made:
     """A model as an engine takes it, its counting objective, its samples, and the App that it came from, if one did.
 
     ``weights``: a file with its values, where they are not in it yet; ``aside``: what else may be in that.
+    ``exported``: what goes as config.json beside the weights that it ends with.
     """
 
     model: Model
@@ -43,38 +43,47 @@ class Made:
     app: App | None = None
     weights: Path | None = None
     aside: tuple[str, ...] = ()
+    exported: bytes | None = None
 
 
 def make(config: TrainConfig) -> Made:
     """Everything that a job needs before there are ranks. Raises InvalidInput and the App's own errors."""
     settings = config.model
     app = load_app(settings.app) if settings.app else None
-    module, weights = _module(config, app)
+    pretrained = None if settings.pretrained is None else pretrained_module(settings.pretrained, config.seed)
+    module = _module(config, app) if pretrained is None else pretrained.module
     parts = _parts(config, app, _vocabulary(settings, app, module))
     over_samples = settings.mean_over == "samples"
     scored = Scored(token_objective(over_samples=over_samples) if app is None else filled_objective(app.loss))
     if settings.initial is not None and settings.initial.suffix != SAFETENSORS:
         load_parameters(module, *read_parameters(settings.initial))
     _check_layout(settings, module)
-    if settings.pretrained is not None:
-        model = pretrained_model(module, scored.objective)
-        aside = (*NO_PARAMETERS, *(model.layout.tied or ())[:1])
-        return Made(model=model, scored=scored, parts=parts, weights=weights, aside=aside)
+    if pretrained is not None:
+        return _made_of(pretrained, scored, parts)
     model = Model(module=module, layout=settings.parallel_layout, objective=scored.objective)
     return Made(model=model, scored=scored, parts=parts, app=app)
 
 
-def _module(config: TrainConfig, app: App | None) -> tuple[torch.nn.Module, Path | None]:
-    """The model, and the file with its values if they are to come from one."""
+def _made_of(pretrained: Pretrained, scored: Scored, parts: Parts) -> Made:
+    model = pretrained_model(pretrained.module, scored.objective)
+    return Made(
+        model=model,
+        scored=scored,
+        parts=parts,
+        weights=pretrained.weights,
+        aside=(*NO_PARAMETERS, *(model.layout.tied or ())[:1]),
+        exported=pretrained.exported,
+    )
+
+
+def _module(config: TrainConfig, app: App | None) -> torch.nn.Module:
     settings = config.model
     if app is not None:
-        return trained_module(app), None
+        return trained_module(app)
     if settings.encoder is not None:
-        return Encoder(settings.encoder, config.seed), None
-    if settings.pretrained is not None:
-        return pretrained_module(settings.pretrained, config.seed)
+        return Encoder(settings.encoder, config.seed)
     assert settings.decoder is not None, "a config has one of them"
-    return Decoder(settings.decoder, config.seed), None
+    return Decoder(settings.decoder, config.seed)
 
 
 def _vocabulary(settings: ModelSettings, app: App | None, module: torch.nn.Module) -> int:
@@ -121,9 +130,12 @@ def read_tokens(path: Path) -> Tokens:
     """The token ids in a file: of an .npy as they lie there, of an .npz its one array. Raises InvalidInput."""
     try:
         found = np.lib.format.open_memmap(path, mode="r") if path.suffix == ".npy" else _only_array(path)
+        if not isinstance(found, np.ndarray):
+            # numpy hands out a member that is no array of its own format as bare bytes.
+            raise ValueError(f"its one member is {type(found).__name__}")
     except OSError as exc:
         raise InvalidInput(f"{path}: cannot be read ({exc.strerror or exc})") from exc
-    except (ValueError, EOFError, BadZipFile) as exc:
+    except UNREADABLE as exc:
         raise InvalidInput(f"{path}: not an array of numbers as numpy writes it ({exc})") from exc
     if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
         raise InvalidInput(f"{path}: got {found.dtype} {list(found.shape)}, expected one row of integers, token ids")

@@ -124,7 +124,8 @@ def _refusal(table: Mapping[str, Entry], path: Path, aside: Sequence[str], *, ca
     try:
         with _opened(path) as files:
             told = {name: _kind(file, name) for name, file in files.items()}
-    except (OSError, SafetensorError) as exc:
+    except (OSError, SafetensorError, ValueError) as exc:
+        # ValueError: an index can tell of a file by a name that no file can have.
         return InvalidInput(f"{path}: not a whole safetensors file ({exc})")
     except InvalidInput as exc:
         return exc

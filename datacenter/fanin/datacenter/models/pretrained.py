@@ -34,6 +34,9 @@ DTYPES: Final = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bf
 SIZES: Final = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 OTHERS: Final = ("*.bin", "*.pt", "*.pth", "*.safetensors")
 """What there must be none of where neither file of weights is: they would be left unread without a word."""
+UNTOLD: Final = ("auto_map", "attn_implementation", "base_model_tp_plan", "base_model_pp_plan")
+"""What of a config the library never hears: what would lead to code, the folder's own or attention that is fetched, and
+plans, which are the library's to say."""
 Row = Mapping[str, object]
 
 
@@ -62,6 +65,18 @@ class PretrainedSettings:
 
     folder: Path
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pretrained:
+    """A model out of its folder, the file with its ``weights``, which are not in it yet, and the ``exported`` config.
+
+    The folder is read once: when the job ends it may be gone.
+    """
+
+    module: nn.Module
+    weights: Path | None
+    exported: bytes
 
 
 def read_config(folder: Path) -> Row:
@@ -95,23 +110,19 @@ def weights_in(folder: Path) -> Path | None:
 
 
 def pretrained_skeleton(settings: PretrainedSettings) -> nn.Module:
-    """The model without values, for who asks about names and sizes.
+    """The model without values of its parameters, for who asks about names and sizes and what its forward does.
 
     Raises InvalidInput, or RuntimeMissing where ``transformers`` is not installed.
     """
     weights_in(settings.folder)
-    with torch.device("meta"):
-        return module_of(read_config(settings.folder), settings.dtype, None, str(settings.folder))
+    return module_of(read_config(settings.folder), settings.dtype, None, str(settings.folder))
 
 
-def pretrained_module(settings: PretrainedSettings, seed: int) -> tuple[nn.Module, Path | None]:
-    """The model, and the file with its weights, which are not in it yet; without such a file it begins from ``seed``.
-
-    Raises as ``pretrained_skeleton``.
-    """
-    weights = weights_in(settings.folder)
-    begins = seed if weights is None else None
-    return module_of(read_config(settings.folder), settings.dtype, begins, str(settings.folder)), weights
+def pretrained_module(settings: PretrainedSettings, seed: int) -> Pretrained:
+    """The model; without a file of weights it begins from ``seed``. Raises as ``pretrained_skeleton``."""
+    weights, row = weights_in(settings.folder), read_config(settings.folder)
+    module = module_of(row, settings.dtype, seed if weights is None else None, str(settings.folder))
+    return Pretrained(module=module, weights=weights, exported=_exported(row, settings.dtype))
 
 
 @_hushed()
@@ -123,8 +134,7 @@ def module_of(row: Row, dtype: str, seed: int | None, where: str) -> nn.Module:
         raise UnsupportedModel(f"{where}: got model_type {kind!r}, expected one that transformers knows by itself")
     begun: AbstractContextManager[object] = _no_values() if seed is None else seeded(seed)
     try:
-        # Without what would lead to code: its own in the folder, or attention that is fetched.
-        told = {key: value for key, value in row.items() if key not in ("auto_map", "attn_implementation")}
+        told = {key: value for key, value in row.items() if key not in UNTOLD}
         config = library.CONFIG_MAPPING[kind].from_dict(told)
         with begun:
             module: nn.Module = library.AutoModelForCausalLM.from_config(
@@ -142,10 +152,10 @@ def module_of(row: Row, dtype: str, seed: int | None, where: str) -> nn.Module:
     return module
 
 
-def exported_config(settings: PretrainedSettings) -> bytes:
+def _exported(row: Row, dtype: str) -> bytes:
     """The folder's config for weights that are written by this job: theirs is the job's dtype."""
-    row = {key: value for key, value in read_config(settings.folder).items() if key not in ("torch_dtype", "auto_map")}
-    return json.dumps(row | {"dtype": settings.dtype}, indent=2, sort_keys=True).encode() + b"\n"
+    kept = {key: value for key, value in row.items() if key not in ("torch_dtype", "auto_map")}
+    return json.dumps(kept | {"dtype": dtype}, indent=2, sort_keys=True).encode() + b"\n"
 
 
 def vocabulary_of(module: nn.Module) -> int:

@@ -86,7 +86,7 @@ def build(
 ) -> Built:
     """Put a model on this rank; ``mesh`` None is one process by itself. Raises InvalidInput.
 
-    The module's own parameters move into the parts: it is of no use afterwards.
+    The module's own parameters move into the parts: it is of no use afterwards, and of a pipeline holds no values.
     """
     layout = model.layout
     check_job(layout, parallel, training, 1 if mesh is None else mesh.size())
@@ -148,16 +148,23 @@ def _stages(model: Model, parallel: ParallelSettings, mesh: DeviceMesh | None) -
     if not parallel.pipelined or mesh is None:
         return [Stage(index=0, part=model.module)]
     rank = mesh.get_local_rank(PIPELINE)
-    return split(model.module, model.layout, parallel.pipeline(), rank, parallel.times)
+    stages = split(model.module, model.layout, parallel.pipeline(), rank, parallel.times)
+    # Else whoever holds the model holds the values of all stages to the job's end.
+    model.module.to("meta")
+    return stages
 
 
 def _spread(
     stage: Stage, layout: Layout, parallel: ParallelSettings, mesh: DeviceMesh | None, device: torch.device
 ) -> nn.Module:
     """Steps 3 to 7 on one stage; what a step calls."""
-    part = stage.part.to(device)
+    part = stage.part
     if mesh is not None and parallel.mesh.tp > 1:
         apply_tensor_parallel(part, layout, mesh[TENSOR], sequence=parallel.sequence_parallel)
+    if mesh is None or not parallel.sharded:
+        # After the split, and not where FSDP2 is to come: a device may have no room for the whole of a stage. What
+        # splits moves a parameter or a layer at a time by itself.
+        part.to(device)
     if layout.tied is not None:
         retie(part, layout.tied)
     layers = list(dict.fromkeys(layers_of(part.get_submodule(layout.layers))))

@@ -6,7 +6,7 @@ Needs no torch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -48,7 +48,8 @@ class Layout:
     is any text without a dot) to how tensor parallelism splits it. ``tied``: the names of (a copy, its original).
     ``sequence``: where ranks may share out the T places of what layers hand on, (B, T, width), because a module that
     every rank has whole works on each place by itself: nowhere, in the whole ``model``, or from a stage's first layer
-    to its last (``layers``), where what is around them reads the number of places off what it is given.
+    to its last (``layers``), where what is around them reads the number of places off what it is given. ``unfit``: the
+    axes that the model cannot be spread over, each with what stands in the way.
     """
 
     sizes: ModelSizes
@@ -58,6 +59,7 @@ class Layout:
     plan: Mapping[str, Style]
     tied: tuple[str, str] | None = None
     sequence: Literal["", "layers", "model"] = ""
+    unfit: Mapping[Literal["pp", "tp"], str] = field(default_factory=dict)
 
 
 DECODER_PLAN: Final[Mapping[str, Style]] = MappingProxyType(

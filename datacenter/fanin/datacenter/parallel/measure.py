@@ -33,19 +33,30 @@ CPU: Final = torch.device("cpu")
 ALONE: Final = ParallelSettings()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What is called beside the model: a clock; and after each part whoever waits for the rest, as it is not timed."""
+
+    clock: Callable[[], float] = time.perf_counter
+    after_part: Callable[[], object] = lambda: None
+
+
+BESIDE: Final = Beside()
+
+
 def measure_layer_times(
     model: Model,
     batch: Batch,
     parallel: ParallelSettings = ALONE,
     device: torch.device = CPU,
-    clock: Callable[[], float] = time.perf_counter,
+    beside: Beside = BESIDE,
 ) -> tuple[float, ...]:
     """Seconds of the inputs, each layer, and the outputs with the loss, for one microbatch, forward and backward.
 
     ``batch`` is the microbatch, where the module is. Of ``parallel`` the precision counts, and what is computed again.
     What is not to train must be frozen already. Raises InvalidInput if a part gives no tensor.
     """
-    stopwatch = _Stopwatch(device=device, half=HALF.get(parallel.precision), clock=clock)
+    stopwatch = _Stopwatch(device=device, half=HALF.get(parallel.precision), beside=beside)
     places = dict(_places(model.layout))
     times = [0.0] * (model.layout.sizes.num_layers + 2)
 
@@ -90,7 +101,7 @@ class _Timed(nn.Module):
 class _Stopwatch:
     device: torch.device
     half: torch.dtype | None
-    clock: Callable[[], float]
+    beside: Beside
 
     def time(
         self,
@@ -113,6 +124,7 @@ class _Stopwatch:
                 torch.autograd.grad(output, leaves, torch.ones_like(output), allow_unused=True)
             found.append(self._now() - started_s)
         assert output is not None
+        self.beside.after_part()
         handed = output.detach().to(_home(given)).requires_grad_(output.requires_grad)
         return handed, median(found[1:])
 
@@ -120,7 +132,7 @@ class _Stopwatch:
         if self.device.type == "cuda":
             # What was given out is to be done.
             torch.cuda.synchronize(self.device)
-        return self.clock()
+        return self.beside.clock()
 
     def _precision(self) -> AbstractContextManager[object]:
         return nullcontext() if self.half is None else torch.autocast(self.device.type, self.half)

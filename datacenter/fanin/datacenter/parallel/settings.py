@@ -10,7 +10,7 @@ from typing import Final, Literal, get_args
 from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.parallel.layout import Layout
 from fanin.datacenter.parallel.schedules import SCHEDULES, Pipeline
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 Recompute = Literal["none", "full", "selective"]
 Precision = Literal["full", "bf16", "fp16"]
@@ -170,8 +170,15 @@ class TrainingSettings:
 
 
 def check_job(layout: Layout, parallel: ParallelSettings, training: TrainingSettings, world_size: int) -> None:
-    """Raise InvalidInput, with all the numbers, unless the job can be carried out on so many processes."""
+    """Raise InvalidInput, with all the numbers, unless the job can be carried out on so many processes.
+
+    Raises UnsupportedModel if one can be, on another mesh alone, by what the model is.
+    """
     parallel.mesh.check(world_size)
+    sizes_of_axes = {"pp": parallel.mesh.pp, "tp": parallel.mesh.tp}
+    for axis, fault in layout.unfit.items():
+        if sizes_of_axes[axis] > 1:
+            raise UnsupportedModel(f"mesh {parallel.mesh}: got {axis} {sizes_of_axes[axis]} for {fault}")
     faults = [
         *_width_faults(layout, parallel.mesh),
         *_depth_faults(layout, parallel),
