@@ -21,7 +21,7 @@ BENCHES: Final[Mapping[str, str]] = MappingProxyType(
         "memory": "the coordinator's memory while all devices upload at once",
         "restart": "from SIGKILL to serving, with a round open",
         "checkins": "check-ins a second, with many devices registered",
-        "collectives": "what ranks of a datacenter job send each other: right, and how fast",
+        "collectives": "what ranks send each other: right, and how fast",
     }
 )
 
