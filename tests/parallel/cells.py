@@ -145,6 +145,7 @@ def _nights() -> Iterator[Cell]:
             accumulate=2,
             recompute="full" if cell.recompute != "full" else "selective",
             tied=not cell.tied,
+            clip=0.5,
             nightly=True,
         )
 
@@ -181,13 +182,13 @@ MODELS: Final = (
     Cell(mesh="pp=2,dp_shard=2,tp=2", schedule="ZBV", microbatches=4, layers=4, tied=True, nightly=True),
     Cell(mesh="pp=2,dp_shard=2,tp=2", schedule="Interleaved1F1B", microbatches=4, layers=4, tied=True, nightly=True),
 )
-# Convolutions, perceptrons and what another library makes, on each axis and on three at once. By night, but a few: that
-# library alone takes seconds to load.
+# Convolutions, perceptrons and what another library makes, on each axis and on three at once. By night, but a few.
 FAMILIES: Final = (
     Cell(mesh="pp=2,tp=2", family="mlp", microbatches=2),
     # A batch norm that is shown a whole batch at once is as in one process.
     Cell(mesh="pp=2", family="resnet8-batch"),
     Cell(mesh="dp_shard=2", family="ds_cnn", accumulate=2),
+    Cell(mesh="dp_shard=2,tp=2", family="llama", tied=True),
     *(
         Cell(mesh=mesh, family=family, schedule="1F1B", microbatches=2, nightly=True)
         for family, mesh in product(

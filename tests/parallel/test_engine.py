@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._ops import OpOverload
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -362,6 +363,22 @@ def test_no_device_is_given_what_is_still_to_be_split(mesh: str) -> None:
     assert mine < whole
     # FSDP2 moves a layer at a time by itself, to where its mesh is.
     assert num_moved == (mine if mesh == "tp=2" else 0)
+
+
+def kept_aside(model: Model, parallel: ParallelSettings) -> tuple[int, ...]:
+    """(parameters that FSDP2 brings to a rank's device for each use alone, all of them)."""
+    mesh = build_mesh(parallel.mesh, parallel.mesh.num_ranks)
+    engine = build_engine(model, dataclasses.replace(parallel, offload=True), TRAINING, mesh)
+    states = [module._get_fsdp_state() for module in engine.parts[0].modules() if isinstance(module, FSDPModule)]
+    found = [
+        value.offload_to_cpu for state in states for group in state._fsdp_param_groups for value in group.fsdp_params
+    ]
+    return sum(found), len(found)
+
+
+def test_offloaded_parameters_are_not_kept_on_the_device() -> None:
+    num_aside, num_all = on_first_rank(kept_aside, "dp_shard=2")
+    assert num_aside == num_all == len(list(Decoder(CONFIG, seed=1).parameters()))
 
 
 @pytest.mark.nightly

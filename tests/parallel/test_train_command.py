@@ -39,6 +39,7 @@ every = 6
 microbatches = 2
 """
 
+OFTEN = ("--checkpoint-every", "6")
 ELASTIC = ("--endpoint", "a:1", "--restarts", "1")
 
 
@@ -138,6 +139,9 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
         # No folder can be made in what is no folder.
         (("--checkpoints", "/dev/null/kept"), "checkpoints: got folder /dev/null/kept, expected a place that can be"),
         (("--state", "/dev/null/state"), "datacenter job: got folder /dev/null/state, expected a place that can be"),
+        (("--restarts", "3"), "got --restarts 3 and no checkpoints on the way, expected --checkpoints FOLDER and"),
+        (("--restarts", "3", "--checkpoints", "kept"), "a job that lost a rank would begin anew"),
+        (OFTEN, "checkpoints: got every 6 and no folder, expected a folder for them"),
         (("--nodes", "2-3"), "train: got --nodes '2-3', expected the fewest and the most machines, such as 1:4"),
         (("--nodes", "2"), "got 2 nodes and endpoint '', expected host:port of one of the machines"),
         (("--endpoint", "a:1"), "got 1 nodes and endpoint 'a:1', expected host:port of one of the machines"),
@@ -148,11 +152,11 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
             "got 1 to 2 nodes and no folder for checkpoints, expected one that all machines share",
         ),
         (
-            (*ELASTIC, "--nodes", "1:4", "--mesh", "tp=2", "--nproc", "1", "--checkpoints", "kept"),
+            (*ELASTIC, "--nodes", "1:4", "--mesh", "tp=2", "--nproc", "1", "--checkpoints", "kept", *OFTEN),
             "on 1 machines of 1 processes: mesh tp=2: got a world of 1, expected a multiple of pp 1 x tp 2 = 2 ranks",
         ),
         (
-            (*ELASTIC, "--nodes", "1:4", "--mesh", "dp_replicate=4", "--checkpoints", "kept"),
+            (*ELASTIC, "--nodes", "1:4", "--mesh", "dp_replicate=4", "--checkpoints", "kept", *OFTEN),
             "on 3 machines of 1 processes: mesh dp_replicate=3: got batch 16, expected a multiple of 3 parts",
         ),
         ((*ELASTIC, "--nodes", "3:3", "--mesh", "dp_shard=2", "--nproc", "1"), "= 2 ranks, got a world of 3;"),

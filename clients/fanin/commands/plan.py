@@ -6,7 +6,7 @@ Nothing is started and no process group is made; the numbers come from formulas 
 import sys
 from collections.abc import Sequence
 from math import inf
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -24,6 +24,8 @@ from fanin.datacenter.planner.timing import Machine
 from fanin.protos.errors import InvalidInput
 
 PRECISIONS: dict[str, Precision] = {"bf16": "bf16", "full": "full"}
+FOR_TENSORS: Final = 0.9
+"""Of a device's memory; CUDA, NCCL and the gaps between tensors take of it, too."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,7 +39,7 @@ def plan(
     ],
     world: Annotated[int, typer.Option("--world", min=1, help="How many ranks there are.")],
     memory: Annotated[
-        float | None, typer.Option("--memory", help="Gigabytes (10^9) of each rank; default: the device's.")
+        float | None, typer.Option("--memory", help="Gigabytes (10^9) of each rank; default: 90 % of the device's.")
     ] = None,
     link: Annotated[
         str,
@@ -68,7 +70,7 @@ def plan(
         facts=decoder_facts(model, config_of(model)),
         machine=Machine(hardware=hardware, topology=topology, efficiency=efficiency),
         world=world,
-        memory_bytes=hardware.memory_bytes if memory is None else round(memory * GIGABYTE),
+        memory_bytes=round(FOR_TENSORS * hardware.memory_bytes) if memory is None else round(memory * GIGABYTE),
         batch_size=batch,
         sequence=sequence,
         precision=PRECISIONS[precision],

@@ -56,6 +56,9 @@ def train(
     checkpoints: Annotated[
         Path | None, typer.Option("--checkpoints", help="The folder in which the job's state is kept.")
     ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option("--checkpoint-every", help="Steps between two of them; default: one at the end.")
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Go on from the newest checkpoint in this folder, on any mesh.")
     ] = None,
@@ -84,7 +87,8 @@ def train(
             "parallel": _given(mesh=mesh, schedule=schedule, microbatches=microbatches),
             "stop": _given(steps=steps),
             "checkpoints": {
-                name: str(path) for name, path in _given(folder=checkpoints, resume=resume, weights=out).items()
+                **{name: str(path) for name, path in _given(folder=checkpoints, resume=resume, weights=out).items()},
+                **_given(every=checkpoint_every),
             },
         },
     )
@@ -92,6 +96,11 @@ def train(
     if elastic.several and state is None:
         raise InvalidInput(f"train: got --nodes {nodes} and no --state, expected a folder that all machines share")
     num_processes = _per_node(job, elastic) if nproc is None else nproc
+    if restarts and not job.checkpoints.every and (job.checkpoints.folder is not None or not elastic.several):
+        raise InvalidInput(
+            f"train: got --restarts {restarts} and no checkpoints on the way, expected --checkpoints FOLDER and "
+            "--checkpoint-every STEPS, or those keys of the config: a job that lost a rank would begin anew"
+        )
     with tempfile.TemporaryDirectory(prefix="fanin-train-") as scratch:
         folder = Path(scratch) if state is None else state
         metrics = _launched(job, num_processes, folder, elastic)

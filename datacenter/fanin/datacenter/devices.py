@@ -30,7 +30,10 @@ def rank_device(kind: str) -> torch.device:
     return device
 
 
-def build_mesh(shape: MeshShape, world_size: int, kind: str = "cpu") -> DeviceMesh:
-    """The mesh of processes; the process group must stand already. Raises InvalidInput."""
+def build_mesh(shape: MeshShape, world_size: int, kind: str = "") -> DeviceMesh:
+    """The mesh of processes, by default on what the machine has; the process group must stand already.
+
+    Raises InvalidInput.
+    """
     shape.check(world_size)
-    return init_device_mesh(kind, tuple(shape.sizes.values()), mesh_dim_names=AXES)
+    return init_device_mesh(kind or device_type(), tuple(shape.sizes.values()), mesh_dim_names=AXES)

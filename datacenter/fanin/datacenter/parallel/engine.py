@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from fanin.datacenter.devices import rank_device
+from fanin.datacenter.devices import device_type, rank_device
 from fanin.datacenter.mesh import PIPELINE, REPLICATE, SHARD
 from fanin.datacenter.parallel import gradients
 from fanin.datacenter.parallel.build import Built, Entry, Model, build
@@ -80,9 +80,9 @@ def build_engine(
     mesh: DeviceMesh | None,
     device: torch.device | None = None,
 ) -> "Engine":
-    """An engine on this rank. Raises InvalidInput."""
+    """An engine on this rank, by default on what the mesh or, without one, the machine has. Raises InvalidInput."""
     quiet()
-    place = device or rank_device("cpu" if mesh is None else mesh.device_type)
+    place = device or rank_device(device_type() if mesh is None else mesh.device_type)
     return Engine(build(model, parallel, training, mesh, place))
 
 
