@@ -110,24 +110,27 @@ def rank_of(rank: int, folder: str, schedule: str, work: str, repeats: int) -> N
     torch.set_num_threads(1)
     quiet()
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
-    shape, found = MeshShape(pp=NUM_RANKS), {}
-    mesh = build_mesh(shape, NUM_RANKS)
+    shape, engines = MeshShape(pp=NUM_RANKS), {}
+    mesh = build_mesh(shape, NUM_RANKS, "cpu")
     for microbatches in MICROBATCHES:
         model = waiting_model() if work == "sleep" else Model(module=Decoder(CONFIG), layout=decoder_layout(CONFIG))
         parallel = ParallelSettings(mesh=shape, schedule=schedule, microbatches=microbatches)
         training = TrainingSettings(batch_size=microbatches, learning_rate=1e-3)
-        engine = build_engine(model, parallel, training, mesh)
-        batch, seconds = batch_of(work, microbatches), []
-        # The first step finds out shapes, and runs a microbatch more.
-        for _ in range(repeats + 2):
+        engines[microbatches] = build_engine(model, parallel, training, mesh)
+    found: dict[int, list[float]] = {microbatches: [] for microbatches in MICROBATCHES}
+    # The first step finds out shapes, and runs a microbatch more. They take turns: the machine's mood is all of theirs.
+    for _ in range(repeats + 2):
+        for microbatches, engine in engines.items():
+            batch = batch_of(work, microbatches)
             dist.barrier()
             started_s = time.perf_counter()
             engine.step(batch, microbatches)
-            seconds.append(time.perf_counter() - started_s)
-        found[microbatches] = seconds[2:]
+            found[microbatches].append(time.perf_counter() - started_s)
     dist.destroy_process_group()
     if rank == 0:
-        (Path(folder) / "seconds.json").write_text(json.dumps(found))
+        (Path(folder) / "seconds.json").write_text(
+            json.dumps({microbatches: each[2:] for microbatches, each in found.items()})
+        )
 
 
 def measured(schedule: str, work: str, repeats: int) -> dict[int, list[float]]:
