@@ -111,7 +111,7 @@ def rank_of(rank: int, folder: str, schedule: str, work: str, repeats: int) -> N
     quiet()
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
     shape, engines = MeshShape(pp=NUM_RANKS), {}
-    mesh = build_mesh(shape, NUM_RANKS, "cpu")
+    mesh = build_mesh(shape, NUM_RANKS)
     for microbatches in MICROBATCHES:
         model = waiting_model() if work == "sleep" else Model(module=Decoder(CONFIG), layout=decoder_layout(CONFIG))
         parallel = ParallelSettings(mesh=shape, schedule=schedule, microbatches=microbatches)

@@ -7,6 +7,7 @@ import os
 from typing import Final
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fanin.datacenter.mesh import AXES, MeshShape
@@ -31,9 +32,10 @@ def rank_device(kind: str) -> torch.device:
 
 
 def build_mesh(shape: MeshShape, world_size: int, kind: str = "") -> DeviceMesh:
-    """The mesh of processes, by default on what the machine has; the process group must stand already.
+    """The mesh of processes, by default of GPUs where their group, which must stand already, speaks NCCL.
 
     Raises InvalidInput.
     """
     shape.check(world_size)
-    return init_device_mesh(kind or device_type(), tuple(shape.sizes.values()), mesh_dim_names=AXES)
+    speaks_nccl = "nccl" in dist.get_backend_config()
+    return init_device_mesh(kind or ("cuda" if speaks_nccl else "cpu"), tuple(shape.sizes.values()), mesh_dim_names=AXES)
