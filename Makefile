@@ -7,13 +7,14 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || command -v python3)
 PIP_FLAGS ?=
 ARGS ?=
 WORKERS ?= 2
+# Installations and checks run side by side, and each line of output appears when it is written.
+PARALLEL := --no-print-directory --jobs $(WORKERS) --output-sync=line
 
 # One thread a process: training on the device is bit-exact only so, and the tests run side by side.
 export OMP_NUM_THREADS ?= 1
@@ -42,13 +43,24 @@ help: ## this list
 demo: $(VENV)/.installed .venv-device/.installed ## the whole loop on this machine; ARGS="--rounds 3" for its flags
 	$(BIN)/fanin demo $(ARGS)
 
+.PHONY: quick
+quick: $(VENV)/.installed ## form, types, imports and the light tests: seconds, without torch or device environments
+	@$(MAKE) $(PARALLEL) types light lint imports
+
 .PHONY: test
-test: $(VENV)/.installed $(STAMPS) lint types imports ## every gate and every test but the nightly ones
+test: ## every gate and every test but the nightly ones
+	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(STAMPS) lint types imports
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not nightly" $(ARGS)
 
 .PHONY: nightly
-nightly: $(VENV)/.installed $(STAMPS) ## the tests that are too long for every change
+nightly: ## the tests that are too long for every change, and the laws on many more examples
+	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(STAMPS)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m nightly $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --hypothesis-profile nightly tests/laws
+
+.PHONY: light
+light: $(VENV)/.installed ## the tests that need neither torch nor a device environment nor a process
+	$(BIN)/pytest --light -q --ignore tests/stories $(ARGS)
 
 .PHONY: kills
 kills: $(VENV)/.installed ## a coordinator killed before and after every effect, and at every other moment of a Run
@@ -73,7 +85,7 @@ lint: $(VENV)/.installed ## ruff: form and rules
 
 .PHONY: types
 types: $(VENV)/.installed ## mypy, strict
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(WORKERS)
 
 .PHONY: imports
 imports: $(VENV)/.installed ## who may import whom
@@ -111,15 +123,20 @@ clean: ## remove the environments, what was built and the caches
 	rm -rf $(VENV) $(DEVICES) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
+# What builds the wheel: enough for the device environments to be made while the rest is installed.
+$(VENV)/.tools: $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"fanin: got Python {sys.version.split()[0]}, expected 3.11 or newer; name one: make PYTHON=/path/to/python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "$(VENV): installing (the first time takes minutes: torch is large)"
-	$(BIN)/$(PIP_INSTALL) -c $(CONSTRAINTS) -e ".[$(EXTRAS)]"
-	@$(BIN)/python $(COMPILE) $(VENV)/lib > /dev/null || true
+	$(BIN)/$(PIP_INSTALL) -c $(CONSTRAINTS) build hatchling
 	@touch $@
 
-dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.installed
+# Without bytecode: most modules of the large libraries are never imported, and those that are get it at first import.
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/.tools
+	@echo "$(VENV): installing (the first time takes minutes: torch is large)"
+	$(BIN)/$(PIP_INSTALL) -c $(CONSTRAINTS) -e ".[$(EXTRAS)]"
+	@touch $@
+
+dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.tools
 	rm -rf dist
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
 	@touch $@
@@ -129,7 +146,8 @@ dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.installed
 .venv-device-tflite/.installed: private EXTRA := tflite
 .venv-device-tflite/.installed: private CONSTRAINTS := $(TFLITE_CONSTRAINTS)
 
-# The first command brings what the wheel needs, the second the wheel itself even if its version is the same.
+# The first command brings what the wheel needs, the second the wheel itself even if its version is the same. With
+# bytecode: devices start many at a time, and each would compile the same modules.
 $(STAMPS): %/.installed: dist/.built $(CONSTRAINTS) $(TFLITE_CONSTRAINTS)
 	@test -x $*/bin/python || $(PYTHON) -m venv $*
 	@echo "$*: installing the wheel with [$(EXTRA)]"

@@ -1,16 +1,56 @@
-"""Bundles in both graph formats, converted once a session: a conversion takes seconds, and several files use them."""
+"""What every test run shares: the light selection, the profiles of property tests, and Bundles in both formats."""
 
 import fcntl
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from typing import Final
 
 import pytest
-from support.models import app_of, exported, in_memory, write_copy
+from hypothesis import HealthCheck, settings
+from support.light import is_light
 
 from fanin.edge.bundle import SIGNATURE_FILE, Bundle
-from fanin.edge.export.formats import FORMATS
 
 BundleOf = Callable[[str], Bundle]
+
+HEAVY_FIXTURES: Final = ("both_formats",)
+"""Fixtures that import torch or a converter when a test asks for them."""
+
+# A busy machine must not fail a law, so no profile has a deadline. On each change a law draws the same examples every
+# time, so that it fails everywhere or nowhere; the nightly suite draws new ones.
+settings.register_profile(
+    "change",
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    database=None,
+    suppress_health_check=(HealthCheck.too_slow,),
+)
+settings.register_profile(
+    "nightly", deadline=None, max_examples=500, print_blob=True, suppress_health_check=(HealthCheck.too_slow,)
+)
+settings.load_profile("change")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--light``: only tests that need neither torch nor a device environment nor a process (``support.light``)."""
+    parser.addoption("--light", action="store_true", help="run the light tests only, as `make quick` does")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Keep heavy files out of a light run before they are imported."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if config.getoption("--light") and is_test and not is_light(collection_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep tests with a heavy fixture out of a light run."""
+    if not config.getoption("--light"):
+        return
+    heavy = [item for item in items if set(HEAVY_FIXTURES) & set(getattr(item, "fixturenames", ()))]
+    config.hook.pytest_deselected(items=heavy)
+    items[:] = [item for item in items if item not in heavy]
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -20,7 +60,15 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 @pytest.fixture(scope="session")
 def both_formats(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> BundleOf:
-    """The Bundle of an App of ``support.models``, by name; processes of one session share what one has made."""
+    """The Bundle of an App of ``support.models``, by name, in both graph formats.
+
+    A conversion takes seconds, so each App is exported once a session: worker processes share the result.
+    """
+    # Imported here: these import torch and the converters, which most tests do not need.
+    from support.models import app_of, exported, in_memory, write_copy
+
+    from fanin.edge.export.formats import FORMATS
+
     root = tmp_path_factory.getbasetemp()
     # A worker has a folder of its own within the session's.
     root = root.parent if hasattr(request.config, "workerinput") else root

@@ -28,7 +28,7 @@ class Module:
 
     def tree(self) -> ast.Module:
         """Its syntax tree."""
-        return ast.parse(self.text, self.path)
+        return _parsed(self.text, self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,12 @@ class Contract:
     id: str
     names: frozenset[str]
     sources: tuple[str, ...]
+
+
+@cache
+def _parsed(text: str, path: str) -> ast.Module:
+    """Parse a file once for all rules: no rule changes the tree."""
+    return ast.parse(text, path)
 
 
 @cache

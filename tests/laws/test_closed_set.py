@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from support.laws import LAW, tables
+from support.laws import tables
 from support.scenarios import CALM, PATIENT_S, told
 from support.virtual import plan
 
@@ -63,7 +63,7 @@ def undisturbed(codec: str) -> tuple[str, ...]:
 
 
 # An example is a whole federation: one that fails is told as it is, for smaller ones would be sought for minutes.
-@settings(LAW, max_examples=12, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=12, phases=(Phase.explicit, Phase.generate))
 @given(
     st.integers(0, 1 << 32),
     st.lists(HABITS, min_size=NUM_DEVICES, max_size=NUM_DEVICES),
@@ -196,7 +196,6 @@ def after_a_restart(closed: Closed, updates: Sequence[Sent], rng: random.Random)
     return in_order(closed, rng.sample(updates, len(updates)), rng)
 
 
-@LAW
 @given(closed_sets(), st.randoms(use_true_random=False))
 def test_any_tree_of_relays_publishes_the_same_bits(closed: Closed, rng: random.Random) -> None:
     expected = closed.published(in_order(closed, closed.updates, rng), rng)
@@ -204,14 +203,12 @@ def test_any_tree_of_relays_publishes_the_same_bits(closed: Closed, rng: random.
         assert closed.published(by_relays(closed, closed.updates, rng), rng) == expected
 
 
-@LAW
 @given(closed_sets(), st.randoms(use_true_random=False))
 def test_any_folders_of_one_set_publish_the_same_bits(closed: Closed, rng: random.Random) -> None:
     folders: tuple[Fold, ...] = (in_order, by_relays, after_a_restart, after_a_restart)
     assert len({repr(closed.published(fold(closed, closed.updates, rng), rng)) for fold in folders}) == 1
 
 
-@LAW
 @given(closed_sets(), st.randoms(use_true_random=False))
 def test_another_set_is_another_sum(closed: Closed, rng: random.Random) -> None:
     whole = in_order(closed, closed.updates, rng)

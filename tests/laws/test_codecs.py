@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.folds import fresh
-from support.laws import LAW
 
 from fanin.edge.codecs import CODECS, Encoded, largest_value
 from fanin.edge.tensors import Float32s, TensorTable
@@ -43,7 +42,6 @@ def steps(grid: Sequence[int], shifts: Sequence[int]) -> list[Fraction]:
     return [step for step, spec in zip(blocks, TABLE.specs, strict=True) for _ in range(spec.num_values)]
 
 
-@LAW
 @given(NAMES, UPDATES, GRIDS, SHIFTS, SEEDS)
 def test_each_value_is_a_step_beside_it_or_the_end(
     name: str, update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
@@ -67,7 +65,6 @@ def test_each_value_is_a_step_beside_it_or_the_end(
     assert (encoded.num_saturated > 0) <= (max_shift in encoded.shifts)
 
 
-@LAW
 @given(UPDATES, GRIDS, SHIFTS, SEEDS)
 def test_fixed32_takes_the_nearest_step_ties_to_even(
     update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
@@ -82,7 +79,6 @@ def test_fixed32_takes_the_nearest_step_ties_to_even(
     assert encoded.num_saturated == sum(abs(q) > end for q in nearest)
 
 
-@LAW
 @given(st.floats(-(2.0**-10), 2.0**-10, width=32), st.integers(-18, -14), SEEDS)
 def test_int8_is_right_on_average(value: float, exponent: int, seed: int) -> None:
     num = 20_000
@@ -95,7 +91,6 @@ def test_int8_is_right_on_average(value: float, exponent: int, seed: int) -> Non
     assert abs(mean - value) <= 0.04 * step
 
 
-@LAW
 @given(NAMES, UPDATES, GRIDS, SHIFTS, SEEDS)
 def test_a_shift_is_used_only_where_a_finer_one_would_cut(
     name: str, update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
@@ -107,7 +102,6 @@ def test_a_shift_is_used_only_where_a_finer_one_would_cut(
             assert any(abs(Fraction(float(value)) / finer) > limit(name) for value in view.ravel())
 
 
-@LAW
 @given(NAMES, st.data(), GRIDS, SEEDS)
 def test_values_on_the_grid_are_exact(name: str, data: st.DataObject, grid: tuple[int, ...], seed: int) -> None:
     # float32 holds 24 bits.
@@ -119,7 +113,6 @@ def test_values_on_the_grid_are_exact(name: str, data: st.DataObject, grid: tupl
     assert (encoded.num_rounded, encoded.num_saturated) == (0, 0)
 
 
-@LAW
 @given(NAMES, UPDATES, GRIDS, SHIFTS, SEEDS)
 def test_a_negated_update_encodes_to_negated_values(
     name: str, update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
@@ -133,7 +126,6 @@ def test_a_negated_update_encodes_to_negated_values(
     )
 
 
-@LAW
 @given(NAMES, UPDATES, GRIDS, SHIFTS, SEEDS)
 def test_a_payload_has_exactly_the_bytes_of_its_values(
     name: str, update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
@@ -143,7 +135,6 @@ def test_a_payload_has_exactly_the_bytes_of_its_values(
     assert len(encoded.payload) == CODECS[name].payload_bytes(TABLE) == num_bytes * TABLE.num_values
 
 
-@LAW
 @given(NAMES, st.lists(st.tuples(UPDATES, st.integers(1, 1 << 20), SEEDS), min_size=1, max_size=5), GRIDS)
 def test_encoded_updates_fold_to_what_python_adds(
     name: str, updates: list[tuple[Float32s, int, int]], grid: tuple[int, ...]
@@ -159,7 +150,6 @@ def test_encoded_updates_fold_to_what_python_adds(
     assert total.values.tolist() == expected
 
 
-@LAW
 @given(NAMES, UPDATES, GRIDS, st.integers(0, 7), st.sampled_from((np.nan, np.inf, -np.inf)))
 def test_what_is_not_finite_is_refused(
     name: str, update: Float32s, grid: tuple[int, ...], where: int, value: float

@@ -9,7 +9,6 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 from support import laws as s
-from support.laws import LAW
 
 from fanin.protos import convert as c
 from fanin.protos import convert_runs as cr
@@ -64,7 +63,6 @@ def test_every_converter_has_its_pair() -> None:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@LAW
 @given(st.data())
 def test_round_trip_over_bytes(name: str, data: st.DataObject) -> None:
     values, to_proto, from_proto, kind = PAIRS[name]
@@ -72,7 +70,6 @@ def test_round_trip_over_bytes(name: str, data: st.DataObject) -> None:
     assert from_proto(kind.FromString(to_proto(value).SerializeToString())) == value
 
 
-@LAW
 @given(s.UPLOAD_REPLIES)
 def test_a_report_reply_is_an_upload_reply_without_bytes(reply: UploadReply) -> None:
     message = fleet_pb2.ReportReply.FromString(c.report_reply_to_proto(reply).SerializeToString())
@@ -80,7 +77,6 @@ def test_a_report_reply_is_an_upload_reply_without_bytes(reply: UploadReply) -> 
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@LAW
 @given(st.data())
 def test_no_bytes_raise_anything_but_invalid_input(name: str, data: st.DataObject) -> None:
     values, to_proto, from_proto, kind = PAIRS[name]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.folds import fresh
-from support.laws import LAW, plans, tables
+from support.laws import plans, tables
 
 from fanin.edge.codecs import CODECS, Integers, largest_value
 from fanin.edge.tensors import TensorTable
@@ -56,7 +56,6 @@ def facts(total: PartialSum) -> tuple[bytes, str, int, int, Counter[str]]:
     return total.values.tobytes(), str(total.values.dtype), total.total_weight, total.num_updates, total.counts
 
 
-@LAW
 @given(tables(), st.integers(0, 6), st.randoms(use_true_random=False))
 def test_any_order_cutting_and_tree_give_the_same_bits(
     table: TensorTable, num_updates: int, rng: random.Random
@@ -75,7 +74,6 @@ def test_any_order_cutting_and_tree_give_the_same_bits(
     assert facts(partials[0]) == expected
 
 
-@LAW
 @given(tables(), st.randoms(use_true_random=False))
 def test_begin_is_the_zero_of_merge(table: TensorTable, rng: random.Random) -> None:
     update = contribution(table, rng)
@@ -86,7 +84,6 @@ def test_begin_is_the_zero_of_merge(table: TensorTable, rng: random.Random) -> N
     assert begin(table).total_weight == begin(table).num_updates == 0
 
 
-@LAW
 @given(tables(), st.randoms(use_true_random=False), st.sampled_from(("shift", "weight", "heavy", "longer", "shorter")))
 def test_accept_raises_before_it_changes_anything(table: TensorTable, rng: random.Random, fault: str) -> None:
     total = fold(table, [contribution(table, rng)])
@@ -121,7 +118,6 @@ def test_finish_of_nothing_is_a_mistake() -> None:
         finish(begin(table), table, (0,))
 
 
-@LAW
 @given(plans())
 def test_no_admitted_plan_can_overflow(wanted: Plan) -> None:
     largest_value = (1 << (CODEC_BITS[wanted.codec.name] - 1)) << wanted.codec.max_shift
@@ -129,7 +125,6 @@ def test_no_admitted_plan_can_overflow(wanted: Plan) -> None:
     assert largest_sum <= 1 << 62 <= INT64_MAX
 
 
-@LAW
 @given(plans(), st.sampled_from((1, -1)))
 def test_the_extreme_update_of_an_admitted_plan_folds_exactly(wanted: Plan, sign: int) -> None:
     table = TensorTable.of({"a": (1,)})
@@ -148,7 +143,6 @@ def test_the_extreme_update_of_an_admitted_plan_folds_exactly(wanted: Plan, sign
     assert int(whole.values[0]) == wanted.cohort.buffer * weight * (value << shift)
 
 
-@LAW
 @given(plans(), st.integers(-80, 80), st.sampled_from((1, -1)))
 def test_no_update_from_an_earlier_grid_leaves_the_headroom(wanted: Plan, shift: int, sign: int) -> None:
     table, codec = TensorTable.of({"a": (1,)}), CODECS[wanted.codec.name]

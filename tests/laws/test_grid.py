@@ -3,7 +3,6 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from support.laws import LAW
 
 from fanin.edge.codecs import CODECS, Encoded, largest_value
 from fanin.edge.grid import (
@@ -31,7 +30,6 @@ def encode(table: TensorTable, update: Float32s, grid: tuple[int, ...], spec: Co
     return CODECS[spec.name].encode(table, update, grid, spec.max_shift, np.random.default_rng(0))
 
 
-@LAW
 @given(VALUES, SPECS)
 def test_a_first_round_can_move_every_value_by_its_own_size(parameters: Float32s, spec: CodecSpec) -> None:
     grid = first_grid(TABLE, parameters, spec)
@@ -40,7 +38,6 @@ def test_a_first_round_can_move_every_value_by_its_own_size(parameters: Float32s
         assert encode(TABLE, update, grid, spec).num_saturated == 0
 
 
-@LAW
 @given(VALUES, GRIDS, SPECS)
 def test_the_next_round_can_move_every_value_by_the_growth_times_the_mean(
     mean: Float32s, grid: list[int], spec: CodecSpec
@@ -57,7 +54,6 @@ def test_the_next_round_can_move_every_value_by_the_growth_times_the_mean(
             assert exponent == before
 
 
-@LAW
 @given(st.floats(2.0**-60, 2.0**60, width=32), st.integers(4, 24), st.floats(-4, 8))
 def test_int8_uses_all_its_bits_for_updates_of_many_sizes(mean: float, max_shift: int, bits_apart: float) -> None:
     spec = CodecSpec(name="int8", max_shift=max_shift)
@@ -69,7 +65,6 @@ def test_int8_uses_all_its_bits_for_updates_of_many_sizes(mean: float, max_shift
     assert 63 <= q <= largest_value(8)
 
 
-@LAW
 @given(GRIDS, st.lists(MAXIMA, min_size=3, max_size=3), st.integers(0, 3), SPECS)
 def test_every_exponent_stays_within_the_limits(
     grid: list[int], maxima: list[float], num_saturated: int, spec: CodecSpec

@@ -5,7 +5,6 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.laws import LAW
 from support.manifests import manifest
 
 from fanin.edge.manifest import dump_manifest, parse_manifest
@@ -24,7 +23,6 @@ def places(row: Any) -> list[tuple[Any, Any]]:
     return [(row, key) for key in keys] + [place for key in keys for place in places(row[key])]
 
 
-@LAW
 @given(st.data())
 def test_any_value_in_any_place_is_refused_or_reads_back(data: st.DataObject) -> None:
     row = json.loads(dump_manifest(manifest()))
@@ -40,7 +38,6 @@ def test_any_value_in_any_place_is_refused_or_reads_back(data: st.DataObject) ->
     assert parse_manifest(dump_manifest(found)) == found
 
 
-@LAW
 @given(st.data())
 def test_any_other_bytes_are_refused_or_read_back(data: st.DataObject) -> None:
     good = dump_manifest(manifest())

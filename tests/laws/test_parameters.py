@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.laws import LAW, tables
+from support.laws import tables
 
 from fanin.edge.tensors import MAGIC, Float32s, TensorTable, decode_parameters, encode_parameters
 from fanin.protos.errors import InvalidInput
@@ -17,7 +17,6 @@ def flat_of(table: TensorTable, seed: int) -> Float32s:
     return np.frombuffer(np.random.default_rng(seed).bytes(4 * table.num_values), np.float32)
 
 
-@LAW
 @given(tables(), st.integers(0, 1 << 32))
 def test_round_trip(table: TensorTable, seed: int) -> None:
     flat = flat_of(table, seed)
@@ -29,7 +28,6 @@ def test_round_trip(table: TensorTable, seed: int) -> None:
     }
 
 
-@LAW
 @given(tables(), st.integers(0, 1 << 32), st.data())
 def test_other_bytes_either_decode_to_something_else_or_are_refused(
     table: TensorTable, seed: int, data: st.DataObject
@@ -46,7 +44,6 @@ def test_other_bytes_either_decode_to_something_else_or_are_refused(
     found.views(values)
 
 
-@LAW
 @given(tables(), st.integers(0, 1 << 32), st.data())
 def test_no_truncation_decodes(table: TensorTable, seed: int, data: st.DataObject) -> None:
     good = encode_parameters(table, flat_of(table, seed))
@@ -61,7 +58,6 @@ JSON = st.recursive(
 )
 
 
-@LAW
 @given(st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_header_is_refused_or_canonical(text: bytes) -> None:
     data = MAGIC + len(text).to_bytes(4, "little") + text

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.laws import LAW, plans
+from support.laws import plans
 
 from fanin.edge.codecs import CODECS
 from fanin.edge.tensors import TensorTable
@@ -22,7 +22,6 @@ def toml_of(wanted: Plan) -> str:
     return "\n".join(lines)
 
 
-@LAW
 @given(plans())
 def test_a_plan_written_out_in_full_reads_back(wanted: Plan) -> None:
     assert parse_plan(toml_of(wanted), "plan.toml").plan == wanted
@@ -46,7 +45,6 @@ KEYS = st.sampled_from([*TOP_KEYS, *(f"{table}.{key}" for table, keys in TABLE_K
 GOOD = {"app": '"digits"', "cohort.concurrency": "3", "training.learning_rate": "0.1"}
 
 
-@LAW
 @given(st.dictionaries(KEYS, VALUES, max_size=3).map(lambda rows: GOOD | rows) | st.text(max_size=20))
 def test_any_text_is_a_plan_or_raises_invalid_plan(rows: dict[str, str] | str) -> None:
     text = rows if isinstance(rows, str) else "\n".join(f"{key} = {value}" for key, value in rows.items())

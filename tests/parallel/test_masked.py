@@ -26,7 +26,7 @@ def samples(num: int, length: int, seed: int = 0, epoch: int = 0) -> MaskedSampl
     return MaskedSamples(tokens=np.arange(num) % 2, length=length, num_tokens=2, seed=seed).of_epoch(epoch)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     num=st.integers(1, 300),
     length=st.integers(1, 40),
@@ -87,7 +87,7 @@ def test_seed_epoch_and_what_is_held_out_ask_for_other_places() -> None:
     assert torch.equal(first.of_epoch(1).of_epoch(0).take(everything)[1] != NO_TOKEN, asked)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(parts=st.integers(1, 4), num=st.integers(1, 7))
 def test_the_parts_of_all_ranks_are_asked_what_one_is(parts: int, num: int) -> None:
     found, indices = samples(80, 8), np.arange(num)

@@ -28,7 +28,7 @@ from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidInput
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**31), other=st.integers(0, 2**31))
 def test_initial_parameters_are_a_function_of_the_seed(seed: int, other: int) -> None:
     before = torch.random.get_rng_state()

@@ -1,14 +1,9 @@
-"""Settings and strategies of the property tests.
-
-``LAW`` draws the same examples every time and has no deadline: a law that fails, fails everywhere, and a slow
-machine fails nothing.
-"""
+"""Strategies of the property tests; their settings are the profiles in ``conftest``."""
 
 import struct
 from types import MappingProxyType
 from typing import Final
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from fanin.edge.tensors import TensorTable
@@ -17,10 +12,6 @@ from fanin.protos import plans as p
 from fanin.protos import runs as r
 from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef
 from fanin.protos.convert_runs import MAX_NUMBER
-
-LAW: Final = settings(
-    derandomize=True, deadline=None, max_examples=60, suppress_health_check=(HealthCheck.too_slow,), database=None
-)
 
 UINT32: Final = st.integers(0, (1 << 32) - 1)
 UINT64: Final = st.integers(0, (1 << 64) - 1)

@@ -8,7 +8,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from support.folds import fresh
-from support.laws import LAW
 
 from fanin.edge.codecs import largest_value
 from fanin.edge.tensors import TensorTable
@@ -57,7 +56,6 @@ def slow_fedavg(updates: list[Update], grid: list[int], parameters: list[float],
     return after
 
 
-@LAW
 @given(UPDATES, GRIDS, PARAMETERS, st.floats(0.01, 2.0))
 def test_numpy_and_plain_python_agree_in_bits(
     updates: list[Update], grid: list[int], parameters: list[float], rate: float

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.laws import LAW
 from torch import Tensor, nn
 from torch.export import Dim, export
 from torch.nn.functional import scaled_dot_product_attention
@@ -27,7 +26,6 @@ def projections(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-@LAW
 @given(
     given=projections(),
     scale=st.none() | st.floats(0.1, 2.0),

@@ -101,7 +101,7 @@ def test_parts_are_everything_once_and_of_equal_size(
     assert all((one == other).all() for one, other in zip(parts, again, strict=True))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=seeds)
 def test_a_small_alpha_gives_parts_of_few_labels_and_a_large_one_parts_alike(seed: int) -> None:
     labels = np.repeat(np.arange(10), 100)

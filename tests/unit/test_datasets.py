@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.data import real_places, unreachable
 from support.errors import raises
-from support.laws import LAW
 
 from fanin.clients.datafiles import DataFile, DataSet, Places, places_from, read_files
 from fanin.clients.datasets import (
@@ -201,7 +200,6 @@ def test_what_is_no_label_file_is_refused(data: bytes, expected: str) -> None:
         parse_labels("f", data)
 
 
-@LAW
 @given(st.binary(max_size=40) | st.integers(0, 60).map(lambda cut: labels(*[1] * 52)[:cut]))
 def test_any_bytes_are_labels_or_one_error(data: bytes) -> None:
     try:
@@ -225,7 +223,6 @@ def text_of(found: Shakespeare, *rows: np.ndarray) -> str:
     return "".join(found.vocabulary[token] for row in rows for token in row.ravel())
 
 
-@LAW
 @given(BLOCKS)
 def test_each_speakers_words_come_in_order_and_once(blocks: list[tuple[str, list[str]]]) -> None:
     said: dict[str, str] = {}
@@ -255,7 +252,6 @@ def test_each_speakers_words_come_in_order_and_once(blocks: list[tuple[str, list
         assert others.startswith(text_of(found, found.others.x))
 
 
-@LAW
 @given(st.text("ab:\n", max_size=60))
 def test_any_text_is_a_play_or_one_error(text: str) -> None:
     try:

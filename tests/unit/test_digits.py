@@ -30,7 +30,7 @@ def test_the_digits_are_the_known_ones() -> None:
     assert hashlib.sha256(digits.y.tobytes()).hexdigest() == Y_SHA256
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(num_devices=st.integers(1, 40), alpha=st.floats(0.05, 50.0), seed=st.integers(0, 2**32))
 def test_a_split_is_everything_once(num_devices: int, alpha: float, seed: int) -> None:
     split = split_digits(num_devices, alpha, seed)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.convolutions import Convolution, convolutions
 
@@ -18,7 +18,6 @@ aten = torch.ops.aten
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
-@settings(deadline=None)
 @given(case=convolutions())
 def test_gradients_of_a_convolution(case: Convolution) -> None:
     x, weight, *form = case
@@ -30,7 +29,6 @@ def test_gradients_of_a_convolution(case: Convolution) -> None:
         torch.testing.assert_close(got, expected, **CLOSE)
 
 
-@settings(deadline=None)
 @given(case=convolutions())
 def test_a_convolution_in_another_form_is_the_same(case: Convolution) -> None:
     x, weight, *form = case
@@ -40,7 +38,6 @@ def test_a_convolution_in_another_form_is_the_same(case: Convolution) -> None:
         torch.testing.assert_close(found, aten.convolution(x, weight, bias, *form), **CLOSE)
 
 
-@settings(deadline=None)
 @given(size=st.tuples(st.integers(3, 13), st.integers(3, 12)), stride=st.integers(1, 2), outs=st.integers(1, 4))
 def test_a_product_takes_the_image_as_a_depthwise_convolution_left_it(
     size: tuple[int, int], stride: int, outs: int
@@ -83,7 +80,6 @@ def test_narrow_depthwise_convolutions_are_taken_as_bands(channels: int, size: t
     assert (bands_of(form, (2, channels, *size), (channels, 1, 3, 3)) is not None) == banded
 
 
-@settings(deadline=None)
 @given(height=st.integers(1, 7), width=st.integers(1, 3), num=st.integers(1, 4), step=st.integers(1, 4))
 def test_an_image_comes_back_from_a_layout(height: int, width: int, num: int, step: int) -> None:
     layout = Layout(size=(height, width), num=max(num, -(-height // step)), step=step)
@@ -104,7 +100,6 @@ def test_an_image_is_known_until_it_is_written_to() -> None:
     torch.testing.assert_close(images.values(image, layout), layout.values(image), rtol=0, atol=0)
 
 
-@settings(deadline=None)
 @given(
     groups=st.integers(1, 3),
     sizes=st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(2, 9)),
@@ -129,7 +124,6 @@ def test_group_norm_and_its_gradients(groups: int, sizes: tuple[int, int, int], 
             torch.testing.assert_close(got, exact, rtol=1e-8, atol=1e-8)
 
 
-@settings(deadline=None)
 @given(
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     stride=st.one_of(st.just(()), st.tuples(st.integers(1, 3), st.integers(1, 3))),
@@ -150,7 +144,6 @@ def test_gradient_of_a_max_pool_goes_to_the_first_maximum(
     torch.testing.assert_close(max_pool2d_backward(dy, x, *form, indices), expected, **CLOSE)
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 7), st.integers(1, 15)), min_size=1, max_size=2),
     exact=st.booleans(),
@@ -166,7 +159,6 @@ def test_gradient_of_nearest_upsampling(sizes: list[tuple[int, int]], exact: boo
     torch.testing.assert_close(table()[operator](*arguments), operator(*arguments), **CLOSE)
 
 
-@settings(deadline=None)
 @given(sides=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=2))
 def test_gradient_of_padding_with_the_edge(sides: list[tuple[int, int, int]]) -> None:
     operator = getattr(aten, f"replication_pad{len(sides)}d_backward").default

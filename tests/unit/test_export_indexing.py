@@ -1,7 +1,7 @@
 """Adaptive max pools and additions by index, against torch's own kernels, in float64."""
 
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fanin.edge.export.decompositions import adaptive, forward_pools
@@ -11,7 +11,6 @@ aten = torch.ops.aten
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
-@settings(deadline=None)
 @given(
     have=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     num=st.tuples(st.integers(1, 9), st.integers(1, 9)),
@@ -28,7 +27,6 @@ def test_an_adaptive_max_pool_and_its_gradient(have: tuple[int, int], num: tuple
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
-@settings(deadline=None)
 @given(
     shape=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     dim=st.integers(0, 2),
@@ -45,7 +43,6 @@ def test_what_is_added_to_the_places_of_an_index(shape: list[int], dim: int, pla
     assert index_put(x, indices, values, False) is NotImplemented
 
 
-@settings(deadline=None)
 @given(
     have=st.tuples(st.integers(5, 9), st.integers(5, 9)),
     kernel=st.lists(st.integers(1, 3), min_size=1, max_size=2),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
@@ -13,7 +13,6 @@ from fanin.edge.export.trace import trace_layer
 SIDES = st.tuples(*(st.integers(0, 3) for _ in range(4)))
 
 
-@settings(deadline=None)
 @given(sides=SIDES, size=st.tuples(st.integers(4, 6), st.integers(4, 6)), num=st.sampled_from([1, 2]))
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
 def test_padding_is_torchs(mode: str, sides: tuple[int, ...], size: tuple[int, int], num: int) -> None:

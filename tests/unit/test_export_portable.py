@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.convolutions import Convolution, convolutions
 
@@ -16,7 +16,6 @@ STRIDES = st.one_of(st.just(()), PAIRS)
 SIZES = st.tuples(st.integers(3, 8), st.integers(3, 8))
 
 
-@settings(deadline=None)
 @given(case=convolutions())
 def test_gradients_of_a_convolution(case: Convolution) -> None:
     x, weight, *form = case
@@ -28,7 +27,6 @@ def test_gradients_of_a_convolution(case: Convolution) -> None:
         torch.testing.assert_close(got, wanted, **CLOSE)
 
 
-@settings(deadline=None)
 @given(case=convolutions(), biased=st.booleans())
 def test_a_transposed_convolution_is_a_plain_one_and_a_plain_one_stays(case: Convolution, biased: bool) -> None:
     x, weight, *form = case
@@ -42,7 +40,6 @@ def test_a_transposed_convolution_is_a_plain_one_and_a_plain_one_stays(case: Con
         assert got is NotImplemented
 
 
-@settings(deadline=None)
 @given(
     kernel=PAIRS,
     stride=STRIDES,
@@ -65,7 +62,6 @@ def test_gradient_of_an_average_pool(
     )
 
 
-@settings(deadline=None)
 @given(size=SIZES, wanted=st.tuples(st.integers(1, 9), st.integers(1, 9)))
 def test_an_adaptive_average_pool_and_its_gradient(size: tuple[int, int], wanted: tuple[int, int]) -> None:
     x = torch.randn(2, 3, *size, dtype=torch.float64)
@@ -77,7 +73,6 @@ def test_an_adaptive_average_pool_and_its_gradient(size: tuple[int, int], wanted
     )
 
 
-@settings(deadline=None)
 @given(
     kernel=PAIRS,
     stride=STRIDES,
@@ -110,7 +105,6 @@ def test_gradient_of_a_relu() -> None:
     torch.testing.assert_close(portable.threshold_backward(dy, x, 0), expected, **CLOSE)
 
 
-@settings(deadline=None)
 @given(num=st.integers(1, 6), padding=st.integers(-1, 5), integer=st.sampled_from([torch.int32, torch.int64]))
 def test_gradient_of_an_embedding(num: int, padding: int, integer: torch.dtype) -> None:
     assume(padding < num)
@@ -125,7 +119,6 @@ def test_an_embedding_that_scales_by_frequency_is_refused() -> None:
         selection.embedding_backward(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64), 4, -1, True)
 
 
-@settings(deadline=None)
 @given(dim=st.integers(-3, 2), first=st.integers(-9, 9), last=st.integers(-9, 9), step=st.integers(1, 3))
 def test_gradients_of_a_slice_and_of_a_selected_row(dim: int, first: int, last: int, step: int) -> None:
     x = torch.randn(4, 5, 6, dtype=torch.float64)
@@ -140,7 +133,6 @@ def test_gradients_of_a_slice_and_of_a_selected_row(dim: int, first: int, last: 
     torch.testing.assert_close(selection.select_backward(dy, x.shape, dim, index), expected, **CLOSE)
 
 
-@settings(deadline=None)
 @given(
     shape=st.sampled_from([(4,), (3, 4), (3, 4, 2, 2)]),
     weighted=st.booleans(),

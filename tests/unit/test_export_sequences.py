@@ -23,7 +23,6 @@ def randoms(seed: int, *shapes: list[int]) -> list[Tensor]:
     return [3.0 * torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
-@settings(deadline=None)
 @given(shape=SIZES, seed=st.integers(0, 1000))
 def test_gelu_and_its_gradient(shape: list[int], seed: int) -> None:
     x, dy = randoms(seed, shape, shape)
@@ -43,7 +42,6 @@ def test_gelu_by_tanh_is_torchs_own() -> None:
     torch.testing.assert_close(got, aten.gelu_backward(dy, x, approximate="tanh"), **CLOSE)
 
 
-@settings(deadline=None)
 @given(shape=SIZES, data=st.data(), seed=st.integers(0, 1000))
 def test_the_gradient_of_softmax(shape: list[int], data: st.DataObject, seed: int) -> None:
     x, dy = randoms(seed, shape, shape)
@@ -53,7 +51,6 @@ def test_the_gradient_of_softmax(shape: list[int], data: st.DataObject, seed: in
     torch.testing.assert_close(got, aten._softmax_backward_data(*arguments), **CLOSE)
 
 
-@settings(deadline=None)
 @given(
     rows=st.lists(st.integers(1, 3), max_size=2),
     shape=st.lists(st.integers(1, 5), min_size=1, max_size=2),
@@ -76,7 +73,6 @@ def test_the_gradients_of_layer_norm(
             torch.testing.assert_close(mine, theirs, **CLOSE)
 
 
-@settings(deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 4), min_size=1, max_size=9),
     padding=st.sampled_from([-1, 2]),
@@ -98,7 +94,7 @@ def attended(query: Tensor, key: Tensor, value: Tensor, **options: object) -> li
     return [found.detach(), *torch.autograd.grad((found * weights).sum(), leaves)]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     many=st.lists(st.integers(1, 3), max_size=2),
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4)),

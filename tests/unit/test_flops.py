@@ -15,7 +15,7 @@ from fanin.datacenter.planner.presets import PRESETS
 from fanin.protos.errors import InvalidInput
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     layers=st.integers(1, 3),
     groups=st.sampled_from([1, 2, 4]),

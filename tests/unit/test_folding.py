@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.layers import Normed
 from torch import nn
@@ -97,7 +97,6 @@ floats = st.floats(-100.0, 100.0, width=32)
 rows = st.lists(st.tuples(floats, floats, floats, floats, floats), min_size=1, max_size=4)
 
 
-@settings(deadline=None)
 @given(rows=rows, x=floats, epsilon=st.floats(1e-5, 1.0), parts=st.sets(st.sampled_from(["bias", "gain", "offset"])))
 def test_the_folded_product_is_the_norm_of_the_product(
     rows: list[tuple[float, ...]], x: float, epsilon: float, parts: set[str]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -33,7 +33,6 @@ def folded(module: nn.Module, x: Tensor) -> Tensor:
     return found
 
 
-@settings(deadline=None)
 @given(
     dims=st.integers(1, 2),
     bias=st.booleans(),

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.laws import LAW
 from torch import nn
 
 from fanin.edge.export import cross_entropy, next_token, squared_error
@@ -13,7 +12,6 @@ CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 SEEDS = st.integers(0, 1000)
 
 
-@LAW
 @given(seed=SEEDS, num=st.integers(1, 6), classes=st.integers(2, 9), spread=st.sampled_from([1.0, 100.0]))
 def test_cross_entropy_is_torchs(seed: int, num: int, classes: int, spread: float) -> None:
     torch.manual_seed(seed)
@@ -25,7 +23,6 @@ def test_cross_entropy_is_torchs(seed: int, num: int, classes: int, spread: floa
     torch.testing.assert_close(found, wanted, **CLOSE)
 
 
-@LAW
 @given(seed=SEEDS, num=st.integers(1, 4), places=st.integers(1, 6), classes=st.integers(2, 5))
 def test_next_token_is_the_mean_over_the_places_that_have_one(seed: int, num: int, places: int, classes: int) -> None:
     torch.manual_seed(seed)
@@ -45,7 +42,6 @@ def test_next_token_is_the_mean_over_the_places_that_have_one(seed: int, num: in
     assert not gradient[tokens < 0].any()
 
 
-@LAW
 @given(seed=SEEDS, shape=st.lists(st.integers(1, 4), min_size=2, max_size=4))
 def test_squared_error_is_torchs(seed: int, shape: list[int]) -> None:
     torch.manual_seed(seed)

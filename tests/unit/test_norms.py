@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.laws import LAW
 from torch import Tensor, nn
 
 from fanin.edge.export.norms import STATISTICS, TrackedNorm, track_norms, tracked_norms
@@ -49,7 +48,6 @@ def statistics(norm: nn.Module) -> dict[str, Tensor]:
     return {name: getattr(norm, name) for name in STATISTICS}
 
 
-@LAW
 @given(case=cases())
 def test_it_is_torchs_on_the_samples_that_count(case: tuple[nn.Module, Tensor, int]) -> None:
     norm, x, num = case
@@ -68,7 +66,6 @@ def test_it_is_torchs_on_the_samples_that_count(case: tuple[nn.Module, Tensor, i
     assert not found[num:].any()
 
 
-@LAW
 @given(case=cases())
 def test_in_evaluation_it_is_torchs_too(case: tuple[nn.Module, Tensor, int]) -> None:
     norm, x, _ = case

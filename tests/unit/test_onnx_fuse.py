@@ -110,7 +110,7 @@ ONE_HOT = [
 CLASSES = {"classes": np.arange(5), "last": np.array([-1])}
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(labels=st.lists(st.integers(-1, 5), min_size=6, max_size=6), keeps=st.booleans(), seed=st.integers(0, 99))
 def test_a_loss_picks_the_value_at_the_label(labels: list[int], keeps: bool, seed: int) -> None:
     feed = {"labels": np.array(labels).reshape(2, 3), "v": floats(2, 3, 5, seed=seed)}
@@ -120,7 +120,7 @@ def test_a_loss_picks_the_value_at_the_label(labels: list[int], keeps: bool, see
     assert "ReduceSum" not in found
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(labels=st.lists(st.integers(-1, 5), min_size=6, max_size=6), seed=st.integers(0, 99))
 def test_the_gradient_of_a_cross_entropy_is_put_at_the_label(labels: list[int], seed: int) -> None:
     feed = {"labels": np.array(labels), "w": floats(6, 1, seed=seed), "e": floats(6, 5, seed=seed)}

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.laws import LAW
 from torch import Tensor
 
 from fanin.edge.export import Adam, Adapters, Optimizer, Recipe, Sgd
@@ -62,7 +61,6 @@ def close(
         torch.testing.assert_close(got[1][name], value, **bounds)
 
 
-@LAW
 @given(optimizer=SGDS | ADAMS, rate=RATES, num_steps=st.integers(1, 12), seed=st.integers(0, 1000))
 def test_every_step_is_torchs(optimizer: Optimizer, rate: float, num_steps: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -105,7 +103,6 @@ def test_a_gradient_that_is_always_zero_moves_nothing() -> None:
         assert not any(tensor.any() for tensor in state.values())
 
 
-@LAW
 @given(
     max_norm=st.floats(1e-3, 1e3), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), power=st.integers(-6, 6)
 )

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from support.laws import LAW
 from support.models import app_of
 from torch import Tensor, nn
 
@@ -103,7 +102,6 @@ def test_frozen_weights_are_rounded_as_slots_are() -> None:
             assert torch.equal(twin.get_parameter(name), rounded(layer.weight, frozen.axis))
 
 
-@LAW
 @given(
     weight=arrays.arrays(
         np.float32,

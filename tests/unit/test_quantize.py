@@ -5,7 +5,7 @@ from dataclasses import replace
 import hypothesis.extra.numpy as npst
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fanin.edge.manifest import (
@@ -45,7 +45,6 @@ SLOTS = (
 )
 
 
-@settings(deadline=None)
 @given(weight=matrices, axis=st.integers(0, 1))
 def test_a_dequantized_weight_is_off_by_half_a_scale_at_most(weight: np.ndarray, axis: int) -> None:
     scales = weight_scales(weight, axis)
@@ -55,7 +54,6 @@ def test_a_dequantized_weight_is_off_by_half_a_scale_at_most(weight: np.ndarray,
     assert np.all(error <= column / 2 * (1 + 1e-5))
 
 
-@settings(deadline=None)
 @given(weight=matrices, axis=st.integers(0, 1))
 def test_quantizing_a_dequantized_weight_gives_the_same_codes(weight: np.ndarray, axis: int) -> None:
     scales = weight_scales(weight, axis)
@@ -65,7 +63,6 @@ def test_quantizing_a_dequantized_weight_gives_the_same_codes(weight: np.ndarray
     np.testing.assert_array_equal(weight_codes(again, axis, weight_scales(again, axis)), codes)
 
 
-@settings(deadline=None)
 @given(weight=matrices)
 def test_the_largest_weight_of_a_channel_gets_the_largest_code(weight: np.ndarray) -> None:
     largest = np.abs(weight).max(axis=1)
@@ -73,7 +70,6 @@ def test_the_largest_weight_of_a_channel_gets_the_largest_code(weight: np.ndarra
     np.testing.assert_array_equal(codes[largest > 1e-12], 127)
 
 
-@settings(deadline=None)
 @given(flat=flats, weightless=st.integers(0, 2))
 def test_a_bias_keeps_its_value_even_where_its_channel_is_zero(flat: np.ndarray, weightless: int) -> None:
     flat = flat.copy()
@@ -87,7 +83,6 @@ def test_a_bias_keeps_its_value_even_where_its_channel_is_zero(flat: np.ndarray,
     assert np.all(error <= scales / 2 + 1e-6 * np.abs(views["bias"]))
 
 
-@settings(deadline=None)
 @given(flat=flats)
 def test_slots_have_the_dtype_and_the_shape_that_they_declare(flat: np.ndarray) -> None:
     values = fill_slots(SLOTS, TABLE, flat)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.errors import raises
-from support.laws import LAW
 
 from fanin.server import rounds as r
 from fanin.server.diagram import diagram
@@ -247,7 +246,6 @@ EVENTS = st.sampled_from(
 )
 
 
-@LAW
 @given(st.lists(st.tuples(EVENTS, st.floats(0, 100)), max_size=30), st.sampled_from((RULES, SYNCHRONOUS)))
 def test_no_story_takes_more_places_than_there_are(story: list[tuple[r.Event, float]], rules: Rules) -> None:
     state, assigned, now = Round(rules=rules), set[str](), 0.0

@@ -1,0 +1,68 @@
+"""Which test files are light: their imports reach no heavy library, process or coordinator.
+
+``make quick`` runs the light files alone. A file is light if no import at the top of it, or at the top of any module
+that it imports, is in ``HEAVY``. Imports within functions do not count: they run when a test needs them, and
+``test_light`` runs the light files to prove that none of them loads a heavy library.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+TESTS: Final = ROOT / "tests"
+PATH: Final = tuple(ROOT / name for name in ("tests", "server", "clients", "edge", "datacenter", "protos"))
+"""Where modules of this project are looked up, in this order."""
+
+LIBRARIES: Final = frozenset(
+    ("ai_edge_litert", "litert_torch", "onnx", "onnxruntime", "onnxscript", "tflite_runtime", "torch", "transformers")
+)
+"""Libraries that take a second or more to import, or that only a device has."""
+
+HEAVY: Final = LIBRARIES | {"multiprocessing", "sqlalchemy", "subprocess", "support.processes"}
+"""What makes a file heavy: such a library, a process of its own, or a coordinator with its database."""
+
+
+def is_light(path: Path) -> bool:
+    """Whether a test file, and all that it imports, is free of ``HEAVY``."""
+    return not heavy_imports(path)
+
+
+@cache
+def heavy_imports(path: Path) -> frozenset[str]:
+    """The names in ``HEAVY`` that importing the file at ``path`` loads."""
+    pending, visited, names = [path], {path}, set()
+    while pending:
+        for name in _imports(pending.pop()):
+            names |= {name, name.partition(".")[0]}
+            files = set(_files(name)) - visited
+            visited |= files
+            pending += files
+    return frozenset(names & HEAVY)
+
+
+@cache
+def _imports(path: Path) -> tuple[str, ...]:
+    """Dotted names that a module's top level imports; ``from a import b`` gives ``a`` and ``a.b``."""
+    return tuple(_names(ast.parse(path.read_text())))
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                yield module
+                yield from (f"{module}.{alias.name}" for alias in names)
+
+
+@cache
+def _files(name: str) -> tuple[Path, ...]:
+    """The files of this project that importing ``name`` runs: its packages and itself."""
+    parent = name.rpartition(".")[0]
+    stems = [root.joinpath(*name.split(".")) for root in PATH]
+    candidates = (path for stem in stems for path in (stem.with_suffix(".py"), stem / "__init__.py"))
+    return (*(_files(parent) if parent else ()), *(path for path in candidates if path.is_file()))
