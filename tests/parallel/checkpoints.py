@@ -59,7 +59,7 @@ def engine_of(cell: Cell) -> Engine:
 def train(engine: Engine, first: int, last: int) -> Iterator[float]:
     """The losses of steps ``first`` to ``last``."""
     index, num = engine.share
-    for inputs, targets in islice(batches(), first, last):
+    for inputs, targets in islice(batches(last), first, last):
         yield float(engine.step(Batch(inputs=inputs.chunk(num)[index], targets=targets.chunk(num)[index])).loss)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
-from parallel.cells import BATCH, LENGTH, NUM_STEPS, VOCABULARY, Cell
+from parallel.cells import BATCH, LENGTH, VOCABULARY, Cell
 from torch import nn
 
 from fanin.datacenter.layouts import LayoutSettings
@@ -113,10 +113,13 @@ def pretrained_row(cell: Cell) -> Mapping[str, object]:
     }
 
 
-def batches(family: str = "decoder") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Two global batches in turn, inputs and targets; what counts differs much between ranks, so that means show."""
+def batches(num: int, family: str = "decoder") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield ``num`` global batches, two in turn, as inputs and targets.
+
+    The number of targets that count differs much between ranks, so that a mean of means shows.
+    """
     made = [_images(seed, family) if family in IMAGES else _tokens(seed) for seed in range(2)]
-    for step in range(NUM_STEPS):
+    for step in range(num):
         yield made[step % 2]
 
 

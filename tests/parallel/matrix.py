@@ -10,6 +10,7 @@ import dataclasses
 import multiprocessing
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,7 @@ def parallel_of(cell: Cell) -> ParallelSettings:
 def train(cell: Cell, engine: Engine) -> dict[str, np.ndarray]:
     """The losses of all steps, and all parameters after the last."""
     losses, (index, num) = [], engine.share
-    for inputs, targets in batches(cell.family):
+    for inputs, targets in batches(cell.num_steps, cell.family):
         mine = targets.chunk(num)[index]
         # At least one token is seen, and all that are asked for; the decoder of our own takes no mask.
         extra = {"attention_mask": (mine != NO_TOKEN).long()} if cell.family in MASKED else {}
@@ -81,23 +82,21 @@ def train(cell: Cell, engine: Engine) -> dict[str, np.ndarray]:
             count = int((batch.targets != NO_TOKEN).sum()) * num
         losses.append(float(engine.step(batch, count).loss))
     # What is folded takes batches of one size, that of a turn.
-    turns = batch.chunks(cell.accumulate if parallel_of(cell).folded else 1)
-    evaluated = np.array([engine.evaluate(turn) for turn in turns]).sum(axis=0)
+    turns = tuple(batch.chunks(cell.accumulate if parallel_of(cell).folded else 1))
     values = engine.full_parameters()
     names = np.array(sorted(values))
-    outcome = {"losses": np.array(losses), "evaluated": evaluated[0] / evaluated[1], "names": names}
+    outcome = {"losses": np.array(losses), "evaluated": evaluated(engine, turns), "names": names}
     outcome |= {name: values[name].numpy() for name in names}
     if cell.shape.num_ranks < WORLD and not cell.fault:
-        outcome["reloaded"] = np.array(reloaded(engine, values))
+        engine.load_parameters({name: value.flip(0) / 2 for name, value in values.items()})
+        outcome["reloaded"] = evaluated(engine, turns)
     return outcome
 
 
-def reloaded(engine: Engine, values: dict[str, torch.Tensor]) -> bool:
-    """Whether the ranks take over other parameters, all of them and to the bit."""
-    others = {name: value.flip(0) / 2 for name, value in values.items()}
-    engine.load_parameters(others)
-    found = engine.full_parameters()
-    return all(torch.equal(found[name], others[name]) for name in others)
+def evaluated(engine: Engine, turns: Sequence[Batch]) -> np.ndarray:
+    """The mean loss of a batch that is evaluated in turns, as a scalar."""
+    total, count = np.array([engine.evaluate(turn) for turn in turns]).sum(axis=0)[:2]
+    return np.array(total / count)
 
 
 def built_of(cell: Cell, mesh: DeviceMesh) -> Built:
@@ -183,7 +182,7 @@ def alone(folder: Path, cells: list[Cell]) -> None:
     """What one process makes of the same, once for each variant."""
     torch.set_num_threads(1)
     for cell in {cell.reference: cell for cell in cells}.values():
-        told = ("layers", "tied", "dtype", "clip", "freeze", "family")
+        told = ("layers", "tied", "dtype", "clip", "freeze", "family", "nightly")
         plain = Cell(mesh="none", **{name: getattr(cell, name) for name in told})
         engine = Engine(build(model_of(plain), parallel_of(plain), training_of(plain), None, CPU))
         np.savez(folder / f"{cell.reference}.npz", **train(plain, engine))

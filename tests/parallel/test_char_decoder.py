@@ -43,10 +43,24 @@ def bound(config: Path) -> float:
     return bigram_entropy(split_text(read_characters(data.text), data.held_fraction)[1].tolist())
 
 
+def losses(fanin: Fanin, out: Path, *words: str) -> list[float]:
+    """Train the example for three steps and return the loss of each."""
+    done = fanin("train", EXAMPLE, *words, "--steps", 3, "--json", out)
+    assert (done.status, done.err) == (0, "")
+    return list(json.loads(out.read_text())["loss"])
+
+
+def test_eight_processes_print_the_losses_of_one(fanin: Fanin, tmp_path: Path) -> None:
+    one = losses(fanin, tmp_path / "one.json", "--mesh", "none", "--nproc", "1")
+    eight = losses(fanin, tmp_path / "eight.json", "--mesh", "pp=2,dp_shard=2,tp=2", "--nproc", "8")
+    assert len(one) == 3
+    assert eight == pytest.approx(one, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("words", "steps"),
     [
-        (("--mesh", "none", "--nproc", "1"), 100),
+        pytest.param(("--mesh", "none", "--nproc", "1"), 100, marks=pytest.mark.nightly),
         pytest.param(("--mesh", "pp=2,dp_shard=2,tp=2", "--nproc", "8"), 120, marks=pytest.mark.nightly),
         pytest.param((), 400, marks=pytest.mark.nightly),
     ],

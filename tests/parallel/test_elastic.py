@@ -45,7 +45,6 @@ def undisturbed(place: Place) -> list[float]:
     return list(train(replace(config, checkpoints=CheckpointSettings()), 0, 1).metrics.trained.losses)
 
 
-@pytest.mark.nightly
 def test_what_is_left_of_two_machines_ends_with_the_trace_of_one_process(place: Place) -> None:
     first, second = place.two("precise")
     second.kill()

@@ -1,4 +1,4 @@
-"""DP x TP x PP in any mix trains as one process does: every mesh of eight ranks, every schedule, 20 steps each.
+"""DP x TP x PP in any mix trains as one process does: every mesh of eight ranks and every schedule.
 
 In float64 losses and all parameters are held to 1e-10, which no wrong factor and no lost term survives; in float32,
 where sums over ranks take another path through torch, the losses to 1e-5. All cells run in one pool of processes
@@ -12,10 +12,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from parallel.cells import CELLS, COMPILED, FAULTS, HALVES, NUM_STEPS, STATISTICS, WORLD, Cell, factorisations
+from parallel.cells import (
+    CELLS,
+    COMPILED,
+    FAULTS,
+    HALVES,
+    NUM_NIGHTLY_STEPS,
+    NUM_STEPS,
+    STATISTICS,
+    WORLD,
+    Cell,
+    factorisations,
+)
 
 PROGRAM = Path(__file__).with_name("matrix.py")
 LOSS = {"float32": 1e-5, "float64": 1e-10}
+# The loss of the last step on the first step's batch, as a share of that step's.
+LEARNT = {NUM_STEPS: 0.99, NUM_NIGHTLY_STEPS: 0.9}
 PARAMETERS = {"float32": 1e-5, "float64": 1e-10}
 # A commit's cells take three minutes on two quiet cores, a night's ten, which the first test of each waits for.
 LIMIT_S = 2400
@@ -48,6 +61,11 @@ def nightly_matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def compiled_cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return outcomes(tmp_path_factory.mktemp("compiled-cell"), COMPILED[0].name, "ignore")
+
+
+@pytest.fixture(scope="module")
 def compiled_matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Torch 2.13 warns of what its own compiler does.
     return outcomes(tmp_path_factory.mktemp("compiled"), "compiled", "ignore")
@@ -64,9 +82,11 @@ def differences(folder: Path, cell: Cell) -> tuple[float, float]:
     got, expected = read(folder, cell.name), read(folder, cell.reference)
     names = list(expected["names"])
     assert list(got["names"]) == names
-    assert len(expected["losses"]) == NUM_STEPS
-    assert expected["losses"][-1] < 0.9 * expected["losses"][0], "something was learnt"
-    losses = max(np.abs(got[name] - expected[name]).max() for name in ("losses", "evaluated"))
+    assert len(expected["losses"]) == cell.num_steps
+    assert expected["losses"][-2] < LEARNT[cell.num_steps] * expected["losses"][0], "something was learnt"
+    losses = max(
+        np.abs(got[name] - expected[name]).max() for name in ("losses", "evaluated", "reloaded") if name in got
+    )
     return float(losses), max(float(np.abs(got[name] - expected[name]).max()) for name in names)
 
 
@@ -102,12 +122,20 @@ def test_a_mesh_equals_one_process_too(nightly_matrix: Path, cell: Cell) -> None
     assert within(nightly_matrix, cell), differences(nightly_matrix, cell)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("cell", COMPILED, ids=lambda cell: cell.name)
-def test_a_mesh_that_is_compiled_equals_one_process_too(compiled_matrix: Path, cell: Cell) -> None:
-    assert within(compiled_matrix, cell), differences(compiled_matrix, cell)
+def check_compiled(folder: Path, cell: Cell) -> None:
+    assert within(folder, cell), differences(folder, cell)
     # All layers share one for steps and one for evaluations.
-    assert read(compiled_matrix, cell.name)["graphs"] == 2
+    assert read(folder, cell.name)["graphs"] == 2
+
+
+def test_a_mesh_that_is_compiled_equals_one_process(compiled_cell: Path) -> None:
+    check_compiled(compiled_cell, COMPILED[0])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("cell", COMPILED[1:], ids=lambda cell: cell.name)
+def test_a_mesh_that_is_compiled_equals_one_process_too(compiled_matrix: Path, cell: Cell) -> None:
+    check_compiled(compiled_matrix, cell)
 
 
 @pytest.mark.nightly
@@ -123,10 +151,13 @@ def test_half_precision_learns_as_well(matrix: Path, cell: Cell) -> None:
     assert LOSS["float64"] < losses < 0.05
 
 
-def test_ranks_take_over_whole_parameters(matrix: Path) -> None:
+def test_ranks_evaluate_the_parameters_that_they_load(matrix: Path) -> None:
     small = [cell for cell in CELLS if cell.shape.num_ranks < WORLD and not cell.nightly]
     assert {cell.shape.pp for cell in small} == {1, 2, 4}
-    assert [cell.name for cell in small if not read(matrix, cell.name)["reloaded"]] == []
+    for cell in small:
+        got, expected = read(matrix, cell.name), read(matrix, cell.reference)
+        assert np.abs(got["reloaded"] - expected["reloaded"]) <= LOSS[cell.dtype], cell.name
+        assert np.abs(got["reloaded"] - got["evaluated"]) > 1e-3, f"{cell.name}: other parameters, another loss"
 
 
 @pytest.mark.parametrize("cell", FAULTS, ids=lambda cell: cell.name)
