@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from parallel.memory import CELLS
+from support.nightly import nightly_but
 
 PROGRAM = Path(__file__).with_name("memory.py")
 TOLERANCE = 0.10
@@ -24,9 +25,7 @@ def run(which: str) -> Found:
     return {name: (tracked, predicted) for name, (tracked, predicted) in json.loads(done.stdout).items()}
 
 
-@pytest.mark.parametrize(
-    "which", [pytest.param(which, marks=() if which == "first" else pytest.mark.nightly) for which in CELLS]
-)
+@pytest.mark.parametrize("which", nightly_but(CELLS, ("first",)))
 def test_the_formula_is_within_a_tenth_of_the_tracker(which: str) -> None:
     found = run(which)
     assert sorted(found) == sorted(CELLS[which])

@@ -15,6 +15,7 @@ from typing import Final, get_args, get_type_hints
 import numpy as np
 import pytest
 from support.mortal import Mortal
+from support.nightly import nightly_but
 from support.virtual import PUBLISHER, bundle_in, plan, start
 
 from fanin.clients.operator import next_version
@@ -223,7 +224,7 @@ def test_killed_before_and_after_every_effect(undisturbed: Ending, tmp_path: Pat
         assert killed.happened == undisturbed.happened
 
 
-@pytest.mark.parametrize("seed", range(NUM_MOMENTS))
+@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS), range(NUM_MOMENTS // 4)))
 def test_killed_at_random_moments(undisturbed: Ending, tmp_path: Path, seed: int) -> None:
     killed = ending(federate, tmp_path, drawn(f"kill {seed}", undisturbed.moments))
     assert killed.kills
@@ -240,14 +241,14 @@ def test_killed_while_a_command_is_carried_out(commanded: Ending, tmp_path: Path
         assert killed.happened == commanded.happened
 
 
-@pytest.mark.parametrize("seed", range(NUM_MOMENTS // 3))
+@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS // 3), range(NUM_MOMENTS // 10)))
 def test_what_was_synced_is_enough(undisturbed: Ending, tmp_path: Path, seed: int) -> None:
     killed = ending(federate, tmp_path, drawn(f"power {seed}", undisturbed.moments), loses_power=True)
     assert killed.kills
     assert killed.happened == undisturbed.happened
 
 
-@pytest.mark.parametrize("seed", range(NUM_MOMENTS // 5))
+@pytest.mark.parametrize("seed", nightly_but(range(NUM_MOMENTS // 5), range(NUM_MOMENTS // 12)))
 def test_stale_updates_are_folded_once_whatever_happens(streamed: Ending, tmp_path: Path, seed: int) -> None:
     # The sets depend on time here. That each of them gives its Version, and no Update is lost, is looked at by ``end``.
     assert streamed.num_stale

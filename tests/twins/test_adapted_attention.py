@@ -173,6 +173,7 @@ def test_twenty_steps_end_where_torch_ends_that_trains_the_adapters(runtime: str
         assert np.abs(value - begun[name]).max() > 10 * TOLERANCE, name
 
 
+@pytest.mark.nightly
 def test_the_frozen_projections_are_int8_products_in_the_infer_graph() -> None:
     model = onnx.load_from_string(bundle().graph("infer", "onnx"))
     codes = {int(np.prod(value.dims)) for value in model.graph.initializer if value.data_type == onnx.TensorProto.INT8}

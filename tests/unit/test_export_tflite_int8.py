@@ -12,6 +12,7 @@ import pytest
 import torch
 from ai_edge_litert import schema_py_generated as schema
 from support.layers import Normed
+from support.nightly import nightly_but
 from support.remote_runtime import runtime_of
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -220,9 +221,11 @@ def logits_of(data: bytes, runtime: str, x: np.ndarray) -> Float32s:
     return np.concatenate([model({"x": x[at : at + 1]})["logits"] for at in range(len(x))])
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ("plain", "adapters") else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
-)
+CONVERTED = ("plain", "odd", "tokens", "norm", "bias", "adapters")
+"""Cases that CI converts; the nightly suite converts all."""
+
+
+@pytest.mark.parametrize("name", nightly_but(CASES, ("plain", "adapters")))
 def test_a_filled_file_is_one_built_anew_bit_for_bit(name: str) -> None:
     found = made(name)
     fresh = [found.fresh(parameters) for parameters in (found.first, found.later)]
@@ -233,7 +236,9 @@ def test_a_filled_file_is_one_built_anew_bit_for_bit(name: str) -> None:
     assert emptied(fresh[1]) == found.empty
 
 
-@pytest.mark.parametrize("name", ["plain", "odd", "tokens", "norm", "bias", "shaped"])
+@pytest.mark.parametrize(
+    "name", nightly_but(("plain", "odd", "tokens", "norm", "bias", "shaped"), ("plain", "norm", "tokens"))
+)
 @pytest.mark.parametrize("runtime", ["litert", "tflite"])
 def test_every_versions_logits_are_those_of_a_new_file_and_about_those_of_torch(name: str, runtime: str) -> None:
     found = made(name)
@@ -287,7 +292,7 @@ def test_frozen_products_are_int8_beside_float_adapters() -> None:
     assert products == {False: 5, True: 10}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", nightly_but(CASES, CONVERTED))
 def test_slots_lie_apart_within_the_file(name: str) -> None:
     found = made(name).empty
     sizes = {SlotKind.WEIGHT: 1}
@@ -340,7 +345,7 @@ def test_what_says_nothing_over_the_calibration_data_stays_float() -> None:
     assert kinds == {SlotKind.BIAS, SlotKind.BIAS_SCALE, SlotKind.FLOAT}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", nightly_but(CASES, CONVERTED))
 def test_operators_are_those_that_every_runtime_has(name: str) -> None:
     model = schema.ModelT.InitFromPackedBuf(made(name).empty.data)
     names = {code: key for key, code in vars(schema.BuiltinOperator).items() if not key.startswith("_")}
