@@ -50,6 +50,7 @@ def losses(fanin: Fanin, out: Path, *words: str) -> list[float]:
     return list(json.loads(out.read_text())["loss"])
 
 
+@pytest.mark.nightly
 def test_eight_processes_print_the_losses_of_one(fanin: Fanin, tmp_path: Path) -> None:
     one = losses(fanin, tmp_path / "one.json", "--mesh", "none", "--nproc", "1")
     eight = losses(fanin, tmp_path / "eight.json", "--mesh", "pp=2,dp_shard=2,tp=2", "--nproc", "8")

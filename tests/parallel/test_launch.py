@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.nightly import nightly_but
 
 from fanin.clients.digits import split_digits
 from fanin.datacenter.config import (
@@ -195,7 +196,7 @@ def wait_until(condition: object, seconds: float) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("victim", ["caller", "agent", pytest.param("killed caller", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("victim", nightly_but(("caller", "agent", "killed caller"), ("caller",)))
 def test_nothing_outlives_an_interrupted_caller_or_a_killed_agent(
     config: TrainConfig, tmp_path: Path, folder: Path, victim: str
 ) -> None:
