@@ -50,8 +50,7 @@ VERSION: Final = version(parent=version())
 CALL: Final = Call(
     method="/fanin.v1.Fleet/CheckIn",
     device_id=device_id_of(DEVICE_KEY.public),
-    time_s=1_700_000_000,
-    nonce="00112233445566778899aabbccddeeff",
+    time_us=1_700_000_000_000_000,
     body_sha256="ab" * 32,
 )
 CHECK_IN: Final = m.CheckIn(

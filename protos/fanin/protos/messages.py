@@ -13,16 +13,12 @@ from typing import Final
 
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import InvalidInput
+from fanin.protos.names import MAX_NAME_CHARS, check_key, check_name, check_signature
 
 PROTOCOL: Final = 1
 """The number of the device protocol; it rises when an old peer could misunderstand a new one."""
 OLDEST_PROTOCOL: Final = 1
 UPDATE_FORMAT: Final = 1
-PUBLIC_KEY_BYTES: Final = 32
-SIGNATURE_BYTES: Final = 64
-MAX_NAME_CHARS: Final = 128
-"""Longest id, codec or runtime name; longer ones are somebody's mistake or malice."""
-MAX_RUN_ID_CHARS: Final = 64
 MAX_COUNTS: Final = 64
 MAX_CAPABILITIES: Final = 16
 """Most codecs, runtimes or graph formats of a device: they are kept for as long as it waits."""
@@ -49,38 +45,6 @@ LOSS_UNIT: Final = 1 << 16
 """Losses are counted in 2^-16 nats, so that their sum is an integer like every other statistic."""
 MAX_COUNT: Final = 1 << 40
 """Largest magnitude of one count; a million of them still add up within int64."""
-
-
-def check_name(what: str, name: str) -> None:
-    """Raise InvalidInput unless ``name`` is short, printable ASCII without spaces or slashes.
-
-    Ids become file names and metadata, so the alphabet is the intersection of what those allow.
-    """
-    allowed = name.isascii() and all(char.isalnum() or char in "._:+-" for char in name)
-    if not name or len(name) > MAX_NAME_CHARS or not allowed or name.startswith("."):
-        raise InvalidInput(
-            f"{what}: got {name[:MAX_NAME_CHARS]!r}, expected 1 to {MAX_NAME_CHARS} letters, digits or ._:+- "
-            "that do not begin with a dot"
-        )
-
-
-def check_run_id(run_id: str) -> None:
-    """Raise InvalidInput unless a Run may have this id: short enough that its Assignments' ids are names too."""
-    check_name("run", run_id)
-    if len(run_id) > MAX_RUN_ID_CHARS:
-        raise InvalidInput(f"run: got an id of {len(run_id)} characters, expected at most {MAX_RUN_ID_CHARS}")
-
-
-def check_key(what: str, public_key: str) -> None:
-    """Raise InvalidInput unless this is an Ed25519 public key in hexadecimal."""
-    if len(public_key) != 2 * PUBLIC_KEY_BYTES or not set(public_key) <= set("0123456789abcdef"):
-        raise InvalidInput(f"{what}: got a public key of {len(public_key)} characters, expected 64 hexadecimal ones")
-
-
-def check_signature(what: str, signature: bytes) -> None:
-    """Raise InvalidInput unless this is as long as an Ed25519 signature."""
-    if len(signature) != SIGNATURE_BYTES:
-        raise InvalidInput(f"{what}: got a signature of {len(signature)} bytes, expected {SIGNATURE_BYTES}")
 
 
 def _check_entries(what: str, entries: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from fanin.protos import messages as m
 from fanin.protos.chunks import short
 from fanin.protos.errors import InvalidUpdate, NotFound, Unavailable
+from fanin.protos.names import check_name
 from fanin.server.driver import RunDriver
 from fanin.server.patience import Patience
 from fanin.server.permits import Permit, Permits
@@ -283,7 +284,7 @@ class Coordinator:
         return m.Wait(retry_min_s=retry_min_s, retry_max_s=retry_max_s)
 
     def _driver(self, assignment_id: str) -> RunDriver:
-        m.check_name("assignment", assignment_id)
+        check_name("assignment", assignment_id)
         run_id, *rest = assignment_id.rsplit(".", 2)
         if len(rest) != 2:
             raise NotFound(f"assignment {assignment_id}: got no run and round in it; check in again")

@@ -14,7 +14,8 @@ from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.edge.versions import check_delegation, check_version
 from fanin.protos.chunks import Artifact, assemble, short
 from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion, NotFound
-from fanin.protos.messages import BundleRef, Version, check_run_id
+from fanin.protos.messages import BundleRef, Version
+from fanin.protos.names import check_run_id
 from fanin.protos.runs import Command, Recorded, RunDescription, RunInfo, RunState, StartRun, VersionWithBundle
 from fanin.server.control import RunControl
 from fanin.server.describe import describe
