@@ -8,7 +8,7 @@ a format or protocol number, or a reason why every reader that is out there read
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -62,7 +62,9 @@ CHECK_IN: Final = m.CheckIn(
         max_download_bytes=1 << 33,
     ),
     wait_s=40.0,
+    served=m.ServedVersion(run_id=RUN, number=0),
 )
+NEWEST: Final = m.Publication(download_id="run.v1.device", run_id=RUN, bundle=BUNDLE, version=VERSION)
 REPLY: Final = m.UploadReply(
     round_state=m.RoundState.CLOSED, update_state=m.UpdateState.ACCEPTED, received_bytes=len(PAYLOAD)
 )
@@ -147,6 +149,7 @@ def frames() -> dict[str, Frame]:
     answers = {
         "assigned": m.Assigned(assignment=assignment()),
         "wait": wait,
+        "newest": replace(wait, newest=NEWEST),
         "upgrade": m.Rejected(reason=m.RejectReason.UPGRADE, text="install another fanin"),
         "unsuitable": m.Rejected(reason=m.RejectReason.UNSUITABLE, text="codec"),
     }

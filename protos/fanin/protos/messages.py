@@ -87,12 +87,25 @@ class Enrollment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedVersion:
+    """The Version that a device serves, or a newer one that it refused; ``run_id`` "" before there is one."""
+
+    run_id: str = ""
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        if self.run_id:
+            check_name("served version: run", self.run_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckIn:
-    """A device's question for work."""
+    """A device's question for work. With ``served`` the device wants to hear of newer Versions."""
 
     protocol: int
     capabilities: Capabilities
     wait_s: float
+    served: ServedVersion | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.wait_s < float("inf"):
@@ -154,6 +167,20 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """A Version with its Bundle; ``download_id`` lets one device download both."""
+
+    download_id: str
+    run_id: str
+    bundle: BundleRef
+    version: Version
+
+    def __post_init__(self) -> None:
+        check_name("publication", self.download_id)
+        check_name("publication: run", self.run_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CodecSpec:
     """The codec of a Round's Updates; ``max_shift`` is W, the bits by which a block may be coarser."""
 
@@ -194,6 +221,11 @@ class Assignment:
     deadline_s: float = 0.0
     relay: str = ""
 
+    @property
+    def publication(self) -> Publication:
+        """What the device downloads."""
+        return Publication(download_id=self.assignment_id, run_id=self.run_id, bundle=self.bundle, version=self.version)
+
     def __post_init__(self) -> None:
         check_name("assignment", self.assignment_id)
         check_name("assignment: run", self.run_id)
@@ -229,6 +261,7 @@ class Wait:
 
     retry_min_s: float
     retry_max_s: float
+    newest: Publication | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.retry_min_s <= self.retry_max_s < float("inf"):
@@ -250,6 +283,7 @@ class Rejected:
 
     reason: RejectReason
     text: str
+    newest: Publication | None = None
 
 
 CheckInAnswer = Assigned | Wait | Rejected

@@ -196,25 +196,56 @@ class CheckInRequest(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
+    SERVED_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     wait_s: _builtins.float
     """How long the device is ready to hang on the line, in seconds."""
     @_builtins.property
     def capabilities(self) -> Global___Capabilities: ...
+    @_builtins.property
+    def served(self) -> Global___ServedVersion:
+        """Present: this device uses a model and wants to hear of Versions that are newer than this one."""
+
     def __init__(
         self,
         *,
         protocol: _builtins.int = ...,
         capabilities: Global___Capabilities | None = ...,
         wait_s: _builtins.float = ...,
+        served: Global___ServedVersion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "served", b"served"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "protocol", b"protocol", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "protocol", b"protocol", "served", b"served", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckInRequest: _TypeAlias = CheckInRequest  # noqa: Y015
+
+@_typing.final
+class ServedVersion(_message.Message):
+    """The Version that a device uses, or a newer one that it has downloaded and refused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """Empty: the device has no Version yet."""
+    number: _builtins.int
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServedVersion: _TypeAlias = ServedVersion  # noqa: Y015
 
 @_typing.final
 class CheckInReply(_message.Message):
@@ -223,28 +254,67 @@ class CheckInReply(_message.Message):
     ASSIGNED_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def assigned(self) -> Global___Assignment: ...
     @_builtins.property
     def wait(self) -> Global___Wait: ...
     @_builtins.property
     def rejected(self) -> Global___Rejected: ...
+    @_builtins.property
+    def newest(self) -> Global___Publication:
+        """With wait or rejected, for a device that sent `served`: the newest Version of its Run, if it is newer."""
+
     def __init__(
         self,
         *,
         assigned: Global___Assignment | None = ...,
         wait: Global___Wait | None = ...,
         rejected: Global___Rejected | None = ...,
+        newest: Global___Publication | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "assigned", b"assigned", "rejected", b"rejected", "wait", b"wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "assigned", b"assigned", "newest", b"newest", "rejected", b"rejected", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "assigned", b"assigned", "rejected", b"rejected", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "assigned", b"assigned", "newest", b"newest", "rejected", b"rejected", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["assigned", "wait", "rejected"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
 
 Global___CheckInReply: _TypeAlias = CheckInReply  # noqa: Y015
+
+@_typing.final
+class Publication(_message.Message):
+    """A Version with its Bundle, for a device that has no Assignment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOWNLOAD_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    BUNDLE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    download_id: _builtins.str
+    """Takes the place of an Assignment's id in DownloadRequest, for the Chunks of this Version and its Bundle."""
+    run_id: _builtins.str
+    @_builtins.property
+    def bundle(self) -> Global___BundleRef: ...
+    @_builtins.property
+    def version(self) -> Global___Version: ...
+    def __init__(
+        self,
+        *,
+        download_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        bundle: Global___BundleRef | None = ...,
+        version: Global___Version | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "download_id", b"download_id", "run_id", b"run_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Publication: _TypeAlias = Publication  # noqa: Y015
 
 @_typing.final
 class Wait(_message.Message):

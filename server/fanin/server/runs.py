@@ -61,6 +61,14 @@ class Runs:
         """The Runs that open Rounds, oldest first."""
         return tuple(driver for driver in self._drivers.values() if driver.run.state is RunState.RUNNING)
 
+    def drivers(self) -> tuple[RunDriver, ...]:
+        """All Runs, oldest first."""
+        return tuple(self._drivers.values())
+
+    def find(self, run_id: str) -> RunDriver | None:
+        """The driver of a Run, None if there is none."""
+        return self._drivers.get(run_id)
+
     def driver(self, run_id: str) -> RunDriver:
         """The driver of a Run. Raises NotFound."""
         driver = self._drivers.get(run_id)
