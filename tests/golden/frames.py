@@ -8,7 +8,7 @@ a format or protocol number, or a reason why every reader that is out there read
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -50,8 +50,7 @@ VERSION: Final = version(parent=version())
 CALL: Final = Call(
     method="/fanin.v1.Fleet/CheckIn",
     device_id=device_id_of(DEVICE_KEY.public),
-    time_s=1_700_000_000,
-    nonce="00112233445566778899aabbccddeeff",
+    time_us=1_700_000_000_000_000,
     body_sha256="ab" * 32,
 )
 CHECK_IN: Final = m.CheckIn(
@@ -63,7 +62,9 @@ CHECK_IN: Final = m.CheckIn(
         max_download_bytes=1 << 33,
     ),
     wait_s=40.0,
+    served=m.ServedVersion(run_id=RUN, number=0),
 )
+NEWEST: Final = m.Publication(download_id="run.v1.device", run_id=RUN, bundle=BUNDLE, version=VERSION)
 REPLY: Final = m.UploadReply(
     round_state=m.RoundState.CLOSED, update_state=m.UpdateState.ACCEPTED, received_bytes=len(PAYLOAD)
 )
@@ -148,6 +149,7 @@ def frames() -> dict[str, Frame]:
     answers = {
         "assigned": m.Assigned(assignment=assignment()),
         "wait": wait,
+        "newest": replace(wait, newest=NEWEST),
         "upgrade": m.Rejected(reason=m.RejectReason.UPGRADE, text="install another fanin"),
         "unsuitable": m.Rejected(reason=m.RejectReason.UNSUITABLE, text="codec"),
     }

@@ -71,7 +71,7 @@ def test_the_golden_manifest_parses_and_its_signature_holds() -> None:
 def test_the_golden_call_is_signed_as_the_protocol_says() -> None:
     """Spelled out from fleet.proto, not from the code."""
     device = hashlib.sha256(bytes.fromhex(DEVICE_KEY.public)).hexdigest()[:32]
-    lines = ("/fanin.v1.Fleet/CheckIn", device, "1700000000", "00112233445566778899aabbccddeeff", "ab" * 32)
+    lines = ("/fanin.v1.Fleet/CheckIn", device, "1700000000000000", "ab" * 32)
     assert golden("call-signed") == "\n".join(lines).encode()
     assert is_signed(DEVICE_KEY.public, golden("call-signature"), CALL_CONTEXT, golden("call-signed"))
 

@@ -26,6 +26,7 @@ PAIRS: Final[dict[str, Pair]] = {
     "codec": (s.CODEC_SPECS, c.codec_to_proto, c.codec_from_proto, fleet_pb2.Codec),
     "training": (s.TRAININGS, c.training_to_proto, c.training_from_proto, fleet_pb2.Training),
     "assignment": (s.ASSIGNMENTS, c.assignment_to_proto, c.assignment_from_proto, fleet_pb2.Assignment),
+    "publication": (s.PUBLICATIONS, c.publication_to_proto, c.publication_from_proto, fleet_pb2.Publication),
     "enrollment": (s.ENROLLMENTS, c.enrollment_to_proto, c.enrollment_from_proto, fleet_pb2.EnrollRequest),
     "check_in": (s.CHECK_INS, c.check_in_to_proto, c.check_in_from_proto, fleet_pb2.CheckInRequest),
     "answer": (s.ANSWERS, c.answer_to_proto, c.answer_from_proto, fleet_pb2.CheckInReply),

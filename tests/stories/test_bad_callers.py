@@ -33,6 +33,7 @@ from fanin.protos.errors import (
     NotFound,
     Unauthenticated,
     Unavailable,
+    Untimely,
 )
 from fanin.v1 import control_pb2, fleet_pb2
 
@@ -96,17 +97,19 @@ def test_every_fleet_call_needs_a_devices_signature(host: Hosted, devices: list[
     for options in (
         replace(good, metadata=()),
         replace(good, metadata=unsigned),
-        # Good signatures, but over another method, other bytes, another device's name, at another time.
+        # Good signatures, but over another method, other bytes, another device's name.
         sign(device.key, "Other", b""),
         sign(device.key, name, b"other"),
         sign(STRANGER, name, b"", device_id=device.device_id),
         sign(STRANGER, name, b""),
-        sign(device.key, name, b"", late_s=301.0),
         replace(good, metadata=((AUTHORIZATION, f"{BEARER}{host.operator_token}"),)),
     ):
         # An empty Enroll has no public key, which its own check tells; all others are not looked at.
         with pytest.raises(InvalidInput if name == "Enroll" and options.metadata[1:] else Unauthenticated):
             call(line, FLEET, name, options)
+    # At another time: an Enroll's is looked at after its bytes.
+    with pytest.raises(InvalidInput if name == "Enroll" else Untimely):
+        call(line, FLEET, name, sign(device.key, name, b"", late_s=301.0))
     assert snapshot(host.state) == before
 
 
@@ -167,17 +170,20 @@ def test_a_clock_an_hour_off_corrects_itself(
     clock = Clock(off_s)
     transport = GrpcTransport(line, SigningKey(bytes(range(2, 34))), clock)
     assert transport.enroll(host.device_token)
-    # Seconds are whole on the wire, so one may be lost.
-    (seen_s,) = re.findall(r"the device's clock is (-?\d+) s off, expected at most 300", caplog.text)
-    assert abs(int(seen_s) - off_s) <= 1
-    # The next call is right at once, until the clock is moved again; a stream then asks for another try.
+    (seen_s,) = re.findall(r"got a time (-?[\d.]+) s from this clock, expected -300 to 2", caplog.text)
+    assert abs(float(seen_s) - off_s) <= 1.0
+    # The next call is right at once, until the clock is set forward; a stream then asks for another try.
     with pytest.raises(NotFound):
         transport.report(m.Report(assignment_id="run.1.00"))
-    assert caplog.text.count("clock is") == 1
-    clock.off_s = 0.0
+    assert caplog.text.count("from this clock") == 1
+    clock.off_s += 3600.0
     wanted = m.Download(assignment_id="run.1.00", sha256="0" * 64, offset=0)
-    with pytest.raises(Unavailable, match=r"this device's clock was set by -?3\d\d\d s"):
+    with pytest.raises(Unavailable, match=r"this device's clock was set by -?3\d\d\d\.\d s"):
         list(transport.download(wanted))
+    with pytest.raises(NotFound):
+        list(transport.download(wanted))
+    # Set back, it goes on from its last time, which no call has used.
+    clock.off_s -= 3600.0
     with pytest.raises(NotFound):
         list(transport.download(wanted))
 

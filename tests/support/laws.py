@@ -87,12 +87,16 @@ CHECK_INS: Final = st.builds(
         max_download_bytes=UINT64,
     ),
     wait_s=SECONDS,
+    served=st.none() | st.builds(m.ServedVersion, run_id=st.just("") | NAMES, number=UINT64),
 )
-WAITS: Final = st.tuples(SECONDS, SECONDS).map(lambda window: m.Wait(retry_min_s=min(window), retry_max_s=max(window)))
+PUBLICATIONS: Final = st.builds(m.Publication, download_id=NAMES, run_id=NAMES, bundle=BUNDLES, version=versions())
+WAITS: Final = st.tuples(SECONDS, SECONDS, st.none() | PUBLICATIONS).map(
+    lambda drawn: m.Wait(retry_min_s=min(drawn[:2]), retry_max_s=max(drawn[:2]), newest=drawn[2])
+)
 ANSWERS: Final = (
     st.builds(m.Assigned, assignment=ASSIGNMENTS)
     | WAITS
-    | st.builds(m.Rejected, reason=st.sampled_from(m.RejectReason), text=TEXTS)
+    | st.builds(m.Rejected, reason=st.sampled_from(m.RejectReason), text=TEXTS, newest=st.none() | PUBLICATIONS)
 )
 DOWNLOADS: Final = st.builds(m.Download, assignment_id=TEXTS, sha256=TEXTS, offset=UINT64)
 TELEMETRY: Final = st.builds(

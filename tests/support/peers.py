@@ -1,7 +1,6 @@
 """Devices for stories: the production client one Update at a time, and calls that no good device would make."""
 
 import random
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,14 +37,12 @@ def sign(key: SigningKey, method: str, body: bytes, *, device_id: str = "", late
     call = calls.Call(
         method=f"{FLEET}{method}",
         device_id=device_id or calls.device_id_of(key.public),
-        time_s=int(time.time() - late_s),
-        nonce=secrets.token_hex(16),
+        time_us=int((time.time() - late_s) * calls.MICROSECONDS),
         body_sha256=sha256_hex(body),
     )
     metadata = (
         (calls.DEVICE, call.device_id),
-        (calls.TIME, str(call.time_s)),
-        (calls.NONCE, call.nonce),
+        (calls.TIME, str(call.time_us)),
         (calls.SIGNATURE, key.sign(CALL_CONTEXT, call.signed_bytes())),
     )
     return CallOptions(metadata=metadata, timeout_s=CALL_S)

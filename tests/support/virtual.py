@@ -21,6 +21,7 @@ from fanin.server.work import Tools
 from fanin.simulation.operator import start_run
 
 PUBLISHER = SigningKey(bytes(range(32)))
+SHAPES = {"a": (3, 5), "b": (7,)}
 
 
 def plan(**changes: object) -> Plan:
@@ -60,7 +61,7 @@ def open_place(folder: Path, order_seed: int = 0, blobs: Blobs | None = None, st
 
 def bundle_in(folder: Path) -> Bundle:
     """A small Bundle without graphs."""
-    return synthetic_bundle(folder / "bundle", PUBLISHER, {"a": (3, 5), "b": (7,)})
+    return synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
 
 
 async def start(runs: Runs, bundle: Bundle, wanted: Plan, run_id: str = "run") -> None:

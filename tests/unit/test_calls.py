@@ -7,16 +7,17 @@ from support.values import DEVICE_KEY, STRANGER
 
 from fanin.protos.calls import Call, device_id_of
 
-CALL = Call(method="/fanin.v1.Fleet/CheckIn", device_id="d", time_s=1700000000, nonce="00ff", body_sha256="ab")
+CALL = Call(method="/fanin.v1.Fleet/CheckIn", device_id="d", time_us=1700000000000000, body_sha256="ab")
 
 
 def test_each_part_has_a_line() -> None:
-    assert CALL.signed_bytes() == b"/fanin.v1.Fleet/CheckIn\nd\n1700000000\n00ff\nab"
+    assert CALL.signed_bytes() == b"/fanin.v1.Fleet/CheckIn\nd\n1700000000000000\nab"
 
 
 def test_each_part_is_under_the_signature() -> None:
     others = [
-        replace(CALL, **{field.name: 1 if field.name == "time_s" else "other"}).signed_bytes() for field in fields(CALL)
+        replace(CALL, **{field.name: 1 if field.name == "time_us" else "other"}).signed_bytes()
+        for field in fields(CALL)
     ]
     assert len({CALL.signed_bytes(), *others}) == 1 + len(fields(Call))
 

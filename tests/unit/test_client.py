@@ -16,6 +16,7 @@ from fanin.clients.client import Client, Options, Parts
 from fanin.clients.data import Examples
 from fanin.clients.models import OpenedModel
 from fanin.clients.operator import ref_of
+from fanin.clients.serving import Serving
 from fanin.clients.testing import SyntheticTrainer, synthetic_bundle
 from fanin.clients.training import RuntimeTrainer
 from fanin.clients.transport import ReadPayload
@@ -259,6 +260,7 @@ class LosingRuntime:
     """Finds a loss that is no number."""
 
     loss_sum: float
+    infer: Float32s | None = None
     name: str = "losing 1"
     graph_format: str = "onnx"
 
@@ -272,7 +274,7 @@ class LosingRuntime:
         return evaluate
 
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
-        return lambda x: np.zeros((len(x), 1), np.float32)
+        return lambda x: np.zeros((len(x), 1), np.float32) if self.infer is None else self.infer
 
 
 @dataclass(frozen=True)
@@ -289,3 +291,74 @@ def test_a_version_whose_loss_is_no_number_is_told(script: Script, tmp_path: Pat
     run(script, tmp_path, RuntimeTrainer(LosingRuntime(loss_sum), Store()))
     (reason,) = script.failures
     assert reason.startswith(f"training: the Version's loss is not finite on these examples (got {loss_sum})")
+
+
+@dataclass
+class Idle(Script):
+    """A coordinator without work: it names a Version, and notes what each check-in reports to serve."""
+
+    newest: m.Publication | None = None
+    reported: list[m.ServedVersion | None] = field(default_factory=list)
+
+    def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
+        self.reported.append(check_in.served)
+        newest, self.newest = self.newest, None
+        if newest is None:
+            self.stop()
+        return m.Wait(retry_min_s=0.0, retry_max_s=0.0, newest=newest)
+
+
+def refresh(script: Script, folder: Path, infer: Float32s | None = None) -> tuple[Client, Idle]:
+    """A client that serves and has no work, after it was told of a Version; ``infer`` is what its model predicts."""
+    publication = replace(script.work.publication, download_id="run.v0.device")
+    idle = Idle(bundle=script.bundle, work=script.work, newest=publication, faults=script.faults)
+    cache, runtime = Cache(folder / "device"), LosingRuntime(0.0, infer=infer)
+    parts = Parts(
+        transport=idle,
+        cache=cache,
+        trainer=RuntimeTrainer(runtime, Store()),
+        trusted=(PUBLISHER.public,),
+        rng=random.Random(1),
+        serving=Serving(runtime, cache, (PUBLISHER.public,)),
+    )
+    client = Client(parts, Options(token="token"))
+    idle.stop = client.stop
+    client.run()
+    return client, idle
+
+
+NONE_YET, ZERO = m.ServedVersion(), m.ServedVersion(run_id="run", number=0)
+
+
+def test_a_client_without_work_serves_the_version_that_a_check_in_names(script: Script, tmp_path: Path) -> None:
+    client, idle = refresh(script, tmp_path)
+    assert client.served_version == ("run", 0)
+    assert idle.reported == [NONE_YET, ZERO]
+    assert idle.calls["report"] == 0
+    # It is durable: a restart serves it, and asks for newer ones only.
+    again = Serving(LosingRuntime(0.0), Cache(tmp_path / "device"), (PUBLISHER.public,))
+    assert (again.version, again.latest) == (("run", 0), ZERO)
+
+
+def test_a_version_that_is_refused_is_not_downloaded_again_and_again(script: Script, tmp_path: Path) -> None:
+    client, idle = refresh(script, tmp_path, infer=np.full((1, 1), np.nan, np.float32))
+    assert client.served_version is None
+    assert idle.reported == [NONE_YET, ZERO]
+
+
+def test_a_named_version_that_does_not_verify_is_not_asked_for_again(script: Script, tmp_path: Path) -> None:
+    script.work = replace(script.work, version=replace(script.work.version, signature=bytes(64)))
+    client, idle = refresh(script, tmp_path)
+    assert client.served_version is None
+    assert idle.reported == [NONE_YET, ZERO]
+    assert idle.failures == []
+
+
+@pytest.mark.parametrize("fault", [Unavailable("line"), StorageFull("disk"), NotFound("gone")], ids=repr)
+def test_a_download_that_fails_leaves_the_version_to_the_next_answer(
+    script: Script, tmp_path: Path, fault: FaninError
+) -> None:
+    script.faults = {"download": fault}
+    client, idle = refresh(script, tmp_path)
+    assert client.served_version is None
+    assert idle.reported == [NONE_YET, NONE_YET]

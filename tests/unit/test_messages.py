@@ -10,6 +10,7 @@ from support.values import BUNDLE, DELEGATION, assignment, update, version
 
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
+from fanin.protos.names import check_name
 
 BAD_NAMES = ("", ".", "..", ".hidden", "a/b", "a\\b", "a b", "a\n", "\u00e9", "\u0661", "x" * 129, "a\0b")
 
@@ -18,12 +19,12 @@ BAD_NAMES = ("", ".", "..", ".hidden", "a/b", "a\\b", "a b", "a\n", "\u00e9", "\
 def test_names_that_are_no_file_names_are_refused(name: str) -> None:
     text = f"run: got {name[:128]!r}, expected 1 to 128 letters, digits or ._:+- that do not begin with a dot"
     with raises(InvalidInput, text):
-        m.check_name("run", name)
+        check_name("run", name)
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c:d+e-f", "1" * 128, "_", "onnxruntime-1.31.1"])
 def test_good_names_pass(name: str) -> None:
-    m.check_name("run", name)
+    check_name("run", name)
 
 
 HEADER, _ = update(assignment())

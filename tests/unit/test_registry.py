@@ -9,8 +9,8 @@ from support.errors import raises
 from support.values import DEVICE_KEY, STRANGER
 
 from fanin.edge.keys import CALL_CONTEXT, SigningKey
-from fanin.protos.calls import MAX_CLOCK_SKEW_S, Call, device_id_of
-from fanin.protos.errors import Conflict, Unauthenticated, public_text
+from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, Call, device_id_of
+from fanin.protos.errors import Conflict, Unauthenticated, Untimely, public_text
 from fanin.protos.messages import Enrollment
 from fanin.server.disk import Durability
 from fanin.server.registry import MAX_KNOWN, Registry, token_sha256
@@ -20,7 +20,8 @@ from fanin.server.store.engine import open_engine
 NOW_S = 1_000_000
 DEVICE_ID = device_id_of(DEVICE_KEY.public)
 METHOD = "/fanin.v1.Fleet/Enroll"
-CALL = Call(method=METHOD, device_id=DEVICE_ID, time_s=NOW_S, nonce="00", body_sha256="ab")
+NOW_US = NOW_S * MICROSECONDS
+CALL = Call(method=METHOD, device_id=DEVICE_ID, time_us=NOW_US, body_sha256="ab")
 DEVICE = Device(device_id=DEVICE_ID, public_key=DEVICE_KEY.public)
 
 
@@ -33,7 +34,14 @@ def store(tmp_path: Path) -> Iterator[DeviceStore]:
 
 @pytest.fixture
 def registry(store: DeviceStore) -> Registry:
-    return Registry(store, lambda: float(NOW_S))
+    return registry_at(store, [0.0])
+
+
+def registry_at(store: DeviceStore, uptime_s: list[float]) -> Registry:
+    """One that began a second before ``NOW_S``; ``uptime_s[0]`` is how long after ``NOW_S`` it is."""
+    registry = Registry(store, lambda: NOW_S - 1.0, lambda: uptime_s[0])
+    uptime_s[0] += 1.0
+    return registry
 
 
 def sign(call: Call, key: SigningKey = DEVICE_KEY) -> bytes:
@@ -96,25 +104,61 @@ def test_an_unknown_device_is_refused(registry: Registry) -> None:
     "call",
     [
         replace(CALL, method="/fanin.v1.Fleet/Upload"),
-        replace(CALL, time_s=NOW_S + 1),
-        replace(CALL, nonce="01"),
+        replace(CALL, time_us=NOW_US + 1),
         replace(CALL, body_sha256="cd"),
         replace(CALL, device_id="other"),
     ],
-    ids=["method", "time", "nonce", "body", "device"],
+    ids=["method", "time", "body", "device"],
 )
 def test_a_signature_is_good_for_its_call_only(registry: Registry, call: Call) -> None:
     with raises(Unauthenticated, f"call: the signature on {call.method} is not by device {DEVICE_ID}"):
         registry.authenticate(DEVICE, call, sign(CALL))
 
 
-@pytest.mark.parametrize("skew_s", [-MAX_CLOCK_SKEW_S - 1, MAX_CLOCK_SKEW_S + 1])
-def test_a_clock_that_is_off_is_refused_though_well_signed(registry: Registry, skew_s: float) -> None:
-    call = replace(CALL, time_s=NOW_S + int(skew_s))
-    with raises(Unauthenticated, f"call: the device's clock is {skew_s:.0f} s off, expected at most 300"):
+@pytest.mark.parametrize("early_s", [-MAX_LATE_S - 1.0, MAX_EARLY_S + 1.0])
+def test_a_clock_that_is_off_is_refused_though_well_signed(store: DeviceStore, early_s: float) -> None:
+    uptime_s = [0.0]
+    registry = registry_at(store, uptime_s)
+    # Long after the start: what was signed before is refused by another rule.
+    uptime_s[0] += 1000.0
+    now_us = registry.now_us
+    call = replace(CALL, time_us=now_us + int(early_s * MICROSECONDS))
+    text = f"call: got a time {early_s:.1f} s from this clock, expected -300 to 2; the device is to set its clock"
+    with raises(Untimely, text):
         registry.authenticate(DEVICE, call, sign(call))
-    for within in (-300, 300):
-        call = replace(CALL, time_s=NOW_S + within)
+    for within_s in (-300, 2):
+        call = replace(CALL, time_us=now_us + within_s * MICROSECONDS)
+        registry.authenticate(DEVICE, call, sign(call))
+
+
+def test_a_signed_call_is_served_once(registry: Registry) -> None:
+    registry.authenticate(DEVICE, CALL, sign(CALL))
+    with pytest.raises(Untimely, match=f"call: device {DEVICE_ID} used this time before"):
+        registry.authenticate(DEVICE, CALL, sign(CALL))
+    anew = replace(CALL, time_us=NOW_US + 1)
+    registry.authenticate(DEVICE, anew, sign(anew))
+
+
+def test_a_restart_refuses_what_was_signed_before_it(store: DeviceStore) -> None:
+    registry_at(store, [0.0]).authenticate(DEVICE, CALL, sign(CALL))
+    restarted = Registry(store, lambda: float(NOW_S), lambda: 0.0)
+    with pytest.raises(Untimely, match="signed it before this coordinator began"):
+        restarted.authenticate(DEVICE, CALL, sign(CALL))
+
+
+def test_a_forged_call_uses_no_time(registry: Registry) -> None:
+    with pytest.raises(Unauthenticated):
+        registry.authenticate(DEVICE, CALL, sign(CALL, STRANGER))
+    registry.authenticate(DEVICE, CALL, sign(CALL))
+
+
+def test_a_wall_clock_that_is_set_back_locks_no_device_out(store: DeviceStore) -> None:
+    wall_s, uptime_s = [float(NOW_S)], [0.0]
+    registry = Registry(store, lambda: wall_s[0], lambda: uptime_s[0])
+    for _ in range(3):
+        uptime_s[0] += 1.0
+        wall_s[0] -= 3600.0
+        call = replace(CALL, time_us=registry.now_us)
         registry.authenticate(DEVICE, call, sign(call))
 
 

@@ -2,14 +2,12 @@
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.models import NUM_CLASSES, PUBLISHER, bundle_of, exported, samples
 from support.raw import raw_app, raw_of
-from support.values import assignment
 
 from fanin.clients.cache import Cache
 from fanin.clients.models import OpenedModel
@@ -21,7 +19,7 @@ from fanin.edge.tensors import Float32s, encode_parameters
 from fanin.edge.versions import sign_version
 from fanin.protos.chunks import Artifact, artifact_of, cut
 from fanin.protos.errors import NotFound
-from fanin.protos.messages import Assignment, Version
+from fanin.protos.messages import Publication, ServedVersion, Version
 
 RUN = "run"
 X, _ = samples(5, seed=1)
@@ -43,15 +41,19 @@ def keep(cache: Cache, *known: bytes) -> None:
             cache.fetch(ref, lambda offset, piece=piece: iter([piece[offset:]]))
 
 
-def offer_of(cache: Cache, number: int, scale: float) -> tuple[Assignment, OpenedModel]:
+def offer_of(cache: Cache, number: int, scale: float) -> tuple[Publication, OpenedModel]:
     """Version ``number`` of the Bundle, its parameters multiplied by ``scale``."""
     bundle = bundle_of("mlp")
     parameters = bundle.initial_parameters() * np.float32(scale)
     data = encode_parameters(bundle.manifest.table, parameters)
     keep(cache, data)
     version = signed(bundle, number, artifact_of(data))
-    work = replace(assignment(), run_id=RUN, bundle=ref_of(bundle.signed), version=version, grid=())
-    return work, OpenedModel(bundle=bundle, parameters=parameters)
+    return publication_of(bundle, version), OpenedModel(bundle=bundle, parameters=parameters)
+
+
+def publication_of(bundle: Bundle, version: Version) -> Publication:
+    """A Version as a coordinator names it."""
+    return Publication(download_id=f"{RUN}.1.device", run_id=RUN, bundle=ref_of(bundle.signed), version=version)
 
 
 def signed(bundle: Bundle, number: int, parameters: Artifact) -> Version:
@@ -158,7 +160,7 @@ def test_raw_inputs_are_served_like_the_models_own(tmp_path: Path) -> None:
     data = encode_parameters(bundle.manifest.table, bundle.initial_parameters())
     keep(made, bundle.signed.data, data, *(bundle.artifact(name) for name in bundle.manifest.artifacts))
     version = signed(bundle, 1, artifact_of(data))
-    work = replace(assignment(), run_id=RUN, bundle=ref_of(bundle.signed), version=version, grid=())
+    work = publication_of(bundle, version)
     assert serving(made).offer(work, OpenedModel(bundle=bundle, parameters=bundle.initial_parameters()))
     again, raw = serving(made), raw_of("pixels").numpy()
     np.testing.assert_array_equal(again.predict(raw), again.predict(raw_app("pixels").calibration.numpy()))
@@ -181,3 +183,15 @@ def test_what_int8_would_make_numbers_of_is_refused(cache: Cache) -> None:
     for wrong in (np.nan, np.inf):
         with pytest.raises(ValueError, match="x: got NaN or infinity"):
             found.predict(np.full_like(X, wrong))
+
+
+def test_the_coordinator_is_asked_for_what_is_newer_than_any_offer_served_or_refused(cache: Cache) -> None:
+    found = serving(cache)
+    assert found.latest == ServedVersion()
+    found.offer(*offer_of(cache, 1, 1.0))
+    found.offer(*offer_of(cache, 2, np.nan))
+    assert (found.version, found.latest) == ((RUN, 1), ServedVersion(run_id=RUN, number=2))
+    found.offer(*offer_of(cache, 0, 1.0))
+    assert found.latest == ServedVersion(run_id=RUN, number=2)
+    # After a restart the refused one is tried once more.
+    assert serving(cache).latest == ServedVersion(run_id=RUN, number=1)

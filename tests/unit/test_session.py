@@ -25,7 +25,9 @@ SAMPLES: tuple[s.Event, ...] = (
     s.Enrolled(),
     s.Answered(answer=m.Assigned(assignment=WORK)),
     s.Answered(answer=m.Wait(retry_min_s=2.0, retry_max_s=4.0)),
+    s.Answered(answer=m.Wait(retry_min_s=2.0, retry_max_s=4.0, newest=WORK.publication)),
     *(s.Answered(answer=m.Rejected(reason=reason, text="why")) for reason in m.RejectReason),
+    s.Refreshed(),
     s.Fetched(),
     s.Trained(),
     *(replied(state) for state in m.UpdateState),
@@ -37,7 +39,12 @@ SAMPLES: tuple[s.Event, ...] = (
 # Where each row may lead: the phases of the walk in the module's docstring.
 TARGETS: dict[tuple[Phase, type[s.Event]], set[Phase]] = {
     (Phase.ENROLLING, s.Enrolled): {Phase.IDLE},
-    (Phase.IDLE, s.Answered): {Phase.IDLE, Phase.FETCHING, Phase.STOPPED},
+    (Phase.IDLE, s.Answered): {Phase.IDLE, Phase.REFRESHING, Phase.FETCHING, Phase.STOPPED},
+    (Phase.REFRESHING, s.Refreshed): {Phase.IDLE},
+    (Phase.REFRESHING, s.Moot): {Phase.IDLE},
+    (Phase.REFRESHING, s.Unable): {Phase.IDLE},
+    (Phase.REFRESHING, s.Lost): {Phase.IDLE},
+    (Phase.REFRESHING, s.Denied): {Phase.STOPPED},
     (Phase.FETCHING, s.Fetched): {Phase.TRAINING},
     (Phase.FETCHING, s.Moot): {Phase.IDLE},
     (Phase.FETCHING, s.Unable): {Phase.REPORTING},
@@ -63,6 +70,7 @@ TARGETS: dict[tuple[Phase, type[s.Event]], set[Phase]] = {
 ACTIONS = {
     Phase.ENROLLING: s.Enroll,
     Phase.IDLE: s.CheckIn,
+    Phase.REFRESHING: s.Refresh,
     Phase.FETCHING: s.Fetch,
     Phase.TRAINING: s.Train,
     Phase.SENDING: s.Send,
@@ -73,9 +81,10 @@ ACTIONS = {
 
 def session(phase: Phase) -> Session:
     """A session as it stands in a phase."""
-    has_work = phase not in (Phase.ENROLLING, Phase.IDLE, Phase.STOPPED)
+    has_work = phase not in (Phase.ENROLLING, Phase.IDLE, Phase.REFRESHING, Phase.STOPPED)
     failure = "why" if phase in (Phase.REPORTING, Phase.STOPPED) else ""
-    return Session(phase=phase, assignment=WORK if has_work else None, failure=failure)
+    newest = WORK.publication if phase is Phase.REFRESHING else None
+    return Session(phase=phase, assignment=WORK if has_work else None, newest=newest, failure=failure)
 
 
 def test_each_kind_of_event_has_a_sample_and_each_row_a_target() -> None:
@@ -217,3 +226,37 @@ def test_a_denied_device_stops_and_keeps_its_update() -> None:
     state, todo = follow(session(Phase.SENDING), s.Denied(reason="not authenticated"))
     assert todo == s.Todo(action=s.Stop(reason="not authenticated"))
     assert state.phase is Phase.STOPPED
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("answer", "least_s", "most_s"),
+    [
+        (m.Wait(retry_min_s=2.0, retry_max_s=4.0, newest=WORK.publication), 2.0, 4.0),
+        (m.Rejected(reason=m.RejectReason.UNSUITABLE, text="codec", newest=WORK.publication), 30.0, 60.0),
+    ],
+    ids=["wait", "rejected"],
+)
+def test_a_newer_version_is_fetched_within_the_window_and_then_work_is_asked_for(
+    answer: m.CheckInAnswer, least_s: float, most_s: float, seed: int
+) -> None:
+    state, todo = follow(session(Phase.IDLE), s.Answered(answer=answer), seed=seed)
+    assert todo.action == s.Refresh(publication=WORK.publication)
+    assert least_s <= todo.pause_s <= most_s
+    state, todo = follow(state, s.Refreshed())
+    assert todo == s.Todo(action=s.CheckIn())
+    assert state == Session(phase=Phase.IDLE)
+
+
+@pytest.mark.parametrize("failure", [s.Lost(reason="line"), s.Moot(reason="gone"), s.Unable(reason="damaged")], ids=str)
+def test_a_version_that_never_arrives_does_not_keep_a_device_from_work(failure: s.Event) -> None:
+    named = s.Answered(answer=m.Wait(retry_min_s=0.0, retry_max_s=0.0, newest=WORK.publication))
+    state, pauses = session(Phase.IDLE), []
+    for _ in range(12):
+        state, todo = follow(state, named, failure)
+        assert todo.action == s.CheckIn()
+        pauses.append(todo.pause_s)
+    assert pauses[0] <= s.FIRST_PAUSE_S
+    assert s.LONGEST_PAUSE_S / 2 <= pauses[-1] <= s.LONGEST_PAUSE_S
+    state, _ = follow(state, s.Answered(answer=m.Assigned(assignment=WORK)))
+    assert (state.phase, state.num_lost) == (Phase.FETCHING, 0)

@@ -3,7 +3,7 @@
     lock                     held by the process that is this device
     device.key               the Ed25519 key that is this device
     seen.json                {run id: highest Version number}
-    served                   the Assignment whose model the app is served
+    served                   the Publication whose model the app is served
     chunks/<sha256>          verified Chunks, least recently used first to go
     chunks/<sha256>.part     a Chunk under way
     updates/<assignment>.header, .payload
@@ -25,9 +25,9 @@ from google.protobuf.message import DecodeError
 from fanin.edge.keys import SigningKey, load_or_create_key, sync_folder
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import ChunkRef, check_digest, short
-from fanin.protos.convert import assignment_from_proto, assignment_to_proto, header_from_proto, header_to_proto
+from fanin.protos.convert import header_from_proto, header_to_proto, publication_from_proto, publication_to_proto
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound, StorageFull, Unavailable
-from fanin.protos.messages import Assignment, UpdateHeader
+from fanin.protos.messages import Publication, UpdateHeader
 from fanin.v1 import fleet_pb2 as pb
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
@@ -84,14 +84,14 @@ class Cache:
             return
         _replace(self._folder / "seen.json", json.dumps(all_seen | {run_id: number}).encode())
 
-    def put_served(self, assignment: Assignment) -> None:
+    def put_served(self, publication: Publication) -> None:
         """Remember whose model is served; durable before it returns. Raises StorageFull."""
-        _replace(self._folder / "served", assignment_to_proto(assignment).SerializeToString())
+        _replace(self._folder / "served", publication_to_proto(publication).SerializeToString())
 
-    def served(self) -> Assignment | None:
-        """The Assignment whose model was served last; None if there is none, or if its record does not parse."""
+    def served(self) -> Publication | None:
+        """The Publication whose model was served last; None if there is none, or if its record does not parse."""
         try:
-            return assignment_from_proto(pb.Assignment.FromString((self._folder / "served").read_bytes()))
+            return publication_from_proto(pb.Publication.FromString((self._folder / "served").read_bytes()))
         except (FileNotFoundError, DecodeError, InvalidInput):
             return None
 

@@ -93,7 +93,7 @@ class Client:
         self._options = options
         self._session = s.Session()
         self._model: OpenedModel | None = None
-        # Of one Assignment: a fetch that is tried again adds to what its first try cost.
+        # Of one Assignment or Publication: a fetch that is tried again adds to what its first try cost.
         self._counted_for, self._bytes_downloaded, self._bytes_resumed = "", 0, 0
         self._stopping = threading.Event()
         self._delays = None if options.delay_seed is None else random.Random(options.delay_seed)
@@ -133,7 +133,7 @@ class Client:
             if isinstance(todo.action, s.Stop):
                 raise Conflict(f"stopped: {todo.action.reason}")
             event = self._attempt(todo.action)
-            if not isinstance(event, s.Enrolled | s.Answered | s.Fetched | s.Trained | s.Replied):
+            if not isinstance(event, s.Enrolled | s.Answered | s.Refreshed | s.Fetched | s.Trained | s.Replied):
                 LOG.warning("%s: %s", type(todo.action).__name__.lower(), event.reason)
             if isinstance(event, s.Answered) and isinstance(event.answer, m.Rejected):
                 LOG.warning("checkin: rejected (%s): %s", event.answer.reason.value, event.answer.text)
@@ -159,7 +159,8 @@ class Client:
             # for nobody looks at it. The coordinator is told, and gives the work to another.
             LOG.exception("%s: unexpected error", type(action).__name__.lower())
             reason = f"unexpected error: {type(exc).__name__}: {exc}"
-            is_work = isinstance(action, s.Fetch | s.Train | s.Send)
+            self._skip(action)
+            is_work = isinstance(action, s.Refresh | s.Fetch | s.Train | s.Send)
             return s.Unable(reason=reason) if is_work else s.Lost(reason=reason)
 
     def _failed(self, action: s.Action, exc: FaninError) -> s.Event:
@@ -169,12 +170,22 @@ class Client:
                 return s.Moot(reason=str(exc)) if moot else s.Unable(reason=str(exc))
             case s.GiveUp():
                 return s.Moot(reason=str(exc))
+            case s.Refresh() if isinstance(exc, NotFound | Conflict):
+                return s.Moot(reason=str(exc))
+            case s.Refresh():
+                self._skip(action)
+                return s.Unable(reason=str(exc))
             case _ if isinstance(exc, Corrupted):
                 # The coordinator's own state is damaged, which its operator can mend.
                 return s.Lost(reason=str(exc))
             case _:
                 # An enrollment or a check-in whose request or reply makes no sense: nothing here can mend it.
                 return s.Denied(reason=str(exc))
+
+    def _skip(self, action: s.Action) -> None:
+        """A Version that does not verify is not asked for again."""
+        if isinstance(action, s.Refresh) and self._parts.serving is not None:
+            self._parts.serving.skip(action.publication)
 
     def _do(self, action: s.Action) -> s.Event:
         transport = self._parts.transport
@@ -183,10 +194,12 @@ class Client:
                 transport.enroll(self._options.token)
                 return s.Enrolled()
             case s.CheckIn():
-                check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=self._capabilities(), wait_s=WAIT_S)
-                return s.Answered(answer=transport.check_in(check_in))
+                return s.Answered(answer=transport.check_in(self._check_in()))
+            case s.Refresh():
+                self._fetch(action.publication)
+                return s.Refreshed()
             case s.Fetch():
-                self._fetch(action.assignment)
+                self._fetch(action.assignment.publication)
                 return s.Fetched()
             case s.Train():
                 self._train(action.assignment)
@@ -201,18 +214,22 @@ class Client:
             case _:
                 assert_never(action)
 
-    def _capabilities(self) -> m.Capabilities:
-        trainer = self._parts.trainer
-        return m.Capabilities(codecs=tuple(CODECS), runtimes=(trainer.runtime,), graph_formats=(trainer.graph_format,))
+    def _check_in(self) -> m.CheckIn:
+        trainer, serving = self._parts.trainer, self._parts.serving
+        capabilities = m.Capabilities(
+            codecs=tuple(CODECS), runtimes=(trainer.runtime,), graph_formats=(trainer.graph_format,)
+        )
+        served = None if serving is None else serving.latest
+        return m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=WAIT_S, served=served)
 
-    def _fetch(self, assignment: m.Assignment) -> None:
-        if self._counted_for != assignment.assignment_id:
-            self._counted_for, self._bytes_downloaded, self._bytes_resumed = assignment.assignment_id, 0, 0
+    def _fetch(self, publication: m.Publication) -> None:
+        if self._counted_for != publication.download_id:
+            self._counted_for, self._bytes_downloaded, self._bytes_resumed = publication.download_id, 0, 0
         needed: list[ChunkRef] = []
         try:
-            self._model = self._fetch_model(assignment, needed)
+            self._model = self._fetch_model(publication, needed)
             if self._parts.serving is not None:
-                self._parts.serving.offer(assignment, self._model)
+                self._parts.serving.offer(publication, self._model)
         finally:
             # After a failure too, or Assignments that come to nothing would fill this disk. What the next try goes
             # on with stays.
@@ -220,31 +237,31 @@ class Client:
             served = () if self._parts.serving is None else self._parts.serving.chunks
             self._parts.cache.trim((*kept, *(f"{sha256}.part" for sha256 in kept), *served))
 
-    def _fetch_model(self, assignment: m.Assignment, needed: list[ChunkRef]) -> OpenedModel:
-        """The Assignment's model, verified. ``needed`` gets the Chunks that it takes, before they are fetched."""
+    def _fetch_model(self, publication: m.Publication, needed: list[ChunkRef]) -> OpenedModel:
+        """The Publication's model, verified. ``needed`` gets the Chunks that it takes, before they are fetched."""
         cache = self._parts.cache
-        needed += manifest_chunks(assignment)
-        self._fetch_chunks(assignment, "manifest", needed)
+        needed += manifest_chunks(publication)
+        self._fetch_chunks(publication, "manifest", needed)
         try:
-            bundle = open_bundle(assignment, self._parts.trusted, cache.read)
-            verify_version(assignment, bundle, cache.seen(assignment.run_id))
+            bundle = open_bundle(publication, self._parts.trusted, cache.read)
+            verify_version(publication, bundle, cache.seen(publication.run_id))
             graphs = graph_chunks(bundle, self._parts.trainer.graph_format)
-            needed += (*graphs, *assignment.version.parameters.chunks)
-            self._fetch_chunks(assignment, "graphs", graphs)
-            self._fetch_chunks(assignment, "parameters", assignment.version.parameters.chunks)
-            parameters = open_parameters(assignment, bundle, cache.read)
+            needed += (*graphs, *publication.version.parameters.chunks)
+            self._fetch_chunks(publication, "graphs", graphs)
+            self._fetch_chunks(publication, "parameters", publication.version.parameters.chunks)
+            parameters = open_parameters(publication, bundle, cache.read)
         except InvalidInput:
             # The bytes on this disk may be at fault: let the next try fetch them anew.
-            cache.forget((*assignment.bundle.manifest.chunks, *assignment.version.parameters.chunks))
+            cache.forget((*publication.bundle.manifest.chunks, *publication.version.parameters.chunks))
             raise
         # Only now: a Version that did not verify must not raise the bar for those that do.
-        cache.remember_seen(assignment.run_id, assignment.version.number)
+        cache.remember_seen(publication.run_id, publication.version.number)
         return OpenedModel(bundle=bundle, parameters=parameters)
 
-    def _fetch_chunks(self, assignment: m.Assignment, what: str, refs: Iterable[ChunkRef]) -> None:
+    def _fetch_chunks(self, publication: m.Publication, what: str, refs: Iterable[ChunkRef]) -> None:
         cache = self._parts.cache
         missing = tuple(ref for ref in dict.fromkeys(refs) if not cache.has(ref))
-        with Fetching(self._parts.transport.download, assignment.assignment_id, missing) as fetching:
+        with Fetching(self._parts.transport.download, publication.download_id, missing) as fetching:
             for ref in missing:
                 try:
                     self._bytes_resumed += ref.size_bytes - cache.fetch(ref, partial(self._counted, fetching, ref))

@@ -22,7 +22,7 @@ from fanin.clients.training import RuntimeTrainer
 from fanin.clients.transport import GrpcTransport, Line
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import Conflict
-from fanin.protos.messages import check_key
+from fanin.protos.names import check_key
 
 LOG = logging.getLogger("fanin.clients")
 

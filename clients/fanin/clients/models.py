@@ -1,4 +1,4 @@
-"""Getting a model onto a device: which Chunks an Assignment needs, and opening them verified.
+"""Getting a model onto a device: which Chunks a Publication needs, and opening them verified.
 
 The order is the point: the manifest is verified before a graph is fetched for it, the Version before its
 parameters are, and the parameters before anything is computed with them.
@@ -12,7 +12,7 @@ from fanin.edge.tensors import Float32s, decode_parameters
 from fanin.edge.versions import check_version
 from fanin.protos.chunks import ChunkRef, assemble
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion
-from fanin.protos.messages import Assignment
+from fanin.protos.messages import Publication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +23,9 @@ class OpenedModel:
     parameters: Float32s
 
 
-def manifest_chunks(assignment: Assignment) -> tuple[ChunkRef, ...]:
+def manifest_chunks(publication: Publication) -> tuple[ChunkRef, ...]:
     """The Chunks to fetch first. Raises InvalidBundle for a manifest that is too large."""
-    manifest = assignment.bundle.manifest
+    manifest = publication.bundle.manifest
     if manifest.size_bytes > MAX_MANIFEST_BYTES:
         raise InvalidBundle(
             f"bundle: got a manifest of {manifest.size_bytes} bytes, expected at most {MAX_MANIFEST_BYTES}"
@@ -33,9 +33,9 @@ def manifest_chunks(assignment: Assignment) -> tuple[ChunkRef, ...]:
     return manifest.chunks
 
 
-def open_bundle(assignment: Assignment, trusted: Collection[str], read: Callable[[str], bytes]) -> Bundle:
-    """The Assignment's Bundle, its manifest verified. Raises InvalidBundle."""
-    ref = assignment.bundle
+def open_bundle(publication: Publication, trusted: Collection[str], read: Callable[[str], bytes]) -> Bundle:
+    """The Publication's Bundle, its manifest verified. Raises InvalidBundle."""
+    ref = publication.bundle
     try:
         data = assemble("manifest", ref.manifest, read)
     except InvalidInput as exc:
@@ -50,12 +50,12 @@ def graph_chunks(bundle: Bundle, graph_format: str) -> tuple[ChunkRef, ...]:
     return tuple(ref for name in sorted(names) for ref in bundle.manifest.artifacts[name].chunks)
 
 
-def verify_version(assignment: Assignment, bundle: Bundle, seen: int) -> None:
-    """Check the Assignment's Version before its parameters are fetched. Raises InvalidVersion."""
-    version, table = assignment.version, bundle.manifest.table
+def verify_version(publication: Publication, bundle: Bundle, seen: int) -> None:
+    """Check the Publication's Version before its parameters are fetched. Raises InvalidVersion."""
+    version, table = publication.version, bundle.manifest.table
     check_version(
         version,
-        run_id=assignment.run_id,
+        run_id=publication.run_id,
         bundle_sha256=bundle.sha256,
         publisher=bundle.signed.public_key,
         seen=seen,
@@ -69,11 +69,11 @@ def verify_version(assignment: Assignment, bundle: Bundle, seen: int) -> None:
         )
 
 
-def open_parameters(assignment: Assignment, bundle: Bundle, read: Callable[[str], bytes]) -> Float32s:
+def open_parameters(publication: Publication, bundle: Bundle, read: Callable[[str], bytes]) -> Float32s:
     """The Version's parameters (num_values,), verified. Raises InvalidVersion."""
-    what = f"version {assignment.version.number} of run {assignment.run_id}"
+    what = f"version {publication.version.number} of run {publication.run_id}"
     try:
-        table, flat = decode_parameters(assemble(what, assignment.version.parameters, read))
+        table, flat = decode_parameters(assemble(what, publication.version.parameters, read))
     except InvalidInput as exc:
         raise InvalidVersion(f"{what}: {exc}" if what not in str(exc) else str(exc)) from exc
     if table != bundle.manifest.table:

@@ -33,16 +33,16 @@ from fanin.edge.runtimes.base import Inputs, Predict, Preprocess, Runtime
 from fanin.edge.runtimes.models import model_inputs, open_preprocess
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import FaninError, InvalidVersion, NotFound
-from fanin.protos.messages import Assignment
+from fanin.protos.messages import Publication, ServedVersion
 
 LOG = logging.getLogger("fanin.clients")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What is served: the Assignment that brought it, and the open model."""
+    """What is served: the Publication that brought it, and the open model."""
 
-    assignment: Assignment
+    publication: Publication
     predict: Predict
     bundle: Bundle
     preprocess: Preprocess | None
@@ -59,13 +59,19 @@ class Serving:
         self._runtime = runtime
         self._cache = cache
         self._served: Served | None = None
+        self._latest = ServedVersion()
         self._restore(trusted)
 
     @property
     def version(self) -> tuple[str, int] | None:
         """(run id, number) of the Version that is served; None before there is one."""
         served = self._served
-        return None if served is None else (served.assignment.run_id, served.assignment.version.number)
+        return None if served is None else (served.publication.run_id, served.publication.version.number)
+
+    @property
+    def latest(self) -> ServedVersion:
+        """The Version that was offered last, served or refused: the coordinator names none but newer ones."""
+        return self._latest
 
     @property
     def chunks(self) -> tuple[str, ...]:
@@ -84,62 +90,70 @@ class Serving:
         with served.lock:
             return served.predict(model_inputs(served.bundle, x, served.preprocess))
 
-    def offer(self, assignment: Assignment, model: OpenedModel) -> bool:
+    def offer(self, publication: Publication, model: OpenedModel) -> bool:
         """Serve this verified model from now on, if it is newer and good (the module's checklist).
 
         Returns whether it is the one that is served.
         """
         served = self._served
+        self.skip(publication)
         # (1)
-        if served is not None and served.assignment.run_id == assignment.run_id:
-            number, mine = assignment.version.number, served.assignment.version.number
+        if served is not None and served.publication.run_id == publication.run_id:
+            number, mine = publication.version.number, served.publication.version.number
             if number <= mine:
                 return number == mine
         try:
             # (2) and (3)
-            following = self._open(assignment, model)
+            following = self._open(publication, model)
             # (4)
-            self._cache.put_served(assignment)
+            self._cache.put_served(publication)
         except (FaninError, ValueError) as exc:
-            version = assignment.version
+            version = publication.version
             LOG.warning("serving: version %d of run %s is not served (%s)", version.number, version.run_id, exc)
             return False
         self._served = following
         return True
 
-    def _open(self, assignment: Assignment, model: OpenedModel) -> Served:
+    def skip(self, publication: Publication) -> None:
+        """Do not ask for this Version again in this process; one that does not verify is not offered."""
+        number, latest = publication.version.number, self._latest
+        if latest.run_id != publication.run_id or latest.number < number:
+            self._latest = ServedVersion(run_id=publication.run_id, number=number)
+
+    def _open(self, publication: Publication, model: OpenedModel) -> Served:
         predict = self._runtime.open_predict(model.bundle, model.parameters)
         said = predict(probe_of(model.bundle))
         if not np.isfinite(said).all():
             raise InvalidVersion(
-                f"version {assignment.version.number} of run {assignment.run_id}: its int8 model says NaN or infinity "
-                "to an input of zeros, expected finite numbers"
+                f"version {publication.version.number} of run {publication.run_id}: its int8 model says NaN or "
+                "infinity to an input of zeros, expected finite numbers"
             )
         return Served(
-            assignment=assignment,
+            publication=publication,
             predict=predict,
             bundle=model.bundle,
             preprocess=open_preprocess(self._runtime, model.bundle),
             lock=threading.Lock(),
-            chunks=self._chunks(assignment, model.bundle),
+            chunks=self._chunks(publication, model.bundle),
         )
 
-    def _chunks(self, assignment: Assignment, bundle: Bundle) -> tuple[str, ...]:
+    def _chunks(self, publication: Publication, bundle: Bundle) -> tuple[str, ...]:
         graphs = graph_chunks(bundle, self._runtime.graph_format)
-        refs = (*manifest_chunks(assignment), *graphs, *assignment.version.parameters.chunks)
+        refs = (*manifest_chunks(publication), *graphs, *publication.version.parameters.chunks)
         return tuple(ref.sha256 for ref in refs)
 
     def _restore(self, trusted: Collection[str]) -> None:
         """Serve what was served before this process; a record that does not verify any more is only told."""
-        assignment = self._cache.served()
-        if assignment is None:
+        publication = self._cache.served()
+        if publication is None:
             return
         try:
-            bundle = open_bundle(assignment, trusted, self._cache.read)
+            bundle = open_bundle(publication, trusted, self._cache.read)
             # Its number may be lower than the highest seen: it is the last that was good.
-            verify_version(assignment, bundle, -1)
-            parameters = open_parameters(assignment, bundle, self._cache.read)
-            self._served = self._open(assignment, OpenedModel(bundle=bundle, parameters=parameters))
+            verify_version(publication, bundle, -1)
+            parameters = open_parameters(publication, bundle, self._cache.read)
+            self._served = self._open(publication, OpenedModel(bundle=bundle, parameters=parameters))
+            self.skip(publication)
         except (FaninError, ValueError) as exc:
             LOG.warning("serving: the version of the last time is not served (%s)", exc)
 

@@ -7,6 +7,8 @@ Rule 3: an event that the table does not have raises ``IllegalEvent`` and change
 
 Walk: ENROLLING once, then IDLE (check in) -> FETCHING -> TRAINING -> SENDING -> IDLE. A failure of the line or
 of the coordinator repeats the same step after a pause that doubles; an answer that the work is moot drops it.
+A check-in without work may name a newer Version than the one that the device serves: IDLE -> REFRESHING -> IDLE. A
+failure there leads back to IDLE, after the same doubling pause: work comes before a newer Version.
 
 Nothing of a session needs to be stored: a device that restarts checks in, is given the same Assignment again,
 and finds the Chunks it has fetched and the Update it has made in its cache.
@@ -23,6 +25,7 @@ from fanin.protos.messages import (
     Assigned,
     Assignment,
     CheckInAnswer,
+    Publication,
     Rejected,
     RejectReason,
     UpdateState,
@@ -41,6 +44,7 @@ class Phase(Enum):
 
     ENROLLING = "enrolling"
     IDLE = "idle"
+    REFRESHING = "refreshing"
     FETCHING = "fetching"
     TRAINING = "training"
     SENDING = "sending"
@@ -62,6 +66,11 @@ class Answered:
     """A check-in was answered."""
 
     answer: CheckInAnswer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refreshed:
+    """The newest Version is here, and served if it is good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +118,7 @@ class Denied:
     reason: str
 
 
-Event = Enrolled | Answered | Fetched | Trained | Replied | Lost | Moot | Unable | Denied
+Event = Enrolled | Answered | Refreshed | Fetched | Trained | Replied | Lost | Moot | Unable | Denied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +129,13 @@ class Enroll:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckIn:
     """Ask for work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refresh:
+    """Get, verify and serve a newer Version."""
+
+    publication: Publication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +174,7 @@ class Stop:
     reason: str
 
 
-Action = Enroll | CheckIn | Fetch | Train | Send | GiveUp | Stop
+Action = Enroll | CheckIn | Refresh | Fetch | Train | Send | GiveUp | Stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,10 +188,11 @@ class Todo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One device's session. ``num_lost`` counts failures of the line in a row."""
+    """One device's session. ``num_lost`` counts failures of the line in a row; ``newest`` is the Version to get."""
 
     phase: Phase = Phase.ENROLLING
     assignment: Assignment | None = None
+    newest: Publication | None = None
     failure: str = ""
     num_lost: int = 0
     num_accepted: int = 0
@@ -197,6 +214,9 @@ def _action_of(state: Session) -> Action:
         return Enroll()
     if state.phase is Phase.IDLE:
         return CheckIn()
+    if state.phase is Phase.REFRESHING:
+        assert state.newest is not None, "refreshing without a version"
+        return Refresh(publication=state.newest)
     if state.phase is Phase.STOPPED:
         return Stop(reason=state.failure)
     assert state.assignment is not None, f"{state.phase} without an assignment"
@@ -238,13 +258,29 @@ def _answered(state: Session, event: Event, rng: random.Random) -> tuple[Session
     match event.answer:
         case Assigned():
             return _to(replace(state, assignment=event.answer.assignment), Phase.FETCHING)
-        case Wait() as wait:
-            return _to(state, Phase.IDLE, rng.uniform(wait.retry_min_s, wait.retry_max_s))
+        case Wait(newest=newest) as wait:
+            return _wait(state, newest, rng.uniform(wait.retry_min_s, wait.retry_max_s))
         case Rejected(reason=RejectReason.UPGRADE, text=text):
             return _stop(state, text)
-        case Rejected():
+        case Rejected(newest=newest):
             # No Run of today fits this device; one of tomorrow may.
-            return _to(state, Phase.IDLE, rng.uniform(LONGEST_PAUSE_S / 2, LONGEST_PAUSE_S))
+            return _wait(state, newest, rng.uniform(LONGEST_PAUSE_S / 2, LONGEST_PAUSE_S))
+
+
+def _wait(state: Session, newest: Publication | None, pause_s: float) -> tuple[Session, Todo]:
+    if newest is None:
+        return _to(state, Phase.IDLE, pause_s)
+    # The failures in a row stay: if only the download fails, the pauses must double all the same.
+    after = replace(state, phase=Phase.REFRESHING, newest=newest)
+    return after, Todo(action=_action_of(after), pause_s=pause_s)
+
+
+def _refreshed(state: Session, _event: Event, _rng: random.Random) -> tuple[Session, Todo]:
+    return _to(replace(state, newest=None), Phase.IDLE)
+
+
+def _not_refreshed(state: Session, event: Event, rng: random.Random) -> tuple[Session, Todo]:
+    return _lost(replace(state, phase=Phase.IDLE, newest=None), event, rng)
 
 
 def _fetched(state: Session, _event: Event, _rng: random.Random) -> tuple[Session, Todo]:
@@ -297,12 +333,23 @@ def _stop(state: Session, reason: str) -> tuple[Session, Todo]:
 
 Rule = Callable[[Session, Event, random.Random], tuple[Session, Todo]]
 
-_CALLING: Final = (Phase.ENROLLING, Phase.IDLE, Phase.FETCHING, Phase.SENDING, Phase.REPORTING)
+_REPEATED: Final = (Phase.ENROLLING, Phase.IDLE, Phase.FETCHING, Phase.TRAINING, Phase.SENDING, Phase.REPORTING)
+"""The phases whose step is tried again after a failure of the line."""
+_CALLING: Final = (
+    Phase.ENROLLING,
+    Phase.IDLE,
+    Phase.REFRESHING,
+    Phase.FETCHING,
+    Phase.SENDING,
+    Phase.REPORTING,
+)
 
 TRANSITIONS: Final[Mapping[tuple[Phase, type[Event]], Rule]] = MappingProxyType(
     {
         (Phase.ENROLLING, Enrolled): _enrolled,
         (Phase.IDLE, Answered): _answered,
+        **{(Phase.REFRESHING, kind): _not_refreshed for kind in (Lost, Moot, Unable)},
+        (Phase.REFRESHING, Refreshed): _refreshed,
         (Phase.FETCHING, Fetched): _fetched,
         (Phase.FETCHING, Moot): _moot,
         (Phase.FETCHING, Unable): _unable,
@@ -313,7 +360,7 @@ TRANSITIONS: Final[Mapping[tuple[Phase, type[Event]], Rule]] = MappingProxyType(
         (Phase.SENDING, Unable): _unable,
         (Phase.REPORTING, Replied): _replied,
         (Phase.REPORTING, Moot): _moot,
-        **{(phase, Lost): _lost for phase in (*_CALLING, Phase.TRAINING)},
+        **{(phase, Lost): _lost for phase in _REPEATED},
         **{(phase, Denied): _denied for phase in _CALLING},
     }
 )

@@ -5,7 +5,6 @@ into the trailing metadata, and else at the status. Calls are signed over their 
 """
 
 import queue
-import secrets
 import ssl
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -21,7 +20,15 @@ from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos import convert as c
 from fanin.protos import messages as m
-from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, Untrusted, error_named
+from fanin.protos.errors import (
+    FaninError,
+    InvalidInput,
+    Unauthenticated,
+    Unavailable,
+    Untimely,
+    Untrusted,
+    error_named,
+)
 from fanin.v1 import fleet_pb2 as pb
 
 FLEET: Final = "/fanin.v1.Fleet/"
@@ -139,6 +146,7 @@ class GrpcTransport:
         self._wall = wall
         self._device_id = calls.device_id_of(key.public)
         self._clock_offset_s = 0.0
+        self._last_time_us = 0
 
     def enroll(self, token: str) -> str:
         """Raises Unauthenticated for a wrong token."""
@@ -197,7 +205,7 @@ class GrpcTransport:
         try:
             return self._line.unary(f"{FLEET}{method}", request, parse, self._signed(method, request, timeout_s))
         except _ClockOff as exc:
-            self._clock_offset_s += exc.offset_s
+            self._set_clock(exc.offset_s)
             return self._line.unary(f"{FLEET}{method}", request, parse, self._signed(method, request, timeout_s))
 
     @contextmanager
@@ -206,32 +214,39 @@ class GrpcTransport:
         try:
             yield
         except _ClockOff as exc:
-            self._clock_offset_s += exc.offset_s
-            raise Unavailable(f"{self._line.address}: this device's clock was set by {exc.offset_s:.0f} s") from exc
+            self._set_clock(exc.offset_s)
+            raise Unavailable(f"{self._line.address}: this device's clock was set by {exc.offset_s:.1f} s") from exc
 
     def _now(self) -> float:
         return self._wall() + self._clock_offset_s
+
+    def _set_clock(self, offset_s: float) -> None:
+        self._clock_offset_s += offset_s
+        self._last_time_us = 0
+
+    def _next_time_us(self) -> int:
+        """A time that no call of this process has used: the coordinator serves each once."""
+        self._last_time_us = max(int(self._now() * calls.MICROSECONDS), self._last_time_us + 1)
+        return self._last_time_us
 
     def _signed(self, method: str, body: bytes, timeout_s: float | None = None) -> CallOptions:
         call = calls.Call(
             method=f"{FLEET}{method}",
             device_id=self._device_id,
-            time_s=int(self._now()),
-            nonce=secrets.token_hex(16),
+            time_us=self._next_time_us(),
             body_sha256=sha256_hex(body),
         )
         metadata = (
             (calls.DEVICE, call.device_id),
-            (calls.TIME, str(call.time_s)),
-            (calls.NONCE, call.nonce),
+            (calls.TIME, str(call.time_us)),
             (calls.SIGNATURE, self._key.sign(CALL_CONTEXT, call.signed_bytes())),
         )
         credential = _TOKEN_CREDENTIAL if method == "Enroll" else _KEY_CREDENTIAL
         return CallOptions(metadata=metadata, timeout_s=timeout_s, now=self._now, credential=credential)
 
 
-class _ClockOff(Unauthenticated):
-    """The coordinator's clock is far from ours; ``offset_s`` brings ours to it."""
+class _ClockOff(Untimely):
+    """The coordinator did not take the time of a call; ``offset_s`` brings our clock to its own."""
 
     def __init__(self, message: str, offset_s: float) -> None:
         super().__init__(message)
@@ -287,11 +302,12 @@ def _our_error(address: str, exc: grpc.RpcError, call: CallOptions) -> FaninErro
     details = exc.details() or ""
     trailing = {item.key: item.value for item in exc.trailing_metadata() or ()}
     named = error_named(str(trailing.get(calls.ERROR, "")), details)
-    if isinstance(named, Unauthenticated):
+    if isinstance(named, Untimely):
         server_time = str(trailing.get(calls.SERVER_TIME, ""))
-        offset_s = float(server_time) - call.now() if server_time.isdecimal() else 0.0
-        text = f"{address}: {details}; it expects {call.credential}"
-        return _ClockOff(text, offset_s) if abs(offset_s) > calls.MAX_CLOCK_SKEW_S else Unauthenticated(text)
+        offset_s = float(server_time) / calls.MICROSECONDS - call.now() if server_time.isdecimal() else 0.0
+        return _ClockOff(f"{address}: {details}", offset_s)
+    if isinstance(named, Unauthenticated):
+        return Unauthenticated(f"{address}: {details}; it expects {call.credential}")
     if named is not None:
         return named
     if any(word in details for word in ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")):

@@ -45,7 +45,8 @@ from fanin.edge.tensors import decode_parameters
 from fanin.edge.versions import check_version
 from fanin.protos.chunks import assemble
 from fanin.protos.errors import Conflict, InvalidInput, InvalidVersion
-from fanin.protos.messages import Version, check_key
+from fanin.protos.messages import Version
+from fanin.protos.names import check_key
 
 PARAMETERS: Final = "parameters"
 FACTS: Final = "version.json"

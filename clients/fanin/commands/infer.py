@@ -28,7 +28,7 @@ from fanin.edge.runtimes.graphs import Array, Feed
 from fanin.edge.runtimes.models import dequantize_output, feed_of, format_of, model_inputs, open_preprocess, run_rows
 from fanin.edge.tensors import Float32s, decode_parameters
 from fanin.protos.errors import InvalidInput
-from fanin.protos.messages import check_key
+from fanin.protos.names import check_key
 
 UNREADABLE: Final = (EOFError, ValueError, RuntimeError, zipfile.BadZipFile)
 """What numpy raises at files that are none."""

@@ -16,7 +16,7 @@ from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import ModelPort
 from fanin.edge.runtimes.models import format_of
 from fanin.edge.tensors import sha256_hex
-from fanin.protos.messages import check_key
+from fanin.protos.names import check_key
 
 
 def main(argv: Sequence[str]) -> int:

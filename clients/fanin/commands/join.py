@@ -21,7 +21,7 @@ from fanin.clients.training import RuntimeTrainer
 from fanin.clients.transport import GrpcTransport, Line
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import InvalidInput
-from fanin.protos.messages import check_key
+from fanin.protos.names import check_key
 
 
 def main(argv: Sequence[str]) -> int:

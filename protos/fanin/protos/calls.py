@@ -1,41 +1,43 @@
-"""How a device signs its calls: the metadata and the signed bytes; ``fleet.proto`` tells the rule.
+"""How a device signs its calls: the metadata and the signed bytes. ``fleet.proto`` states the rule.
 
-Method and body are in the signature, so a signature is good for one call only; the time bounds how long it
-could be replayed, and TLS keeps it from being seen at all.
+Method, body and time are under the signature. A coordinator serves each time of a device once, so a signature is
+good for one call.
 """
 
 import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-from fanin.protos.messages import check_name
+from fanin.protos.names import check_name
 
 DEVICE: Final = "fanin-device"
 TIME: Final = "fanin-time"
-NONCE: Final = "fanin-nonce"
 SIGNATURE: Final = "fanin-signature-bin"
 AUTHORIZATION: Final = "authorization"
 BEARER: Final = "Bearer "
 SERVER_TIME: Final = "fanin-server-time"
 ERROR: Final = "fanin-error"
-MAX_CLOCK_SKEW_S: Final = 300.0
-"""Phones are seconds off, not minutes; a wider window would only help a replay."""
+MAX_LATE_S: Final = 300.0
+"""A device's clock may be minutes slow, and its call may wait for the network."""
+MAX_EARLY_S: Final = 2.0
+"""Few seconds: a coordinator that restarts refuses calls that were signed before, and these are the ones it misses."""
+MICROSECONDS: Final = 1_000_000
+MAX_TIME_CHARS: Final = 17
+"""Microseconds until the year 5138."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a device signs. ``time_s`` is seconds since the Unix epoch; ``body_sha256`` is hexadecimal."""
+    """What a device signs. ``time_us`` is microseconds since the Unix epoch; ``body_sha256`` is hexadecimal."""
 
     method: str
     device_id: str
-    time_s: int
-    nonce: str
+    time_us: int
     body_sha256: str
 
     def signed_bytes(self) -> bytes:
         """The bytes under the signature, each part on its own line."""
-        parts = (self.method, self.device_id, str(self.time_s), self.nonce, self.body_sha256)
-        return "\n".join(parts).encode()
+        return "\n".join((self.method, self.device_id, str(self.time_us), self.body_sha256)).encode()
 
 
 def device_id_of(public_key: str) -> str:

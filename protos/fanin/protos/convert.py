@@ -163,8 +163,26 @@ def enrollment_from_proto(message: pb.EnrollRequest) -> m.Enrollment:
     return m.Enrollment(protocol=message.protocol, token=message.token, public_key=message.public_key.hex())
 
 
+def publication_to_proto(publication: m.Publication) -> pb.Publication:
+    return pb.Publication(
+        download_id=publication.download_id,
+        run_id=publication.run_id,
+        bundle=bundle_to_proto(publication.bundle),
+        version=version_to_proto(publication.version),
+    )
+
+
+def publication_from_proto(message: pb.Publication) -> m.Publication:
+    return m.Publication(
+        download_id=message.download_id,
+        run_id=message.run_id,
+        bundle=bundle_from_proto(message.bundle),
+        version=version_from_proto(message.version),
+    )
+
+
 def check_in_to_proto(check_in: m.CheckIn) -> pb.CheckInRequest:
-    can = check_in.capabilities
+    can, served = check_in.capabilities, check_in.served
     return pb.CheckInRequest(
         protocol=check_in.protocol,
         capabilities=pb.Capabilities(
@@ -174,11 +192,12 @@ def check_in_to_proto(check_in: m.CheckIn) -> pb.CheckInRequest:
             max_download_bytes=can.max_download_bytes,
         ),
         wait_s=check_in.wait_s,
+        served=None if served is None else pb.ServedVersion(run_id=served.run_id, number=served.number),
     )
 
 
 def check_in_from_proto(message: pb.CheckInRequest) -> m.CheckIn:
-    can = message.capabilities
+    can, served = message.capabilities, message.served
     return m.CheckIn(
         protocol=message.protocol,
         capabilities=m.Capabilities(
@@ -188,6 +207,7 @@ def check_in_from_proto(message: pb.CheckInRequest) -> m.CheckIn:
             max_download_bytes=can.max_download_bytes,
         ),
         wait_s=message.wait_s,
+        served=m.ServedVersion(run_id=served.run_id, number=served.number) if message.HasField("served") else None,
     )
 
 
@@ -196,24 +216,32 @@ def answer_to_proto(answer: m.CheckInAnswer) -> pb.CheckInReply:
         case m.Assigned():
             return pb.CheckInReply(assigned=assignment_to_proto(answer.assignment))
         case m.Wait():
-            return pb.CheckInReply(wait=pb.Wait(retry_min_s=answer.retry_min_s, retry_max_s=answer.retry_max_s))
+            wait = pb.Wait(retry_min_s=answer.retry_min_s, retry_max_s=answer.retry_max_s)
+            return pb.CheckInReply(wait=wait, newest=_newest_to_proto(answer.newest))
         case m.Rejected():
-            return pb.CheckInReply(rejected=pb.Rejected(reason=_REASONS[answer.reason], text=answer.text))
+            rejected = pb.Rejected(reason=_REASONS[answer.reason], text=answer.text)
+            return pb.CheckInReply(rejected=rejected, newest=_newest_to_proto(answer.newest))
 
 
 def answer_from_proto(message: pb.CheckInReply) -> m.CheckInAnswer:
+    newest = publication_from_proto(message.newest) if message.HasField("newest") else None
     match message.WhichOneof("answer"):
         case "assigned":
             return m.Assigned(assignment=assignment_from_proto(message.assigned))
         case "wait":
-            return m.Wait(retry_min_s=message.wait.retry_min_s, retry_max_s=message.wait.retry_max_s)
+            wait = message.wait
+            return m.Wait(retry_min_s=wait.retry_min_s, retry_max_s=wait.retry_max_s, newest=newest)
         case "rejected":
             reasons = [reason for reason, number in _REASONS.items() if number == message.rejected.reason]
             # A reason that a newer coordinator gives and we do not know is still a rejection: its text counts.
             reason = reasons[0] if reasons else m.RejectReason.UNSUITABLE
-            return m.Rejected(reason=reason, text=message.rejected.text)
+            return m.Rejected(reason=reason, text=message.rejected.text, newest=newest)
         case other:
             raise InvalidInput(f"check-in reply: got answer {other}, expected assigned, wait or rejected")
+
+
+def _newest_to_proto(newest: m.Publication | None) -> pb.Publication | None:
+    return None if newest is None else publication_to_proto(newest)
 
 
 def download_to_proto(download: m.Download) -> pb.DownloadRequest:

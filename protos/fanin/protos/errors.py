@@ -14,6 +14,7 @@
     +-- StorageFull             no space left for spool, blobs or database; nothing was half-written
     +-- Unavailable             the peer cannot be reached, or said to come back; retry with back-off
     |   +-- Untrusted           the peer was reached, but its certificate is not one we trust
+    |   +-- Untimely            a signed call that came before, or whose time is far from ours; sign it anew
     +-- RuntimeMissing          a graph needs a runtime library that is not installed here
     +-- Corrupted               our own durable state does not verify
 
@@ -82,6 +83,10 @@ class Untrusted(Unavailable):
     """The peer's certificate is not one we trust."""
 
 
+class Untimely(Unavailable):
+    """A signed call whose time is not one that is served now."""
+
+
 class RuntimeMissing(FaninError):
     """A runtime library is not installed here."""
 
@@ -120,6 +125,11 @@ STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
         ),
         Unavailable: Status(code="UNAVAILABLE", public_text="try again later"),
         Untrusted: Status(code="UNAVAILABLE", public_text="try again later"),
+        Untimely: Status(
+            code="UNAVAILABLE",
+            public_text="the time of this signed call was used before, or is far from the coordinator's clock; "
+            "set the clock by fanin-server-time and sign the call anew",
+        ),
         RuntimeMissing: Status(code="FAILED_PRECONDITION"),
         Corrupted: Status(code="DATA_LOSS", public_text="the coordinator's own state does not verify"),
     }

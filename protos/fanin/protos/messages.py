@@ -13,16 +13,12 @@ from typing import Final
 
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import InvalidInput
+from fanin.protos.names import MAX_NAME_CHARS, check_key, check_name, check_signature
 
 PROTOCOL: Final = 1
 """The number of the device protocol; it rises when an old peer could misunderstand a new one."""
 OLDEST_PROTOCOL: Final = 1
 UPDATE_FORMAT: Final = 1
-PUBLIC_KEY_BYTES: Final = 32
-SIGNATURE_BYTES: Final = 64
-MAX_NAME_CHARS: Final = 128
-"""Longest id, codec or runtime name; longer ones are somebody's mistake or malice."""
-MAX_RUN_ID_CHARS: Final = 64
 MAX_COUNTS: Final = 64
 MAX_CAPABILITIES: Final = 16
 """Most codecs, runtimes or graph formats of a device: they are kept for as long as it waits."""
@@ -49,38 +45,6 @@ LOSS_UNIT: Final = 1 << 16
 """Losses are counted in 2^-16 nats, so that their sum is an integer like every other statistic."""
 MAX_COUNT: Final = 1 << 40
 """Largest magnitude of one count; a million of them still add up within int64."""
-
-
-def check_name(what: str, name: str) -> None:
-    """Raise InvalidInput unless ``name`` is short, printable ASCII without spaces or slashes.
-
-    Ids become file names and metadata, so the alphabet is the intersection of what those allow.
-    """
-    allowed = name.isascii() and all(char.isalnum() or char in "._:+-" for char in name)
-    if not name or len(name) > MAX_NAME_CHARS or not allowed or name.startswith("."):
-        raise InvalidInput(
-            f"{what}: got {name[:MAX_NAME_CHARS]!r}, expected 1 to {MAX_NAME_CHARS} letters, digits or ._:+- "
-            "that do not begin with a dot"
-        )
-
-
-def check_run_id(run_id: str) -> None:
-    """Raise InvalidInput unless a Run may have this id: short enough that its Assignments' ids are names too."""
-    check_name("run", run_id)
-    if len(run_id) > MAX_RUN_ID_CHARS:
-        raise InvalidInput(f"run: got an id of {len(run_id)} characters, expected at most {MAX_RUN_ID_CHARS}")
-
-
-def check_key(what: str, public_key: str) -> None:
-    """Raise InvalidInput unless this is an Ed25519 public key in hexadecimal."""
-    if len(public_key) != 2 * PUBLIC_KEY_BYTES or not set(public_key) <= set("0123456789abcdef"):
-        raise InvalidInput(f"{what}: got a public key of {len(public_key)} characters, expected 64 hexadecimal ones")
-
-
-def check_signature(what: str, signature: bytes) -> None:
-    """Raise InvalidInput unless this is as long as an Ed25519 signature."""
-    if len(signature) != SIGNATURE_BYTES:
-        raise InvalidInput(f"{what}: got a signature of {len(signature)} bytes, expected {SIGNATURE_BYTES}")
 
 
 def _check_entries(what: str, entries: tuple[str, ...]) -> None:
@@ -123,12 +87,25 @@ class Enrollment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedVersion:
+    """The Version that a device serves, or a newer one that it refused; ``run_id`` "" before there is one."""
+
+    run_id: str = ""
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        if self.run_id:
+            check_name("served version: run", self.run_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckIn:
-    """A device's question for work."""
+    """A device's question for work. With ``served`` the device wants to hear of newer Versions."""
 
     protocol: int
     capabilities: Capabilities
     wait_s: float
+    served: ServedVersion | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.wait_s < float("inf"):
@@ -190,6 +167,20 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """A Version with its Bundle; ``download_id`` lets one device download both."""
+
+    download_id: str
+    run_id: str
+    bundle: BundleRef
+    version: Version
+
+    def __post_init__(self) -> None:
+        check_name("publication", self.download_id)
+        check_name("publication: run", self.run_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CodecSpec:
     """The codec of a Round's Updates; ``max_shift`` is W, the bits by which a block may be coarser."""
 
@@ -230,6 +221,11 @@ class Assignment:
     deadline_s: float = 0.0
     relay: str = ""
 
+    @property
+    def publication(self) -> Publication:
+        """What the device downloads."""
+        return Publication(download_id=self.assignment_id, run_id=self.run_id, bundle=self.bundle, version=self.version)
+
     def __post_init__(self) -> None:
         check_name("assignment", self.assignment_id)
         check_name("assignment: run", self.run_id)
@@ -265,6 +261,7 @@ class Wait:
 
     retry_min_s: float
     retry_max_s: float
+    newest: Publication | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.retry_min_s <= self.retry_max_s < float("inf"):
@@ -286,6 +283,7 @@ class Rejected:
 
     reason: RejectReason
     text: str
+    newest: Publication | None = None
 
 
 CheckInAnswer = Assigned | Wait | Rejected

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from fanin.protos.errors import InvalidInput, InvalidPlan
-from fanin.protos.messages import MAX_EPOCHS, CodecSpec, Training, check_name
+from fanin.protos.messages import MAX_EPOCHS, CodecSpec, Training
+from fanin.protos.names import check_name
 
 T = TypeVar("T")
 

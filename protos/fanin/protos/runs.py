@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.protos.errors import InvalidInput
-from fanin.protos.messages import BundleRef, Delegation, Version, check_name
+from fanin.protos.messages import BundleRef, Delegation, Version
+from fanin.protos.names import check_name
 from fanin.protos.plans import MAX_TIMES, Plan
 
 MAX_DESCRIBED_ROUNDS: Final = 1000

@@ -65,44 +65,61 @@ class FleetServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Enroll(self, request, context):
-        """Makes a device known by its public key. Call it once, before anything else; repeat it freely, the same key
-        gets the same id. The call is signed with the new key, as proof that the caller holds it.
-        UNAUTHENTICATED: the token is unknown. FAILED_PRECONDITION: the protocol is not spoken here.
+        """Registers a device by its public key. Call it once, before anything else. It may be repeated: the same key gets
+        the same id. UNAUTHENTICATED: the token is unknown. FAILED_PRECONDITION: the protocol number is not served here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckIn(self, request, context):
-        """Asks for work. A long poll: answered the moment there is work, or with Wait after at most wait_s seconds.
-        A device that holds an open Assignment is given the same one again, so a device that was restarted asks here.
-        Check in again at a moment of your own choice within the retry window of Wait, never before.
+        """Asks for work. This is a long poll: the answer comes as soon as there is work, or with Wait after at most wait_s
+        seconds, and after 45 s at the latest. A device that holds an open Assignment gets the same one again, so a device
+        that was restarted begins here. After Wait check in again at a random moment within its window, never before.
+        A device has one check-in at a time: a second one ends the first with Wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Download(self, request, context):
-        """Streams a Chunk of a Bundle or a Version from an offset on, then more Chunks, each from its beginning and behind
-        an empty piece. It may end after any Chunk. Repeat it with the offset reached.
+        """Streams a Chunk of a Bundle or a Version from an offset on. The Chunks of more_sha256 follow, each from its
+        beginning. A DownloadPiece with no data stands between two Chunks. The stream may end after any Chunk; call again
+        for the others. After a break call again with the offset that was reached. Verify the digest of each Chunk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """Sends an Update. The first request is the header; the first reply says how many bytes are here already, and
-        the pieces go on from there. Every reply carries the Round's state: at ROUND_STATE_CLOSED stop at once, the
-        Update is not needed. The last reply says ACCEPTED: only then may the device forget its Update.
-        Repeat the call after any break; a second complete upload is answered ACCEPTED and changes nothing.
-        INVALID_ARGUMENT: the Update does not fit its Assignment and left no trace.
+        """Sends an Update:
+
+        device                                       coordinator
+        header                               ->
+        <-      RECEIVING, received_bytes = N
+        piece at N, piece, ..                ->
+        <-      RECEIVING after each Chunk but the last
+        .. the last piece                    ->
+        <-      ACCEPTED (or DISCARDED), end of the stream
+
+        1. Send the header and wait for the first reply. Many uploads share a coordinator, so it may take 45 s.
+        2. Send pieces without gaps from received_bytes on. There is no need to wait for the replies in between.
+        3. Read all replies. ROUND_STATE_CLOSED: stop, the Update is not needed.
+        4. After a break repeat the call with the identical header. Whole Chunks that arrived are kept; received_bytes
+        of the first reply is behind them. Another header starts over.
+        5. Forget the Update after ACCEPTED or DISCARDED, not before. A second complete upload is answered ACCEPTED and
+        changes nothing.
+
+        A new upload of a device ends its earlier one. The coordinator ends an upload that is silent for 60 s or averages
+        less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """Tells that an Assignment will not be fulfilled, or asks what became of its Update. Repeat it freely.
+        """With a failure: gives an Assignment up, so that another device can have its place. Without: asks what became of
+        the Update.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

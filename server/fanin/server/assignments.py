@@ -1,7 +1,8 @@
 """Assignments: made here, and known again by their ids without having been stored.
 
 An id is run.round.tag, the tag an HMAC (RFC 2104) over run, round and device under a key that never leaves the
-coordinator. So a device keeps its Assignment over a restart, and nobody can make one up (docs/decisions/0002).
+coordinator. So a device keeps its Assignment over a restart, and nobody can make one up (docs/decisions/0002). The id
+of a Publication is run.vNUMBER.tag, made in the same way.
 """
 
 import hashlib
@@ -47,7 +48,28 @@ class Assignments:
             raise NotFound(f"assignment {assignment_id}: not made for device {device}; check in again")
         return int(number)
 
-    def _id(self, round_number: int, device: str) -> str:
-        stem = f"{self._start.run_id}.{round_number}"
+    def publish(self, device: str, version: m.Version) -> m.Publication:
+        """A Version of this Run, for a device that may download it."""
+        return m.Publication(
+            download_id=self._id(f"v{version.number}", device),
+            run_id=self._start.run_id,
+            bundle=self._bundle,
+            version=version,
+        )
+
+    def check_publication(self, download_id: str, device: str) -> int | None:
+        """The number of the Version that an id lets a device download; None for an id of another kind.
+
+        Raises NotFound unless it was made here for this device.
+        """
+        _, number, _ = download_id.rsplit(".", 2)
+        if not number.startswith("v"):
+            return None
+        if not number[1:].isdecimal() or not hmac.compare_digest(self._id(number, device), download_id):
+            raise NotFound(f"publication {download_id}: not made for device {device}; check in again")
+        return int(number[1:])
+
+    def _id(self, number: int | str, device: str) -> str:
+        stem = f"{self._start.run_id}.{number}"
         tag = hmac.new(self._tag_key, f"{stem}.{device}".encode(), hashlib.sha256).hexdigest()[:TAG_CHARS]
         return f"{stem}.{tag}"

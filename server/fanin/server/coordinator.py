@@ -9,13 +9,15 @@ import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
 from fanin.protos import messages as m
 from fanin.protos.chunks import short
 from fanin.protos.errors import InvalidUpdate, NotFound, Unavailable
+from fanin.protos.names import check_name
+from fanin.server.bulletin import Bulletin
 from fanin.server.driver import RunDriver
 from fanin.server.patience import Patience
 from fanin.server.permits import Permit, Permits
@@ -48,7 +50,7 @@ class Limits:
 
 @dataclass(slots=True)
 class _Poll:
-    capabilities: m.Capabilities
+    check_in: m.CheckIn
     answer: asyncio.Future[m.CheckInAnswer]
 
 
@@ -64,6 +66,7 @@ class Coordinator:
 
     def __init__(self, runs: Runs, tools: Tools, limits: Limits, rng: random.Random) -> None:
         self._runs = runs
+        self._bulletin = Bulletin(runs)
         self._tools = tools
         self._limits = limits
         self._rng = rng
@@ -74,7 +77,13 @@ class Coordinator:
         runs.on_change = self._on_change
 
     async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
-        """An Assignment as soon as there is one, or when to come back."""
+        """An Assignment as soon as there is one, or when to come back, with a newer Version than the device serves."""
+        answer = await self._answer(device, check_in)
+        if isinstance(answer, m.Assigned):
+            return answer
+        return replace(answer, newest=self._bulletin.newer(device, check_in))
+
+    async def _answer(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
         if not m.OLDEST_PROTOCOL <= check_in.protocol <= m.PROTOCOL:
             known = f"{m.OLDEST_PROTOCOL} to {m.PROTOCOL}"
             text = f"protocol: got {check_in.protocol}, expected {known}; install another fanin"
@@ -88,9 +97,10 @@ class Coordinator:
             earlier.answer.set_result(m.Wait(retry_min_s=1.0, retry_max_s=5.0))
         if len(self._parked) >= self._limits.max_parked:
             return await self._turn_away()
-        poll = _Poll(check_in.capabilities, asyncio.get_running_loop().create_future())
+        poll = _Poll(check_in, asyncio.get_running_loop().create_future())
         self._parked[device] = poll
         self._hand_out(asking=device)
+        self._tell_newest([device])
         try:
             # Not wait_for: before Python 3.12 it forgets that it was cancelled if the answer came at that moment.
             async with asyncio.timeout(min(check_in.wait_s, self._limits.max_wait_s)):
@@ -111,8 +121,10 @@ class Coordinator:
                 yield b""
             # Before each: the Assignment may have come to nothing meanwhile.
             driver = self._driver(download.assignment_id)
-            driver.check_assignment(download.assignment_id, device)
-            if not driver.may_fetch(sha256):
+            published = await driver.publications.chunks(download.assignment_id, device)
+            if published is None:
+                driver.check_assignment(download.assignment_id, device)
+            if not (driver.may_fetch(sha256) if published is None else sha256 in published):
                 raise NotFound(f"chunk {sha256[:16]!r}: not one that this assignment needs; check in again")
             data = await tools.disk_lane(partial(tools.blobs.read, sha256, offset))
             offset = 0
@@ -283,7 +295,7 @@ class Coordinator:
         return m.Wait(retry_min_s=retry_min_s, retry_max_s=retry_max_s)
 
     def _driver(self, assignment_id: str) -> RunDriver:
-        m.check_name("assignment", assignment_id)
+        check_name("assignment", assignment_id)
         run_id, *rest = assignment_id.rsplit(".", 2)
         if len(rest) != 2:
             raise NotFound(f"assignment {assignment_id}: got no run and round in it; check in again")
@@ -294,6 +306,8 @@ class Coordinator:
 
     def _on_change(self) -> None:
         self._hand_out()
+        if self._bulletin.has_changed():
+            self._tell_newest(list(self._parked))
         for transfer in self._receiving:
             if not _may_count(transfer):
                 transfer.patience.wake()
@@ -313,6 +327,15 @@ class Coordinator:
                 waiting = [one for one in looked_at if self._waits_for(one, driver) and driver.may_join(one)]
                 self._offer(driver, choose(waiting, driver.num_places, self._rng))
 
+    def _tell_newest(self, devices: Sequence[str]) -> None:
+        """Answer those of these devices that wait and serve an older Version of a Run that opens no Round."""
+        for device in devices:
+            poll = self._parked.get(device)
+            if poll is not None and not poll.answer.done():
+                answer = self._bulletin.due(poll.check_in, len(devices))
+                if answer is not None:
+                    poll.answer.set_result(answer)
+
     def _offer(self, driver: RunDriver, devices: Sequence[str]) -> None:
         for device in devices:
             poll = self._parked.get(device)
@@ -323,7 +346,7 @@ class Coordinator:
 
     def _waits_for(self, device: str, driver: RunDriver) -> bool:
         poll = self._parked.get(device)
-        return poll is not None and not poll.answer.done() and not driver.refusal(poll.capabilities)
+        return poll is not None and not poll.answer.done() and not driver.refusal(poll.check_in.capabilities)
 
 
 def _receiving(upload: Upload) -> m.UploadReply:

@@ -17,6 +17,7 @@ from fanin.protos.runs import RunState
 from fanin.server import rounds as r
 from fanin.server.assignments import Assignments
 from fanin.server.opening import Moment, begun, clear_spool, next_round, recall, under_way
+from fanin.server.publications import Publications
 from fanin.server.recent import AtWork, Made, RecentRounds
 from fanin.server.selection import unsuitable
 from fanin.server.stopping import History
@@ -38,6 +39,7 @@ class RunDriver:
         self._tools = tools
         self._on_change = on_change
         self._assignments = Assignments(run.start, model.bundle, model.run_key)
+        self.publications = Publications(self._assignments, model, tools)
         self._round: r.Round | None = None
         self._work: RoundWork | None = None
         self._recent = RecentRounds(run.start.plan.aggregation.max_staleness)
@@ -64,6 +66,7 @@ class RunDriver:
         """Take up the Run where the store says that it stands."""
         tools = self._tools
         await recall(self.run_id, self._recent, tools)
+        await self.publications.read(self.run_id)
         record = await under_way(self.run_id, tools)
         if record is not None:
             await self._resume(record)
@@ -336,6 +339,7 @@ class RunDriver:
         tools = self._tools
         run = await tools.store_lane(lambda: tools.runs.run(self.run_id))
         assert run is not None, "runs are never removed"
+        await self.publications.read(self.run_id)
         self.run = run
 
     async def _go_on(self) -> None:

@@ -3,7 +3,8 @@
 In this order, before a servicer sees anything:
 
 1. the request stays raw bytes, for the signature covers bytes, not a re-serialization;
-2. Fleet: the device's signature over method, time, nonce and body; Control: the operator's token;
+2. Fleet: the device's signature over method, time and body, and that its time is used once; Control: the
+   operator's token;
 3. only now the bytes are parsed: nobody unknown reaches the parser, and what does not parse is InvalidInput; but
    for Enroll, whose bytes hold the key that signed them: its token and signature are checked after parsing;
 4. whatever the servicer raises becomes a status by the table in ``protos.errors``: the peer sees the public
@@ -225,7 +226,7 @@ class Rim(aio.ServerInterceptor):
             LOG.info("%s: %s: %s", method, type(exc).__name__, str(exc)[:MAX_TEXT_CHARS])
             trailing = (
                 (calls.ERROR, type(exc).__name__),
-                (calls.SERVER_TIME, str(int(self._tools.wall()))),
+                (calls.SERVER_TIME, str(self._registry.now_us)),
             )
             # One that does not read does not read this either; gRPC keeps the status for it as long as its line is up.
             with suppress(TimeoutError):
@@ -257,14 +258,14 @@ def _parsed(method: str, handler: _Handler, data: bytes) -> Message:
 
 def _signed_call(method: str, metadata: dict[str, str | bytes], body: bytes) -> tuple[Call, bytes]:
     signature = metadata.get(calls.SIGNATURE, b"")
-    time_s = _text(metadata.get(calls.TIME))
-    if not time_s.isdecimal() or len(time_s) > 12 or not isinstance(signature, bytes):
+    time_us = _text(metadata.get(calls.TIME))
+    is_time = time_us.isascii() and time_us.isdecimal() and len(time_us) <= calls.MAX_TIME_CHARS
+    if not is_time or not isinstance(signature, bytes):
         raise Unauthenticated(f"call: {method} carries no valid {calls.TIME} and {calls.SIGNATURE}")
     call = Call(
         method=method,
         device_id=_text(metadata.get(calls.DEVICE)),
-        time_s=int(time_s),
-        nonce=_text(metadata.get(calls.NONCE)),
+        time_us=int(time_us),
         body_sha256=sha256_hex(body),
     )
     return call, signature

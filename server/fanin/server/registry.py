@@ -1,17 +1,20 @@
 """Who may speak: devices by their signatures, operators and enrollments by their tokens.
 
-What is refused is always ``Unauthenticated``, whose public text does not say which check failed; the log does.
+A refused caller gets ``Unauthenticated``, whose public text does not say which check failed; the log does. A call
+whose time does not fit gets ``Untimely``: an honest device signs it anew.
 """
 
 import hashlib
 import secrets
+import time
 from collections.abc import Callable
 from typing import Final
 
 from fanin.edge.keys import CALL_CONTEXT, is_signed
-from fanin.protos.calls import MAX_CLOCK_SKEW_S, Call, device_id_of
-from fanin.protos.errors import Conflict, Unauthenticated
+from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, Call, device_id_of
+from fanin.protos.errors import Conflict, Unauthenticated, Untimely
 from fanin.protos.messages import OLDEST_PROTOCOL, PROTOCOL, Enrollment
+from fanin.server.replays import CallTimes
 from fanin.server.store.devices import Device, DeviceStore, Role
 
 MAX_KNOWN: Final = 100_000
@@ -22,10 +25,22 @@ TOKEN_BYTES: Final = 24
 class Registry:
     """Enrollment, and the check of every call."""
 
-    def __init__(self, store: DeviceStore, wall: Callable[[], float]) -> None:
+    def __init__(
+        self, store: DeviceStore, wall: Callable[[], float], steady: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``wall`` is read once for the times of calls, then ``steady`` goes on: a wall clock that is set back would
+        make all devices use times that they have used before."""
         self._store = store
         self._wall = wall
+        self._steady = steady
+        self._epoch_s = wall() - steady()
         self._known: dict[str, Device] = {}
+        self._times = CallTimes(self.now_us)
+
+    @property
+    def now_us(self) -> int:
+        """The time that calls are compared with, in microseconds since the Unix epoch."""
+        return int((self._epoch_s + self._steady()) * MICROSECONDS)
 
     def enroll(self, enrollment: Enrollment, call: Call, signature: bytes) -> Device:
         """Make a device known.
@@ -62,8 +77,16 @@ class Registry:
         return device
 
     def authenticate(self, device: Device, call: Call, signature: bytes) -> None:
-        """Raise Unauthenticated unless this device signed this call, about now."""
+        """Let this call be served, once.
+
+        Raises Unauthenticated unless this device signed it, Untimely unless it did so about now and for the first time.
+        """
         self._check(device, call, signature)
+        self.use_time(device, call)
+
+    def use_time(self, device: Device, call: Call) -> None:
+        """Raise Untimely if the time of this call, whose signature was checked, was used before."""
+        self._times.use(device.device_id, call.time_us)
 
     def check_operator(self, token: str) -> None:
         """Raise Unauthenticated unless this is an operator's token."""
@@ -77,10 +100,11 @@ class Registry:
         return token
 
     def _check(self, device: Device, call: Call, signature: bytes) -> None:
-        skew = call.time_s - self._wall()
-        if abs(skew) > MAX_CLOCK_SKEW_S:
-            raise Unauthenticated(
-                f"call: the device's clock is {skew:.0f} s off, expected at most {MAX_CLOCK_SKEW_S:g}"
+        early_s = (call.time_us - self.now_us) / MICROSECONDS
+        if not -MAX_LATE_S <= early_s <= MAX_EARLY_S:
+            raise Untimely(
+                f"call: got a time {early_s:.1f} s from this clock, expected {-MAX_LATE_S:g} to {MAX_EARLY_S:g}; "
+                "the device is to set its clock"
             )
         if not is_signed(device.public_key, signature, CALL_CONTEXT, call.signed_bytes()):
             raise Unauthenticated(f"call: the signature on {call.method} is not by device {device.device_id}")

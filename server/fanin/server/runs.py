@@ -14,7 +14,8 @@ from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.edge.versions import check_delegation, check_version
 from fanin.protos.chunks import Artifact, assemble, short
 from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion, NotFound
-from fanin.protos.messages import BundleRef, Version, check_run_id
+from fanin.protos.messages import BundleRef, Version
+from fanin.protos.names import check_run_id
 from fanin.protos.runs import Command, Recorded, RunDescription, RunInfo, RunState, StartRun, VersionWithBundle
 from fanin.server.control import RunControl
 from fanin.server.describe import describe
@@ -59,6 +60,14 @@ class Runs:
     def running(self) -> tuple[RunDriver, ...]:
         """The Runs that open Rounds, oldest first."""
         return tuple(driver for driver in self._drivers.values() if driver.run.state is RunState.RUNNING)
+
+    def drivers(self) -> tuple[RunDriver, ...]:
+        """All Runs, oldest first."""
+        return tuple(self._drivers.values())
+
+    def find(self, run_id: str) -> RunDriver | None:
+        """The driver of a Run, None if there is none."""
+        return self._drivers.get(run_id)
 
     def driver(self, run_id: str) -> RunDriver:
         """The driver of a Run. Raises NotFound."""

@@ -85,6 +85,8 @@ class VirtualDevice:
                 )
                 check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=can, wait_s=40.0)
                 return s.Answered(answer=await self._line.check_in(check_in))
+            case s.Refresh():
+                raise AssertionError("only a device that serves is offered a newer version")
             case s.Fetch():
                 await self._fetch(action.assignment)
                 return s.Fetched()
@@ -104,12 +106,13 @@ class VirtualDevice:
 
     async def _fetch(self, assignment: m.Assignment) -> None:
         self._bytes_downloaded = 0
-        await self._get(assignment, [ref.sha256 for ref in manifest_chunks(assignment)])
-        bundle = open_bundle(assignment, self._trusted, self._chunks.__getitem__)
-        verify_version(assignment, bundle, self._seen.get(assignment.run_id, -1))
+        publication = assignment.publication
+        await self._get(assignment, [ref.sha256 for ref in manifest_chunks(publication)])
+        bundle = open_bundle(publication, self._trusted, self._chunks.__getitem__)
+        verify_version(publication, bundle, self._seen.get(assignment.run_id, -1))
         needed = (*graph_chunks(bundle, self._trainer.graph_format), *assignment.version.parameters.chunks)
         await self._get(assignment, [ref.sha256 for ref in needed])
-        parameters = open_parameters(assignment, bundle, self._chunks.__getitem__)
+        parameters = open_parameters(publication, bundle, self._chunks.__getitem__)
         self._seen[assignment.run_id] = assignment.version.number
         self._model = OpenedModel(bundle=bundle, parameters=parameters)
 

@@ -1,0 +1,24 @@
+"""One device's part in a Round, without its session."""
+
+from types import MappingProxyType
+
+import numpy as np
+
+from fanin.clients.testing import LoopbackTransport
+from fanin.clients.updates import TrainingOutcome, make_update
+from fanin.edge.tensors import TensorTable
+from fanin.protos import messages as m
+from support.virtual import SHAPES
+
+TABLE = TensorTable.of(SHAPES)
+
+
+async def finish_round(line: LoopbackTransport, work: m.Assignment, change: float = 0.5) -> None:
+    """Upload an Update that changes all parameters by the same; it must be accepted."""
+    outcome = TrainingOutcome(
+        change=np.full(TABLE.num_values, change, np.float32),
+        counts=MappingProxyType({m.EXAMPLES: 10}),
+        telemetry=m.Telemetry(runtime="synthetic 1"),
+    )
+    reply = await line.upload(*make_update(work, TABLE, outcome))
+    assert reply.update_state is m.UpdateState.ACCEPTED, reply
