@@ -20,9 +20,10 @@ from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Conflict, Corrupted, StorageFull
 from fanin.protos.plans import CohortPlan
 from fanin.server.disk import Durability
+from fanin.server.population import Device
 from fanin.server.store import engine as engine_module
 from fanin.server.store.control import ControlStore, Newest
-from fanin.server.store.devices import Device, DeviceStore, Role
+from fanin.server.store.devices import DeviceStore, Role
 from fanin.server.store.engine import open_engine
 from fanin.server.store.rounds import CommittedUpdate, RoundMark, RoundRecord, RoundStore
 from fanin.server.store.runs import RunRecord, RunStore
@@ -107,7 +108,7 @@ def test_a_process_that_ends_in_the_first_migration_leaves_a_folder_that_opens(t
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     opened = open_engine(path, Durability.HOST)
-    assert DeviceStore(opened).count() == 0
+    assert DeviceStore(opened).num_devices == 0
     opened.dispose()
 
 
@@ -357,10 +358,10 @@ def test_no_round_is_opened_in_a_run_that_rests_and_no_rest_overwrites_another(e
 
 def test_devices_and_tokens(engine: Engine) -> None:
     store = DeviceStore(engine)
-    device = Device(device_id="d", public_key="ab" * 32)
+    device = Device(public_key="ab" * 32)
     store.enroll(device, 1.0)
     store.enroll(device, 2.0)
-    assert (store.find("d"), store.find("e"), store.count()) == (device, None, 1)
+    assert (store.find(device.device_id), store.find("e"), store.num_devices) == (device, None, 1)
     store.add_token("sha", Role.DEVICE, 1.0)
     assert store.has_token("sha", Role.DEVICE)
     assert not store.has_token("sha", Role.OPERATOR)
@@ -375,7 +376,8 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: R
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), now_s=30.0)
-    devices.enroll(Device(device_id="d", public_key="ab" * 32), 1.0)
+    device = Device(public_key="ab" * 32)
+    devices.enroll(device, 1.0)
 
     def facts(opened: Engine) -> list[object]:
         run_store, round_store = RunStore(opened), RoundStore(opened)
@@ -388,7 +390,7 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: R
             run_store.events(RUN, 0),
             round_store.rounds(RUN),
             round_store.updates(RUN, 1),
-            DeviceStore(opened).find("d"),
+            DeviceStore(opened).find(device.device_id),
         ]
 
     before = facts(engine)

@@ -16,8 +16,10 @@ from fanin.protos import convert_runs as cr
 from fanin.protos.errors import Conflict, InvalidInput
 from fanin.protos.messages import Piece, UpdateHeader
 from fanin.server.authority import ServerIdentity
+from fanin.server.connections import Connections
 from fanin.server.coordinator import PIECE_BYTES, Coordinator
-from fanin.server.interceptors import Rim, Waits, caller, device_id
+from fanin.server.interceptors import LOG, Rim, Waits, caller, device_id
+from fanin.server.refused import MAX_LINES, RefusedCalls
 from fanin.server.registry import Registry
 from fanin.server.runs import Runs
 from fanin.server.work import Tools
@@ -51,7 +53,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def Enroll(self, request: fleet_pb2.EnrollRequest, context: object) -> fleet_pb2.EnrollReply:
         """See fleet.proto."""
         enrollment, who = c.enrollment_from_proto(request), caller()
-        device = await self._tools.store_lane(lambda: self._registry.enroll(enrollment, who.call, who.signature))
+        device = self._registry.check_enrollment(enrollment, who.call, who.signature)
+        await self._tools.store_lane(lambda: self._registry.enroll(device))
         return fleet_pb2.EnrollReply(device_id=device.device_id)
 
     async def CheckIn(self, request: fleet_pb2.CheckInRequest, context: object) -> fleet_pb2.CheckInReply:
@@ -170,6 +173,8 @@ class Services:
     registry: Registry
     tools: Tools
     waits: Waits = field(default_factory=Waits)
+    connections: Connections = field(default_factory=Connections)
+    max_refused_lines: int = MAX_LINES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +204,9 @@ class Bound:
 def bind_server(services: Services, identity: ServerIdentity, address: str) -> Bound:
     """Take the port. Raises Conflict if the address is taken."""
     _check_free(address)
-    server = aio.server(interceptors=(Rim(services.registry, services.tools, services.waits),), options=SERVER_OPTIONS)
+    refused = RefusedCalls(LOG, services.max_refused_lines)
+    rim = Rim(services.registry, services.tools, services.waits, refused)
+    server = aio.server(interceptors=(rim,), options=(*SERVER_OPTIONS, *services.connections.options()))
     fleet = FleetService(services.coordinator, services.registry, services.tools)
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
     control_pb2_grpc.add_ControlServicer_to_server(ControlService(services.runs), server)
