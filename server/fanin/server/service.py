@@ -158,6 +158,13 @@ class ControlService(control_pb2_grpc.ControlServicer):
         number = cr.version_number_from_proto(request)
         return cr.version_with_bundle_to_proto(await self._runs.version(request.run_id, number))
 
+    async def AcceptedDevices(
+        self, request: control_pb2.AcceptedDevicesRequest, context: object
+    ) -> control_pb2.AcceptedDevicesReply:
+        """See control.proto."""
+        page = await self._runs.accepted_devices(request.run_id, request.round, request.from_index)
+        return cr.accepted_devices_to_proto(page)
+
     async def Watch(self, request: control_pb2.WatchRequest, context: object) -> AsyncIterator[control_pb2.Event]:
         """See control.proto."""
         async for recorded in self._runs.watch(request.run_id, cr.from_sequence_from_proto(request)):
