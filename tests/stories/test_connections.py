@@ -15,12 +15,14 @@ import pytest
 from support import federations as f
 from support.hosted import Hosted
 from support.peers import FLEET, sign
+from support.processes import Site
 
 from fanin.clients.transport import Line
 from fanin.edge.keys import SigningKey
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, Unauthenticated, Unavailable
+from fanin.protos.runs import VersionPublished
 from fanin.server.connections import Connections
 from fanin.server.coordinator import Limits
 from fanin.server.disk import Durability
@@ -172,6 +174,27 @@ def test_each_of_many_polls_that_wait_at_once_is_answered(tmp_path: Path) -> Non
         assert Counter(call.code() for call in calls) == {grpc.StatusCode.OK: NUM_POLLS}
         answers = [c.answer_from_proto(pb.CheckInReply.FromString(call.result())) for call in calls]
         assert Counter(answers) == {m.Wait(retry_min_s=0.0, retry_max_s=1.0): NUM_POLLS}
+
+
+@pytest.mark.nightly
+def test_a_round_ends_while_more_connections_are_silent_than_the_process_has_descriptors(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    try:
+        running = site.serve(max_descriptors=256)
+        bundle = f.bundle_in(tmp_path)
+        site.start_run(f.plan(), bundle, f.PUBLISHER)
+        port = int(site.address.rpartition(":")[2])
+        with ExitStack() as stack:
+            for _ in range(400):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            # They are closed when their time for TLS is over; until then the devices try again.
+            for device in f.peers(site, bundle, tmp_path):
+                device.take_part()
+            assert any(isinstance(recorded.event, VersionPublished) for recorded in site.events())
+        assert "descriptors: this process may open 256, expected 40064; at most 96 devices wait" in running.text()
+        assert "Too many open files" not in running.text()
+    finally:
+        site.close()
 
 
 def test_uploads_beyond_the_limit_are_told_to_come_later(tmp_path: Path) -> None:
