@@ -85,7 +85,7 @@ lint: $(VENV)/.installed ## ruff: form and rules
 
 .PHONY: types
 types: $(VENV)/.installed ## mypy, strict
-	$(BIN)/mypy --num-workers $(WORKERS)
+	$(BIN)/mypy
 
 .PHONY: imports
 imports: $(VENV)/.installed ## who may import whom

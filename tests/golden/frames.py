@@ -155,7 +155,7 @@ def frames() -> dict[str, Frame]:
     }
     events: dict[str, r.RunEvent] = {
         "opened": r.RoundOpened(round=1, base_version=0),
-        "closed": r.RoundClosed(round=1, accepted=("b", "a")),
+        "closed": r.round_closed(1, ("b", "a")),
         "failed": r.RoundFailed(round=2, reason="nobody came"),
         "published": PUBLISHED,
         "rested": r.RunRested(state=r.RunState.FAILED, reason="nobody came"),

@@ -48,6 +48,12 @@ PAIRS: Final[dict[str, Pair]] = {
         control_pb2.GetVersionReply,
     ),
     "command": (s.COMMANDS, cr.command_to_proto, cr.command_from_proto, control_pb2.CommandRequest),
+    "accepted_devices": (
+        s.ACCEPTED_DEVICES,
+        cr.accepted_devices_to_proto,
+        cr.accepted_devices_from_proto,
+        control_pb2.AcceptedDevicesReply,
+    ),
     "event": (s.EVENTS, cr.event_to_proto, cr.event_from_proto, control_pb2.Event),
 }
 

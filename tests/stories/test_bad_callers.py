@@ -69,7 +69,7 @@ def call(line: Line, service: str, name: str, options: CallOptions) -> None:
 
 def test_both_protocols_are_looped_over() -> None:
     assert len(FLEET_RPCS) == 5
-    assert len(CONTROL_RPCS) == 13
+    assert len(CONTROL_RPCS) == 14
 
 
 @pytest.mark.parametrize("name", CONTROL_RPCS)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,8 @@ from fanin.commands.fetch import fetch_version
 from fanin.edge.bundle import open_folder
 from fanin.edge.keys import SigningKey
 from fanin.edge.tensors import decode_parameters
-from fanin.protos.errors import FaninError, InvalidBundle, InvalidInput, InvalidVersion
-from fanin.protos.runs import MAX_DESCRIBED_ROUNDS, Command, Pause, RoundPhase, Stop, VersionWithBundle
+from fanin.protos.errors import FaninError, InvalidBundle, InvalidInput, InvalidVersion, NotFound
+from fanin.protos.runs import MAX_DESCRIBED_ROUNDS, Command, Pause, RoundClosed, RoundPhase, Stop, VersionWithBundle
 from fanin.server.describe import MAX_NAMED_DEVICES
 from fanin.server.rounds import Phase
 
@@ -83,6 +84,17 @@ def test_a_run_is_described_to_programs_and_to_people(fanin: Fanin, host: Hosted
     assert f"            {device.device_id}" in told
     assert told[-1].startswith("  round 2: selecting, from version 1, 1 updates, opened ")
     assert not any(line.startswith("  round 1:") for line in told)
+
+
+def test_the_devices_that_a_round_accepted_are_listed_in_their_order(host: Hosted) -> None:
+    with host.operator() as operator:
+        listed = tuple(operator.accepted_devices("run", 1))
+        closed = [one.event for one in islice(operator.watch("run"), 4) if isinstance(one.event, RoundClosed)]
+        assert [(event.round, event.num_accepted, event.accepted) for event in closed] == [(1, f.NUM_DEVICES, listed)]
+        # The second Round is open.
+        assert list(operator.accepted_devices("run", 2)) == []
+        with raises(NotFound, "run run: has no round 9"):
+            list(operator.accepted_devices("run", 9))
 
 
 def test_every_phase_of_a_round_has_a_word_of_the_wire() -> None:

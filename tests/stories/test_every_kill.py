@@ -80,7 +80,7 @@ class Scene:
         assert [verdict.problem for verdict in verify_run(tools, "run") if verdict.problem] == []
         assert self.mortal.accepted
         assert all(tools.rounds.has_update("run", number, device) for device, number in self.mortal.accepted)
-        events = [recorded.event for recorded in tools.runs.events("run", 0)]
+        events = [recorded.event for recorded in tools.runs.events("run")]
         return Ending(
             happened=tuple(told(event) for event in events),
             num_stale=sum(event.num_stale for event in events if isinstance(event, VersionPublished)),

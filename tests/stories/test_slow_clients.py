@@ -124,6 +124,23 @@ def test_one_that_never_reads_what_it_downloads_is_ended(impatient: Hosted, capl
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+def test_one_that_hangs_up_while_it_is_written_to_leaves_no_error_in_the_log(
+    host: Hosted, caplog: pytest.LogCaptureFixture
+) -> None:
+    device, *_ = begun(host)
+    chunk = device.work.version.parameters.chunks[1]
+    wanted = m.Download(assignment_id=device.work.assignment_id, sha256=chunk.sha256, offset=0)
+    body = c.download_to_proto(wanted).SerializeToString()
+    with nothing_leaks(host):
+        for _ in range(10):
+            with narrow(host) as channel:
+                ask: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{FLEET}Download")
+                assert next(ask(body, metadata=sign(device.key, "Download", body).metadata))
+                # Its next write fails before it hears that the caller has gone.
+                host.block(0.05)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def stop(host: Hosted, others: list[Peer]) -> None:
     """The operator ends the Run."""
     with host.operator() as operator:

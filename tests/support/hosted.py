@@ -20,6 +20,7 @@ from fanin.edge.keys import SigningKey
 from fanin.protos.plans import Plan
 from fanin.protos.runs import RoundOpened, RunInfo, VersionPublished
 from fanin.server.authority import local_identity
+from fanin.server.connections import Connections
 from fanin.server.coordinator import Coordinator, Limits
 from fanin.server.disk import Durability
 from fanin.server.interceptors import Waits
@@ -42,6 +43,8 @@ class Hosted:
     folder: Path
     names: tuple[str, ...] = NAMES
     limits: Limits = field(default_factory=Limits)
+    first_request_s: float = 30.0
+    connections: Connections = field(default_factory=Connections)
     port: int = 0
     ca: bytes = b""
     device_token: str = ""
@@ -115,6 +118,11 @@ class Hosted:
         assert self._loop is not None, "only one that serves has tasks"
         return asyncio.run_coroutine_threadsafe(count(), self._loop).result(START_S)
 
+    def block(self, seconds: float) -> None:
+        """Keep its event loop from everything else for so long; returns at once."""
+        assert self._loop is not None, "only one that serves has a loop"
+        self._loop.call_soon_threadsafe(time.sleep, seconds)
+
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         store, disk = ThreadLane(1, "store"), ThreadLane(2, "disk")
@@ -125,8 +133,17 @@ class Hosted:
         identity = local_identity(self.state / "tls", self.names, datetime.now(UTC))
         runs = Runs(tools)
         coordinator = Coordinator(runs, tools, self.limits, random.Random(0))
-        waits = Waits(read_s=self.limits.stall_s)
-        services = Services(coordinator=coordinator, runs=runs, registry=registry, tools=tools, waits=waits)
+        waits = Waits(first_request_s=self.first_request_s, read_s=self.limits.stall_s)
+        services = Services(
+            coordinator=coordinator,
+            runs=runs,
+            registry=registry,
+            tools=tools,
+            waits=waits,
+            connections=self.connections,
+            # Tests look for each.
+            max_refused_lines=1_000_000,
+        )
         bound = bind_server(services, identity, self.address)
         self.port = bound.port
         await runs.start()

@@ -234,11 +234,14 @@ EVENTS: Final = st.builds(
     sequence=UINT64,
     time_s=FLOATS,
     event=st.builds(r.RoundOpened, round=UINT32, base_version=UINT64)
-    | st.builds(r.RoundClosed, round=UINT32, accepted=st.lists(TEXTS, max_size=3).map(tuple))
+    | st.builds(r.round_closed, UINT32, st.lists(TEXTS, max_size=3))
     | st.builds(r.RoundFailed, round=UINT32, reason=TEXTS)
     | PUBLISHED
     | st.builds(r.RunRested, state=st.sampled_from(r.RunState), reason=TEXTS)
     | st.builds(r.RunResumed, num_rounds=UINT32),
+)
+ACCEPTED_DEVICES: Final = st.builds(
+    r.AcceptedDevices, num_accepted=UINT32, device_ids=st.lists(TEXTS, max_size=3).map(tuple)
 )
 COMMANDS: Final = st.builds(
     r.Command,

@@ -20,6 +20,13 @@ from fanin.protos.runs import Recorded, RunInfo
 
 SUPPORT = Path(__file__).parent
 START_S = 20.0
+LIMITED = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, ({max_descriptors}, {max_descriptors}))
+del sys.argv[0]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @dataclass
@@ -98,14 +105,17 @@ class Site:
         """What devices enroll with."""
         return (self.state / "tokens" / "device.token").read_text().strip()
 
-    def serve(self, *, kill_at: str = "", max_file_bytes: int = 0) -> Running:
+    def serve(self, *, kill_at: str = "", max_file_bytes: int = 0, max_descriptors: int = 0) -> Running:
         """Start the coordinator and wait until it serves, or until it killed itself at ``kill_at``.
 
-        With ``max_file_bytes`` its disk is as good as full: no file of it can grow beyond.
+        With ``max_file_bytes`` its disk is as good as full: no file of it can grow beyond. With ``max_descriptors`` it
+        may open no more.
         """
         (self.state / "address").unlink(missing_ok=True)
         script = str(SUPPORT / "coordinator.py")
         arguments = [script, str(self.state), self.listen, kill_at, str(max_file_bytes)]
+        if max_descriptors:
+            arguments = ["-c", LIMITED.format(max_descriptors=max_descriptors), *arguments]
         running = start(arguments, self.folder / "coordinator.log")
         self.started.append(running)
         until = time.monotonic() + START_S

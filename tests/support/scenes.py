@@ -46,7 +46,7 @@ class Scene:
 
     async def events(self) -> list[RunEvent]:
         """All that has happened so far."""
-        return [recorded.event for recorded in self.place.tools.runs.events("run", 0)]
+        return [recorded.event for recorded in self.place.tools.runs.events("run")]
 
     async def until(self, kind: type[RunEvent], number: int = 1) -> None:
         """Wait for the so-many-th event of a kind."""

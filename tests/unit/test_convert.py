@@ -1,5 +1,6 @@
 """What the wire can say and a value cannot: each is refused in one sentence, or forgiven on purpose."""
 
+import pytest
 from support.errors import raises
 from support.values import assignment
 
@@ -7,7 +8,7 @@ from fanin.protos import convert as c
 from fanin.protos import convert_runs as cr
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, NotFound
-from fanin.protos.runs import RunState
+from fanin.protos.runs import Command, Recorded, RunState, round_closed
 from fanin.v1 import control_pb2, fleet_pb2
 
 
@@ -35,6 +36,28 @@ def test_an_unknown_run_state_is_refused() -> None:
 def test_an_event_of_an_unknown_kind_is_refused() -> None:
     with raises(InvalidInput, "event: got None, expected a kind that this fanin knows; install a newer one"):
         cr.event_from_proto(control_pb2.Event(sequence=1))
+
+
+def test_a_variant_without_a_wire_form_is_never_sent_empty() -> None:
+    # What a new variant is until somebody writes its case.
+    new = object()
+    for write in (
+        lambda: cr.event_to_proto(Recorded(sequence=1, time_s=1.0, event=new)),
+        lambda: cr.command_to_proto(Command(command_id="a", run_id="run", what=new)),
+        lambda: c.answer_to_proto(new),
+        lambda: c.upload_to_proto(new),
+    ):
+        with pytest.raises(AssertionError, match="Expected code to be unreachable"):
+            write()
+
+
+def test_a_closed_round_that_was_recorded_without_a_number_counts_its_devices() -> None:
+    old = control_pb2.Event(round_closed=control_pb2.RoundClosed(round=1, accepted=["b", "a"]))
+    assert cr.event_from_proto(old).event == round_closed(1, ("b", "a"))
+    with raises(InvalidInput, "round 1: got 2 accepted devices, expected at most 1"):
+        cr.event_from_proto(
+            control_pb2.Event(round_closed=control_pb2.RoundClosed(round=1, accepted=["b", "a"], num_accepted=1))
+        )
 
 
 def test_a_rejection_for_a_reason_that_only_newer_ones_know_is_still_one() -> None:

@@ -17,8 +17,9 @@ from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Conflict, InvalidInput, NotFound
 from fanin.protos.runs import RoundOpened, RunState
 from fanin.server.blobs import Blobs
-from fanin.server.coordinator import Coordinator
+from fanin.server.coordinator import Coordinator, Limits
 from fanin.server.disk import Durability
+from fanin.server.population import Device
 from fanin.server.work import whole
 
 T = TypeVar("T")
@@ -84,6 +85,29 @@ def test_a_poll_that_a_second_one_replaces_is_told_to_come_back_later(tmp_path: 
         second = await ask(place.coordinator, "x")
         assert await first == m.Wait(retry_min_s=1.0, retry_max_s=5.0)
         assert second == m.Wait(retry_min_s=0.0, retry_max_s=1.0)
+
+    run_virtual(main())
+
+
+def test_a_check_in_that_gets_no_work_never_reaches_the_store(tmp_path: Path) -> None:
+    num_works = 0
+
+    async def counted(work: Callable[[], T]) -> T:
+        nonlocal num_works
+        num_works += 1
+        return work()
+
+    async def main() -> None:
+        place = open_place(tmp_path, store_lane=counted)
+        place.tools.devices.enroll_all([Device(public_key=f"{number:064x}") for number in range(1000)], 1.0)
+        coordinator = Coordinator(place.runs, place.tools, Limits(max_parked=1), random.Random(0))
+        parked = asyncio.create_task(ask(coordinator, "parked", wait_s=30.0))
+        await asyncio.sleep(1.0)
+        before = num_works
+        # The population's own window: 1,000 devices at 500 check-ins a second.
+        assert await ask(coordinator, "turned away") == m.Wait(retry_min_s=0.2, retry_max_s=2.0)
+        assert await parked == m.Wait(retry_min_s=0.0, retry_max_s=1.0)
+        assert num_works == before
 
     run_virtual(main())
 

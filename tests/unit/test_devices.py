@@ -3,13 +3,16 @@
 from pathlib import Path
 
 import pytest
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
+from fanin.protos.errors import Corrupted
 from fanin.server.disk import Durability
-from fanin.server.store.devices import Device, DeviceStore
+from fanin.server.population import Device
+from fanin.server.store.devices import DeviceStore, Role
 from fanin.server.store.engine import open_engine
 
-DEVICES = [Device(device_id=f"device-{number}", public_key=f"{number:064x}") for number in range(5)]
+DEVICES = [Device(public_key=f"{number:064x}") for number in range(5)]
 
 
 @pytest.fixture
@@ -20,23 +23,57 @@ def store(tmp_path: Path) -> DeviceStore:
 
 def test_all_are_found(store: DeviceStore) -> None:
     store.enroll_all(DEVICES, 1.0)
-    assert store.count() == len(DEVICES)
+    assert store.num_devices == len(DEVICES)
     assert [store.find(device.device_id) for device in DEVICES] == DEVICES
 
 
 def test_those_that_are_known_are_left_alone(store: DeviceStore) -> None:
     store.enroll(DEVICES[0], 1.0)
-    store.enroll_all([Device(device_id=DEVICES[0].device_id, public_key="f" * 64), *DEVICES[1:]], 2.0)
+    store.enroll_all(DEVICES, 2.0)
+    assert store.num_devices == len(DEVICES)
     assert [store.find(device.device_id) for device in DEVICES] == DEVICES
 
 
 def test_none_is_nothing(store: DeviceStore) -> None:
     store.enroll_all([], 1.0)
-    assert store.count() == 0
+    assert store.num_devices == 0
 
 
-def test_one_that_is_none_keeps_out_all(store: DeviceStore) -> None:
-    with pytest.raises(IntegrityError):
-        # What a caller who ignores the types could do: a device without a key.
-        store.enroll_all([*DEVICES, Device(device_id="more", public_key=None)], 1.0)
-    assert store.count() == 0
+def test_a_write_that_fails_leaves_memory_as_the_database_is(tmp_path: Path) -> None:
+    engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
+    store = DeviceStore(engine)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA query_only=ON")
+    with pytest.raises(OperationalError):
+        store.enroll_all(DEVICES, 1.0)
+    with pytest.raises(OperationalError):
+        store.add_token("sha", Role.DEVICE, 1.0)
+    assert (store.num_devices, store.find(DEVICES[0].device_id)) == (0, None)
+    assert not store.has_token("sha", Role.DEVICE)
+    engine.dispose()
+
+
+def test_what_is_found_never_asks_the_database(tmp_path: Path) -> None:
+    engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
+    DeviceStore(engine).enroll_all(DEVICES, 1.0)
+    DeviceStore(engine).add_token("sha", Role.DEVICE, 1.0)
+    reopened = DeviceStore(engine)
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
+    assert [reopened.find(device.device_id) for device in DEVICES] == DEVICES
+    assert (reopened.find("0" * 32), reopened.num_devices) == (None, len(DEVICES))
+    assert reopened.has_token("sha", Role.DEVICE)
+    assert not reopened.has_token("other", Role.DEVICE)
+    assert statements == []
+    engine.dispose()
+
+
+def test_a_table_that_no_fanin_wrote_is_corrupted(tmp_path: Path) -> None:
+    engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO devices VALUES ('me', 'my key', 1.0)")
+    with pytest.raises(
+        Corrupted, match=r"fanin\.db: its table of devices cannot be read \(non-hexadecimal number found"
+    ):
+        DeviceStore(engine)
+    engine.dispose()

@@ -2,35 +2,44 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import pytest
 from grpc import aio
 from support.errors import raises
+from support.peers import sign
+from support.values import STRANGER
 
 from fanin.clients.transport import KEEPALIVE_MS
+from fanin.protos.calls import AUTHORIZATION, BEARER
+from fanin.protos.convert import enrollment_to_proto
 from fanin.protos.errors import InvalidInput, Unauthenticated, Unavailable
+from fanin.protos.messages import Enrollment
 from fanin.server.disk import Durability
-from fanin.server.interceptors import FLEET, MAX_TEXT_CHARS, Rim, Waits
+from fanin.server.interceptors import CONTROL, ENROLL, FLEET, LOG, MAX_TEXT_CHARS, Rim, Waits
 from fanin.server.lanes import inline
 from fanin.server.observe import LogObserver
+from fanin.server.refused import RefusedCalls
 from fanin.server.registry import Registry
-from fanin.server.service import SERVER_OPTIONS
+from fanin.server.service import SERVER_OPTIONS, FleetService
 from fanin.server.state import open_state
 
 UPLOAD = f"{FLEET}Upload"
+T = TypeVar("T")
 
 
 class Context:
-    """A call without metadata; notes what it was ended with."""
+    """A call; notes what it was ended with."""
 
-    def __init__(self) -> None:
+    def __init__(self, metadata: tuple[tuple[str, str | bytes], ...] = ()) -> None:
         self.details = ""
+        self.metadata = metadata
 
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return ()
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return self.metadata
 
     async def abort(self, code: grpc.StatusCode, details: str, trailing: object = ()) -> None:
         self.details = details
@@ -40,7 +49,7 @@ class Context:
 @pytest.fixture
 def rim(tmp_path: Path) -> Rim:
     tools = open_state(tmp_path, Durability.PROCESS, (inline, inline), time.time, LogObserver())
-    return Rim(Registry(tools.devices, tools.wall), tools, Waits(first_request_s=0.05))
+    return Rim(Registry(tools.devices, tools.wall), tools, Waits(first_request_s=0.05), RefusedCalls(LOG))
 
 
 async def silent() -> AsyncIterator[bytes]:
@@ -82,6 +91,30 @@ def test_long_texts_are_cut_for_the_peer_and_the_log(rim: Rim, caplog: pytest.Lo
     assert context.details == "x" * MAX_TEXT_CHARS
     (record,) = caplog.records
     assert record.getMessage() == f"{UPLOAD}: InvalidInput: {'x' * MAX_TEXT_CHARS}"
+
+
+async def no_lane(work: Callable[[], T]) -> T:
+    """A store that is busy with something else for ever."""
+    raise AssertionError("a caller whom nobody knows reached the store")
+
+
+def test_callers_whom_nobody_knows_never_reach_the_store(tmp_path: Path) -> None:
+    tools = open_state(tmp_path, Durability.PROCESS, (no_lane, inline), time.time, LogObserver())
+    registry = Registry(tools.devices, tools.wall)
+    rim = Rim(registry, tools, Waits(), RefusedCalls(LOG))
+    stranger = sign(STRANGER, "CheckIn", b"").metadata
+    invented = sign(STRANGER, "CheckIn", b"", device_id="0123456789abcdef" * 2).metadata
+    for metadata, text in ((stranger, "not enrolled here"), (invented, "not enrolled here"), ((), "carries no valid")):
+        with pytest.raises(Unauthenticated, match=text):
+            rim._admit(f"{FLEET}CheckIn", b"", Context(metadata))
+    with pytest.raises(Unauthenticated, match="expected an operator token"):
+        rim._admit(f"{CONTROL}ListRuns", b"", Context(((AUTHORIZATION, f"{BEARER}invented"),)))
+    enrollment = Enrollment(protocol=1, token="invented", public_key=STRANGER.public)
+    body = enrollment_to_proto(enrollment)
+    rim._admit(ENROLL, body.SerializeToString(), Context(sign(STRANGER, "Enroll", body.SerializeToString()).metadata))
+    service = FleetService(None, registry, tools)
+    with pytest.raises(Unauthenticated, match="expected an enrollment token"):
+        asyncio.run(service.Enroll(body, None))
 
 
 def test_the_server_takes_pings_as_often_as_clients_send_them() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from fanin.protos import messages as m
 from fanin.protos.plans import StopPlan
-from fanin.server.stopping import reason_to_rest, train_loss_of
+from fanin.server.stopping import MAX_RUNTIMES, OTHER_RUNTIMES, reason_to_rest, runtimes_of, train_loss_of
 
 PATIENT = StopPlan(max_rounds=100, patience=2, min_delta=0.1)
 
@@ -41,3 +41,11 @@ def test_the_training_loss_is_a_mean_over_examples() -> None:
 @pytest.mark.parametrize("counts", [{}, {m.EXAMPLES: 0, m.TRAIN_LOSS: 5}, {m.EXAMPLES: -3, m.TRAIN_LOSS: 5}])
 def test_without_examples_there_is_no_training_loss(counts: dict[str, int]) -> None:
     assert train_loss_of(counts) == 0.0
+
+
+def test_runtimes_that_devices_invent_are_counted_together() -> None:
+    assert runtimes_of(["b 1", "a 1", "b 1"]) == {"b 1": 2, "a 1": 1}
+    assert runtimes_of([]) == {}
+    counts = runtimes_of([*["good 1"] * 5, *(f"invented {number}" for number in range(1000))])
+    assert (len(counts), counts["good 1"], sum(counts.values())) == (MAX_RUNTIMES + 1, 5, 1005)
+    assert counts[OTHER_RUNTIMES] == 1005 - 5 - (MAX_RUNTIMES - 1)

@@ -20,9 +20,10 @@ from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Conflict, Corrupted, StorageFull
 from fanin.protos.plans import CohortPlan
 from fanin.server.disk import Durability
+from fanin.server.population import Device
 from fanin.server.store import engine as engine_module
 from fanin.server.store.control import ControlStore, Newest
-from fanin.server.store.devices import Device, DeviceStore, Role
+from fanin.server.store.devices import DeviceStore, Role
 from fanin.server.store.engine import open_engine
 from fanin.server.store.rounds import CommittedUpdate, RoundMark, RoundRecord, RoundStore
 from fanin.server.store.runs import RunRecord, RunStore
@@ -61,7 +62,7 @@ def commit(rounds: RoundStore, wanted: CommittedUpdate, buffer: int) -> Committe
 
 
 def events(engine: Engine) -> list[tuple[int, r.RunEvent]]:
-    return [(recorded.sequence, recorded.event) for recorded in RunStore(engine).events(RUN, 0)]
+    return [(recorded.sequence, recorded.event) for recorded in RunStore(engine).events(RUN)]
 
 
 def test_the_schema_is_what_the_migrations_make(engine: Engine) -> None:
@@ -107,7 +108,7 @@ def test_a_process_that_ends_in_the_first_migration_leaves_a_folder_that_opens(t
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     opened = open_engine(path, Durability.HOST)
-    assert DeviceStore(opened).count() == 0
+    assert DeviceStore(opened).num_devices == 0
     opened.dispose()
 
 
@@ -215,9 +216,7 @@ def test_a_closed_round_takes_no_more_and_keeps_its_first_set(engine: Engine, ro
     assert close(rounds, quorum=9).accepted == ("b", "a")
     (record,) = rounds.rounds(RUN)
     assert (record.mark, record.accepted) == (RoundMark.CLOSED, ("b", "a"))
-    assert [event for _, event in events(engine) if isinstance(event, r.RoundClosed)] == [
-        r.RoundClosed(round=1, accepted=("b", "a"))
-    ]
+    assert [event for _, event in events(engine) if isinstance(event, r.RoundClosed)] == [r.round_closed(1, ("b", "a"))]
 
 
 def test_without_a_quorum_the_round_fails_and_takes_no_more(engine: Engine, rounds: RoundStore) -> None:
@@ -292,14 +291,14 @@ def test_events_are_numbered_from_1_without_gaps_in_each_run(engine: Engine, rou
     runs.rest(RUN, r.RunRested(state=r.RunState.FAILED, reason="nobody came"), 50.0, next_sequence=99)
     assert events(engine) == [
         (1, r.RoundOpened(round=1, base_version=0)),
-        (2, r.RoundClosed(round=1, accepted=("a",))),
+        (2, r.round_closed(1, ("a",))),
         (3, published(1)),
         (4, r.RoundOpened(round=2, base_version=1)),
         (5, r.RoundFailed(round=2, reason="0 updates within 60 s, expected at least 1")),
         (6, r.RunRested(state=r.RunState.FAILED, reason="nobody came")),
     ]
-    assert [recorded.sequence for recorded in runs.events(RUN, 5)] == [5, 6]
-    assert [recorded.sequence for recorded in runs.events("other", 0)] == [1]
+    assert [recorded.sequence for recorded in runs.event_page(RUN, 5)] == [5, 6]
+    assert [recorded.sequence for recorded in runs.events("other")] == [1]
 
 
 def test_a_runs_key_is_made_once(engine: Engine) -> None:
@@ -357,10 +356,10 @@ def test_no_round_is_opened_in_a_run_that_rests_and_no_rest_overwrites_another(e
 
 def test_devices_and_tokens(engine: Engine) -> None:
     store = DeviceStore(engine)
-    device = Device(device_id="d", public_key="ab" * 32)
+    device = Device(public_key="ab" * 32)
     store.enroll(device, 1.0)
     store.enroll(device, 2.0)
-    assert (store.find("d"), store.find("e"), store.count()) == (device, None, 1)
+    assert (store.find(device.device_id), store.find("e"), store.num_devices) == (device, None, 1)
     store.add_token("sha", Role.DEVICE, 1.0)
     assert store.has_token("sha", Role.DEVICE)
     assert not store.has_token("sha", Role.OPERATOR)
@@ -375,7 +374,8 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: R
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), now_s=30.0)
-    devices.enroll(Device(device_id="d", public_key="ab" * 32), 1.0)
+    device = Device(public_key="ab" * 32)
+    devices.enroll(device, 1.0)
 
     def facts(opened: Engine) -> list[object]:
         run_store, round_store = RunStore(opened), RoundStore(opened)
@@ -385,10 +385,10 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: R
             run_store.run_key(RUN, b"other"),
             run_store.version(RUN, 0),
             run_store.version(RUN),
-            run_store.events(RUN, 0),
+            tuple(run_store.events(RUN)),
             round_store.rounds(RUN),
             round_store.updates(RUN, 1),
-            DeviceStore(opened).find("d"),
+            DeviceStore(opened).find(device.device_id),
         ]
 
     before = facts(engine)

@@ -25,6 +25,8 @@ CALL_S = 120.0
 """Publishing a Bundle verifies all of it; everything else takes milliseconds."""
 MAX_COMMAND_TRIES: Final = 5
 MAX_WATCH_TRIES: Final = 20
+STEADY_S: Final = 60.0
+"""A watch that lasted so long was connected: it does not count among the tries."""
 PAUSE_S: Final = 0.5
 """20 pauses of half a second: a coordinator that was killed serves again within a few."""
 
@@ -118,6 +120,23 @@ class Operator:
             self._line.unary(f"{CONTROL}DescribeRun", request, pb.RunDescription.FromString, self._call)
         )
 
+    def accepted_devices(self, run_id: str, round_number: int) -> Iterator[str]:
+        """The devices whose Updates a Round accepted, in the order of acceptance. Raises NotFound."""
+        index = 0
+        while True:
+            request = pb.AcceptedDevicesRequest(run_id=run_id, round=round_number, from_index=index)
+            reply = self._line.unary(
+                f"{CONTROL}AcceptedDevices",
+                request.SerializeToString(),
+                pb.AcceptedDevicesReply.FromString,
+                self._call,
+            )
+            page = cr.accepted_devices_from_proto(reply)
+            yield from page.device_ids
+            index += len(page.device_ids)
+            if index >= page.num_accepted or not page.device_ids:
+                return
+
     def version(self, run_id: str, number: int | None = None) -> VersionWithBundle:
         """A Version with its Bundle, by default the newest. Raises NotFound."""
         request = pb.GetVersionRequest(run_id=run_id, number=number).SerializeToString()
@@ -138,12 +157,16 @@ class Operator:
         has_begun, num_tries = False, 0
         while True:
             request = pb.WatchRequest(run_id=run_id, from_sequence=from_sequence).SerializeToString()
+            began_s = time.monotonic()
             try:
                 for event in self._line.unary_stream(f"{CONTROL}Watch", request, pb.Event.FromString, self._endless):
                     has_begun, num_tries, from_sequence = True, 0, event.sequence + 1
                     yield cr.event_from_proto(event)
                 return
             except Unavailable as exc:
+                if time.monotonic() - began_s > STEADY_S:
+                    # It worked, though nothing happened: the coordinator ends each connection after some hours.
+                    has_begun, num_tries = True, 0
                 num_tries += 1
                 # Where nothing has come yet, the address may be wrong: that is told at once.
                 if not has_begun or isinstance(exc, Untrusted) or num_tries >= MAX_WATCH_TRIES:

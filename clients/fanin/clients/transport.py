@@ -36,6 +36,9 @@ CALL_S: Final = 30.0
 """How long a short call may take; a long poll takes its own wait on top."""
 KEEPALIVE_MS: Final = 60_000
 """How often an idle line is looked after: routers forget one after minutes. The coordinator's server allows it."""
+IDLE_MS: Final = 120_000
+"""How long a line without a call stays open: less than the coordinator allows, so that the device closes it, not the
+coordinator, which gRPC would write to standard error."""
 PIECE_BYTES: Final = 256 << 10
 MAX_PORT: Final = 65535
 _TOKEN_CREDENTIAL: Final = "an enrollment token that was made there (--token-file)"
@@ -271,6 +274,7 @@ def _open_channel(address: str, ca_certificate: bytes) -> grpc.Channel:
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.client_idle_timeout_ms", IDLE_MS),
     )
     return grpc.secure_channel(address, credentials, options=options)
 

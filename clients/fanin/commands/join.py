@@ -19,6 +19,7 @@ from fanin.clients.serving import Serving
 from fanin.clients.textfiles import read_text, read_token
 from fanin.clients.training import RuntimeTrainer
 from fanin.clients.transport import GrpcTransport, Line
+from fanin.commands.logs import configure_logging
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import check_key
@@ -27,7 +28,7 @@ from fanin.protos.names import check_key
 def main(argv: Sequence[str]) -> int:
     """The command."""
     options = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging(logging.INFO)
     share_one_heap()
     # What the imports took need not stand beside what a runtime takes to start; nor what both took beside the line.
     give_back()

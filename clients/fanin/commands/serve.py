@@ -20,8 +20,10 @@ from typing import Annotated
 import typer
 
 from fanin.clients.footprint import share_one_heap
+from fanin.commands.logs import configure_logging
 from fanin.commands.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE_TOKEN, OPERATOR_TOKEN, run_command
 from fanin.server.authority import local_identity
+from fanin.server.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
 from fanin.server.coordinator import Coordinator, Limits
 from fanin.server.disk import Durability
 from fanin.server.lanes import ThreadLane
@@ -33,6 +35,7 @@ from fanin.server.settings import Settings
 from fanin.server.state import hold_folder, open_state
 from fanin.server.store.devices import Role
 
+LOG = logging.getLogger("fanin.commands.serve")
 DISK_THREADS = 4
 DRAIN_S = 5.0
 
@@ -57,11 +60,7 @@ def serve(
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every effect.")] = False,
 ) -> None:
     """Run a coordinator: serve devices and operators until SIGTERM."""
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    configure_logging(logging.DEBUG if verbose else logging.INFO)
     if not verbose:
         # That the tables are as they should be is no news.
         logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -94,8 +93,9 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     _ensure_tokens(settings.state, registry)
     identity = local_identity(settings.state / "tls", settings.all_names, datetime.now(UTC))
     runs = Runs(tools)
-    coordinator = Coordinator(runs, tools, Limits(), random.Random())
-    services = Services(coordinator=coordinator, runs=runs, registry=registry, tools=tools)
+    limits, connections = _share_descriptors(Limits())
+    coordinator = Coordinator(runs, tools, limits, random.Random())
+    services = Services(coordinator=coordinator, runs=runs, registry=registry, tools=tools, connections=connections)
     # The port first: a coordinator that cannot serve must not drive Runs either.
     bound = bind_server(services, identity, settings.listen)
     await runs.start()
@@ -118,6 +118,22 @@ class Lanes:
         """Wait for work under way."""
         self.store.close()
         self.disk.close()
+
+
+def _share_descriptors(limits: Limits) -> tuple[Limits, Connections]:
+    """Raise this process's limit of descriptors, and take on no more than it allows. Raises Conflict."""
+    enough = enough_descriptors(limits)
+    descriptors = raise_descriptor_limit(enough)
+    lowered, connections = share_descriptors(descriptors, limits)
+    if lowered != limits:
+        LOG.warning(
+            "descriptors: this process may open %d, expected %d; at most %d devices wait at a time instead of %d, "
+            "and %d upload instead of %d; raise the hard limit (ulimit -Hn, LimitNOFILE= in systemd)",
+            *(descriptors, enough),
+            *(lowered.max_parked, limits.max_parked),
+            *(lowered.max_uploads, limits.max_uploads),
+        )
+    return lowered, connections
 
 
 def _announce(settings: Settings, port: int) -> None:

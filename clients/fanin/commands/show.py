@@ -93,7 +93,7 @@ def describe(event: RunEvent) -> str:
         case RoundOpened():
             return f"round {event.round} opened from version {event.base_version}"
         case RoundClosed():
-            return f"round {event.round} closed with {len(event.accepted)} updates"
+            return f"round {event.round} closed with {event.num_accepted} updates"
         case RoundFailed():
             return f"round {event.round} failed: {event.reason}"
         case VersionPublished():

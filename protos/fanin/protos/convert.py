@@ -5,7 +5,7 @@ numbers, a missing part, numbers out of range. Unknown fields are ignored, as pr
 """
 
 from types import MappingProxyType
-from typing import Final
+from typing import Final, assert_never
 
 from fanin.protos import messages as m
 from fanin.protos.chunks import MAX_MORE_CHUNKS, Artifact, ChunkRef
@@ -221,6 +221,8 @@ def answer_to_proto(answer: m.CheckInAnswer) -> pb.CheckInReply:
         case m.Rejected():
             rejected = pb.Rejected(reason=_REASONS[answer.reason], text=answer.text)
             return pb.CheckInReply(rejected=rejected, newest=_newest_to_proto(answer.newest))
+        case other:
+            assert_never(other)
 
 
 def answer_from_proto(message: pb.CheckInReply) -> m.CheckInAnswer:
@@ -321,6 +323,8 @@ def upload_to_proto(part: m.UpdateHeader | m.Piece) -> pb.UploadRequest:
             return pb.UploadRequest(header=header_to_proto(part))
         case m.Piece():
             return pb.UploadRequest(piece=pb.Piece(offset=part.offset, data=part.data))
+        case other:
+            assert_never(other)
 
 
 def upload_from_proto(message: pb.UploadRequest) -> m.UpdateHeader | m.Piece:

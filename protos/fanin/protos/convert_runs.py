@@ -2,7 +2,7 @@
 
 import math
 from types import MappingProxyType
-from typing import Final
+from typing import Final, assert_never
 
 from fanin.protos import plans as p
 from fanin.protos import runs as r
@@ -213,6 +213,8 @@ def command_to_proto(command: r.Command) -> pb.CommandRequest:
         case r.Adopt() as adopt:
             found = pb.AdoptVersion(from_run_id=adopt.from_run, number=adopt.number, rounds=adopt.num_rounds)
             message.adopt.CopyFrom(found)
+        case other:
+            assert_never(other)
     return message
 
 
@@ -251,7 +253,7 @@ def event_to_proto(recorded: r.Recorded) -> pb.Event:
         case r.RoundOpened() as event:
             message.round_opened.CopyFrom(pb.RoundOpened(round=event.round, base_version=event.base_version))
         case r.RoundClosed() as event:
-            message.round_closed.CopyFrom(pb.RoundClosed(round=event.round, accepted=event.accepted))
+            message.round_closed.CopyFrom(_closed_to_proto(event))
         case r.RoundFailed() as event:
             message.round_failed.CopyFrom(pb.RoundFailed(round=event.round, reason=event.reason))
         case r.VersionPublished() as event:
@@ -260,6 +262,8 @@ def event_to_proto(recorded: r.Recorded) -> pb.Event:
             message.run_rested.CopyFrom(pb.RunRested(state=_RUN_STATES[event.state], reason=event.reason))
         case r.RunResumed() as event:
             message.run_resumed.CopyFrom(pb.RunResumed(rounds=event.num_rounds))
+        case other:
+            assert_never(other)
     return message
 
 
@@ -272,7 +276,7 @@ def _run_event(message: pb.Event) -> r.RunEvent:
         case "round_opened":
             return r.RoundOpened(round=message.round_opened.round, base_version=message.round_opened.base_version)
         case "round_closed":
-            return r.RoundClosed(round=message.round_closed.round, accepted=tuple(message.round_closed.accepted))
+            return _closed_from_proto(message.round_closed)
         case "round_failed":
             return r.RoundFailed(round=message.round_failed.round, reason=message.round_failed.reason)
         case "version_published":
@@ -283,6 +287,25 @@ def _run_event(message: pb.Event) -> r.RunEvent:
             return r.RunResumed(num_rounds=message.run_resumed.rounds)
         case other:
             raise InvalidInput(f"event: got {other}, expected a kind that this fanin knows; install a newer one")
+
+
+def _closed_to_proto(event: r.RoundClosed) -> pb.RoundClosed:
+    return pb.RoundClosed(round=event.round, accepted=event.accepted, num_accepted=event.num_accepted)
+
+
+def _closed_from_proto(message: pb.RoundClosed) -> r.RoundClosed:
+    if not message.num_accepted:
+        # Recorded before there was the number: all devices are listed.
+        return r.round_closed(message.round, message.accepted)
+    return r.RoundClosed(round=message.round, num_accepted=message.num_accepted, accepted=tuple(message.accepted))
+
+
+def accepted_devices_to_proto(page: r.AcceptedDevices) -> pb.AcceptedDevicesReply:
+    return pb.AcceptedDevicesReply(num_accepted=page.num_accepted, device_ids=page.device_ids)
+
+
+def accepted_devices_from_proto(message: pb.AcceptedDevicesReply) -> r.AcceptedDevices:
+    return r.AcceptedDevices(num_accepted=message.num_accepted, device_ids=tuple(message.device_ids))
 
 
 def _published_to_proto(event: r.VersionPublished) -> pb.VersionPublished:

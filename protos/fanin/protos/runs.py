@@ -1,6 +1,6 @@
 """The words of the operator's protocol: Runs and what happens in them; ``control.proto`` says when."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -13,6 +13,10 @@ from fanin.protos.plans import MAX_TIMES, Plan
 
 MAX_DESCRIBED_ROUNDS: Final = 1000
 """Of how many Rounds a description tells: one message holds them."""
+MAX_LISTED_DEVICES: Final = 1000
+"""Devices that an event lists: 34 kB of the 4 MiB that gRPC takes in one message."""
+MAX_PAGE_DEVICES: Final = 10_000
+"""Devices on one page of those that a Round accepted."""
 MAX_NUMBER: Final = (1 << 63) - 1
 """The highest Version or sequence number that there can be: what a database's integer holds."""
 
@@ -166,10 +170,35 @@ class RoundOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundClosed:
-    """The set of Updates is named; ``accepted`` has the devices in the order of acceptance."""
+    """The set of Updates is named.
+
+    ``accepted`` has the first ``MAX_LISTED_DEVICES`` of the ``num_accepted`` devices, in the order of acceptance: one
+    message holds the event. The Round's record has all of them (``AcceptedDevices``).
+    """
 
     round: int
+    num_accepted: int
     accepted: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.accepted) > self.num_accepted:
+            raise InvalidInput(
+                f"round {self.round}: got {len(self.accepted)} accepted devices, expected at most {self.num_accepted}"
+            )
+
+
+def round_closed(round_number: int, accepted: Sequence[str]) -> RoundClosed:
+    """The event of a Round that accepted the Updates of these devices, in this order."""
+    return RoundClosed(round=round_number, num_accepted=len(accepted), accepted=tuple(accepted[:MAX_LISTED_DEVICES]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedDevices:
+    """A page of the devices whose Updates a Round accepted, in the order of acceptance; the Round accepted
+    ``num_accepted``."""
+
+    num_accepted: int
+    device_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

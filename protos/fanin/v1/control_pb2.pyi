@@ -689,6 +689,58 @@ class GetVersionReply(_message.Message):
 Global___GetVersionReply: _TypeAlias = GetVersionReply  # noqa: Y015
 
 @_typing.final
+class AcceptedDevicesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    FROM_INDEX_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    round: _builtins.int
+    from_index: _builtins.int
+    """How many ids to leave out."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        round: _builtins.int = ...,
+        from_index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_index", b"from_index", "round", b"round", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcceptedDevicesRequest: _TypeAlias = AcceptedDevicesRequest  # noqa: Y015
+
+@_typing.final
+class AcceptedDevicesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
+    DEVICE_IDS_FIELD_NUMBER: _builtins.int
+    num_accepted: _builtins.int
+    """Of the Round; 0 while it is open."""
+    @_builtins.property
+    def device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At most 10,000."""
+
+    def __init__(
+        self,
+        *,
+        num_accepted: _builtins.int = ...,
+        device_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_ids", b"device_ids", "num_accepted", b"num_accepted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcceptedDevicesReply: _TypeAlias = AcceptedDevicesReply  # noqa: Y015
+
+@_typing.final
 class WatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -790,20 +842,23 @@ class RoundClosed(_message.Message):
 
     ROUND_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    num_accepted: _builtins.int
     @_builtins.property
     def accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Device ids in the order in which their Updates were accepted."""
+        """The first 1,000 device ids in the order in which their Updates were accepted; AcceptedDevices lists all."""
 
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         accepted: _abc.Iterable[_builtins.str] | None = ...,
+        num_accepted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "num_accepted", b"num_accepted", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -942,7 +997,7 @@ class VersionPublished(_message.Message):
 
     @_builtins.property
     def runtimes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """How many of the Updates were made with which runtime."""
+        """How many of the Updates were made with which runtime: the 50 most frequent ones, and "other"."""
 
     def __init__(
         self,

@@ -95,6 +95,11 @@ class ControlStub:
                 request_serializer=fanin_dot_v1_dot_control__pb2.GetVersionRequest.SerializeToString,
                 response_deserializer=fanin_dot_v1_dot_control__pb2.GetVersionReply.FromString,
                 _registered_method=True)
+        self.AcceptedDevices = channel.unary_unary(
+                '/fanin.v1.Control/AcceptedDevices',
+                request_serializer=fanin_dot_v1_dot_control__pb2.AcceptedDevicesRequest.SerializeToString,
+                response_deserializer=fanin_dot_v1_dot_control__pb2.AcceptedDevicesReply.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/fanin.v1.Control/Watch',
                 request_serializer=fanin_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
@@ -190,6 +195,14 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AcceptedDevices(self, request, context):
+        """Lists the devices whose Updates a Round accepted, in the order of acceptance, one page a call. Call it again with
+        from_index raised by the number of ids received, until that is num_accepted. NOT_FOUND: no such Round.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Everything that happened in a Run so far, then what happens, until the Run has finished, failed or been stopped.
         """
@@ -259,6 +272,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetVersion,
                     request_deserializer=fanin_dot_v1_dot_control__pb2.GetVersionRequest.FromString,
                     response_serializer=fanin_dot_v1_dot_control__pb2.GetVersionReply.SerializeToString,
+            ),
+            'AcceptedDevices': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcceptedDevices,
+                    request_deserializer=fanin_dot_v1_dot_control__pb2.AcceptedDevicesRequest.FromString,
+                    response_serializer=fanin_dot_v1_dot_control__pb2.AcceptedDevicesReply.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -590,6 +608,33 @@ class Control:
             '/fanin.v1.Control/GetVersion',
             fanin_dot_v1_dot_control__pb2.GetVersionRequest.SerializeToString,
             fanin_dot_v1_dot_control__pb2.GetVersionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcceptedDevices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fanin.v1.Control/AcceptedDevices',
+            fanin_dot_v1_dot_control__pb2.AcceptedDevicesRequest.SerializeToString,
+            fanin_dot_v1_dot_control__pb2.AcceptedDevicesReply.FromString,
             options,
             channel_credentials,
             insecure,

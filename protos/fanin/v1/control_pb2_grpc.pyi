@@ -68,6 +68,10 @@ class ControlStub:
     """A Run with its last Rounds, and who is at work in it."""
     GetVersion: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetVersionRequest, _control_pb2.GetVersionReply]
     """A Version of a Run with its Bundle; without a number the newest."""
+    AcceptedDevices: _grpc.UnaryUnaryMultiCallable[_control_pb2.AcceptedDevicesRequest, _control_pb2.AcceptedDevicesReply]
+    """Lists the devices whose Updates a Round accepted, in the order of acceptance, one page a call. Call it again with
+    from_index raised by the number of ids received, until that is num_accepted. NOT_FOUND: no such Round.
+    """
     Watch: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.Event]
     """Everything that happened in a Run so far, then what happens, until the Run has finished, failed or been stopped."""
 
@@ -102,6 +106,10 @@ class ControlAsyncStub(ControlStub):
     """A Run with its last Rounds, and who is at work in it."""
     GetVersion: _aio.UnaryUnaryMultiCallable[_control_pb2.GetVersionRequest, _control_pb2.GetVersionReply]  # type: ignore[assignment]
     """A Version of a Run with its Bundle; without a number the newest."""
+    AcceptedDevices: _aio.UnaryUnaryMultiCallable[_control_pb2.AcceptedDevicesRequest, _control_pb2.AcceptedDevicesReply]  # type: ignore[assignment]
+    """Lists the devices whose Updates a Round accepted, in the order of acceptance, one page a call. Call it again with
+    from_index raised by the number of ids received, until that is num_accepted. NOT_FOUND: no such Round.
+    """
     Watch: _aio.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.Event]  # type: ignore[assignment]
     """Everything that happened in a Run so far, then what happens, until the Run has finished, failed or been stopped."""
 
@@ -205,6 +213,16 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.GetVersionReply, _abc.Awaitable[_control_pb2.GetVersionReply]]:
         """A Version of a Run with its Bundle; without a number the newest."""
+
+    @_abc_1.abstractmethod
+    def AcceptedDevices(
+        self,
+        request: _control_pb2.AcceptedDevicesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.AcceptedDevicesReply, _abc.Awaitable[_control_pb2.AcceptedDevicesReply]]:
+        """Lists the devices whose Updates a Round accepted, in the order of acceptance, one page a call. Call it again with
+        from_index raised by the number of ids received, until that is num_accepted. NOT_FOUND: no such Round.
+        """
 
     @_abc_1.abstractmethod
     def Watch(

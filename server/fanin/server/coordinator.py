@@ -39,11 +39,13 @@ class Limits:
     """How much the coordinator takes on.
 
     ``max_parked`` polls wait at the same time (each costs some 10 kB), for at most ``max_wait_s``, which stays
-    under the 60 s after which common proxies cut an idle line. A transfer whose device sends or reads nothing for
-    ``stall_s``, or on the whole next to nothing (``patience``), is ended; the device goes on with it later.
+    under the 60 s after which common proxies cut an idle line. ``max_uploads`` are under way at the same time, each
+    with an open file. A transfer whose device sends or reads nothing for ``stall_s``, or on the whole next to nothing
+    (``patience``), is ended; the device goes on with it later.
     """
 
     max_parked: int = 10_000
+    max_uploads: int = 4_096
     max_wait_s: float = 45.0
     stall_s: float = 60.0
 
@@ -96,7 +98,7 @@ class Coordinator:
             # Two processes with one key would else chase each other as fast as the line allows.
             earlier.answer.set_result(m.Wait(retry_min_s=1.0, retry_max_s=5.0))
         if len(self._parked) >= self._limits.max_parked:
-            return await self._turn_away()
+            return self._turn_away()
         poll = _Poll(check_in, asyncio.get_running_loop().create_future())
         self._parked[device] = poll
         self._hand_out(asking=device)
@@ -136,9 +138,14 @@ class Coordinator:
     async def upload(
         self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
     ) -> AsyncIterator[m.UploadReply]:
-        """Take an Update; the first reply says where to go on. Raises InvalidUpdate, NotFound, StorageFull."""
+        """Take an Update; the first reply says where to go on.
+
+        Raises InvalidUpdate, NotFound, StorageFull, Unavailable while too many others upload.
+        """
         driver = self._driver(header.assignment_id)
         driver.check_assignment(header.assignment_id, device)
+        if device not in self._uploading and len(self._uploading) >= self._limits.max_uploads:
+            raise Unavailable(f"upload: {len(self._uploading)} are under way, expected fewer; try again later")
         current = asyncio.current_task()
         assert current is not None, "an upload is served by a task"
         earlier = self._uploading.get(device)
@@ -289,9 +296,8 @@ class Coordinator:
         finally:
             self._receiving.discard(transfer)
 
-    async def _turn_away(self) -> m.Wait:
-        num_devices = await self._tools.store_lane(self._tools.devices.count)
-        retry_min_s, retry_max_s = retry_window(num_devices)
+    def _turn_away(self) -> m.Wait:
+        retry_min_s, retry_max_s = retry_window(self._tools.devices.num_devices)
         return m.Wait(retry_min_s=retry_min_s, retry_max_s=retry_max_s)
 
     def _driver(self, assignment_id: str) -> RunDriver:

@@ -21,7 +21,6 @@ async def describe(driver: RunDriver, info: RunInfo, num_rounds: int, tools: Too
     """The Run of a driver, with its last Rounds."""
     run_id = driver.run_id
     kept = await tools.store_lane(lambda: tools.rounds.latest(run_id, max(num_rounds, 1)))
-    num_devices = await tools.store_lane(tools.devices.count)
     machine = driver.round
     is_open = machine is not None and machine.is_open
     at_work = sorted(machine.at_work) if machine is not None and is_open else []
@@ -34,7 +33,7 @@ async def describe(driver: RunDriver, info: RunInfo, num_rounds: int, tools: Too
         num_at_work=len(at_work),
         at_work=tuple(at_work[:MAX_NAMED_DEVICES]),
         deadline_s=left_s,
-        num_devices=num_devices,
+        num_devices=tools.devices.num_devices,
     )
 
 

@@ -348,7 +348,8 @@ class RunDriver:
             await self._reload()
             if self.run.state is not RunState.RUNNING:
                 return
-            history.add(await tools.store_lane(lambda: tools.runs.events(self.run_id, history.next_sequence)))
+            while page := await tools.store_lane(lambda: tools.runs.event_page(self.run_id, history.next_sequence)):
+                history.add(page)
             rested = history.rest_of(self.run.max_rounds, self.run.start.plan.stop)
             if rested is None:
                 await self._open_next()

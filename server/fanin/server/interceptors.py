@@ -4,12 +4,12 @@ In this order, before a servicer sees anything:
 
 1. the request stays raw bytes, for the signature covers bytes, not a re-serialization;
 2. Fleet: the device's signature over method, time and body, and that its time is used once; Control: the
-   operator's token;
+   operator's token; all from memory, without the database, for anybody can make a call;
 3. only now the bytes are parsed: nobody unknown reaches the parser, and what does not parse is InvalidInput; but
    for Enroll, whose bytes hold the key that signed them: its token and signature are checked after parsing;
 4. whatever the servicer raises becomes a status by the table in ``protos.errors``: the peer sees the public
-   text, the log the inner one;
-5. a reply that its caller does not read ends the call: what a servicer holds for it is let go.
+   text, the log the inner one, of so many calls a minute (``refused``);
+5. a request that does not come, and a reply that its caller does not read, end the call: what is held for it is freed.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol, TypeVar, cast
 
@@ -29,8 +29,9 @@ from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos.calls import Call
 from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, public_text, status_of
+from fanin.server.population import Device
+from fanin.server.refused import RefusedCalls
 from fanin.server.registry import Registry
-from fanin.server.store.devices import Device
 from fanin.server.work import Tools
 
 LOG = logging.getLogger("fanin.server.rim")
@@ -47,7 +48,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """How long a caller may keep the rim waiting: a stream's first request, which says who calls, may take
+    """How long a caller may keep the rim waiting: the first request, which says who calls, may take
     ``first_request_s``, for until then nobody knows; each reply is to be read within ``read_s``."""
 
     first_request_s: float = 30.0
@@ -96,25 +97,28 @@ class _Handler(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Guarded:
-    """A handler whose requests are raw bytes; the attributes are those that gRPC looks for."""
+    """A handler of raw bytes; the attributes are those that gRPC looks for.
 
-    request_streaming: bool
+    To gRPC every request is a stream, which is the same on the wire. It would else wait for a single request without a
+    limit before it calls us.
+    """
+
     response_streaming: bool
-    request_deserializer: Callable[[bytes], bytes]
     response_serializer: Callable[[Message], bytes]
-    unary_unary: Callable[[bytes, Context], Awaitable[Message]] | None = None
-    unary_stream: Callable[[bytes, Context], Awaitable[None]] | None = None
-    stream_unary: Callable[[AsyncIterator[bytes], Context], Awaitable[Message]] | None = None
-    stream_stream: Callable[[AsyncIterator[bytes], Context], Awaitable[None]] | None = None
+    stream_unary: Callable[[AsyncIterator[bytes], Context], Awaitable[Message]]
+    stream_stream: Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
+    request_streaming: bool = True
+    request_deserializer: Callable[[bytes], bytes] = field(default=lambda data: data)
 
 
 class Rim(aio.ServerInterceptor):
     """Wraps every handler of Fleet and Control."""
 
-    def __init__(self, registry: Registry, tools: Tools, waits: Waits) -> None:
+    def __init__(self, registry: Registry, tools: Tools, waits: Waits, refused: RefusedCalls) -> None:
         self._registry = registry
         self._tools = tools
         self._waits = waits
+        self._refused = refused
 
     async def intercept_service(
         self,
@@ -129,43 +133,31 @@ class Rim(aio.ServerInterceptor):
         return cast("grpc.RpcMethodHandler[Q, R]", self._guarded(method, cast("_Handler", handler)))
 
     def _guarded(self, method: str, handler: _Handler) -> _Guarded:
-        guarded = _Guarded(
-            request_streaming=handler.request_streaming,
+        return _Guarded(
             response_streaming=handler.response_streaming,
-            request_deserializer=_as_is,
             response_serializer=handler.response_serializer,
+            stream_unary=partial(self._one_reply, method, handler),
+            stream_stream=partial(self._many_replies, method, handler),
         )
-        match handler.request_streaming, handler.response_streaming:
-            case False, False:
-                return replace(guarded, unary_unary=partial(self._unary_unary, method, handler))
-            case False, True:
-                return replace(guarded, unary_stream=partial(self._unary_stream, method, handler))
-            case True, False:
-                return replace(guarded, stream_unary=partial(self._stream_unary, method, handler))
-            case _:
-                return replace(guarded, stream_stream=partial(self._stream_stream, method, handler))
 
-    async def _unary_unary(self, method: str, handler: _Handler, request: bytes, context: Context) -> Message:
-        async with self._rim(method, context):
-            return await handler.unary_unary(await self._one_request(method, handler, request, context), context)
-
-    async def _unary_stream(self, method: str, handler: _Handler, request: bytes, context: Context) -> None:
-        async with self._rim(method, context):
-            message = await self._one_request(method, handler, request, context)
-            await self._send(handler.unary_stream(message, context), context)
-
-    async def _stream_unary(
+    async def _one_reply(
         self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
     ) -> Message:
         async with self._rim(method, context):
-            return await handler.stream_unary(self._many_requests(method, handler, requests, context), context)
+            if handler.request_streaming:
+                return await handler.stream_unary(self._many_requests(method, handler, requests, context), context)
+            return await handler.unary_unary(await self._one_request(method, handler, requests, context), context)
 
-    async def _stream_stream(
+    async def _many_replies(
         self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
     ) -> None:
         async with self._rim(method, context):
-            messages = self._many_requests(method, handler, requests, context)
-            await self._send(handler.stream_stream(messages, context), context)
+            if handler.request_streaming:
+                messages = self._many_requests(method, handler, requests, context)
+                await self._send(handler.stream_stream(messages, context), context)
+            else:
+                message = await self._one_request(method, handler, requests, context)
+                await self._send(handler.unary_stream(message, context), context)
 
     async def _send(self, replies: AsyncGenerator[Message, None], context: Context) -> None:
         """Each reply, once the one before it has gone. Raises Unavailable for a caller that does not read."""
@@ -177,22 +169,28 @@ class Rim(aio.ServerInterceptor):
                 except TimeoutError as exc:
                     raise Unavailable(f"call: its caller read nothing for {self._waits.read_s:g} s") from exc
 
-    async def _one_request(self, method: str, handler: _Handler, request: bytes, context: Context) -> Message:
-        await self._admit(method, request, context)
+    async def _one_request(
+        self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
+    ) -> Message:
+        request = await self._first(method, aiter(requests))
+        self._admit(method, request, context)
         return _parsed(method, handler, request)
+
+    async def _first(self, method: str, stream: AsyncIterator[bytes]) -> bytes:
+        try:
+            async with asyncio.timeout(self._waits.first_request_s):
+                return await anext(stream)
+        except StopAsyncIteration as exc:
+            raise Unauthenticated(f"call: {method} carried no request to be checked") from exc
+        except TimeoutError as exc:
+            raise Unavailable(f"call: {method} sent no request for {self._waits.first_request_s:g} s") from exc
 
     async def _many_requests(
         self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[Message]:
         stream = aiter(requests)
-        try:
-            async with asyncio.timeout(self._waits.first_request_s):
-                first = await anext(stream)
-        except StopAsyncIteration as exc:
-            raise Unauthenticated(f"call: {method} carried no request to be checked") from exc
-        except TimeoutError as exc:
-            raise Unavailable(f"call: {method} sent no request for {self._waits.first_request_s:g} s") from exc
-        await self._admit(method, first, context)
+        first = await self._first(method, stream)
+        self._admit(method, first, context)
         yield _parsed(method, handler, first)
         del first
         # Not ``async for``: its name would keep a piece in memory for each upload that waits.
@@ -200,20 +198,18 @@ class Rim(aio.ServerInterceptor):
             while True:
                 yield _parsed(method, handler, await anext(stream))
 
-    async def _admit(self, method: str, body: bytes, context: Context) -> None:
+    def _admit(self, method: str, body: bytes, context: Context) -> None:
         metadata = dict(context.invocation_metadata() or ())
         if method.startswith(CONTROL):
             value = _text(metadata.get(calls.AUTHORIZATION))
             token = value.removeprefix(calls.BEARER) if value.startswith(calls.BEARER) else ""
-            await self._tools.store_lane(lambda: self._registry.check_operator(token))
+            self._registry.check_operator(token)
             return
         call, signature = _signed_call(method, metadata, body)
         if method == ENROLL:
             _CALLER.set(Caller(call=call, signature=signature))
             return
-        device = self._registry.known(call.device_id)
-        if device is None:
-            device = await self._tools.store_lane(lambda: self._registry.look_up(call.device_id))
+        device = self._registry.device(call.device_id)
         self._registry.authenticate(device, call, signature)
         _CALLER.set(Caller(call=call, signature=signature, device=device))
 
@@ -223,17 +219,20 @@ class Rim(aio.ServerInterceptor):
             yield
         except FaninError as exc:
             status = status_of(exc)
-            LOG.info("%s: %s: %s", method, type(exc).__name__, str(exc)[:MAX_TEXT_CHARS])
+            self._refused.log(type(exc).__name__, f"{method}: {type(exc).__name__}: {str(exc)[:MAX_TEXT_CHARS]}")
             trailing = (
                 (calls.ERROR, type(exc).__name__),
                 (calls.SERVER_TIME, str(self._registry.now_us)),
             )
             # One that does not read does not read this either; gRPC keeps the status for it as long as its line is up.
-            with suppress(TimeoutError):
+            with suppress(TimeoutError, aio.InternalError):
                 async with asyncio.timeout(self._waits.read_s):
                     await context.abort(grpc.StatusCode[status.code], public_text(exc)[:MAX_TEXT_CHARS], trailing)
         except (aio.AbortError, aio.UsageError):
             raise
+        except aio.InternalError as exc:
+            # gRPC cannot send or receive: the peer has hung up, and the cancellation that says so has not come yet.
+            raise asyncio.CancelledError from exc
         except asyncio.CancelledError:
             # A newer upload of the same Update took its place, or its line broke: gRPC by itself tells a peer nothing.
             with suppress(Exception):
@@ -243,10 +242,6 @@ class Rim(aio.ServerInterceptor):
         except Exception:  # The rim: a bug must end one call, never the coordinator, and never leak its text.
             LOG.exception("%s: unexpected error", method)
             await context.abort(grpc.StatusCode.INTERNAL, "internal error; the coordinator's log has the details")
-
-
-def _as_is(data: bytes) -> bytes:
-    return data
 
 
 def _parsed(method: str, handler: _Handler, data: bytes) -> Message:

@@ -1,7 +1,8 @@
 """Who may speak: devices by their signatures, operators and enrollments by their tokens.
 
 A refused caller gets ``Unauthenticated``, whose public text does not say which check failed; the log does. A call
-whose time does not fit gets ``Untimely``: an honest device signs it anew.
+whose time does not fit gets ``Untimely``: an honest device signs it anew. No check asks the database: anybody can make
+a call, and the database has one lane.
 """
 
 import hashlib
@@ -11,14 +12,13 @@ from collections.abc import Callable
 from typing import Final
 
 from fanin.edge.keys import CALL_CONTEXT, is_signed
-from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, Call, device_id_of
+from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, Call
 from fanin.protos.errors import Conflict, Unauthenticated, Untimely
 from fanin.protos.messages import OLDEST_PROTOCOL, PROTOCOL, Enrollment
+from fanin.server.population import Device
 from fanin.server.replays import CallTimes
-from fanin.server.store.devices import Device, DeviceStore, Role
+from fanin.server.store.devices import DeviceStore, Role
 
-MAX_KNOWN: Final = 100_000
-"""Devices whose keys are kept in memory, about 20 MB."""
 TOKEN_BYTES: Final = 24
 
 
@@ -34,7 +34,6 @@ class Registry:
         self._wall = wall
         self._steady = steady
         self._epoch_s = wall() - steady()
-        self._known: dict[str, Device] = {}
         self._times = CallTimes(self.now_us)
 
     @property
@@ -42,38 +41,34 @@ class Registry:
         """The time that calls are compared with, in microseconds since the Unix epoch."""
         return int((self._epoch_s + self._steady()) * MICROSECONDS)
 
-    def enroll(self, enrollment: Enrollment, call: Call, signature: bytes) -> Device:
-        """Make a device known.
+    def check_enrollment(self, enrollment: Enrollment, call: Call, signature: bytes) -> Device:
+        """The device that enrolls, which ``enroll`` is still to record. Asks no database.
 
         Raises Unauthenticated for a wrong token or a key that its caller does not hold, Conflict for a protocol
         that is not spoken here.
         """
         if not self._store.has_token(token_sha256(enrollment.token), Role.DEVICE):
             raise Unauthenticated("enroll: got a token that was not made here, expected an enrollment token")
-        device_id = device_id_of(enrollment.public_key)
-        if call.device_id != device_id:
-            raise Unauthenticated(f"enroll: got device id {call.device_id!r}, expected {device_id}, of its own key")
-        device = Device(device_id=device_id, public_key=enrollment.public_key)
+        device = Device(public_key=enrollment.public_key)
+        if call.device_id != device.device_id:
+            raise Unauthenticated(
+                f"enroll: got device id {call.device_id!r}, expected {device.device_id}, of its own key"
+            )
         self._check(device, call, signature)
         if not OLDEST_PROTOCOL <= enrollment.protocol <= PROTOCOL:
             known = f"{OLDEST_PROTOCOL} to {PROTOCOL}"
             raise Conflict(f"protocol: got {enrollment.protocol}, expected {known}; install another fanin")
-        self._store.enroll(device, self._wall())
         return device
 
-    def known(self, device_id: str) -> Device | None:
-        """A device from memory, without asking the store."""
-        return self._known.get(device_id)
+    def enroll(self, device: Device) -> None:
+        """Record a device; harmless if it is known. On the store's lane."""
+        self._store.enroll(device, self._wall())
 
-    def look_up(self, device_id: str) -> Device:
-        """A device from the store, remembered. Raises Unauthenticated for one that never enrolled."""
+    def device(self, device_id: str) -> Device:
+        """A device by its id, from memory. Raises Unauthenticated for one that never enrolled."""
         device = self._store.find(device_id)
         if device is None:
             raise Unauthenticated(f"call: got device {device_id[:64]!r}, which is not enrolled here")
-        if len(self._known) >= MAX_KNOWN:
-            # Oldest first: dicts keep insertion order.
-            del self._known[next(iter(self._known))]
-        self._known[device_id] = device
         return device
 
     def authenticate(self, device: Device, call: Call, signature: bytes) -> None:

@@ -16,7 +16,16 @@ from fanin.protos.chunks import Artifact, assemble, short
 from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion, NotFound
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.names import check_run_id
-from fanin.protos.runs import Command, Recorded, RunDescription, RunInfo, RunState, StartRun, VersionWithBundle
+from fanin.protos.runs import (
+    AcceptedDevices,
+    Command,
+    Recorded,
+    RunDescription,
+    RunInfo,
+    RunState,
+    StartRun,
+    VersionWithBundle,
+)
 from fanin.server.control import RunControl
 from fanin.server.describe import describe
 from fanin.server.driver import RunDriver
@@ -158,16 +167,26 @@ class Runs:
         sequence = from_sequence
         while True:
             changed = driver.changed
-            for recorded in await self._events(run_id, sequence):
-                sequence = recorded.sequence + 1
-                yield recorded
+            while page := await self._event_page(run_id, sequence):
+                for recorded in page:
+                    sequence = recorded.sequence + 1
+                    yield recorded
             if not driver.run.state.is_live and driver.is_idle and driver.changed is changed:
                 return
             await changed.wait()
 
-    async def _events(self, run_id: str, from_sequence: int) -> tuple[Recorded, ...]:
+    async def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices:
+        """A page of the devices whose Updates a Round accepted, in the order of acceptance. Raises NotFound."""
+        self.driver(run_id)
         tools = self._tools
-        return await tools.store_lane(lambda: tools.runs.events(run_id, from_sequence))
+        page = await tools.store_lane(lambda: tools.runs.accepted_devices(run_id, round_number, from_index))
+        if page is None:
+            raise NotFound(f"run {run_id}: has no round {round_number}")
+        return page
+
+    async def _event_page(self, run_id: str, from_sequence: int) -> tuple[Recorded, ...]:
+        tools = self._tools
+        return await tools.store_lane(lambda: tools.runs.event_page(run_id, from_sequence))
 
     async def _record(self, start: StartRun) -> RunRecord:
         """The record of a Run, added if this is the first time that it is asked for. Raises Conflict."""

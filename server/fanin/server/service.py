@@ -16,8 +16,10 @@ from fanin.protos import convert_runs as cr
 from fanin.protos.errors import Conflict, InvalidInput
 from fanin.protos.messages import Piece, UpdateHeader
 from fanin.server.authority import ServerIdentity
+from fanin.server.connections import Connections
 from fanin.server.coordinator import PIECE_BYTES, Coordinator
-from fanin.server.interceptors import Rim, Waits, caller, device_id
+from fanin.server.interceptors import LOG, Rim, Waits, caller, device_id
+from fanin.server.refused import MAX_LINES, RefusedCalls
 from fanin.server.registry import Registry
 from fanin.server.runs import Runs
 from fanin.server.work import Tools
@@ -51,9 +53,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def Enroll(self, request: fleet_pb2.EnrollRequest, context: object) -> fleet_pb2.EnrollReply:
         """See fleet.proto."""
         enrollment, who = c.enrollment_from_proto(request), caller()
-        device = await self._tools.store_lane(lambda: self._registry.enroll(enrollment, who.call, who.signature))
-        # Here, where all other calls use theirs: the store's lane is another thread.
+        device = self._registry.check_enrollment(enrollment, who.call, who.signature)
         self._registry.use_time(device, who.call)
+        await self._tools.store_lane(lambda: self._registry.enroll(device))
         return fleet_pb2.EnrollReply(device_id=device.device_id)
 
     async def CheckIn(self, request: fleet_pb2.CheckInRequest, context: object) -> fleet_pb2.CheckInReply:
@@ -157,6 +159,13 @@ class ControlService(control_pb2_grpc.ControlServicer):
         number = cr.version_number_from_proto(request)
         return cr.version_with_bundle_to_proto(await self._runs.version(request.run_id, number))
 
+    async def AcceptedDevices(
+        self, request: control_pb2.AcceptedDevicesRequest, context: object
+    ) -> control_pb2.AcceptedDevicesReply:
+        """See control.proto."""
+        page = await self._runs.accepted_devices(request.run_id, request.round, request.from_index)
+        return cr.accepted_devices_to_proto(page)
+
     async def Watch(self, request: control_pb2.WatchRequest, context: object) -> AsyncIterator[control_pb2.Event]:
         """See control.proto."""
         async for recorded in self._runs.watch(request.run_id, cr.from_sequence_from_proto(request)):
@@ -172,6 +181,8 @@ class Services:
     registry: Registry
     tools: Tools
     waits: Waits = field(default_factory=Waits)
+    connections: Connections = field(default_factory=Connections)
+    max_refused_lines: int = MAX_LINES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +212,9 @@ class Bound:
 def bind_server(services: Services, identity: ServerIdentity, address: str) -> Bound:
     """Take the port. Raises Conflict if the address is taken."""
     _check_free(address)
-    server = aio.server(interceptors=(Rim(services.registry, services.tools, services.waits),), options=SERVER_OPTIONS)
+    refused = RefusedCalls(LOG, services.max_refused_lines)
+    rim = Rim(services.registry, services.tools, services.waits, refused)
+    server = aio.server(interceptors=(rim,), options=(*SERVER_OPTIONS, *services.connections.options()))
     fleet = FleetService(services.coordinator, services.registry, services.tools)
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
     control_pb2_grpc.add_ControlServicer_to_server(ControlService(services.runs), server)

@@ -1,5 +1,6 @@
 """When a Run rests, and what the statistics of a Round say: functions of the Run's record."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -19,6 +20,8 @@ from fanin.protos.runs import (
 
 MAX_FAILED_ROUNDS: Final = 3
 """Rounds that may fail in a row before a Run gives up; each has waited for a whole deadline."""
+MAX_RUNTIMES: Final = 50
+OTHER_RUNTIMES: Final = "other"
 MAX_RISE: Final = 1e9
 """Percent; where float makes no error at all, any error of int8 is as much. JSON knows no infinity."""
 
@@ -45,6 +48,15 @@ def train_loss_of(counts: Mapping[str, int]) -> float:
     """Mean training loss in nats an example; 0.0 if nobody told it."""
     examples = counts.get(m.EXAMPLES, 0)
     return counts.get(m.TRAIN_LOSS, 0) / m.LOSS_UNIT / examples if examples > 0 else 0.0
+
+
+def runtimes_of(names: Iterable[str]) -> Mapping[str, int]:
+    """How many Updates were made with each runtime: the ``MAX_RUNTIMES`` most frequent ones, and ``OTHER_RUNTIMES``.
+    Devices choose these names, and one message holds them."""
+    counts = Counter(names)
+    frequent = dict(counts.most_common(MAX_RUNTIMES))
+    num_other = counts.total() - sum(frequent.values())
+    return frequent | ({OTHER_RUNTIMES: num_other} if num_other else {})
 
 
 def reason_to_rest(losses: Sequence[float], num_rounds: int, max_rounds: int, stop: StopPlan) -> str:

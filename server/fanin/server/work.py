@@ -5,7 +5,6 @@ cache that is rebuilt from the set, blobs are named by content, and the store ch
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,7 +30,7 @@ from fanin.server.lanes import Lane
 from fanin.server.observe import Observer
 from fanin.server.recent import Made, RecentRounds
 from fanin.server.spool import Spool
-from fanin.server.stopping import evaluation_of, train_loss_of
+from fanin.server.stopping import evaluation_of, runtimes_of, train_loss_of
 from fanin.server.store.control import ControlStore
 from fanin.server.store.devices import DeviceStore
 from fanin.server.store.rounds import RoundRecord, RoundStore
@@ -182,7 +181,7 @@ class RoundWork:
             train_loss=train_loss_of(outcome.counts),
             total_examples=outcome.counts.get(m.EXAMPLES, 0),
             evaluation=evaluation_of(outcome.counts, self._model.manifest.num_classes),
-            runtimes=Counter(header.telemetry.runtime for header in self._headers.values()),
+            runtimes=runtimes_of(header.telemetry.runtime for header in self._headers.values()),
         )
         await tools.store_lane(lambda: tools.rounds.publish(version, event, next_grid=outcome.next_grid, now_s=now_s))
         return event

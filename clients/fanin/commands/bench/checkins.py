@@ -28,13 +28,12 @@ from fanin.commands.bench.site import FolderOption, begin_run, load_of, place, s
 from fanin.commands.processes import Children
 from fanin.commands.terminal import JsonOption, run_command
 from fanin.edge.keys import SigningKey
-from fanin.protos.calls import device_id_of
 from fanin.protos.errors import Conflict
 from fanin.server.disk import Durability
 from fanin.server.lanes import inline
 from fanin.server.observe import LogObserver
+from fanin.server.population import Device
 from fanin.server.state import hold_folder, open_state
-from fanin.server.store.devices import Device
 
 GATE_PER_SECOND: Final = 1000.0
 NUM_PROCESSES: Final = 2
@@ -81,9 +80,7 @@ def register(state: Path, num_devices: int) -> float:
     publics = [key_of(number).public for number in range(num_devices)]
     with hold_folder(state):
         tools = open_state(state, Durability.PROCESS, (inline, inline), time.time, LogObserver())
-        tools.devices.enroll_all(
-            [Device(device_id=device_id_of(public), public_key=public) for public in publics], tools.wall()
-        )
+        tools.devices.enroll_all([Device(public_key=public) for public in publics], tools.wall())
     return time.perf_counter() - started_s
 
 

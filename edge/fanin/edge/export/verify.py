@@ -100,14 +100,17 @@ def _check_step(prepared: Prepared, bundle: Bundle, following: TrainState, examp
     compared = [name for name in before if name in prepared.tracked or not optimizer.counts_steps]
     after = table.views(following.parameters)
     changes = {
-        name: (after[name].astype("f8") - before[name], twin.parameters[name].astype("f8") - before[name])
+        name: (
+            np.subtract(after[name], before[name], dtype=np.float64),
+            np.subtract(twin.parameters[name], before[name], dtype=np.float64),
+        )
         for name in compared
     }
     _check_tensors(prepared, "the next {}" + which, changes, noise)
     states = optimizer_table(bundle.manifest).views(following.optimizer)
     for kind in optimizer.states:
         names = [state_port(kind, name) for name in prepared.learned]
-        pairs = {name: (states[name].astype("f8"), twin.states[name].astype("f8")) for name in names}
+        pairs = {name: (states[name].astype(np.float64), twin.states[name].astype(np.float64)) for name in names}
         _check_tensors(prepared, "the next {}" + which, pairs, noise)
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, func, inse
 from fanin.protos.convert import header_from_proto, header_to_proto
 from fanin.protos.messages import UpdateHeader, Version
 from fanin.protos.plans import CohortPlan
-from fanin.protos.runs import RoundClosed, RoundFailed, RoundOpened, RunState, VersionPublished
+from fanin.protos.runs import RoundClosed, RoundFailed, RoundOpened, RunState, VersionPublished, round_closed
 from fanin.server.store import schema
 from fanin.server.store.runs import add_event, add_version, run_state
 from fanin.v1 import fleet_pb2
@@ -118,7 +118,7 @@ class RoundStore:
             if record.mark is not RoundMark.OPEN:
                 return record
             accepted = tuple(found.device_id for found in _updates(connection, run_id, round_number))
-            event: RoundClosed | RoundFailed = RoundClosed(round=round_number, accepted=accepted)
+            event: RoundClosed | RoundFailed = round_closed(round_number, accepted)
             mark = RoundMark.CLOSED
             if len(accepted) < cohort.quorum:
                 mark, event = RoundMark.FAILED, failure_of(round_number, len(accepted), cohort)

@@ -1,6 +1,9 @@
 """Bundles, Runs, their Versions and what happened in them."""
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import Connection, Engine, RowMapping, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
@@ -8,9 +11,12 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from fanin.protos.convert import bundle_from_proto, bundle_to_proto, version_from_proto, version_to_proto
 from fanin.protos.convert_runs import event_from_proto, event_to_proto, start_run_from_proto, start_run_to_proto
 from fanin.protos.messages import BundleRef, Version
-from fanin.protos.runs import Recorded, RunEvent, RunRested, RunState, StartRun
+from fanin.protos.runs import MAX_PAGE_DEVICES, AcceptedDevices, Recorded, RunEvent, RunRested, RunState, StartRun
 from fanin.server.store import schema
 from fanin.v1 import control_pb2, fleet_pb2
+
+PAGE_EVENTS: Final = 100
+"""Events that are read in one transaction, each of at most some 40 kB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +122,38 @@ class RunStore:
         with self._engine.connect() as connection:
             return int(connection.execute(query).scalar_one())
 
-    def events(self, run_id: str, from_sequence: int) -> tuple[Recorded, ...]:
-        """What happened in a Run, from a sequence number on."""
+    def event_page(self, run_id: str, from_sequence: int) -> tuple[Recorded, ...]:
+        """The next events of a Run from a sequence number on, at most ``PAGE_EVENTS``; none after the last one."""
         table = schema.events
         query = (
             select(table.c.event_proto)
             .where(table.c.run_id == run_id, table.c.sequence >= from_sequence)
             .order_by(table.c.sequence)
+            .limit(PAGE_EVENTS)
         )
         with self._engine.connect() as connection:
             return tuple(
                 event_from_proto(control_pb2.Event.FromString(data)) for data in connection.execute(query).scalars()
             )
+
+    def events(self, run_id: str) -> Iterator[Recorded]:
+        """All events of a Run, read page by page."""
+        sequence = 0
+        while page := self.event_page(run_id, sequence):
+            yield from page
+            sequence = page[-1].sequence + 1
+
+    def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices | None:
+        """A page of the devices whose Updates a Round accepted; None if there is no such Round."""
+        table = schema.rounds
+        query = select(table.c.accepted).where(table.c.run_id == run_id, table.c.round == round_number)
+        with self._engine.connect() as connection:
+            row = connection.execute(query).first()
+        if row is None:
+            return None
+        accepted = json.loads(row.accepted or "[]")
+        page = accepted[from_index : from_index + MAX_PAGE_DEVICES]
+        return AcceptedDevices(num_accepted=len(accepted), device_ids=tuple(page))
 
 
 def run_state(connection: Connection, run_id: str) -> RunState:

@@ -1,0 +1,105 @@
+"""All enrolled devices in memory, 40 bytes each, so that no call has to ask the database who its caller is.
+
+Anybody can send any device id. If the database were asked for each, a flood of invented ids would hold up the one lane
+on which Rounds are recorded. One thread adds devices while another finds them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fanin.protos.calls import device_id_of
+
+ID_CHARS: Final = 32
+KEY_BYTES: Final = 32
+_PREFIX_CHARS: Final = 16
+MAX_RECENT: Final = 1 << 16
+"""Devices that are kept in a dict, at some 300 bytes each, until they are sorted into the arrays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """An enrolled device: a public key, which its id follows from."""
+
+    public_key: str
+
+    @cached_property
+    def device_id(self) -> str:
+        """The device's id."""
+        return device_id_of(self.public_key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sorted:
+    """The first 8 bytes of ids in ascending order (num_devices,), and the keys (num_devices, 32)."""
+
+    prefixes: NDArray[np.uint64]
+    keys: NDArray[np.uint8]
+
+
+class Population:
+    """The enrolled devices."""
+
+    def __init__(self, batches: Iterable[Sequence[tuple[str, str]]] = (), max_recent: int = MAX_RECENT) -> None:
+        """``batches`` of (device id, public key), as the database has them. Raises ValueError if one is not
+        hexadecimal."""
+        self._max_recent = max_recent
+        parts = [_sorted(batch) for batch in batches]
+        self._sorted = _merged(*parts, _sorted(()))
+        self._recent: dict[str, Device] = {}
+
+    def __len__(self) -> int:
+        return len(self._sorted.prefixes) + len(self._recent)
+
+    def add(self, device: Device) -> None:
+        """Add a device that is not here yet."""
+        self._recent[device.device_id] = device
+        if len(self._recent) >= self._max_recent:
+            rows = [(one.device_id, one.public_key) for one in self._recent.values()]
+            # In this order: a device that is looked for meanwhile is found in one of both.
+            self._sorted = _merged(self._sorted, _sorted(rows))
+            self._recent = {}
+
+    def find(self, device_id: str) -> Device | None:
+        """The device of this id, or None. The id may be any text."""
+        recent = self._recent.get(device_id)
+        if recent is not None:
+            return recent
+        try:
+            prefix = np.uint64(int.from_bytes(bytes.fromhex(device_id[:_PREFIX_CHARS])))
+        except ValueError:
+            return None
+        devices = self._sorted
+        place = int(np.searchsorted(devices.prefixes, prefix))
+        # Keys whose ids begin alike can be searched for, so the whole id decides.
+        while place < len(devices.prefixes) and devices.prefixes[place] == prefix:
+            device = Device(public_key=devices.keys[place].tobytes().hex())
+            if device.device_id == device_id:
+                return device
+            place += 1
+        return None
+
+
+def _sorted(rows: Sequence[tuple[str, str]]) -> _Sorted:
+    prefixes = bytes.fromhex("".join(device_id[:_PREFIX_CHARS] for device_id, _ in rows))
+    keys = bytes.fromhex("".join(public_key for _, public_key in rows))
+    if len(prefixes) != len(rows) * _PREFIX_CHARS // 2 or len(keys) != len(rows) * KEY_BYTES:
+        raise ValueError(
+            f"devices: got ids of {2 * len(prefixes)} and keys of {len(keys)} bytes in {len(rows)} rows, "
+            f"expected ids of at least {_PREFIX_CHARS} characters and keys of {KEY_BYTES} bytes"
+        )
+    return _Sorted(
+        prefixes=np.frombuffer(prefixes, ">u8").astype(np.uint64),
+        keys=np.frombuffer(keys, np.uint8).reshape(len(rows), KEY_BYTES),
+    )
+
+
+def _merged(*parts: _Sorted) -> _Sorted:
+    prefixes = np.concatenate([part.prefixes for part in parts])
+    keys = np.concatenate([part.keys for part in parts])
+    order = np.argsort(prefixes, kind="stable")
+    return _Sorted(prefixes=prefixes[order], keys=keys[order])

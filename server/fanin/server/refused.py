@@ -1,0 +1,42 @@
+"""The log of refused calls: a few lines a minute of each kind, then their number.
+
+Anybody can make calls that are refused. Without a bound, a flood of them fills the disk that holds the Updates.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+WINDOW_S: Final = 60.0
+MAX_LINES: Final = 20
+"""Lines of one kind in a window: enough to see what goes wrong, at most some 10 kB."""
+
+
+@dataclass(slots=True)
+class _Window:
+    num_calls: int = 0
+
+
+class RefusedCalls:
+    """Logs refused calls, on the event loop. There are as many kinds as there are classes of errors."""
+
+    def __init__(self, log: logging.Logger, max_lines: int = MAX_LINES) -> None:
+        self._log = log
+        self._max_lines = max_lines
+        self._windows: dict[str, _Window] = {}
+
+    def log(self, kind: str, text: str) -> None:
+        """Log a call that was refused, unless ``max_lines`` of its kind were logged within the window."""
+        window = self._windows.get(kind)
+        if window is None:
+            window = self._windows[kind] = _Window()
+            asyncio.get_running_loop().call_later(WINDOW_S, self._end, kind)
+        window.num_calls += 1
+        if window.num_calls <= self._max_lines:
+            self._log.info("%s", text)
+
+    def _end(self, kind: str) -> None:
+        num_hidden = self._windows.pop(kind).num_calls - self._max_lines
+        if num_hidden > 0:
+            self._log.info("%s: %d more refused calls within %g s", kind, num_hidden, WINDOW_S)

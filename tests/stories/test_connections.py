@@ -1,0 +1,210 @@
+"""Connections that are silent, too many or idle, and calls that come all at once: none of it stops the coordinator."""
+
+import hashlib
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from support import federations as f
+from support.hosted import Hosted
+from support.peers import FLEET, sign
+from support.processes import Site
+
+from fanin.clients.transport import Line
+from fanin.edge.keys import SigningKey
+from fanin.protos import convert as c
+from fanin.protos import messages as m
+from fanin.protos.errors import FaninError, Unauthenticated, Unavailable
+from fanin.protos.runs import VersionPublished
+from fanin.server.connections import Connections
+from fanin.server.coordinator import Limits
+from fanin.server.disk import Durability
+from fanin.server.lanes import inline
+from fanin.server.observe import LogObserver
+from fanin.server.population import Device
+from fanin.server.state import open_state
+from fanin.v1 import fleet_pb2 as pb
+
+SOON_S = 10.0
+HANDSHAKE_S = 0.4
+NUM_CALLS = 1200
+"""More than the 1,000 calls that gRPC keeps by default, by so many that it would certainly cancel some."""
+NUM_POLLS = 2000
+
+
+@contextmanager
+def serving(folder: Path, connections: Connections, first_request_s: float = 30.0) -> Iterator[Hosted]:
+    """A coordinator with these limits."""
+    host = Hosted(folder, connections=connections, first_request_s=first_request_s).start()
+    try:
+        yield host
+    finally:
+        host.stop()
+
+
+def await_true(holds: Callable[[], bool]) -> None:
+    """Return when it does."""
+    until = time.monotonic() + SOON_S
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether the other side has left this connection open."""
+    connection.setblocking(False)
+    try:
+        while data := connection.recv(1 << 16):
+            assert data
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def silent(host: Hosted) -> socket.socket:
+    """A TCP connection that says nothing."""
+    return socket.create_connection(("127.0.0.1", host.port))
+
+
+def is_served(host: Hosted) -> bool:
+    """Whether a caller on a new connection gets an answer."""
+    with closing(Line(host.address, host.ca)) as line, pytest.raises(FaninError) as caught:
+        line.unary(f"{FLEET}CheckIn", b"", pb.CheckInReply.FromString, sign(f.PUBLISHER, "CheckIn", b""))
+    return isinstance(caught.value, Unauthenticated)
+
+
+def test_silent_connections_are_closed_and_no_more_are_held_than_allowed(tmp_path: Path) -> None:
+    with serving(tmp_path, Connections(max_connections=8, handshake_s=HANDSHAKE_S)) as host, ExitStack() as stack:
+        callers = [stack.enter_context(silent(host)) for _ in range(30)]
+        await_true(lambda: sum(map(is_open, callers)) <= 8)
+        await_true(lambda: not any(map(is_open, callers)))
+        await_true(lambda: is_served(host))
+
+
+def test_a_connection_that_stops_after_tls_is_closed(tmp_path: Path) -> None:
+    with serving(tmp_path, Connections(handshake_s=HANDSHAKE_S)) as host, silent(host) as plain:
+        context = ssl.create_default_context(cadata=host.ca.decode())
+        context.set_alpn_protocols(["h2"])
+        with context.wrap_socket(plain, server_hostname="localhost") as connection:
+            assert is_open(connection)
+            await_true(lambda: not is_open(connection))
+
+
+def test_a_connection_without_a_call_is_closed_and_the_next_call_opens_another(tmp_path: Path) -> None:
+    with serving(tmp_path, Connections(idle_s=0.2)) as host:
+        credentials = grpc.ssl_channel_credentials(host.ca)
+        states: list[grpc.ChannelConnectivity] = []
+        with grpc.secure_channel(host.address, credentials) as channel:
+            channel.subscribe(states.append)
+            ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"{FLEET}CheckIn")
+            for num_calls in (1, 2):
+                with pytest.raises(grpc.RpcError) as error:
+                    ask(b"", timeout=SOON_S)
+                assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                assert states.count(grpc.ChannelConnectivity.READY) == num_calls
+                await_true(lambda: states[-1] is grpc.ChannelConnectivity.IDLE)
+
+
+@pytest.mark.parametrize("method", ["CheckIn", "Download", "Upload"])
+def test_a_call_that_never_sends_its_request_is_ended(tmp_path: Path, method: str) -> None:
+    hang_up = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        hang_up.wait()
+        yield from ()
+
+    with serving(tmp_path, Connections(), first_request_s=0.2) as host:
+        credentials = grpc.ssl_channel_credentials(host.ca)
+        with grpc.secure_channel(host.address, credentials) as channel:
+            ask: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(f"{FLEET}{method}")
+            with pytest.raises(grpc.RpcError) as error:
+                ask(nothing(), timeout=SOON_S)
+            hang_up.set()
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_each_of_many_calls_that_come_at_once_is_answered(tmp_path: Path) -> None:
+    with serving(tmp_path, Connections()) as host, ExitStack() as stack:
+        credentials = grpc.ssl_channel_credentials(host.ca)
+        # Channels with different options have connections of their own.
+        channels = [
+            stack.enter_context(grpc.secure_channel(host.address, credentials, [("fanin.test", number)]))
+            for number in range(2)
+        ]
+        for channel in channels:
+            grpc.channel_ready_future(channel).result(SOON_S)
+        host.block(1.0)
+        asks: list[grpc.UnaryUnaryMultiCallable[bytes, bytes]] = [
+            channel.unary_unary(f"{FLEET}CheckIn") for channel in channels
+        ]
+        calls = [asks[number % len(asks)].future(b"", timeout=60.0) for number in range(NUM_CALLS)]
+        assert Counter(call.code() for call in calls) == {grpc.StatusCode.UNAUTHENTICATED: NUM_CALLS}
+
+
+@pytest.mark.nightly
+def test_each_of_many_polls_that_wait_at_once_is_answered(tmp_path: Path) -> None:
+    keys = [SigningKey(hashlib.sha256(f"poll {number}".encode()).digest()) for number in range(NUM_POLLS)]
+    tools = open_state(tmp_path / "state", Durability.PROCESS, (inline, inline), time.time, LogObserver())
+    tools.devices.enroll_all([Device(public_key=key.public) for key in keys], 1.0)
+    asked = m.CheckIn(
+        protocol=m.PROTOCOL,
+        capabilities=m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",)),
+        wait_s=5.0,
+    )
+    body = c.check_in_to_proto(asked).SerializeToString()
+    signed = [sign(key, "CheckIn", body).metadata for key in keys]
+    with serving(tmp_path, Connections()) as host, ExitStack() as stack:
+        credentials = grpc.ssl_channel_credentials(host.ca)
+        asks: list[grpc.UnaryUnaryMultiCallable[bytes, bytes]] = [
+            stack.enter_context(grpc.secure_channel(host.address, credentials, [("fanin.test", number)])).unary_unary(
+                f"{FLEET}CheckIn"
+            )
+            for number in range(4)
+        ]
+        calls = [asks[number % 4].future(body, metadata=each, timeout=120.0) for number, each in enumerate(signed)]
+        assert Counter(call.code() for call in calls) == {grpc.StatusCode.OK: NUM_POLLS}
+        answers = [c.answer_from_proto(pb.CheckInReply.FromString(call.result())) for call in calls]
+        assert Counter(answers) == {m.Wait(retry_min_s=0.0, retry_max_s=1.0): NUM_POLLS}
+
+
+@pytest.mark.nightly
+def test_a_round_ends_while_more_connections_are_silent_than_the_process_has_descriptors(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    try:
+        running = site.serve(max_descriptors=256)
+        bundle = f.bundle_in(tmp_path)
+        site.start_run(f.plan(), bundle, f.PUBLISHER)
+        port = int(site.address.rpartition(":")[2])
+        with ExitStack() as stack:
+            for _ in range(400):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            # They are closed when their time for TLS is over; until then the devices try again.
+            for device in f.peers(site, bundle, tmp_path):
+                device.take_part()
+            assert any(isinstance(recorded.event, VersionPublished) for recorded in site.events())
+        assert "descriptors: this process may open 256, expected 40064; at most 96 devices wait" in running.text()
+        assert "Too many open files" not in running.text()
+    finally:
+        site.close()
+
+
+def test_uploads_beyond_the_limit_are_told_to_come_later(tmp_path: Path) -> None:
+    host = Hosted(tmp_path, limits=Limits(max_uploads=0)).start()
+    try:
+        bundle = f.bundle_in(tmp_path)
+        host.start_run(f.plan(), bundle, f.PUBLISHER)
+        device, *_ = f.peers(host, bundle, tmp_path)
+        device.begin()
+        with pytest.raises(Unavailable, match="try again later"):
+            device.upload(*device.update())
+    finally:
+        host.stop()

@@ -1,0 +1,61 @@
+"""The events of a Run: read page by page, each small enough for one message, beside a record that is complete."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+from support.values import DELEGATION, RUN, plan, version
+
+from fanin.protos import runs as r
+from fanin.server.disk import Durability
+from fanin.server.store.engine import open_engine
+from fanin.server.store.rounds import RoundMark, RoundRecord, RoundStore
+from fanin.server.store.runs import PAGE_EVENTS, RunStore, add_event
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    """A database with a Run and its open Round."""
+    engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
+    start = r.StartRun(run_id=RUN, plan=plan(), version=version(), delegation=DELEGATION)
+    RunStore(engine).add_run(start, 5.0)
+    record = RoundRecord(run_id=RUN, round=1, base_version=0, grid=(1,), mark=RoundMark.OPEN, opened_at_s=30.0)
+    assert RoundStore(engine).open(record)
+    yield engine
+    engine.dispose()
+
+
+def test_events_are_read_page_by_page_in_their_order(engine: Engine) -> None:
+    store = RunStore(engine)
+    num_events = 2 * PAGE_EVENTS + 3
+    with engine.begin() as connection:
+        for number in range(num_events):
+            add_event(connection, RUN, r.RoundOpened(round=number, base_version=0), 1.0)
+    last = list(store.events(RUN))
+    assert [recorded.event.round for recorded in last[-num_events:]] == list(range(num_events))
+    assert [recorded.sequence for recorded in last] == list(range(1, len(last) + 1))
+    assert len(store.event_page(RUN, 1)) == PAGE_EVENTS
+    assert store.event_page(RUN, 2) == tuple(last[1 : 1 + PAGE_EVENTS])
+    assert store.event_page(RUN, last[-1].sequence + 1) == ()
+
+
+def test_a_round_of_many_devices_is_recorded_whole_and_its_event_fits_a_message(
+    engine: Engine,
+) -> None:
+    devices = [f"{number:032x}" for number in range(120_000)]
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE rounds SET accepted = :all"), {"all": json.dumps(devices)})
+        add_event(connection, RUN, r.round_closed(1, devices), 1.0)
+        largest = connection.execute(text("SELECT max(length(event_proto)) FROM events")).scalar_one()
+    assert largest < 50_000
+    store = RunStore(engine)
+    closed = list(store.events(RUN))[-1].event
+    assert (closed.num_accepted, closed.accepted) == (120_000, tuple(devices[: r.MAX_LISTED_DEVICES]))
+    listed: list[str] = []
+    while page := store.accepted_devices(RUN, 1, len(listed)).device_ids:
+        assert len(page) <= r.MAX_PAGE_DEVICES
+        listed += page
+    assert listed == devices
+    assert store.accepted_devices(RUN, 9, 0) is None

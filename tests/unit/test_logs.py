@@ -1,0 +1,44 @@
+"""The log on standard error: what a peer sent forges no record and commands no terminal."""
+
+import logging
+import sys
+
+import pytest
+
+from fanin.commands.logs import OneLineFormatter, printable
+
+FORMATTER = OneLineFormatter("%(levelname)s %(name)s: %(message)s")
+FORGED = "bad\n2026-01-01 INFO fanin.server: all is well\r\x1b[2J\u202e\x00"
+
+
+def record(message: str, *arguments: object, traceback: bool = False) -> logging.LogRecord:
+    """A record of this message."""
+    info = sys.exc_info() if traceback else None
+    return logging.LogRecord("peer", logging.INFO, "file.py", 1, message, arguments, info)
+
+
+def test_a_record_is_one_line_whatever_a_peer_sent() -> None:
+    text = FORMATTER.format(record("call: %s", FORGED))
+    assert text == r"INFO peer: call: bad\n2026-01-01 INFO fanin.server: all is well\r\x1b[2J\u202e\x00"
+
+
+def test_printable_text_of_any_language_stays() -> None:
+    text = "a round: 3 Geräte, 三台设备 (ok) \\n"
+    assert FORMATTER.format(record("%s", text)) == f"INFO peer: {text}"
+
+
+def test_a_traceback_is_indented_so_that_no_line_of_it_passes_for_a_record() -> None:
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        first, *lines = FORMATTER.format(record("unexpected", traceback=True)).split("\n")
+    assert first == "INFO peer: unexpected"
+    assert lines[0] == "    Traceback (most recent call last):"
+    assert lines[-1] == r"    2026-01-01 INFO fanin.server: all is well\r\x1b[2J\u202e\x00"
+    assert all(line.startswith("    ") and line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize("text", ["", "plain", FORGED, "\ud800", "\u2028"])
+def test_what_is_printable_stays_and_all_else_is_escaped(text: str) -> None:
+    assert printable(text).isprintable()
+    assert printable(printable(text)) == printable(text)

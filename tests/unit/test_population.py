@@ -1,0 +1,43 @@
+"""All devices in memory: each is found by its whole id, whether it was read at the start or enrolled since."""
+
+import pytest
+
+from fanin.server.population import Device, Population
+
+DEVICES = [Device(public_key=f"{number:064x}") for number in range(200)]
+ROWS = [(device.device_id, device.public_key) for device in DEVICES]
+
+
+def test_devices_read_in_batches_are_found() -> None:
+    known = Population([ROWS[:70], ROWS[70:150]])
+    assert len(known) == 150
+    assert [known.find(device.device_id) for device in DEVICES] == [*DEVICES[:150], *[None] * 50]
+
+
+def test_devices_added_since_are_found_before_and_after_they_are_sorted_in() -> None:
+    known = Population([ROWS[:50]], max_recent=64)
+    for number, device in enumerate(DEVICES[50:], 51):
+        assert known.find(device.device_id) is None
+        known.add(device)
+        assert known.find(device.device_id) == device
+        assert len(known) == number
+    assert [known.find(device.device_id) for device in DEVICES] == DEVICES
+
+
+def test_ids_that_begin_alike_are_told_apart() -> None:
+    # A caller with an enrollment token can search for keys whose ids begin alike.
+    first, second, third = DEVICES[:3]
+    alike = [(first.device_id[:16] + one.device_id[16:], one.public_key) for one in (second, first, third)]
+    known = Population([alike])
+    assert known.find(first.device_id) == first
+    assert known.find(alike[0][0]) is None
+
+
+@pytest.mark.parametrize("device_id", ["", "d", "0" * 31, "z" * 32, "0" * 5000, "\n", DEVICES[0].device_id.upper()])
+def test_any_text_may_be_looked_for(device_id: str) -> None:
+    assert Population([ROWS]).find(device_id) is None
+
+
+def test_rows_of_another_size_are_refused() -> None:
+    with pytest.raises(ValueError, match="devices: got ids of 16 and keys of 31 bytes in 1 rows, expected ids of at"):
+        Population([[("0" * 32, "0" * 62)]])
