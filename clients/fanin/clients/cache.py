@@ -22,7 +22,8 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from fanin.edge.keys import SigningKey, load_or_create_key, sync_folder
+from fanin.edge.files import replace_file
+from fanin.edge.keys import SigningKey, load_or_create_key
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import ChunkRef, check_digest, short
 from fanin.protos.convert import assignment_from_proto, assignment_to_proto, header_from_proto, header_to_proto
@@ -221,18 +222,8 @@ class Cache:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a file aside, sync it and put it in place of the old one, so that a half-written one never counts.
-
-    The name is synced too: after a power cut the old file must not be back.
-    """
-    draft = path.with_name(f"{path.name}.new")
+    """Replace a file durably: after a power cut the old one must not be back. Raises StorageFull."""
     try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        sync_folder(path.parent)
+        replace_file(path, data)
     except OSError as exc:
-        draft.unlink(missing_ok=True)
         raise StorageFull(f"{path}: cannot be written ({exc})") from exc

@@ -11,6 +11,7 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from fanin.edge.files import sync_folder
 from fanin.protos.errors import InvalidInput
 
 PUBLIC_KEY_BYTES: Final = 32
@@ -86,15 +87,6 @@ def _create_key(path: Path) -> SigningKey:
     finally:
         draft.unlink()
     return key
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable: syncing a file does not sync its name."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _framed(context: str, data: bytes) -> bytes:
