@@ -373,3 +373,28 @@ def test_on_a_full_disk_an_upload_keeps_what_is_whole_and_goes_on_later(
         assert left(tmp_path) == []
 
     in_child(work)
+
+
+def test_foreign_files_are_left_alone_and_logged_once(
+    spool: Spool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    upload = spool.open(HEADER, "device")
+    send(upload)
+    spool.commit(upload, "device")
+    upload.close()
+    round_folder = tmp_path / "updates" / "run" / "1"
+    for folder in (tmp_path / "spool", round_folder):
+        (folder / ".DS_Store").write_bytes(b"")
+        (folder / ".nfs0001").write_bytes(b"")
+        (folder / "lost+found").mkdir()
+    # As if the process had been killed in an upload.
+    spool.open(HEADER, "other").close()
+    for _ in range(2):
+        spool.sweep([])
+        spool.clear_round("run", 1, {})
+    foreign = [".DS_Store", ".nfs0001", "lost+found"]
+    assert left(tmp_path) == sorted(path.name for path in round_folder.iterdir()) == foreign
+    assert caplog.messages == [
+        f"{folder}: left alone what a coordinator does not write: '.DS_Store', '.nfs0001', 'lost+found'"
+        for folder in (tmp_path / "spool", round_folder)
+    ]
