@@ -16,6 +16,7 @@ Errors. INVALID_ARGUMENT: the request is wrong, do not send it again. UNAUTHENTI
 signature, or a clock more than 5 minutes off; the trailing metadata fanin-server-time lets a device correct its
 clock and try once more. NOT_FOUND: no such Assignment or Chunk; check in again. FAILED_PRECONDITION: the state
 has moved on; check in again. RESOURCE_EXHAUSTED and UNAVAILABLE: nothing was lost, retry with back-off.
+DATA_LOSS: the coordinator's own files are damaged, and its operator must repair them.
 The trailing metadata fanin-error names the error's kind.
 """
 
