@@ -232,6 +232,15 @@ def test_bytes_are_counted_over_all_tries_of_an_assignment(script: Script, tmp_p
     assert header.telemetry.bytes_downloaded == total == sum(script.served.values())
 
 
+def test_chunks_that_were_damaged_since_the_last_start_cost_no_assignment(script: Script, tmp_path: Path) -> None:
+    assert run(script, tmp_path).num_accepted == 1
+    for path in (tmp_path / "device" / "chunks").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    script.headers.clear()
+    assert run(script, tmp_path).num_accepted == 1
+    assert script.failures == []
+
+
 @pytest.mark.parametrize("fails", ["for good", "for now"])
 def test_a_fetch_that_fails_makes_room_but_not_of_what_the_next_try_needs(
     script: Script, tmp_path: Path, fails: str

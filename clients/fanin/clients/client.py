@@ -140,9 +140,16 @@ class Client:
             self._session, todo = self._session.step(event, self._parts.rng)
             pause_s = todo.pause_s
             if todo.forget:
-                self._parts.cache.forget_updates()
+                self._forget_updates()
             if self._options.max_updates and self.num_accepted >= self._options.max_updates:
                 return
+
+    def _forget_updates(self) -> None:
+        try:
+            self._parts.cache.forget_updates()
+        except OSError as exc:
+            # They take space until the next training removes them.
+            LOG.warning("updates: cannot be removed (%s)", exc)
 
     def _attempt(self, action: s.Action) -> s.Event:
         """Do one thing; every outcome is an event."""
