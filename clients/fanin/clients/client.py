@@ -171,14 +171,15 @@ class Client:
 
     def _failed(self, action: s.Action, exc: FaninError) -> s.Event:
         match action:
+            case s.Enroll() | s.CheckIn() | s.Fetch() if isinstance(exc, Corrupted):
+                # The coordinator's own state is damaged, which its operator can repair. Until then all other devices
+                # would fail as well, so this one keeps its Assignment.
+                return s.Lost(reason=str(exc))
             case s.Fetch() | s.Train() | s.Send():
                 moot = isinstance(exc, NotFound | Conflict) and not isinstance(action, s.Train)
                 return s.Moot(reason=str(exc)) if moot else s.Unable(reason=str(exc))
             case s.GiveUp():
                 return s.Moot(reason=str(exc))
-            case _ if isinstance(exc, Corrupted):
-                # The coordinator's own state is damaged, which its operator can mend.
-                return s.Lost(reason=str(exc))
             case _:
                 # An enrollment or a check-in whose request or reply makes no sense: nothing here can mend it.
                 return s.Denied(reason=str(exc))

@@ -124,20 +124,21 @@ class Spool:
         """
         path = self._payload(header, device)
         is_own = path in self._own
-        digest = hashlib.sha256()
+        # Relative: the text reaches operators, who must not learn where the folder is.
+        what, digest = path.relative_to(self._updates.parent), hashlib.sha256()
         try:
             with path.open("rb") as file:
                 got = os.fstat(file.fileno()).st_size
                 if got != header.payload.size_bytes:
-                    raise Corrupted(f"{path}: got {got} bytes, expected {header.payload.size_bytes}")
+                    raise Corrupted(f"{what}: got {got} bytes, expected {header.payload.size_bytes}")
                 while piece := file.read(_READ_BYTES):
                     if not is_own:
                         digest.update(piece)
                     yield memoryview(piece)
         except FileNotFoundError as exc:
-            raise Corrupted(f"{path}: a committed update is missing") from exc
+            raise Corrupted(f"{what}: a committed update is missing") from exc
         if not is_own and digest.hexdigest() != header.payload.sha256:
-            raise Corrupted(f"{path}: a committed update was changed on disk; its digest does not match its record")
+            raise Corrupted(f"{what}: a committed update was changed on disk; its digest does not match its record")
 
     def _take_back(self, payload: Path, part: Path) -> None:
         """A payload that ``commit`` has put in place and the store never recorded, for the coordinator died or the
