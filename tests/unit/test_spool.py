@@ -380,11 +380,9 @@ def test_on_a_full_disk_an_upload_keeps_what_is_whole_and_goes_on_later(
 def test_foreign_files_are_left_alone_and_logged_once(
     spool: Spool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    upload = spool.open(HEADER, "device")
-    send(upload)
-    spool.commit(upload, "device")
-    upload.close()
     round_folder = tmp_path / "updates" / "run" / "1"
+    round_folder.mkdir(parents=True)
+    (round_folder / f"device.{HEADER.payload.sha256[:16]}.payload").write_bytes(PAYLOAD)
     for folder in (tmp_path / "spool", round_folder):
         (folder / ".DS_Store").write_bytes(b"")
         (folder / ".nfs0001").write_bytes(b"")
