@@ -316,8 +316,8 @@ def test_a_folder_with_a_broken_database_is_said_to_be_one(site: Site) -> None:
     site.started.append(failing)
     assert failing.wait(30.0) == 1
     assert failing.text() == (
-        f"fanin serve: {site.state}/fanin.db: cannot be opened or migrated (file is not a database); was it written "
-        "by a newer fanin?\n"
+        f"fanin serve: {site.state}/fanin.db: not a database of a coordinator (file is not a database); restore a "
+        "backup of the folder\n"
     )
     assert (site.state / "fanin.db").read_bytes() == b"garbage" * 1000
 

@@ -21,7 +21,7 @@ from fanin.clients.testing import SyntheticTrainer
 from fanin.clients.updates import TrainingOutcome
 from fanin.edge.keys import SigningKey
 from fanin.protos import messages as m
-from fanin.protos.chunks import CHUNK_BYTES, MAX_CHUNK_BYTES, Artifact, ChunkRef
+from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef
 
 NO_GRID = "training: grid: got 0 blocks, expected 2"
 STRANGER = SigningKey(bytes(range(1, 33)))
@@ -50,52 +50,36 @@ def empty_cache(device: Peer) -> None:
         path.unlink()
 
 
+@pytest.mark.parametrize(
+    "damage", [lambda data: b"!" + data[1:], lambda data: data[: len(data) // 2]], ids=["changed", "cut"]
+)
 @pytest.mark.parametrize("what", ["manifest", "graphs", "parameters"])
-def test_a_blob_that_was_changed_on_the_coordinators_disk(
-    host: Hosted, devices: list[Peer], what: str, caplog: pytest.LogCaptureFixture
+def test_a_damaged_blob_is_not_served_and_a_device_goes_on_when_it_is_whole_again(
+    host: Hosted, devices: list[Peer], what: str, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ) -> None:
     device = devices[0]
     empty_cache(device)
     name = chunk_of(device, what)
     blob = host.state / "blobs" / name[:2] / name
     good = blob.read_bytes()
-    blob.write_bytes(b"!" + good[1:])
-    before = snapshot(host.state)
-    try:
-        reason = device.give_up()
-        assert snapshot(host.state) == before
-    finally:
-        blob.write_bytes(good)
-    assert reason.startswith(f"{what}: chunk {name[:8]}..: digest mismatch (got ")
-    assert reason.endswith(f"expected {name[:8]}..); what the coordinator serves was changed")
-    # The operator can read it too, as a quoted text.
-    assert f"run run: round 1: device {device.device_id} gave up: '{what}: chunk " in caplog.text
-    check_cache(device)
-    assert device.cache.seen("run") == -1
-
-
-def test_a_blob_that_was_cut_is_completed_when_it_is_whole_again(
-    host: Hosted, devices: list[Peer], caplog: pytest.LogCaptureFixture
-) -> None:
-    device = devices[0]
-    empty_cache(device)
-    name = chunk_of(device, "parameters")
-    blob = host.state / "blobs" / name[:2] / name
-    good = blob.read_bytes()
-    blob.write_bytes(good[:1000])
+    blob.write_bytes(damage(good))
     before = snapshot(host.state)
     reasons: list[str] = []
     thread = threading.Thread(target=lambda: reasons.append(device.give_up(without_grid)))
     thread.start()
     try:
         until = time.monotonic() + 30.0
-        while f"chunk {name[:8]}..: the stream ended at byte 1000 of {CHUNK_BYTES}" not in caplog.text:
+        while "fetch: the coordinator's own state does not verify" not in caplog.text:
             assert time.monotonic() < until, caplog.text
             time.sleep(0.02)
         assert snapshot(host.state) == before
+        assert f"blobs: chunk {name[:8]}..: damaged on disk (got " in caplog.text
     finally:
-        blob.write_bytes(good)
+        # As an operator repairs it: the same content once more.
+        with host.operator() as operator:
+            operator.publish_bundle(device.bundle)
         thread.join(60.0)
+    assert blob.read_bytes() == good
     assert reasons == [NO_GRID]
     check_cache(device)
 

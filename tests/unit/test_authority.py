@@ -9,8 +9,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
+from support.audit import opened_folders
+from support.full_disk import full_disk, in_child
 
-from fanin.server.authority import CA_DAYS, RENEW_DAYS, SERVER_DAYS, ServerIdentity, local_identity
+from fanin.protos.errors import Corrupted, InvalidInput, StorageFull
+from fanin.server.authority import BACKDATED, CA_DAYS, RENEW_DAYS, SERVER_DAYS, ServerIdentity, local_identity
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 NAMES = ("localhost", "127.0.0.1", "::1", "fanin.example")
@@ -107,5 +110,130 @@ def test_a_folder_whose_authority_is_no_ecdsa_key_is_said(tmp_path: Path) -> Non
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     (tmp_path / "ca.key").write_bytes(pem)
-    with pytest.raises(ValueError, match=r"ca\.key: got Ed25519PrivateKey, expected an ECDSA key"):
+    with pytest.raises(Corrupted, match=r"ca\.key: got Ed25519PrivateKey, expected an ECDSA key; restore"):
         local_identity(tmp_path, NAMES, NOW)
+
+
+def test_a_server_certificate_from_a_clock_that_was_ahead_is_issued_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = local_identity(tmp_path, NAMES, NOW)
+    ahead = local_identity(tmp_path, NAMES, NOW + timedelta(days=SERVER_DAYS))
+    with pytest.raises(VerificationError):
+        verify(ahead, "localhost")
+    again = local_identity(tmp_path, NAMES, NOW)
+    assert again.ca_certificate == first.ca_certificate
+    verify(again, "localhost")
+    assert "it is not valid before 2027-04-01 23:00 UTC, because the clock was ahead" in caplog.text
+
+
+def test_a_certificate_survives_a_clock_that_is_set_back_a_little(tmp_path: Path) -> None:
+    first = local_identity(tmp_path, NAMES, NOW)
+    assert local_identity(tmp_path, NAMES, NOW - BACKDATED) == first
+    verify(first, "localhost", NOW - BACKDATED)
+
+
+@pytest.mark.parametrize("days", [-CA_DAYS, -1, CA_DAYS])
+def test_an_authority_that_is_not_valid_now_is_refused_and_kept(tmp_path: Path, days: int) -> None:
+    first = local_identity(tmp_path, NAMES, NOW)
+    with pytest.raises(Corrupted, match=r"ca\.pem: valid from 2026-02-28 23:00 to .* set the clock, or if it is right"):
+        local_identity(tmp_path, NAMES, NOW + timedelta(days=days))
+    assert local_identity(tmp_path, NAMES, NOW) == first
+
+
+def test_a_server_certificate_ends_no_later_than_its_authority_whose_end_is_announced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    local_identity(tmp_path, NAMES, NOW)
+    assert "ends on" not in caplog.text
+    late = local_identity(tmp_path, NAMES, NOW + timedelta(days=CA_DAYS - 100))
+    end = NOW + timedelta(days=CA_DAYS)
+    assert certificate(late).not_valid_after_utc == end
+    assert f"ca.pem: ends on {end.date()}; no client can connect from then on" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["server.key", "server.pem"])
+@pytest.mark.parametrize("damage", [b"", b"garbage", None])
+def test_a_damaged_server_certificate_is_issued_again(tmp_path: Path, name: str, damage: bytes | None) -> None:
+    first = local_identity(tmp_path, NAMES, NOW)
+    if damage is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_bytes(damage)
+    again = local_identity(tmp_path, NAMES, NOW)
+    assert again.ca_certificate == first.ca_certificate
+    verify(again, "localhost")
+
+
+def test_a_certificate_of_another_authority_is_issued_again(tmp_path: Path) -> None:
+    local_identity(tmp_path / "a", NAMES, NOW)
+    local_identity(tmp_path / "b", NAMES, NOW)
+    for name in ("ca.key", "ca.pem"):
+        (tmp_path / "b" / name).replace(tmp_path / "a" / name)
+    verify(local_identity(tmp_path / "a", NAMES, NOW), "localhost")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "text"),
+    [
+        ("ca.key", b"", r"ca\.key: not readable as a private key without a password; restore .* from a backup"),
+        ("ca.key", None, r"ca\.key: missing beside ca\.pem, expected the authority's key; restore"),
+        ("ca.pem", b"garbage", r"ca\.pem: not readable as a certificate; restore it from a backup or from a device"),
+    ],
+)
+def test_a_damaged_authority_is_refused_and_not_replaced(
+    tmp_path: Path, name: str, data: bytes | None, text: str
+) -> None:
+    local_identity(tmp_path, NAMES, NOW)
+    if data is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_bytes(data)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(Corrupted, match=text):
+        local_identity(tmp_path, NAMES, NOW)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_authority_with_the_key_of_another_is_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        local_identity(tmp_path / name, NAMES, NOW)
+    (tmp_path / "b" / "ca.key").replace(tmp_path / "a" / "ca.key")
+    with pytest.raises(Corrupted, match=r"ca\.pem: does not match the key in ca\.key; restore"):
+        local_identity(tmp_path / "a", NAMES, NOW)
+
+
+def test_a_lost_authority_certificate_is_issued_again_and_clients_go_on_with_the_old_one(tmp_path: Path) -> None:
+    first = local_identity(tmp_path, NAMES, NOW)
+    (tmp_path / "ca.pem").unlink()
+    again = local_identity(tmp_path, (*NAMES, "new.example"), NOW)
+    assert again.ca_certificate != first.ca_certificate
+    for ca in (first.ca_certificate, again.ca_certificate):
+        verify(ServerIdentity(key=again.key, certificate=again.certificate, ca_certificate=ca), "new.example")
+
+
+@pytest.mark.parametrize("name", ["", "b\u00fccher.example", "two words", "x" * 254])
+def test_a_name_that_no_certificate_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^name: got .*, expected a host name of ASCII letters .*; check --name"):
+        local_identity(tmp_path, (*NAMES, name), NOW)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_names_and_the_bytes_of_an_identity_are_synced(tmp_path: Path) -> None:
+    def work() -> None:
+        folders = opened_folders()
+        local_identity(tmp_path, NAMES, NOW)
+        # One rename each for the authority's two files and the server's two.
+        assert folders == [tmp_path] * 4
+
+    in_child(work)
+
+
+def test_on_a_full_disk_no_half_of_an_identity_is_left(tmp_path: Path) -> None:
+    def work() -> None:
+        with full_disk(100), pytest.raises(StorageFull, match=r"ca\.key: no space left on the coordinator's disk"):
+            local_identity(tmp_path, NAMES, NOW)
+        assert list(tmp_path.iterdir()) == []
+        verify(local_identity(tmp_path, NAMES, NOW), "localhost")
+
+    in_child(work)

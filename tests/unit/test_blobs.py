@@ -1,12 +1,14 @@
 """Blobs: a name in the folder always has all its bytes."""
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.errors import raises
 from support.full_disk import full_disk, in_child
 
+from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import CHUNK_BYTES, artifact_of, short
 from fanin.protos.errors import Corrupted, InvalidInput, NotFound, StorageFull
 from fanin.server.blobs import Blobs
@@ -72,14 +74,65 @@ def test_an_artifact_is_stored_by_its_chunks(blobs: Blobs, tmp_path: Path) -> No
     assert blobs.missing([*(ref.sha256 for ref in artifact.chunks), "0" * 64]) == ("0" * 64,)
 
 
-def test_rotten_bytes_are_our_own_fault(blobs: Blobs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [b"\1" + DATA[1:], DATA[:-1], b""], ids=["changed", "cut", "empty"])
+def test_damaged_bytes_are_never_read_and_logged_once(
+    blobs: Blobs, tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: bytes
+) -> None:
     artifact = blobs.put_artifact(DATA)
     path = tmp_path / DIGEST[:2] / DIGEST
-    path.write_bytes(b"\1" + DATA[1:])
-    got = artifact_of(b"\1" + DATA[1:]).sha256
-    text = f"blobs: version 3: chunk 0: digest mismatch (got {short(got)}, expected {short(DIGEST)})"
-    with raises(Corrupted, text):
-        blobs.read_artifact("version 3", artifact)
+    assert blobs.read(DIGEST) == DATA
+    path.write_bytes(damaged)
+    got = short(sha256_hex(damaged))
+    text = f"blobs: chunk {short(DIGEST)}: damaged on disk (got {len(damaged)} bytes with digest {got})"
+    for use in (
+        lambda: blobs.read(DIGEST),
+        lambda: blobs.read(DIGEST, len(DATA)),
+        lambda: list(blobs.pieces("version 3", artifact)),
+        lambda: blobs.read_artifact("version 3", artifact),
+    ):
+        with raises(Corrupted, text):
+            use()
+    assert caplog.messages == [f"{text}; publish its bundle or version again, or restore {path}"]
+
+
+def test_a_damaged_blob_counts_as_missing_and_is_replaced(
+    blobs: Blobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    artifact = blobs.put_artifact(DATA)
+    path = tmp_path / DIGEST[:2] / DIGEST
+    for repair in (lambda: blobs.put(DIGEST, DATA), lambda: blobs.put_artifact(DATA)):
+        path.write_bytes(DATA[:-1])
+        assert blobs.missing([DIGEST]) == (DIGEST,)
+        caplog.clear()
+        repair()
+        assert caplog.messages == [f"blobs: chunk {short(DIGEST)}: was damaged on disk and is replaced"]
+        assert blobs.missing([DIGEST]) == ()
+        assert blobs.read(DIGEST) == blobs.read_artifact("version 3", artifact) == DATA
+
+
+def test_chunks_that_are_whole_but_do_not_make_an_artifact_are_not_called_damaged(blobs: Blobs) -> None:
+    artifact = blobs.put_artifact(DATA)
+    other = replace(artifact, sha256=artifact_of(b"other").sha256)
+    text = f"version 3: digest mismatch (got {short(artifact.sha256)}, expected {short(other.sha256)})"
+    with raises(Corrupted, f"blobs: {text}"):
+        blobs.read_artifact("version 3", other)
+
+
+def test_foreign_files_are_left_alone_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    blobs = Blobs(tmp_path, Durability.PROCESS)
+    blobs.put(DIGEST, DATA)
+    folder = tmp_path / DIGEST[:2]
+    (tmp_path / "lost+found").mkdir()
+    (folder / ".DS_Store").write_bytes(b"")
+    (folder / "notes.new").write_bytes(b"")
+    (folder / f"{DIGEST}.0123abcd.new").mkdir()
+    (folder / f"{DIGEST}.89abcdef.new").write_bytes(b"half")
+    blobs.sweep()
+    assert files(tmp_path) == sorted([".DS_Store", "notes.new", DIGEST])
+    assert caplog.messages == [
+        f"{tmp_path}: left alone what a coordinator does not write: 'lost+found'",
+        f"{folder}: left alone what a coordinator does not write: '.DS_Store', '{DIGEST}.0123abcd.new', 'notes.new'",
+    ]
 
 
 def test_on_a_full_disk_nothing_half_written_stays(blobs: Blobs, tmp_path: Path) -> None:

@@ -234,6 +234,48 @@ def test_on_a_full_disk_nothing_counts_that_is_not_whole(cache: Cache, tmp_path:
 def test_a_broken_record_of_seen_versions_is_told_not_ignored(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     cache.remember_seen("run", 3)
-    (tmp_path / "seen.json").write_text('{"run": ')
-    with pytest.raises(Corrupted, match=r"seen\.json: not readable .*; remove it to forget which versions were seen"):
-        cache.seen("run")
+    for damaged in (b"", b'{"run": ', b'{"run": "3"}', b"[3]", b"\xff"):
+        (tmp_path / "seen.json").write_bytes(damaged)
+        for use in (lambda: cache.seen("run"), lambda: Cache(tmp_path)):
+            with pytest.raises(
+                Corrupted, match=r"seen\.json: not readable .*; remove it to forget which versions were"
+            ):
+                use()
+
+
+@pytest.mark.parametrize("damaged", [DATA[:-1], b"!" + DATA[1:], b""], ids=["cut", "changed", "empty"])
+def test_a_chunk_that_was_damaged_on_disk_is_downloaded_again(
+    cache: Cache, tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: bytes
+) -> None:
+    cache.fetch(REF, Line(DATA))
+    (tmp_path / "chunks" / REF.sha256).write_bytes(damaged)
+    again = Cache(tmp_path)
+    assert not again.has(REF)
+    assert caplog.messages == [f"cache: chunk {short(REF.sha256)}: damaged on this disk, removed and downloaded again"]
+    line = Line(DATA)
+    again.fetch(REF, line)
+    assert line.offsets == [0]
+    assert again.has(REF)
+
+
+def test_a_part_that_was_damaged_on_disk_is_downloaded_again(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "chunks" / f"{REF.sha256}.part").write_bytes(bytes(5000))
+    line = Line(DATA)
+    with pytest.raises(Unavailable, match=r"digest mismatch .*; the part that was here may be damaged, all of it is"):
+        cache.fetch(REF, line)
+    cache.fetch(REF, line)
+    assert line.offsets == [5000, 0]
+    assert cache.read(REF.sha256) == DATA
+
+
+def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, max_bytes=0)
+    cache.fetch(REF, Line(DATA))
+    cache.put_update(HEADER, PAYLOAD)
+    for folder in ("chunks", "updates"):
+        (tmp_path / folder / ".DS_Store").write_bytes(b"foreign")
+        (tmp_path / folder / "lost+found").mkdir()
+    cache.trim([])
+    cache.forget_updates()
+    for folder in ("chunks", "updates"):
+        assert sorted(path.name for path in (tmp_path / folder).iterdir()) == [".DS_Store", "lost+found"]

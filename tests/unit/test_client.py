@@ -181,6 +181,12 @@ def test_a_failure_of_the_operating_system_is_tried_again(script: Script, tmp_pa
     assert (script.failures, script.calls["check_in"]) == ([], 1)
 
 
+def test_a_device_keeps_its_assignment_while_the_coordinators_files_are_damaged(script: Script, tmp_path: Path) -> None:
+    script.faults = {"download": Corrupted("the coordinator's own state does not verify")}
+    assert run(script, tmp_path).num_accepted == 1
+    assert (script.failures, script.calls["check_in"]) == ([], 1)
+
+
 @pytest.mark.parametrize("kind", [Unauthenticated, Conflict])
 def test_a_coordinator_that_refuses_for_good_ends_it(script: Script, tmp_path: Path, kind: type[FaninError]) -> None:
     script.faults = {"enroll": kind("no")}
@@ -231,6 +237,15 @@ def test_bytes_are_counted_over_all_tries_of_an_assignment(script: Script, tmp_p
     assert run(script, tmp_path).num_accepted == 1
     (header,) = script.headers
     assert header.telemetry.bytes_downloaded == total == sum(script.served.values())
+
+
+def test_chunks_that_were_damaged_since_the_last_start_cost_no_assignment(script: Script, tmp_path: Path) -> None:
+    assert run(script, tmp_path).num_accepted == 1
+    for path in (tmp_path / "device" / "chunks").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    script.headers.clear()
+    assert run(script, tmp_path).num_accepted == 1
+    assert script.failures == []
 
 
 @pytest.mark.parametrize("fails", ["for good", "for now"])

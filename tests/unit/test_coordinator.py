@@ -8,14 +8,15 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+from support.scenes import Scene, finished, play, versions
 from support.virtual import PUBLISHER, bundle_in, open_place, plan, start
 
 from fanin.clients.operator import next_version
 from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual, synthetic_bundle
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
-from fanin.protos.errors import Conflict, InvalidInput, NotFound
-from fanin.protos.runs import RoundOpened, RunState
+from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound
+from fanin.protos.runs import RoundOpened, RunState, VersionPublished
 from fanin.server.blobs import Blobs
 from fanin.server.coordinator import Coordinator, Limits
 from fanin.server.disk import Durability
@@ -140,6 +141,47 @@ def test_a_device_gets_no_chunk_but_those_of_its_assignment(tmp_path: Path) -> N
         await place.runs.stop()
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_a_damaged_or_missing_chunk_of_an_assignment_is_the_coordinators_fault(
+    tmp_path: Path, *, is_missing: bool
+) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan())
+        await asyncio.sleep(1.0)
+        work = await assigned(place.coordinator, "x")
+        sha256 = work.version.parameters.chunks[0].sha256
+        path = tmp_path / "state" / "blobs" / sha256[:2] / sha256
+        good = path.read_bytes()
+        path.unlink() if is_missing else path.write_bytes(good[:-1])
+        wanted = m.Download(assignment_id=work.assignment_id, sha256=sha256, offset=0)
+        with pytest.raises(Corrupted, match="not stored here, but" if is_missing else "damaged on disk"):
+            [data async for data in place.coordinator.download("x", wanted)]
+        await place.runs.put_chunk(sha256, good)
+        assert b"".join([data async for data in place.coordinator.download("x", wanted)]) == good
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_foreign_files_in_the_folder_do_not_stop_a_run(tmp_path: Path) -> None:
+    def litter() -> None:
+        state = tmp_path / "state"
+        for folder in (state, state / "spool", *(state / "blobs").glob("*"), *(state / "updates").glob("**/")):
+            (folder / ".DS_Store").write_bytes(b"")
+            (folder / "lost+found").mkdir(exist_ok=True)
+
+    async def story(scene: Scene) -> None:
+        litter()
+        await scene.until(VersionPublished)
+        litter()
+        await scene.restart()
+        await finished(scene)
+
+    assert len(versions(play(tmp_path, story))) == 3
+    assert len(list((tmp_path / "state" / "updates").glob("run/*/.DS_Store"))) == 1
 
 
 def test_a_run_id_is_short_enough_for_its_assignments(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 from support.errors import raises
+from support.full_disk import full_disk, in_child
 from support.values import PUBLISHER, STRANGER
 
 from fanin.edge import keys
 from fanin.edge.keys import SigningKey, is_signed, load_or_create_key
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, StorageFull
 
 CONTEXTS = (keys.BUNDLE_CONTEXT, keys.VERSION_CONTEXT, keys.DELEGATION_CONTEXT, keys.CALL_CONTEXT)
 
@@ -56,7 +57,11 @@ def test_a_key_file_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_key_is_said_so(tmp_path: Path) -> None:
     path = tmp_path / "device.key"
     path.write_text("abc\n")
-    with raises(InvalidInput, f"{path}: got 3 characters, expected a key of 64 hexadecimal ones"):
+    text = (
+        f"{path}: got 3 characters, expected a key of 64 hexadecimal ones; restore it from a backup, or remove it: a "
+        "new key is created, which is a new identity"
+    )
+    with raises(InvalidInput, text):
         load_or_create_key(path)
 
 
@@ -66,3 +71,15 @@ def test_of_two_that_make_a_key_at_once_one_wins(tmp_path: Path) -> None:
     # What a second process does that saw no file a moment ago.
     assert keys._create_key(path).public == first.public
     assert [found.name for found in tmp_path.iterdir()] == ["device.key"]
+
+
+def test_on_a_full_disk_no_half_of_a_key_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "device.key"
+
+    def work() -> None:
+        with full_disk(10), raises(StorageFull, f"{path}: cannot be written ([Errno 27] File too large)"):
+            load_or_create_key(path)
+        assert list(tmp_path.iterdir()) == []
+        assert load_or_create_key(path).public == load_or_create_key(path).public
+
+    in_child(work)

@@ -1,7 +1,8 @@
-"""Versions from outside whose parameters are none: refused before anything of the Run changes."""
+"""Bundles and Versions from outside that do not verify: refused before anything changes."""
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from fanin.clients.testing import synthetic_bundle
 from fanin.edge.bundle import Bundle
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.edge.versions import sign_delegation, sign_version
-from fanin.protos.chunks import artifact_of, cut
-from fanin.protos.errors import InvalidVersion, NotFound
+from fanin.protos.chunks import Artifact, artifact_of, cut
+from fanin.protos.errors import Corrupted, InvalidBundle, InvalidVersion, NotFound
 from fanin.protos.messages import Version
 from fanin.protos.runs import StartRun
 from fanin.server.disk import Durability
@@ -24,6 +25,7 @@ from fanin.server.lanes import inline
 from fanin.server.observe import LogObserver
 from fanin.server.runs import Runs
 from fanin.server.state import open_state
+from fanin.server.work import Tools
 
 SHAPES = {"a": (2, 3), "b": (4,)}
 TABLE = TensorTable.of(SHAPES)
@@ -81,3 +83,65 @@ def test_chunks_that_were_never_sent_are_asked_for(tmp_path: Path) -> None:
     data = encode_parameters(TABLE, np.ones(TABLE.num_values, np.float32))
     with pytest.raises(NotFound, match="not stored here"):
         asyncio.run(publish(tmp_path, data, missing=True))
+
+
+def opened(folder: Path) -> tuple[Runs, Tools]:
+    tools = open_state(folder / "state", Durability.PROCESS, (inline, inline), time.time, LogObserver())
+    return Runs(tools), tools
+
+
+async def send(runs: Runs, bundle: Bundle) -> str:
+    """Publish a Bundle as an operator does: with those of its Chunks that the coordinator lacks."""
+    data = (bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts))
+    pieces = {ref.sha256: piece for each in data for ref, piece in cut(each)}
+    for sha256 in await runs.missing_chunks(pieces):
+        await runs.put_chunk(sha256, pieces[sha256])
+    return await runs.publish_bundle(ref_of(bundle.signed))
+
+
+def test_a_manifest_that_its_chunks_do_not_make_is_the_publishers_mistake(tmp_path: Path) -> None:
+    async def main() -> None:
+        runs, tools = opened(tmp_path)
+        bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
+        await send(runs, bundle)
+        good = ref_of(bundle.signed)
+        (chunk,) = good.manifest.chunks
+        size = good.manifest.size_bytes
+        other = Artifact(sha256="0" * 64, size_bytes=size, chunks=good.manifest.chunks)
+        short = Artifact(sha256=chunk.sha256, size_bytes=size - 1, chunks=(replace(chunk, size_bytes=size - 1),))
+        for manifest, text in (
+            (other, f"bundle: manifest: digest mismatch (got {chunk.sha256[:8]}.., expected 00000000..)"),
+            (short, f"bundle: manifest: chunk 0: got {size} bytes, expected {size - 1}"),
+        ):
+            with raises(InvalidBundle, text):
+                await runs.publish_bundle(replace(good, manifest=manifest))
+        assert tools.runs.bundle("0" * 64) is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("artifact", ["manifest", "initial"])
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"!" + data[1:], lambda _: b""])
+def test_publishing_the_same_bundle_again_repairs_a_damaged_chunk(
+    tmp_path: Path, artifact: str, damage: Callable[[bytes], bytes]
+) -> None:
+    async def main() -> None:
+        runs, tools = opened(tmp_path)
+        bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
+        await send(runs, bundle)
+        part = {"manifest": ref_of(bundle.signed).manifest, **bundle.manifest.artifacts}[artifact]
+        (ref,) = part.chunks
+        path = tmp_path / "state" / "blobs" / ref.sha256[:2] / ref.sha256
+        good = path.read_bytes()
+        path.write_bytes(damage(good))
+        with pytest.raises(Corrupted, match=rf"^blobs: chunk {ref.sha256[:8]}\.\.: damaged on disk"):
+            await runs.get_chunk(ref.sha256, 0)
+        with pytest.raises(Corrupted, match="damaged on disk"):
+            await runs.publish_bundle(ref_of(bundle.signed))
+        assert await send(runs, bundle) == bundle.sha256
+        assert await runs.get_chunk(ref.sha256, 0) == path.read_bytes() == good
+        # And what is whole is not asked for.
+        assert await runs.missing_chunks([ref.sha256]) == ()
+        assert tools.runs.bundle(bundle.sha256) == ref_of(bundle.signed)
+
+    asyncio.run(main())

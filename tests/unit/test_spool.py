@@ -319,7 +319,8 @@ def test_a_committed_payload_that_was_changed_on_disk_is_told(spool: Spool, tmp_
     # The process that has just verified and written it does not read it for that again.
     assert committed(spool) == bytes(len(PAYLOAD))
     later = Spool(tmp_path / "spool", tmp_path / "updates", Durability.PROCESS)
-    with raises(Corrupted, f"{path}: a committed update was changed on disk; its digest does not match its record"):
+    what = path.relative_to(tmp_path)
+    with raises(Corrupted, f"{what}: a committed update was changed on disk; its digest does not match its record"):
         committed(later)
 
 
@@ -335,11 +336,12 @@ def test_what_the_store_refused_is_withdrawn(spool: Spool, tmp_path: Path) -> No
 
 def test_a_committed_payload_that_is_missing_or_cut_is_our_own_fault(spool: Spool, tmp_path: Path) -> None:
     path = tmp_path / "updates" / "run" / "1" / f"device.{HEADER.payload.sha256[:16]}.payload"
-    with raises(Corrupted, f"{path}: a committed update is missing"):
+    what = path.relative_to(tmp_path)
+    with raises(Corrupted, f"{what}: a committed update is missing"):
         committed(spool)
     path.parent.mkdir(parents=True)
     path.write_bytes(PAYLOAD[:-1])
-    with raises(Corrupted, f"{path}: got {len(PAYLOAD) - 1} bytes, expected {len(PAYLOAD)}"):
+    with raises(Corrupted, f"{what}: got {len(PAYLOAD) - 1} bytes, expected {len(PAYLOAD)}"):
         committed(spool)
 
 
@@ -373,3 +375,26 @@ def test_on_a_full_disk_an_upload_keeps_what_is_whole_and_goes_on_later(
         assert left(tmp_path) == []
 
     in_child(work)
+
+
+def test_foreign_files_are_left_alone_and_logged_once(
+    spool: Spool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    round_folder = tmp_path / "updates" / "run" / "1"
+    round_folder.mkdir(parents=True)
+    (round_folder / f"device.{HEADER.payload.sha256[:16]}.payload").write_bytes(PAYLOAD)
+    for folder in (tmp_path / "spool", round_folder):
+        (folder / ".DS_Store").write_bytes(b"")
+        (folder / ".nfs0001").write_bytes(b"")
+        (folder / "lost+found").mkdir()
+    # As if the process had been killed in an upload.
+    spool.open(HEADER, "other").close()
+    for _ in range(2):
+        spool.sweep([])
+        spool.clear_round("run", 1, {})
+    foreign = [".DS_Store", ".nfs0001", "lost+found"]
+    assert left(tmp_path) == sorted(path.name for path in round_folder.iterdir()) == foreign
+    assert caplog.messages == [
+        f"{folder}: left alone what a coordinator does not write: '.DS_Store', '.nfs0001', 'lost+found'"
+        for folder in (tmp_path / "spool", round_folder)
+    ]

@@ -1,6 +1,5 @@
 """The store: what the database decides, and that it still knows it after it was closed."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import IntegrityError
 from support.errors import raises
 from support.values import BUNDLE, DELEGATION, RUN, assignment, plan, update, version
@@ -79,44 +78,6 @@ def test_with_host_durability_every_commit_is_synced(tmp_path: Path, durability:
         assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
         assert connection.execute(text("PRAGMA foreign_keys")).scalar() == 1
     opened.dispose()
-
-
-def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "fanin.db"
-    opened = open_engine(path, Durability.PROCESS)
-    with opened.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    opened.dispose()
-    with pytest.raises(Corrupted, match=r"fanin\.db: cannot be opened or migrated \(.*9999.*newer fanin\?$"):
-        open_engine(path, Durability.PROCESS)
-
-
-def test_a_process_that_ends_in_the_first_migration_leaves_a_folder_that_opens(tmp_path: Path) -> None:
-    path = tmp_path / "fanin.db"
-    child = os.fork()
-    if child == 0:
-        seen = 0
-
-        @event.listens_for(Engine, "after_cursor_execute")
-        def end(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
-            nonlocal seen
-            seen += "CREATE TABLE" in statement
-            if seen == 4:
-                os._exit(9)
-
-        open_engine(path, Durability.HOST)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    opened = open_engine(path, Durability.HOST)
-    assert DeviceStore(opened).num_devices == 0
-    opened.dispose()
-
-
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "fanin.db"
-    path.write_bytes(b"something else, and long enough to be looked at" * 100)
-    with pytest.raises(Corrupted, match=r"fanin\.db: cannot be opened or migrated \(.*not a database"):
-        open_engine(path, Durability.PROCESS)
 
 
 def test_a_database_that_cannot_grow_says_so_and_goes_on_later(engine: Engine, rounds: RoundStore) -> None:

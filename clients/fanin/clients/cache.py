@@ -8,13 +8,17 @@
     chunks/<sha256>.part     a Chunk under way
     updates/<assignment>.header, .payload
 
-Chunks are named by content, so a Bundle that many Rounds use is fetched once, and a cut download goes on.
+Chunks are named by content, so a Bundle that many Rounds use is fetched once, and a cut download goes on. A Chunk that
+is damaged on this disk is removed and downloaded again. Files with other names are foreign (``.DS_Store``,
+``lost+found``) and left alone.
 """
 
 import fcntl
 import hashlib
 import json
+import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +26,8 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from fanin.edge.keys import SigningKey, load_or_create_key, sync_folder
+from fanin.edge.files import replace_file
+from fanin.edge.keys import SigningKey, load_or_create_key
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import ChunkRef, check_digest, short
 from fanin.protos.convert import header_from_proto, header_to_proto, publication_from_proto, publication_to_proto
@@ -31,6 +36,9 @@ from fanin.protos.messages import Publication, UpdateHeader
 from fanin.v1 import fleet_pb2 as pb
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
+LOG = logging.getLogger("fanin.clients")
+_CHUNK_NAME: Final = re.compile(r"[0-9a-f]{64}(\.part)?", re.ASCII)
+_UPDATE_NAME: Final = re.compile(r"[^.].*\.(payload|header|header\.new)", re.ASCII)
 
 
 @contextmanager
@@ -49,7 +57,10 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 
 class Cache:
-    """A device's folder; one process at a time (``hold_folder``)."""
+    """A device's folder; one process at a time (``hold_folder``).
+
+    Raises Corrupted if the record of the Versions that it has seen is damaged.
+    """
 
     def __init__(self, folder: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._folder = folder
@@ -58,8 +69,12 @@ class Cache:
         self._max_bytes = max_bytes
         # Assignments whose Update this process has written, or has found to be whole.
         self._whole: set[str] = set()
+        # Chunks that this process has verified.
+        self._verified: set[str] = set()
         for made in (self._chunks, self._updates):
             made.mkdir(parents=True, exist_ok=True)
+        # At the start, where a person may see it, and not in the middle of the first Assignment.
+        self._all_seen()
 
     @staticmethod
     def is_device(folder: Path) -> bool:
@@ -96,8 +111,14 @@ class Cache:
             return None
 
     def has(self, ref: ChunkRef) -> bool:
-        """Whether a Chunk is here."""
-        return (self._chunks / ref.sha256).exists()
+        """Whether a Chunk is here. A damaged one is removed: it is verified once in each process."""
+        path = self._chunks / ref.sha256
+        if not path.exists():
+            return False
+        if ref.sha256 not in self._verified:
+            self.forget((ref,))
+            self._verified.add(ref.sha256)
+        return path.exists()
 
     def read(self, sha256: str) -> bytes:
         """A Chunk's bytes; the caller verifies them. Raises NotFound."""
@@ -113,7 +134,8 @@ class Cache:
         """Get a Chunk from where an earlier try stopped; ``download`` streams from an offset.
 
         Returns the bytes that came over the line. What arrived stays after any failure. Raises InvalidInput if
-        the whole does not verify, and then begins anew next time; StorageFull.
+        the whole does not verify, and then begins anew next time; Unavailable if the stream ended early, or if what an
+        earlier try left may be damaged; StorageFull.
         """
         part = self._chunks / f"{ref.sha256}.part"
         received, digest = 0, hashlib.sha256()
@@ -138,10 +160,15 @@ class Cache:
             raise Unavailable(f"chunk {short(ref.sha256)}: the stream ended at byte {size} of {ref.size_bytes}")
         try:
             check_digest(f"chunk {short(ref.sha256)}", ref, size, digest.hexdigest())
-        except InvalidInput:
+        except InvalidInput as exc:
             part.unlink()
+            if offset:
+                raise Unavailable(
+                    f"{exc}; the part that was here may be damaged, all of it is downloaded again"
+                ) from exc
             raise
         part.replace(self._chunks / ref.sha256)
+        self._verified.add(ref.sha256)
         return received
 
     def forget(self, refs: Iterable[ChunkRef]) -> None:
@@ -149,12 +176,13 @@ class Cache:
         for ref in refs:
             path = self._chunks / ref.sha256
             if path.exists() and sha256_hex(path.read_bytes()) != ref.sha256:
+                LOG.warning("cache: chunk %s: damaged on this disk, removed and downloaded again", short(ref.sha256))
                 path.unlink()
 
     def trim(self, keep: Iterable[str]) -> None:
         """Drop the Chunks used longest ago until the rest fits, but none of ``keep``."""
         kept = set(keep)
-        paths = sorted(self._chunks.iterdir(), key=lambda path: path.stat().st_mtime)
+        paths = sorted(_own(self._chunks, _CHUNK_NAME), key=lambda path: path.stat().st_mtime)
         total = sum(path.stat().st_size for path in paths)
         for path in paths:
             if total <= self._max_bytes:
@@ -205,7 +233,7 @@ class Cache:
     def forget_updates(self) -> None:
         """Drop all Updates: a device works for one Round at a time."""
         self._whole.clear()
-        for path in tuple(self._updates.iterdir()):
+        for path in _own(self._updates, _UPDATE_NAME):
             path.unlink()
 
     def _update_paths(self, assignment_id: str) -> tuple[Path, Path]:
@@ -214,25 +242,25 @@ class Cache:
     def _all_seen(self) -> dict[str, int]:
         path = self._folder / "seen.json"
         try:
-            return dict(json.loads(path.read_text())) if path.exists() else {}
+            seen = dict(json.loads(path.read_text())) if path.exists() else {}
+            if not all(isinstance(name, str) and type(number) is int for name, number in seen.items()):
+                raise ValueError("expected an object of version numbers by run")
+            return seen
         except (ValueError, TypeError) as exc:
             # Going on without it would let an old Version back in; that is for a person to decide.
             raise Corrupted(f"{path}: not readable ({exc}); remove it to forget which versions were seen") from exc
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file aside, sync it and put it in place of the old one, so that a half-written one never counts.
+def _own(folder: Path, name: re.Pattern[str]) -> list[Path]:
+    """The files of a folder that this module writes."""
+    with os.scandir(folder) as entries:
+        own = [one.name for one in entries if name.fullmatch(one.name) and one.is_file(follow_symlinks=False)]
+    return [folder / one for one in own]
 
-    The name is synced too: after a power cut the old file must not be back.
-    """
-    draft = path.with_name(f"{path.name}.new")
+
+def _replace(path: Path, data: bytes) -> None:
+    """Replace a file durably: after a power cut the old one must not be back. Raises StorageFull."""
     try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        sync_folder(path.parent)
+        replace_file(path, data)
     except OSError as exc:
-        draft.unlink(missing_ok=True)
         raise StorageFull(f"{path}: cannot be written ({exc})") from exc

@@ -140,9 +140,16 @@ class Client:
             self._session, todo = self._session.step(event, self._parts.rng)
             pause_s = todo.pause_s
             if todo.forget:
-                self._parts.cache.forget_updates()
+                self._forget_updates()
             if self._options.max_updates and self.num_accepted >= self._options.max_updates:
                 return
+
+    def _forget_updates(self) -> None:
+        try:
+            self._parts.cache.forget_updates()
+        except OSError as exc:
+            # They take space until the next training removes them.
+            LOG.warning("updates: cannot be removed (%s)", exc)
 
     def _attempt(self, action: s.Action) -> s.Event:
         """Do one thing; every outcome is an event."""
@@ -165,6 +172,10 @@ class Client:
 
     def _failed(self, action: s.Action, exc: FaninError) -> s.Event:
         match action:
+            case s.Enroll() | s.CheckIn() | s.Fetch() if isinstance(exc, Corrupted):
+                # The coordinator's own state is damaged, which its operator can repair. Until then all other devices
+                # would fail as well, so this one keeps its Assignment.
+                return s.Lost(reason=str(exc))
             case s.Fetch() | s.Train() | s.Send():
                 moot = isinstance(exc, NotFound | Conflict) and not isinstance(action, s.Train)
                 return s.Moot(reason=str(exc)) if moot else s.Unable(reason=str(exc))
@@ -175,9 +186,6 @@ class Client:
             case s.Refresh():
                 self._skip(action)
                 return s.Unable(reason=str(exc))
-            case _ if isinstance(exc, Corrupted):
-                # The coordinator's own state is damaged, which its operator can mend.
-                return s.Lost(reason=str(exc))
             case _:
                 # An enrollment or a check-in whose request or reply makes no sense: nothing here can mend it.
                 return s.Denied(reason=str(exc))

@@ -40,7 +40,7 @@ from fanin.commands.terminal import (
     write_json,
 )
 from fanin.edge.bundle import Bundle, SignedManifest, save_bundle
-from fanin.edge.keys import sync_folder
+from fanin.edge.files import sync_folder
 from fanin.edge.tensors import decode_parameters
 from fanin.edge.versions import check_version
 from fanin.protos.chunks import assemble

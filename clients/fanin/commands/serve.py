@@ -25,7 +25,7 @@ from fanin.commands.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE
 from fanin.server.authority import local_identity
 from fanin.server.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
 from fanin.server.coordinator import Coordinator, Limits
-from fanin.server.disk import Durability
+from fanin.server.disk import Durability, write_file
 from fanin.server.lanes import ThreadLane
 from fanin.server.observe import LogObserver, Observer
 from fanin.server.registry import Registry
@@ -34,6 +34,7 @@ from fanin.server.service import Services, bind_server
 from fanin.server.settings import Settings
 from fanin.server.state import hold_folder, open_state
 from fanin.server.store.devices import Role
+from fanin.server.tokens import ensure_token
 
 LOG = logging.getLogger("fanin.commands.serve")
 DISK_THREADS = 4
@@ -90,7 +91,8 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
         loop.add_signal_handler(number, stop.set)
     tools = open_state(settings.state, settings.durability, (lanes.store, lanes.disk), time.time, observer)
     registry = Registry(tools.devices, tools.wall)
-    _ensure_tokens(settings.state, registry)
+    ensure_token(settings.state / DEVICE_TOKEN, Role.DEVICE, registry)
+    ensure_token(settings.state / OPERATOR_TOKEN, Role.OPERATOR, registry)
     identity = local_identity(settings.state / "tls", settings.all_names, datetime.now(UTC))
     runs = Runs(tools)
     limits, connections = _share_descriptors(Limits())
@@ -98,13 +100,16 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     services = Services(coordinator=coordinator, runs=runs, registry=registry, tools=tools, connections=connections)
     # The port first: a coordinator that cannot serve must not drive Runs either.
     bound = bind_server(services, identity, settings.listen)
-    await runs.start()
-    await bound.start()
-    _announce(settings, bound.port)
-    await stop.wait()
-    await coordinator.stop()
-    await bound.drain(DRAIN_S)
-    await runs.stop()
+    try:
+        await runs.start()
+        await bound.start()
+        _announce(settings, bound.port)
+        await stop.wait()
+    finally:
+        # Also after an error, a full disk for example: a driver that still runs would end in a traceback.
+        await coordinator.stop()
+        await bound.drain(DRAIN_S)
+        await runs.stop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +143,7 @@ def _share_descriptors(limits: Limits) -> tuple[Limits, Connections]:
 
 def _announce(settings: Settings, port: int) -> None:
     address = f"{settings.host}:{port}"
-    path = settings.state / ADDRESS_FILE
-    draft = path.with_suffix(".new")
-    draft.write_text(address + "\n")
-    draft.replace(path)
+    write_file(settings.state / ADDRESS_FILE, f"{address}\n".encode())
     sys.stdout.write(
         f"serving on {address}\n"
         f"  authority for clients  {settings.state / CA_FILE}\n"
@@ -149,16 +151,3 @@ def _announce(settings: Settings, port: int) -> None:
         f"  token for operators    {settings.state / OPERATOR_TOKEN}\n"
     )
     sys.stdout.flush()
-
-
-def _ensure_tokens(state: Path, registry: Registry) -> None:
-    for path, role in ((state / DEVICE_TOKEN, Role.DEVICE), (state / OPERATOR_TOKEN, Role.OPERATOR)):
-        if path.exists():
-            continue
-        path.parent.mkdir(exist_ok=True, mode=0o700)
-        # The token is made first: a crash in between leaves a token that nobody knows, not a file that is none.
-        token = registry.new_token(role)
-        draft = path.with_suffix(".new")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(token + "\n")
-        draft.replace(path)

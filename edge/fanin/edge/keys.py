@@ -11,7 +11,8 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fanin.protos.errors import InvalidInput
+from fanin.edge.files import sync_folder
+from fanin.protos.errors import InvalidInput, StorageFull
 
 PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
@@ -56,7 +57,7 @@ def is_signed(public: str, signature: bytes, context: str, data: bytes) -> bool:
 def load_or_create_key(path: Path) -> SigningKey:
     """The key in a file that only its owner may read; made on first use.
 
-    Raises InvalidInput if the file holds anything but 64 hexadecimal characters.
+    Raises InvalidInput if the file holds anything but 64 hexadecimal characters, StorageFull if it cannot be created.
     """
     try:
         data = path.read_bytes().strip()
@@ -65,7 +66,10 @@ def load_or_create_key(path: Path) -> SigningKey:
     try:
         return SigningKey(bytes.fromhex(data.decode()))
     except ValueError as exc:
-        raise InvalidInput(f"{path}: got {len(data)} characters, expected a key of 64 hexadecimal ones") from exc
+        raise InvalidInput(
+            f"{path}: got {len(data)} characters, expected a key of 64 hexadecimal ones; restore it from a backup, or "
+            "remove it: a new key is created, which is a new identity"
+        ) from exc
 
 
 def _create_key(path: Path) -> SigningKey:
@@ -74,27 +78,20 @@ def _create_key(path: Path) -> SigningKey:
     # Written aside and linked into place: a crash leaves no half key, and of two processes that start
     # together one wins and both use its key.
     draft = path.with_name(f"{path.name}.{os.getpid()}.new")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(key.private_bytes().hex() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
     try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(key.private_bytes().hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         os.link(draft, path)
         sync_folder(path.parent)
     except FileExistsError:
         return load_or_create_key(path)
+    except OSError as exc:
+        raise StorageFull(f"{path}: cannot be written ({exc})") from exc
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
     return key
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable: syncing a file does not sync its name."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _framed(context: str, data: bytes) -> bytes:

@@ -111,21 +111,22 @@ class ControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def MissingChunks(self, request, context):
-        """Tells which of these Chunks are not here yet. Call it before PutChunks, to send only those.
+        """Returns those of these Chunks that are not stored here, or whose bytes are damaged on the coordinator's disk.
+        Call it before PutChunks, to send only those.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PutChunks(self, request_iterator, context):
-        """Stores Chunks under their digests. Chunks that arrived whole stay, so after a break ask MissingChunks again.
+        """Stores Chunks under their digests; a damaged Chunk is replaced. Chunks that arrived whole stay, so after a break ask MissingChunks again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetChunk(self, request, context):
-        """Streams a Chunk, as the device protocol does.
+        """Streams a Chunk, as the device protocol does. DATA_LOSS: it is damaged on the coordinator's disk; send it again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,6 +134,8 @@ class ControlServicer:
 
     def PublishBundle(self, request, context):
         """Makes a Bundle known, once all its Chunks are here. It is verified as a device would.
+        INVALID_ARGUMENT: its Chunks or its signature do not fit. NOT_FOUND: a Chunk is not here. DATA_LOSS: a Chunk is
+        damaged here; call MissingChunks and PutChunks again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

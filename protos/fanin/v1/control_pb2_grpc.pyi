@@ -41,13 +41,18 @@ class ControlStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ControlAsyncStub: ...
     MissingChunks: _grpc.UnaryUnaryMultiCallable[_control_pb2.MissingChunksRequest, _control_pb2.MissingChunksReply]
-    """Tells which of these Chunks are not here yet. Call it before PutChunks, to send only those."""
+    """Returns those of these Chunks that are not stored here, or whose bytes are damaged on the coordinator's disk.
+    Call it before PutChunks, to send only those.
+    """
     PutChunks: _grpc.StreamUnaryMultiCallable[_control_pb2.ChunkData, _control_pb2.PutChunksReply]
-    """Stores Chunks under their digests. Chunks that arrived whole stay, so after a break ask MissingChunks again."""
+    """Stores Chunks under their digests; a damaged Chunk is replaced. Chunks that arrived whole stay, so after a break ask MissingChunks again."""
     GetChunk: _grpc.UnaryStreamMultiCallable[_fleet_pb2.DownloadRequest, _fleet_pb2.DownloadPiece]
-    """Streams a Chunk, as the device protocol does."""
+    """Streams a Chunk, as the device protocol does. DATA_LOSS: it is damaged on the coordinator's disk; send it again."""
     PublishBundle: _grpc.UnaryUnaryMultiCallable[_control_pb2.PublishBundleRequest, _control_pb2.PublishBundleReply]
-    """Makes a Bundle known, once all its Chunks are here. It is verified as a device would."""
+    """Makes a Bundle known, once all its Chunks are here. It is verified as a device would.
+    INVALID_ARGUMENT: its Chunks or its signature do not fit. NOT_FOUND: a Chunk is not here. DATA_LOSS: a Chunk is
+    damaged here; call MissingChunks and PutChunks again.
+    """
     PrepareRun: _grpc.UnaryUnaryMultiCallable[_control_pb2.PrepareRunRequest, _control_pb2.PrepareRunReply]
     """Makes the key with which the coordinator will sign the Versions of a Run, so that the Bundle's publisher can
     delegate to it. The same Run gets the same key.
@@ -79,13 +84,18 @@ class ControlStub:
 class ControlAsyncStub(ControlStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     MissingChunks: _aio.UnaryUnaryMultiCallable[_control_pb2.MissingChunksRequest, _control_pb2.MissingChunksReply]  # type: ignore[assignment]
-    """Tells which of these Chunks are not here yet. Call it before PutChunks, to send only those."""
+    """Returns those of these Chunks that are not stored here, or whose bytes are damaged on the coordinator's disk.
+    Call it before PutChunks, to send only those.
+    """
     PutChunks: _aio.StreamUnaryMultiCallable[_control_pb2.ChunkData, _control_pb2.PutChunksReply]  # type: ignore[assignment]
-    """Stores Chunks under their digests. Chunks that arrived whole stay, so after a break ask MissingChunks again."""
+    """Stores Chunks under their digests; a damaged Chunk is replaced. Chunks that arrived whole stay, so after a break ask MissingChunks again."""
     GetChunk: _aio.UnaryStreamMultiCallable[_fleet_pb2.DownloadRequest, _fleet_pb2.DownloadPiece]  # type: ignore[assignment]
-    """Streams a Chunk, as the device protocol does."""
+    """Streams a Chunk, as the device protocol does. DATA_LOSS: it is damaged on the coordinator's disk; send it again."""
     PublishBundle: _aio.UnaryUnaryMultiCallable[_control_pb2.PublishBundleRequest, _control_pb2.PublishBundleReply]  # type: ignore[assignment]
-    """Makes a Bundle known, once all its Chunks are here. It is verified as a device would."""
+    """Makes a Bundle known, once all its Chunks are here. It is verified as a device would.
+    INVALID_ARGUMENT: its Chunks or its signature do not fit. NOT_FOUND: a Chunk is not here. DATA_LOSS: a Chunk is
+    damaged here; call MissingChunks and PutChunks again.
+    """
     PrepareRun: _aio.UnaryUnaryMultiCallable[_control_pb2.PrepareRunRequest, _control_pb2.PrepareRunReply]  # type: ignore[assignment]
     """Makes the key with which the coordinator will sign the Versions of a Run, so that the Bundle's publisher can
     delegate to it. The same Run gets the same key.
@@ -120,7 +130,9 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.MissingChunksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.MissingChunksReply, _abc.Awaitable[_control_pb2.MissingChunksReply]]:
-        """Tells which of these Chunks are not here yet. Call it before PutChunks, to send only those."""
+        """Returns those of these Chunks that are not stored here, or whose bytes are damaged on the coordinator's disk.
+        Call it before PutChunks, to send only those.
+        """
 
     @_abc_1.abstractmethod
     def PutChunks(
@@ -128,7 +140,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_control_pb2.ChunkData],
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.PutChunksReply, _abc.Awaitable[_control_pb2.PutChunksReply]]:
-        """Stores Chunks under their digests. Chunks that arrived whole stay, so after a break ask MissingChunks again."""
+        """Stores Chunks under their digests; a damaged Chunk is replaced. Chunks that arrived whole stay, so after a break ask MissingChunks again."""
 
     @_abc_1.abstractmethod
     def GetChunk(
@@ -136,7 +148,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.DownloadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.DownloadPiece], _abc.AsyncIterator[_fleet_pb2.DownloadPiece]]:
-        """Streams a Chunk, as the device protocol does."""
+        """Streams a Chunk, as the device protocol does. DATA_LOSS: it is damaged on the coordinator's disk; send it again."""
 
     @_abc_1.abstractmethod
     def PublishBundle(
@@ -144,7 +156,10 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.PublishBundleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.PublishBundleReply, _abc.Awaitable[_control_pb2.PublishBundleReply]]:
-        """Makes a Bundle known, once all its Chunks are here. It is verified as a device would."""
+        """Makes a Bundle known, once all its Chunks are here. It is verified as a device would.
+        INVALID_ARGUMENT: its Chunks or its signature do not fit. NOT_FOUND: a Chunk is not here. DATA_LOSS: a Chunk is
+        damaged here; call MissingChunks and PutChunks again.
+        """
 
     @_abc_1.abstractmethod
     def PrepareRun(

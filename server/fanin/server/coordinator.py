@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from fanin.protos import messages as m
 from fanin.protos.chunks import short
-from fanin.protos.errors import InvalidUpdate, NotFound, Unavailable
+from fanin.protos.errors import Corrupted, InvalidUpdate, NotFound, Unavailable
 from fanin.protos.names import check_name
 from fanin.server.bulletin import Bulletin
 from fanin.server.driver import RunDriver
@@ -115,8 +115,11 @@ class Coordinator:
                 del self._parked[device]
 
     async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
-        """A Chunk's bytes from an offset on, then those of more, in pieces. Raises NotFound, InvalidInput."""
-        tools, patience, offset = self._tools, Patience(self._limits.stall_s), download.offset
+        """The bytes of a Chunk from an offset on, then those of more, in pieces.
+
+        Raises NotFound, InvalidInput; Corrupted for a Chunk that is damaged or missing here.
+        """
+        patience, offset = Patience(self._limits.stall_s), download.offset
         for number, sha256 in enumerate((download.sha256, *download.more)):
             if number:
                 # Where one ends and the next begins: a Chunk that was cut on disk must not run into its neighbour.
@@ -128,12 +131,19 @@ class Coordinator:
                 driver.check_assignment(download.assignment_id, device)
             if not (driver.may_fetch(sha256) if published is None else sha256 in published):
                 raise NotFound(f"chunk {sha256[:16]!r}: not one that this assignment needs; check in again")
-            data = await tools.disk_lane(partial(tools.blobs.read, sha256, offset))
+            data = await self._chunk(sha256, offset)
             offset = 0
             for start in range(0, len(data), PIECE_BYTES):
                 with patience.writing():
                     yield data[start : start + PIECE_BYTES]
                 patience.gain(PIECE_BYTES)
+
+    async def _chunk(self, sha256: str, offset: int) -> bytes:
+        try:
+            return await self._tools.disk_lane(partial(self._tools.blobs.read, sha256, offset))
+        except NotFound as exc:
+            # A device that is told "not found" checks in, gets the same Assignment and asks again, without end.
+            raise Corrupted(f"{exc}, but an assignment needs it; publish its bundle or version again") from exc
 
     async def upload(
         self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]

@@ -47,7 +47,7 @@ class Registry:
         Raises Unauthenticated for a wrong token or a key that its caller does not hold, Conflict for a protocol
         that is not spoken here.
         """
-        if not self._store.has_token(token_sha256(enrollment.token), Role.DEVICE):
+        if not self.has_token(enrollment.token, Role.DEVICE):
             raise Unauthenticated("enroll: got a token that was not made here, expected an enrollment token")
         device = Device(public_key=enrollment.public_key)
         if call.device_id != device.device_id:
@@ -85,8 +85,12 @@ class Registry:
 
     def check_operator(self, token: str) -> None:
         """Raise Unauthenticated unless this is an operator's token."""
-        if not self._store.has_token(token_sha256(token), Role.OPERATOR):
+        if not self.has_token(token, Role.OPERATOR):
             raise Unauthenticated("control: got a token that was not made here, expected an operator token")
+
+    def has_token(self, token: str, role: Role) -> bool:
+        """Whether a token was issued here for a role."""
+        return self._store.has_token(token_sha256(token), role)
 
     def new_token(self, role: Role) -> str:
         """A fresh token for a role; only its digest is kept."""

@@ -13,7 +13,16 @@ from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT
 from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.edge.versions import check_delegation, check_version
 from fanin.protos.chunks import Artifact, assemble, short
-from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion, NotFound
+from fanin.protos.errors import (
+    Conflict,
+    Corrupted,
+    FaninError,
+    InvalidBundle,
+    InvalidInput,
+    InvalidPlan,
+    InvalidVersion,
+    NotFound,
+)
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.names import check_run_id
 from fanin.protos.runs import (
@@ -88,7 +97,7 @@ class Runs:
         return driver
 
     async def missing_chunks(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Those Chunks that are not stored here."""
+        """Those Chunks that are not stored here, or are damaged."""
         tools, asked = self._tools, tuple(digests)
         return await tools.disk_lane(lambda: tools.blobs.missing(asked))
 
@@ -101,7 +110,8 @@ class Runs:
         return await self._tools.disk_lane(lambda: self._tools.blobs.read(sha256, offset))
 
     async def publish_bundle(self, bundle: BundleRef) -> str:
-        """Make a Bundle known, verified as a device would. Raises InvalidBundle, NotFound for missing Chunks."""
+        """Make a Bundle known, verified as a device would. Raises InvalidBundle, NotFound for missing Chunks, Corrupted
+        for damaged ones."""
         await self._tools.disk_lane(lambda: self._verify_bundle(bundle))
         await self._tools.store_lane(lambda: self._tools.runs.add_bundle(bundle))
         return bundle.manifest.sha256
@@ -212,7 +222,11 @@ class Runs:
         bundle = await tools.store_lane(lambda: tools.runs.bundle(sha256))
         if bundle is None:
             raise NotFound(f"bundle {short(sha256)}: not published here; publish it before starting a run")
-        manifest = await tools.disk_lane(lambda: self._open(bundle).manifest)
+        try:
+            manifest = (await tools.disk_lane(lambda: self._open(bundle))).manifest
+        except InvalidInput as exc:
+            # It was verified when it was published.
+            raise Corrupted(f"bundle {short(sha256)}: its record does not verify ({exc}); restore a backup") from exc
         return Model(bundle=bundle, manifest=manifest, run_key=await self._run_key(start.run_id))
 
     async def _run_key(self, run_id: str) -> SigningKey:
@@ -262,13 +276,19 @@ class Runs:
             raise InvalidVersion("parameters: got NaN or infinity, expected finite values; the training diverged")
 
     def _open(self, bundle: BundleRef) -> Bundle:
+        """A Bundle, verified. Raises InvalidBundle, NotFound for a missing Chunk, Corrupted for a damaged one."""
         if bundle.manifest.size_bytes > MAX_MANIFEST_BYTES:
             raise InvalidBundle(
                 f"bundle: got a manifest of {bundle.manifest.size_bytes} bytes, expected at most {MAX_MANIFEST_BYTES}"
             )
-        data = self._tools.blobs.read_artifact("manifest", bundle.manifest)
+        read = self._tools.blobs.read
+        try:
+            # Not blobs.read_artifact: Chunks that do not make this whole are its caller's mistake, not our damage.
+            data = assemble("manifest", bundle.manifest, read)
+        except InvalidInput as exc:
+            raise InvalidBundle(f"bundle: {exc}") from exc
         signed = SignedManifest(data=data, public_key=bundle.public_key, signature=bundle.signature)
-        return Bundle.open(signed, trusted=(bundle.public_key,), read=self._tools.blobs.read)
+        return Bundle.open(signed, trusted=(bundle.public_key,), read=read)
 
     def _verify_bundle(self, ref: BundleRef) -> None:
         bundle = self._open(ref)

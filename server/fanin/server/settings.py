@@ -23,6 +23,10 @@ class Settings:
         host, _, port = self.listen.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise InvalidInput(f"listen: got {self.listen!r}, expected HOST:PORT, for example 127.0.0.1:7443")
+        try:
+            host.encode("idna")
+        except UnicodeError as exc:
+            raise InvalidInput(f"listen: got host {host!r}, expected a host name or an address ({exc})") from exc
 
     @property
     def host(self) -> str:

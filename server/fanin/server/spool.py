@@ -7,6 +7,8 @@
 An upload goes on after any break: ``open`` verifies what is there and says where to go on. A header that
 differs from the one before starts over. ``commit`` syncs and renames; until then nothing of an Update exists
 for anybody else, so a half-sent or invalid one leaves no trace but its file here, which ``discard`` removes.
+
+Files with other names are foreign: a file manager, NFS or mkfs creates some. They are logged once and left alone.
 """
 
 import contextlib
@@ -22,12 +24,14 @@ from fanin.protos.chunks import CHUNK_BYTES, check_digest, short
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, InvalidInput, InvalidUpdate, Unavailable
 from fanin.protos.messages import Piece, UpdateHeader
-from fanin.server.disk import Disk, full_disk_as_our_error, make_folder
+from fanin.server.disk import Disk, OwnEntries, full_disk_as_our_error, make_folder
 
 _READ_BYTES: Final = CHUNK_BYTES
 _NAME_CHARS: Final = 16
 _MAX_HELD: Final = 1024
 _PAYLOAD: Final = ".payload"
+_UPLOAD_NAME: Final = r"[^.].*\.[0-9]+\.[^.]+\.(part|header)"
+_PAYLOAD_NAME: Final = r"[^.].*\.[0-9a-f]{16}\.payload"
 
 
 class Spool:
@@ -40,6 +44,7 @@ class Spool:
         # Payloads of open Rounds that this process has verified, and folders whose names are durable.
         self._own: set[Path] = set()
         self._synced: set[Path] = set()
+        self._upload_files, self._payload_files = OwnEntries(_UPLOAD_NAME), OwnEntries(_PAYLOAD_NAME)
         for folder in (uploads, updates):
             make_folder(folder, disk)
 
@@ -95,12 +100,12 @@ class Spool:
     def clear_round(self, run_id: str, round_number: int, keep: Mapping[str, UpdateHeader]) -> None:
         """Forget what devices sent in vain for a Round whose Updates no longer count: uploads, and payloads other than
         those of ``keep``, by device, whose Update the store could not record, and that never came back."""
-        for path in self._uploads.iterdir():
+        for path in self._upload_files.of(self._uploads):
             if _round_of(path) == (run_id, round_number):
                 path.unlink(missing_ok=True)
         kept = {self._payload(header, device) for device, header in keep.items()}
         folder = self._updates / run_id / str(round_number)
-        for path in folder.iterdir() if folder.exists() else ():
+        for path in self._payload_files.of(folder) if folder.exists() else ():
             self._own.discard(path)
             if path not in kept:
                 path.unlink(missing_ok=True)
@@ -108,7 +113,7 @@ class Spool:
 
     def sweep(self, open_rounds: Collection[tuple[str, int]]) -> None:
         """Forget the uploads of all Rounds but these: what a process left that ended right after a Round did."""
-        for path in self._uploads.iterdir():
+        for path in self._upload_files.of(self._uploads):
             if _round_of(path) not in open_rounds:
                 path.unlink(missing_ok=True)
 
@@ -119,20 +124,21 @@ class Spool:
         """
         path = self._payload(header, device)
         is_own = path in self._own
-        digest = hashlib.sha256()
+        # Relative: the text reaches operators, who must not learn where the folder is.
+        what, digest = path.relative_to(self._updates.parent), hashlib.sha256()
         try:
             with path.open("rb") as file:
                 got = os.fstat(file.fileno()).st_size
                 if got != header.payload.size_bytes:
-                    raise Corrupted(f"{path}: got {got} bytes, expected {header.payload.size_bytes}")
+                    raise Corrupted(f"{what}: got {got} bytes, expected {header.payload.size_bytes}")
                 while piece := file.read(_READ_BYTES):
                     if not is_own:
                         digest.update(piece)
                     yield memoryview(piece)
         except FileNotFoundError as exc:
-            raise Corrupted(f"{path}: a committed update is missing") from exc
+            raise Corrupted(f"{what}: a committed update is missing") from exc
         if not is_own and digest.hexdigest() != header.payload.sha256:
-            raise Corrupted(f"{path}: a committed update was changed on disk; its digest does not match its record")
+            raise Corrupted(f"{what}: a committed update was changed on disk; its digest does not match its record")
 
     def _take_back(self, payload: Path, part: Path) -> None:
         """A payload that ``commit`` has put in place and the store never recorded, for the coordinator died or the

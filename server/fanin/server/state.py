@@ -5,7 +5,7 @@ spool/          uploads under way
 updates/        committed payloads
 blobs/          Chunks of Bundles and Versions
 tls/            the local authority (``authority``)
-tokens/         the first tokens, for the user who started it (``commands.serve``)
+tokens/         the first tokens, for the user who started it (``tokens``)
 lock            held by the coordinator that serves from here
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fanin.protos.errors import Conflict
+from fanin.protos.errors import Conflict, Corrupted
 from fanin.server.blobs import Blobs
 from fanin.server.commits import GroupCommit
 from fanin.server.disk import Durability
@@ -56,10 +56,11 @@ def open_state(
 ) -> Tools:
     """The tools of a coordinator over its folder; ``lanes`` are those of the store and of the disk.
 
-    Raises Corrupted if the database cannot be opened.
+    Raises Corrupted if the database cannot be opened, or is missing where there was one; StorageFull.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     durability.sync_folder(folder.parent)
+    _check_complete(folder)
     engine = open_engine(folder / "fanin.db", durability)
     store_lane, disk_lane = lanes
     rounds = RoundStore(engine)
@@ -78,9 +79,29 @@ def open_state(
     )
 
 
+def _check_complete(folder: Path) -> None:
+    """Raise Corrupted if a folder that was served before has lost its database.
+
+    The database is written before anything else, so the other files prove that there was one. A fresh database would
+    know none of the Runs, devices and tokens, and SQLite would remove what its write-ahead log still holds.
+    """
+    database = folder / "fanin.db"
+    if database.exists() and database.stat().st_size:
+        return
+    patterns = ("blobs/??/*", "updates/*", "tokens/*.token")
+    left = [pattern.partition("/")[0] for pattern in patterns if any(folder.glob(pattern))]
+    if left:
+        problem = "empty" if database.exists() else "missing"
+        raise Corrupted(
+            f"{database}: {problem}, but {', '.join(left)} of an earlier coordinator are there; restore a backup of "
+            "the folder with fanin.db and fanin.db-wal, or begin anew in another folder (--state)"
+        )
+
+
 def look_into(folder: Path) -> Record:
     """What a coordinator's folder records of its Runs, while one serves from it or not. Raises Corrupted."""
     durability = Durability.PROCESS
+    _check_complete(folder)
     engine = open_engine(folder / "fanin.db", durability, only_look=True)
     return Record(
         runs=RunStore(engine),

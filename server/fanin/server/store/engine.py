@@ -5,6 +5,7 @@ with ``process`` only checkpoints are. The coordinator uses one connection from 
 """
 
 from pathlib import Path
+from typing import Final
 
 from alembic import command
 from alembic.config import Config
@@ -16,14 +17,22 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
-from fanin.protos.errors import Corrupted, StorageFull, Unavailable
+from fanin.protos.errors import Corrupted, FaninError, InvalidInput, StorageFull, Unavailable
 from fanin.server.disk import Durability
+
+_NOT_WRITABLE: Final = ("unable to open database file", "readonly database")
+"""SQLite's texts for a file that this user may not open or write, or that is a folder."""
 
 
 def open_engine(path: Path, durability: Durability, *, only_look: bool = False) -> Engine:
     """The database in this file, made or migrated if need be, unless somebody wants to ``only_look``.
 
-    Raises Corrupted if the file is no database or one that a newer fanin wrote; to look also if an older one did.
+    Raises:
+        Corrupted: The file is not a database, is damaged, or was written by a newer fanin; with ``only_look`` also if
+            an older one wrote it.
+        InvalidInput: The file or its folder cannot be opened or written.
+        StorageFull: The database cannot grow.
+        Unavailable: Another process holds the database.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(
@@ -54,14 +63,25 @@ def open_engine(path: Path, durability: Durability, *, only_look: bool = False) 
 
     try:
         with engine.connect() as connection:
+            _check_known(connection, path)
+        # A connection of its own: alembic does not commit in a transaction that a query before it has begun.
+        with engine.connect() as connection:
             if only_look:
                 _check_form(connection, path)
             else:
                 migrate(connection)
     except (DatabaseError, CommandError) as exc:
         engine.dispose()
-        reason = exc.orig if isinstance(exc, DatabaseError) else exc
-        raise Corrupted(f"{path}: cannot be opened or migrated ({reason}); was it written by a newer fanin?") from exc
+        reason = str(exc.orig if isinstance(exc, DatabaseError) else exc)
+        if any(text in reason for text in _NOT_WRITABLE):
+            raise InvalidInput(
+                f"{path}: cannot be opened or written ({reason}); check the owner and the permissions of the file and "
+                "of its folder"
+            ) from exc
+        raise Corrupted(f"{path}: not a database of a coordinator ({reason}); restore a backup of the folder") from exc
+    except FaninError:
+        engine.dispose()
+        raise
     return engine
 
 
@@ -70,6 +90,18 @@ def migrate(connection: Connection) -> None:
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+def _check_known(connection: Connection, path: Path) -> None:
+    """Raise Corrupted if a newer fanin wrote the database."""
+    script = ScriptDirectory.from_config(_config())
+    known = sorted(revision.revision for revision in script.walk_revisions())
+    got = MigrationContext.configure(connection).get_current_revision()
+    if got is not None and got not in known:
+        raise Corrupted(
+            f"{path}: written by a newer fanin (got form {got}, expected {known[0]} to {known[-1]}); install that "
+            "fanin, or restore a backup of the folder"
+        )
 
 
 def _check_form(connection: Connection, path: Path) -> None:

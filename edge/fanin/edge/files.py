@@ -1,0 +1,48 @@
+"""Files that are replaced as a unit: after a crash or a loss of power a name has the old bytes or the new bytes.
+
+``replace_file`` writes a draft beside the file, syncs the draft, renames it and syncs the folder. Without the first
+sync a loss of power can leave an empty file under the new name. Without the second one the old file can come back.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+DRAFT_SUFFIX: Final = ".new"
+
+
+def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Replace a file, or create it; its bytes and its name are durable on return.
+
+    Args:
+        path: The file. Its folder must exist.
+        data: The new content.
+        mode: Permissions of the new file, reduced by the umask.
+
+    Raises:
+        OSError: The disk is full or the folder is not writable. The old file is unchanged and the draft is removed.
+    """
+    draft = path.with_name(f"{path.name}{DRAFT_SUFFIX}")
+    try:
+        # A draft that a killed process left may have other permissions.
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        sync_folder(path.parent)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable: syncing a file does not sync its name."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

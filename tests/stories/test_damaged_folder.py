@@ -1,0 +1,170 @@
+"""A coordinator's folder that is damaged: ``fanin serve`` says what is wrong and what to do, and changes nothing."""
+
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from support.commands import Fanin, fanin_in_process, one_line
+
+from fanin.commands.terminal import DEVICE_TOKEN, OPERATOR_TOKEN
+from fanin.server.authority import local_identity
+from fanin.server.disk import Durability
+from fanin.server.lanes import inline
+from fanin.server.observe import LogObserver
+from fanin.server.registry import Registry
+from fanin.server.state import open_state
+from fanin.server.store.devices import Role
+from fanin.server.tokens import ensure_token
+
+DATA = b"a chunk"
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Fanin]:
+    """The command line; ``fanin serve`` changes the umask of its process."""
+    umask = os.umask(0o022)
+    yield fanin_in_process(capsys, monkeypatch)
+    os.umask(umask)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A folder as a coordinator leaves it that has served."""
+    state = tmp_path / "state"
+    tools = open_state(state, Durability.PROCESS, (inline, inline), time.time, LogObserver())
+    registry = Registry(tools.devices, time.time)
+    ensure_token(state / DEVICE_TOKEN, Role.DEVICE, registry)
+    ensure_token(state / OPERATOR_TOKEN, Role.OPERATOR, registry)
+    local_identity(state / "tls", ("localhost", "127.0.0.1"), datetime.now(UTC))
+    tools.blobs.put_artifact(DATA)
+    return state
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files but those that every look at a folder touches."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name not in ("lock", "fanin.db-shm"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def lose_database(state: Path) -> None:
+    for path in state.glob("fanin.db*"):
+        path.unlink()
+
+
+def lose_database_and_tokens(state: Path) -> None:
+    lose_database(state)
+    for path in (state / "tokens").iterdir():
+        path.unlink()
+
+
+def empty_database(state: Path) -> None:
+    lose_database(state)
+    (state / "fanin.db").touch()
+
+
+def newer_database(state: Path) -> None:
+    with closing(sqlite3.connect(state / "fanin.db")) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+
+
+def database_folder(state: Path) -> None:
+    lose_database(state)
+    (state / "fanin.db").mkdir()
+    (state / "fanin.db" / "file").touch()
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing database": (
+        lose_database,
+        "fanin.db: missing, but blobs, tokens of an earlier coordinator are there; restore a backup of the folder ",
+    ),
+    "blobs alone": (lose_database_and_tokens, "fanin.db: missing, but blobs of an earlier coordinator are there; "),
+    "empty database": (empty_database, "fanin.db: empty, but blobs, tokens of an earlier coordinator are there; "),
+    "other file": (
+        lambda state: (lose_database(state), (state / "fanin.db").write_bytes(b"garbage" * 1000)),
+        "fanin.db: not a database of a coordinator (file is not a database); restore a backup of the folder",
+    ),
+    "newer database": (newer_database, "fanin.db: written by a newer fanin (got form 9999, expected 0001 to "),
+    "database is a folder": (database_folder, "fanin.db: cannot be opened or written (unable to open database file); "),
+    "empty token": (
+        lambda state: (state / DEVICE_TOKEN).write_bytes(b""),
+        "tokens/device.token: got 0 bytes that are no token, expected one line of text; restore it from a backup, or ",
+    ),
+    "foreign token": (
+        lambda state: (state / OPERATOR_TOKEN).write_bytes(b"another"),
+        "tokens/operator.token: got a token that fanin.db does not have for operators; restore the fanin.db ",
+    ),
+    "garbage ca.pem": (
+        lambda state: (state / "tls" / "ca.pem").write_bytes(b"garbage"),
+        "tls/ca.pem: not readable as a certificate; restore it from a backup or from a device, or remove this file ",
+    ),
+    "garbage ca.key": (
+        lambda state: (state / "tls" / "ca.key").write_bytes(b"garbage"),
+        "tls/ca.key: not readable as a private key without a password; restore ",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_folder_is_refused_in_one_line_and_not_changed(fanin: Fanin, state: Path, what: str) -> None:
+    damage, text = DAMAGE[what]
+    damage(state)
+    before = contents(state)
+    line = one_line(fanin("serve", "--state", state, "--listen", "127.0.0.1:0"), "serve")
+    assert line.startswith(f"{state}/{text}"), line
+    assert contents(state) == before
+
+
+def test_verify_does_not_make_a_database_where_one_is_missing(fanin: Fanin, state: Path) -> None:
+    empty_database(state)
+    assert one_line(fanin("verify", "run", "--state", state), "verify").startswith(f"{state}/fanin.db: empty, but ")
+    assert (state / "fanin.db").stat().st_size == 0
+
+
+def test_a_garbage_server_key_is_replaced(state: Path, fanin: Fanin) -> None:
+    (state / "tls" / "server.key").write_bytes(b"garbage")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        outcome = fanin("serve", "--state", state, "--listen", address)
+    # It comes as far as the port.
+    assert one_line(outcome, "serve").startswith(f"{address}: cannot be listened on (Address already in use); ")
+    assert b"PRIVATE KEY" in (state / "tls" / "server.key").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--name", "b\u00fccher"), "name: got 'b\u00fccher', expected a host name of ASCII letters"),
+        (("--name", ""), "name: got '', expected a host name of ASCII letters"),
+        (("--listen", "a..b:1"), "listen: got host 'a..b', expected a host name or an address ("),
+        (("--listen", "nobody.invalid:1"), "nobody.invalid:1: cannot be listened on ("),
+    ],
+)
+def test_a_name_that_is_none_is_wrong_in_one_line(
+    fanin: Fanin, tmp_path: Path, options: tuple[str, str], text: str
+) -> None:
+    listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
+    line = one_line(fanin("serve", "--state", tmp_path / "state", *listen, *options), "serve")
+    assert line.startswith(text), line
+
+
+@pytest.mark.parametrize("entry", ["file", "folder/lock"])
+def test_a_folder_that_cannot_be_one_is_named(fanin: Fanin, tmp_path: Path, entry: str) -> None:
+    folder, _, lock = entry.partition("/")
+    (tmp_path / folder / lock).mkdir(parents=True) if lock else (tmp_path / folder).touch()
+    line = one_line(fanin("serve", "--state", tmp_path / folder, "--listen", "127.0.0.1:0"), "serve")
+    assert line.startswith(f"{tmp_path / entry}: ")
+
+
+def test_a_coordinator_that_cannot_write_its_address_stops_in_one_line(fanin: Fanin, state: Path) -> None:
+    # In the way of the draft. By then it serves: all that it has started must end too.
+    (state / "address.new").mkdir()
+    line = one_line(fanin("serve", "--state", state, "--listen", "127.0.0.1:0"), "serve")
+    assert line == f"{state / 'address.new'}: Is a directory"
+    assert not (state / "address").exists()

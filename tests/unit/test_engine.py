@@ -1,0 +1,69 @@
+"""Opening the database: what is none, what a newer fanin wrote, and what a killed process left."""
+
+import os
+from pathlib import Path
+
+from sqlalchemy import Engine, event, text
+from support.errors import raises
+
+from fanin.protos.errors import Corrupted, InvalidInput
+from fanin.server.disk import Durability
+from fanin.server.store.devices import DeviceStore
+from fanin.server.store.engine import open_engine
+
+
+def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fanin.db"
+    opened = open_engine(path, Durability.PROCESS)
+    with opened.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    opened.dispose()
+    for only_look in (False, True):
+        with raises(
+            Corrupted,
+            f"{path}: written by a newer fanin (got form 9999, expected 0001 to 0002); install that fanin, or restore "
+            "a backup of the folder",
+        ):
+            open_engine(path, Durability.PROCESS, only_look=only_look)
+
+
+def test_a_process_that_ends_in_the_first_migration_leaves_a_folder_that_opens(tmp_path: Path) -> None:
+    path = tmp_path / "fanin.db"
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        @event.listens_for(Engine, "after_cursor_execute")
+        def end(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+            nonlocal seen
+            seen += "CREATE TABLE" in statement
+            if seen == 4:
+                os._exit(9)
+
+        open_engine(path, Durability.HOST)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    opened = open_engine(path, Durability.HOST)
+    assert DeviceStore(opened).num_devices == 0
+    opened.dispose()
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fanin.db"
+    path.write_bytes(b"something else, and long enough to be looked at" * 100)
+    with raises(
+        Corrupted,
+        f"{path}: not a database of a coordinator (file is not a database); restore a backup of the folder",
+    ):
+        open_engine(path, Durability.PROCESS)
+
+
+def test_a_database_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "fanin.db"
+    path.mkdir()
+    with raises(
+        InvalidInput,
+        f"{path}: cannot be opened or written (unable to open database file); check the owner and the permissions of "
+        "the file and of its folder",
+    ):
+        open_engine(path, Durability.PROCESS)

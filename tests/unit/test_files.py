@@ -1,0 +1,61 @@
+"""Files that are replaced as a unit: the old bytes or the new ones, and durable."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from support.audit import opened_folders
+from support.full_disk import full_disk, in_child
+
+from fanin.edge.files import replace_file
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_created_and_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for data in (b"old", b"new"):
+        replace_file(path, data, mode=0o600)
+        assert path.read_bytes() == data
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert names(tmp_path) == ["file"]
+
+
+def test_the_bytes_and_then_the_name_are_synced(tmp_path: Path) -> None:
+    def work() -> None:
+        folders = opened_folders()
+        replace_file(tmp_path / "file", b"data")
+        assert folders == [tmp_path]
+
+    in_child(work)
+
+
+def test_a_draft_of_a_killed_process_does_not_give_its_permissions(tmp_path: Path) -> None:
+    draft = tmp_path / "key.new"
+    draft.touch()
+    draft.chmod(0o644)
+    replace_file(tmp_path / "key", b"secret", mode=0o600)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert names(tmp_path) == ["key"]
+
+
+def test_on_a_full_disk_the_old_file_stays_and_no_draft(tmp_path: Path) -> None:
+    replace_file(tmp_path / "file", b"old")
+
+    def work() -> None:
+        with full_disk(2), pytest.raises(OSError, match="File too large"):
+            replace_file(tmp_path / "file", b"longer")
+        assert (tmp_path / "file").read_bytes() == b"old"
+        assert names(tmp_path) == ["file"]
+
+    in_child(work)
+
+
+def test_a_folder_in_the_place_of_the_draft_is_left(tmp_path: Path) -> None:
+    (tmp_path / "file.new").mkdir()
+    with pytest.raises(OSError, match=os.strerror(21)):
+        replace_file(tmp_path / "file", b"data")
+    assert names(tmp_path) == ["file.new"]
