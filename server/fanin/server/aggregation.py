@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fanin.edge.codecs import Integers
+from fanin.edge.grid import Reaches, largest_magnitude, no_reaches, reach_column
 from fanin.edge.tensors import TensorTable
 from fanin.protos.messages import SATURATED
 
@@ -39,9 +40,11 @@ Float64s = npt.NDArray[np.float64]
 
 @dataclass(slots=True, kw_only=True)
 class PartialSum:
-    """The sum of some Updates: weighted values (num_values,), total fresh weight, plain sums of the statistics."""
+    """The sum of some Updates: weighted values (num_values,), total fresh weight, plain sums of the statistics, and how
+    many Updates had each reach (``edge.grid``)."""
 
     values: Int64s
+    reaches: Reaches
     total_weight: int = 0
     num_updates: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -67,7 +70,7 @@ class Contribution:
 
 def begin(table: TensorTable) -> PartialSum:
     """The sum of nothing."""
-    return PartialSum(values=np.zeros(table.num_values, np.int64))
+    return PartialSum(values=np.zeros(table.num_values, np.int64), reaches=no_reaches(table))
 
 
 def accept(state: PartialSum, table: TensorTable, update: Contribution) -> PartialSum:
@@ -83,18 +86,22 @@ def accept(state: PartialSum, table: TensorTable, update: Contribution) -> Parti
     if isinstance(update.pieces, Sequence):
         _check_length(sum(piece.size for piece in update.pieces), table)
     position, num_cut = 0, 0
+    largest = [0] * len(table.specs)
     scratch = np.empty(min(SCRATCH_VALUES, table.num_values), np.int64)
     for piece in update.pieces:
-        for start, stop, shift in blocks_within(table, update.shifts, position, position + piece.size):
+        for start, stop, block in blocks_within(table, range(len(largest)), position, position + piece.size):
             for first in range(start, stop, SCRATCH_VALUES):
                 last = min(first + SCRATCH_VALUES, stop)
                 encoded = piece[first - position : last - position]
+                largest[block] = max(largest[block], largest_magnitude(encoded))
                 weighted = scratch[: last - first]
-                num_cut += _weigh(encoded, update, shift, weighted)
+                num_cut += _weigh(encoded, update, update.shifts[block], weighted)
                 values = state.values[first:last]
                 np.add(values, weighted, out=values)
         position += piece.size
     _check_length(position, table)
+    for block, shift in enumerate(update.shifts):
+        state.reaches[block, reach_column(largest[block], shift)] += 1
     state.total_weight += update.fresh_weight
     state.num_updates += 1
     state.counts.update(update.counts)
@@ -108,6 +115,7 @@ def merge(left: PartialSum, right: PartialSum) -> PartialSum:
     if left.values.shape != right.values.shape:
         raise ValueError(f"merge: got {right.values.shape} values, expected {left.values.shape}")
     left.values += right.values
+    left.reaches += right.reaches
     left.total_weight += right.total_weight
     left.num_updates += right.num_updates
     left.counts.update(right.counts)
