@@ -677,9 +677,15 @@ Global___Telemetry: _TypeAlias = Telemetry  # noqa: Y015
 @_typing.final
 class Statistics(_message.Message):
     """Facts about the data: folded, masked and noised like the tensors, so integers only. A loss is in units of
-    2^-16 nats. Known names: examples, train_loss_q16, rounded (values moved to the nearest grid step), saturated
-    (values cut at the grid's ends), and over the validation part eval_examples, eval_loss_q16, eval_correct_float,
-    eval_correct_int8, eval_agree.
+    2^-16 nats. An Update with any other name, or with counts that no data can have, is refused.
+      examples: 1 to 2^32 - 1. train_loss_q16: may be negative.
+      rounded (values that moved to a grid step), saturated (values cut at the grid's ends): at most the number of values.
+      eval_examples: 0 to 2^32 - 1; with 0 all other eval_ counts are 0. eval_loss_q16: may be negative.
+      A model of classes or tokens: eval_predictions (labels), at most one for each label of each example;
+      eval_correct_float, eval_correct_int8, eval_agree: at most eval_predictions.
+      A model of values: eval_squares_float, eval_squares_int8, eval_squares_wanted, and each with _q40 for its fraction
+      in units of 2^-40.
+    The sums over more than the Plan's max_examples are scaled down to that many examples.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

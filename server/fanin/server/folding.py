@@ -15,7 +15,7 @@ from fanin.protos.plans import Plan
 from fanin.server.aggregation import Contribution, PartialSum, blocks_within, finish_part
 from fanin.server.outer import apply_fedavg
 from fanin.server.store.rounds import RoundRecord
-from fanin.server.validation import weight_of
+from fanin.server.validation import capped_counts, weight_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def contribution_of(header: UpdateHeader, payload: Iterable[memoryview], plan: P
         shifts=tuple(own + more for own, more in zip(header.shifts, lag.shifts, strict=True)),
         bits=codec.bits,
         max_shift=plan.codec.max_shift,
-        counts=header.statistics.counts,
+        counts=capped_counts(header, plan.aggregation.max_examples),
         pieces=(codec.decode(piece) for piece in payload),
     )
 
