@@ -52,8 +52,9 @@ def fold(table: TensorTable, updates: list[Contribution]) -> PartialSum:
     return total
 
 
-def facts(total: PartialSum) -> tuple[bytes, str, int, int, Counter[str]]:
-    return total.values.tobytes(), str(total.values.dtype), total.total_weight, total.num_updates, total.counts
+def facts(total: PartialSum) -> tuple[bytes, bytes, str, int, int, Counter[str]]:
+    values, reaches = total.values.tobytes(), total.reaches.tobytes()
+    return values, reaches, str(total.values.dtype), total.total_weight, total.num_updates, total.counts
 
 
 @given(tables(), st.integers(0, 6), st.randoms(use_true_random=False))
@@ -138,7 +139,7 @@ def test_the_extreme_update_of_an_admitted_plan_folds_exactly(wanted: Plan, sign
     one = accept(begin(table), table, update)
     assert int(one.values[0]) == weight * (value << shift)
     # All of the Round's Updates at once: the last doubling is where an overflow would be.
-    half = PartialSum(values=one.values * (wanted.cohort.buffer - 1))
+    half = replace(begin(table), values=one.values * (wanted.cohort.buffer - 1))
     whole = merge(half, one)
     assert int(whole.values[0]) == wanted.cohort.buffer * weight * (value << shift)
 

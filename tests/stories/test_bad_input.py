@@ -18,7 +18,7 @@ from support.peers import FLEET, Peer, pieces, sign
 from support.snapshot import snapshot
 
 from fanin.commands.show import describe
-from fanin.edge.grid import SATURATED_BITS
+from fanin.edge.grid import MAX_MOVE_BITS
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact, artifact_of
@@ -84,6 +84,11 @@ HEADERS: dict[str, tuple[Change, str]] = {
         "update: got chunks of [524288, 675724] bytes, expected all but the last 1048576",
     ),
     "no examples": (lambda h: counted(h, examples=0), "update: got 0 examples, expected at least 1"),
+    "more values than there are": (lambda h: counted(h, saturated=1 << 40), "update: got saturated = 1099511627776, "),
+    "more correct than predictions": (
+        lambda h: counted(h, eval_examples=1, eval_predictions=1, eval_correct_float=1 << 40),
+        "update: got eval_correct_float = 1099511627776, expected at most eval_predictions = 1",
+    ),
     "negative examples": (lambda h: counted(h, examples=-5), "update: got -5 examples, expected at least 1"),
 }
 
@@ -268,13 +273,13 @@ def test_the_round_ends_in_the_undisturbed_bits_and_late_updates_are_discarded(
     assert len(before.under("updates")) == f.NUM_DEVICES
 
 
-def test_saturated_values_are_counted_reported_and_the_next_grid_is_coarser(tmp_path: Path) -> None:
+def test_saturated_values_of_most_devices_are_counted_reported_and_the_next_grid_is_coarser(tmp_path: Path) -> None:
     host = Hosted(tmp_path).start()
     try:
         bundle = f.bundle_in(tmp_path)
         host.start_run(f.plan(num_rounds=2), bundle, f.PUBLISHER)
         devices = f.peers(host, bundle, tmp_path)
-        devices[1].scale = 100.0
+        devices[0].scale = devices[1].scale = 100.0
         for device in devices + devices:
             device.take_part()
         first, second = host.published()
@@ -282,9 +287,8 @@ def test_saturated_values_are_counted_reported_and_the_next_grid_is_coarser(tmp_
         host.stop()
     rows = snapshot(host.state).rows
     grids = [json.loads(str(row[3])) for row in rows["rounds"]]
-    # A first grid ends at +-4, so of normal values of scale 100 most are cut; the others fit.
-    assert 280_000 < first.num_saturated < f.NUM_VALUES
-    assert grids[0] == [-29, -29]
-    assert grids[1] == [-29 + SATURATED_BITS] * 2
+    # A first grid ends at +-4, so of normal values of scale 100 most are cut; those of one device fit.
+    assert 2 * 280_000 < first.num_saturated < 2 * f.NUM_VALUES
+    assert grids == [[-29, -29], [-29 + MAX_MOVE_BITS] * 2]
     assert 0 < second.num_saturated < first.num_saturated
     assert f"{first.num_saturated} values saturated" in describe(first)

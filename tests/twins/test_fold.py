@@ -5,6 +5,7 @@ import struct
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.folds import fresh
@@ -12,7 +13,7 @@ from support.folds import fresh
 from fanin.edge.codecs import largest_value
 from fanin.edge.tensors import TensorTable
 from fanin.protos.messages import CodecSpec
-from fanin.server.aggregation import accept, begin, finish
+from fanin.server.aggregation import SCRATCH_VALUES, accept, begin, finish
 from fanin.server.outer import apply_fedavg
 
 TABLE = TensorTable.of({"a": (2, 2), "b": (), "c": (0,), "d": (3,)})
@@ -70,3 +71,19 @@ def test_numpy_and_plain_python_agree_in_bits(
     fast = apply_fedavg(start, finish(total, TABLE, grid), rate)
     assert fast.dtype == np.float32
     assert fast.tobytes() == struct.pack(f"<{len(BLOCKS)}f", *slow_fedavg(updates, grid, parameters, rate))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32])
+@pytest.mark.parametrize("shift", [3, -2, 40])
+def test_the_scratch_buffer_gives_the_bits_of_the_whole_expression(dtype: type[np.signedinteger], shift: int) -> None:
+    ends = np.iinfo(dtype)
+    values = np.random.default_rng(0).integers(-ends.max, ends.max, 2 * SCRATCH_VALUES + 3, dtype, endpoint=True)
+    table = TensorTable.of({"a": (5,), "b": (values.size - 5,)})
+    codec = CodecSpec(name={np.int8: "int8", np.int32: "fixed32"}[dtype], max_shift=4)
+    pieces = np.split(values, [3, 7, SCRATCH_VALUES + 11, SCRATCH_VALUES + 11])
+    total = accept(begin(table), table, fresh(1 << 20, (0, shift), codec, pieces))
+    wide = values.astype(np.int64)
+    limit = 1 << (ends.bits - 1 + codec.max_shift)
+    moved = np.rint(wide / 4.0).astype(np.int64) if shift < 0 else np.clip(wide * 2.0**shift, -limit, limit)
+    expected = np.concatenate([wide[:5], moved[5:].astype(np.int64)]) * (1 << 20)
+    np.testing.assert_array_equal(total.values, expected)

@@ -1,4 +1,4 @@
-"""The grid by example: a first Round, growth, and what happens after values were cut."""
+"""The grid by example: a first Round, what a third of the devices move, and blocks that do not move."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,19 @@ from support.values import TABLE
 
 from fanin.edge.grid import (
     MAX_EXPONENT,
+    MAX_MOVE_BITS,
+    MAX_REACH,
     MIN_EXPONENT,
-    SATURATED_BITS,
-    block_maxima,
+    MIN_REACH,
+    NO_REACH,
+    NUM_REACHES,
+    Reaches,
+    common_column,
     first_grid,
+    largest_magnitude,
     next_grid,
+    no_reaches,
+    reach_column,
 )
 from fanin.edge.tensors import TensorTable
 from fanin.protos.messages import CodecSpec
@@ -20,9 +28,13 @@ INT8 = CodecSpec(name="int8", max_shift=12)
 BARE_INT8 = CodecSpec(name="int8", max_shift=0)
 
 
-def test_the_maxima_are_those_of_magnitudes_and_0_for_an_empty_block() -> None:
-    table = TensorTable.of({"a": (3,), "b": (0,), "c": ()})
-    assert block_maxima(table, np.array([1.0, -5.0, 2.0, -0.5], np.float32)) == (5.0, 0.0, 0.5)
+def reaches(*rows: tuple[int | None, ...]) -> Reaches:
+    """For each block the reaches of its Updates in bits above the step; None for no movement."""
+    counts = no_reaches(TensorTable.of({f"block-{index:02}": (1,) for index in range(len(rows))}))
+    for index, row in enumerate(rows):
+        for bits in row:
+            counts[index, NO_REACH if bits is None else reach_column(1, bits - 1)] += 1
+    return counts
 
 
 @pytest.mark.parametrize(
@@ -31,25 +43,67 @@ def test_the_maxima_are_those_of_magnitudes_and_0_for_an_empty_block() -> None:
     [(FIXED32, -29), (CodecSpec(name="fixed32", max_shift=9), -29), (BARE_INT8, -5), (INT8, -17)],
 )
 def test_a_first_grid_lets_a_block_move_by_its_size_or_by_1(spec: CodecSpec, of_one: int) -> None:
-    zeros = np.zeros(TABLE.num_values, np.float32)
-    assert first_grid(TABLE, zeros, spec) == (of_one, of_one, of_one)
-    zeros[0] = -3.0
-    assert first_grid(TABLE, zeros, spec) == (of_one + 1, of_one, of_one)
+    assert first_grid((0.0, 0.5, 1.0), spec) == (of_one, of_one, of_one)
+    assert first_grid((3.0, 0.0, 0.0), spec) == (of_one + 1, of_one, of_one)
 
 
-@pytest.mark.parametrize(("spec", "resolved"), [(FIXED32, 25), (BARE_INT8, 5), (INT8, 11)])
-def test_a_next_grid_follows_what_the_mean_moved(spec: CodecSpec, resolved: int) -> None:
-    moved = next_grid((-29, -29, -29), (2.0**-10, 0.0, 2.0**20), 0, spec)
-    assert moved == (-9 - resolved, -29, 21 - resolved)
+@pytest.mark.parametrize("wrong", [float("inf"), float("nan")])
+def test_parameters_that_are_not_finite_have_a_first_grid(wrong: float) -> None:
+    assert first_grid((wrong,), FIXED32) == (-30,)
 
 
-def test_after_a_cut_every_block_gets_coarser() -> None:
-    assert next_grid((-29, 0, MAX_EXPONENT - 1), (1.0, 0.0, 1.0), 1, FIXED32) == (
-        -29 + SATURATED_BITS,
-        SATURATED_BITS,
-        MAX_EXPONENT,
-    )
+@pytest.mark.parametrize("values", [(5, -7, 3), (-128, 127, 0), (0, 0, 0), ()])
+def test_the_largest_magnitude_is_that_of_both_signs(values: tuple[int, ...]) -> None:
+    assert largest_magnitude(np.array(values, np.int8)) == max((abs(value) for value in values), default=0)
+
+
+@pytest.mark.parametrize(("largest", "shift", "bits"), [(1, 0, 1), (127, 0, 7), (128, 3, 11), (1, -5, -4)])
+def test_a_reach_is_counted_in_bits_above_the_step(largest: int, shift: int, bits: int) -> None:
+    assert reach_column(largest, shift) + MIN_REACH - 1 == bits
+
+
+def test_reaches_end_at_their_limits() -> None:
+    assert reach_column(0, 50) == NO_REACH
+    assert reach_column(1, 1000) == NUM_REACHES - 1 == reach_column(1, MAX_REACH - 1)
+    assert reach_column(1, -1000) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "common"),
+    [
+        ((), None),
+        ((7,), 7),
+        ((7, 3), 7),
+        ((7, 3, 1), 3),
+        ((7, 3, 3, 1), 3),
+        ((9, 9, 9, 5, 4, 4, 4, 4, 4, 4), 5),
+        ((9, None, None), None),
+        ((9, 9, None), 9),
+    ],
+)
+def test_the_common_reach_is_that_of_more_than_a_third_of_the_updates(
+    row: tuple[int | None, ...], common: int | None
+) -> None:
+    column = common_column(reaches(row)[0])
+    assert column == (NO_REACH if common is None else reach_column(1, common - 1))
+
+
+@pytest.mark.parametrize(("spec", "resolved"), [(FIXED32, 25), (BARE_INT8, 6), (INT8, 12)])
+def test_a_next_grid_approaches_the_reach(spec: CodecSpec, resolved: int) -> None:
+    rows = reaches(*[(resolved + off,) * 4 for off in (-9, -1, 0, 1, 9)])
+    assert next_grid((-29,) * 5, rows, (-29,) * 5, spec) == (-31, -30, -29, -28, -27)
+
+
+def test_a_block_that_does_not_move_becomes_finer_until_it_has_its_first_step() -> None:
+    rows = reaches((None, None, 20), (None,), (None,), (None,))
+    assert next_grid((60, -28, -29, -35), rows, (-29,) * 4, FIXED32) == (60 - MAX_MOVE_BITS, -29, -29, -35)
 
 
 def test_exponents_end_at_their_limits() -> None:
-    assert next_grid((0, 0), (2.0**127, 1e-45), 0, FIXED32) == (MAX_EXPONENT, MIN_EXPONENT)
+    rows = reaches((31,), (1,))
+    assert next_grid((MAX_EXPONENT, MIN_EXPONENT), rows, (0, 0), FIXED32) == (MAX_EXPONENT, MIN_EXPONENT)
+
+
+def test_a_table_without_values_has_a_grid() -> None:
+    assert next_grid((), no_reaches(TensorTable.of({})), (), FIXED32) == ()
+    assert no_reaches(TABLE).shape == (3, NUM_REACHES)

@@ -5,17 +5,27 @@ from types import MappingProxyType
 
 import pytest
 from support.errors import raises
+from support.manifests import manifest
 from support.values import TABLE, assignment, update
 
+from fanin.edge.evaluations import counts_of, measured_of
+from fanin.edge.manifest import Port
+from fanin.edge.measure import Measured
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef, artifact_of
 from fanin.protos.errors import InvalidUpdate
-from fanin.server.validation import Expected, check_header, weight_of
+from fanin.server.validation import Expected, capped_counts, check_header, labels_of, weight_of
 
 WORK = assignment()
 HEADER, _ = update(WORK)
-EXPECTED = Expected(run_id="run", round=1, version_sha256=WORK.version.sha256, codec=WORK.codec, table=TABLE)
+EXPECTED = Expected(
+    run_id="run", round=1, version_sha256=WORK.version.sha256, codec=WORK.codec, table=TABLE, num_labels=2
+)
+OF_VALUES = replace(EXPECTED, num_labels=0)
+EVALUATED = {m.EVAL_EXAMPLES: 5, m.EVAL_PREDICTIONS: 10, m.EVAL_LOSS: -3}
+NAMES = [m.EXAMPLES, m.TRAIN_LOSS, m.ROUNDED, m.SATURATED, m.EVAL_EXAMPLES, m.EVAL_LOSS]
+NAMES_OF_CLASSES = sorted([*NAMES, m.EVAL_PREDICTIONS, m.EVAL_CORRECT_FLOAT, m.EVAL_CORRECT_INT8, m.EVAL_AGREE])
 SHA = WORK.version.sha256
 
 
@@ -27,7 +37,32 @@ def with_counts(**counts: int) -> m.UpdateHeader:
 def test_a_good_update_passes() -> None:
     check_header(HEADER, EXPECTED)
     check_header(replace(HEADER, shifts=(2, 0, 1)), EXPECTED)
-    check_header(with_counts(train_loss_q16=-5, eval_loss_q16=-5, saturated=0), EXPECTED)
+    check_header(with_counts(train_loss_q16=-5, eval_loss_q16=0, saturated=0, rounded=11), EXPECTED)
+    check_header(replace(with_counts(saturated=11), shifts=(2, 0, 1)), EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("in_float", "in_int8", "agree"), [(0, 0, 10), (10, 10, 10), (7, 7, 4), (10, 0, 0), (6, 8, 8), (0, 0, 0)]
+)
+def test_every_evaluation_that_some_data_has_passes(in_float: int, in_int8: int, agree: int) -> None:
+    counts = {m.EVAL_CORRECT_FLOAT: in_float, m.EVAL_CORRECT_INT8: in_int8, m.EVAL_AGREE: agree}
+    check_header(with_counts(**EVALUATED, **counts), EXPECTED)
+
+
+@pytest.mark.parametrize("num_classes", [0, 3])
+def test_what_a_device_measures_passes(num_classes: int) -> None:
+    measured = Measured(
+        num_examples=4,
+        loss_sum=1.5,
+        num_predictions=8 if num_classes else 0,
+        num_correct_float=5 if num_classes else 0,
+        num_agreeing=3 if num_classes else 0,
+        squares_float=1e-9,
+        squares_int8=float("nan"),
+        squares_wanted=1e30,
+    )
+    for counts in (counts_of(measured, num_classes), counts_of(Measured(num_examples=0, loss_sum=0.0), num_classes)):
+        check_header(with_counts(**counts), EXPECTED if num_classes else OF_VALUES)
 
 
 WRONG = [
@@ -57,7 +92,42 @@ WRONG = [
     ),
     (with_counts(saturated=-1), "update: got saturated = -1, expected at least 0"),
     (with_counts(eval_examples=-1), "update: got eval_examples = -1, expected at least 0"),
-    (with_counts(others=-7), "update: got others = -7, expected at least 0"),
+    (with_counts(others=7), f"update: got statistics ['others'], expected only {NAMES_OF_CLASSES}"),
+    (
+        with_counts(eval_squares_int8=7),
+        f"update: got statistics ['eval_squares_int8'], expected only {NAMES_OF_CLASSES}",
+    ),
+    (with_counts(examples=1 << 32), f"update: got examples = {1 << 32}, expected at most {(1 << 32) - 1}"),
+    (with_counts(eval_examples=1 << 32), f"update: got eval_examples = {1 << 32}, expected at most {(1 << 32) - 1}"),
+    (with_counts(rounded=12), "update: got rounded = 12, expected at most 11"),
+    (with_counts(saturated=12), "update: got saturated = 12, expected at most 11"),
+    (
+        replace(with_counts(saturated=1), shifts=(0, 1, 0)),
+        "update: got saturated = 1 and shifts up to 1, expected 0 unless a block has the largest shift, 2",
+    ),
+    (with_counts(eval_loss_q16=-1), "update: got eval_loss_q16 = -1 and eval_examples = 0, expected 0"),
+    (with_counts(eval_correct_int8=1), "update: got eval_correct_int8 = 1 and eval_examples = 0, expected 0"),
+    (
+        with_counts(eval_examples=5, eval_predictions=11),
+        "update: got eval_predictions = 11 and eval_examples = 5, expected at most 2 an example",
+    ),
+    (
+        with_counts(**EVALUATED, eval_correct_float=1 << 40),
+        f"update: got eval_correct_float = {1 << 40}, expected at most eval_predictions = 10",
+    ),
+    (
+        with_counts(**EVALUATED, eval_correct_int8=11),
+        "update: got eval_correct_int8 = 11, expected at most eval_predictions = 10",
+    ),
+    (with_counts(**EVALUATED, eval_agree=11), "update: got eval_agree = 11, expected at most eval_predictions = 10"),
+    (
+        with_counts(**EVALUATED, eval_correct_float=9, eval_correct_int8=0, eval_agree=2),
+        "update: got eval_agree = 2, expected 0 to 1 with eval_correct_float = 9 and eval_correct_int8 = 0 of 10",
+    ),
+    (
+        with_counts(**EVALUATED, eval_correct_float=9, eval_correct_int8=8, eval_agree=6),
+        "update: got eval_agree = 6, expected 7 to 9 with eval_correct_float = 9 and eval_correct_int8 = 8 of 10",
+    ),
 ]
 
 
@@ -65,6 +135,49 @@ WRONG = [
 def test_each_mismatch_has_its_sentence(header: m.UpdateHeader, text: str) -> None:
     with raises(InvalidUpdate, text):
         check_header(header, EXPECTED)
+
+
+def test_a_model_of_values_has_no_labels() -> None:
+    squares = [f"eval_squares_{form}{part}" for form in ("float", "int8", "wanted") for part in ("", "_q40")]
+    names = sorted([*NAMES, *squares])
+    with raises(InvalidUpdate, f"update: got statistics ['eval_agree'], expected only {names}"):
+        check_header(with_counts(eval_agree=0), OF_VALUES)
+    with raises(InvalidUpdate, "update: got eval_squares_int8_q40 = 1 and eval_examples = 0, expected 0"):
+        check_header(with_counts(eval_squares_int8_q40=1), OF_VALUES)
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "shape", "num_labels"), [(0, (4, 3), 0), (3, (4,), 1), (3, (4, 7), 7), (3, None, 1)]
+)
+def test_an_example_has_as_many_labels_as_the_bundles_targets(
+    num_classes: int, shape: tuple[int, ...] | None, num_labels: int
+) -> None:
+    ports = () if shape is None else (Port(name="y", dtype="int32", shape=shape),)
+    model = manifest()
+    evaluate = replace(model.signatures["evaluate"], inputs=ports)
+    signatures = MappingProxyType(dict(model.signatures) | {"evaluate": evaluate})
+    assert labels_of(replace(model, num_classes=num_classes, signatures=signatures)) == num_labels
+
+
+def test_the_statistics_of_an_update_count_for_at_most_as_many_examples_as_it_weighs() -> None:
+    header = with_counts(examples=30, train_loss_q16=-31, rounded=11, **EVALUATED, eval_correct_float=9)
+    assert capped_counts(header, 30) == header.statistics.counts
+    assert capped_counts(header, 4) == {
+        m.EXAMPLES: 4,
+        m.TRAIN_LOSS: -5,
+        m.ROUNDED: 11,
+        m.EVAL_EXAMPLES: 4,
+        m.EVAL_PREDICTIONS: 8,
+        m.EVAL_LOSS: -3,
+        m.EVAL_CORRECT_FLOAT: 7,
+    }
+
+
+def test_squared_errors_are_capped_with_their_fractions() -> None:
+    counts = counts_of(Measured(num_examples=8, loss_sum=0.0, squares_float=4.0, squares_int8=1e-9), 0)
+    capped = measured_of(capped_counts(with_counts(**counts), 2))
+    assert (capped.num_examples, capped.squares_float) == (2, 1.0)
+    assert capped.squares_int8 == pytest.approx(2.5e-10, abs=2.0**-40)
 
 
 @pytest.mark.parametrize("sizes", [(CHUNK_BYTES - 4, 8), (4, CHUNK_BYTES), (CHUNK_BYTES + 4,)])

@@ -78,7 +78,7 @@ The trailing metadata fanin-error has the kind of the error, fanin-server-time i
     NOT_FOUND             no such Assignment or Chunk; check in again
     FAILED_PRECONDITION   the state has changed; check in again. To Enroll: this protocol is not served here
     RESOURCE_EXHAUSTED    the coordinator has no space left; retry with back-off
-    DATA_LOSS             the coordinator's own files are damaged, and its operator must repair them; retry with back-off
+    DATA_LOSS             the coordinator's own files are damaged; its operator must repair them; retry with back-off
     UNAVAILABLE           retry with back-off, from the offset that was reached; nothing was lost
 
 CONSTANTS
@@ -933,22 +933,23 @@ Global___Telemetry: _TypeAlias = Telemetry  # noqa: Y015
 @_typing.final
 class Statistics(_message.Message):
     """Facts about the data. They are summed over the devices like the tensors, so they are integers. `examples` is at
-    least 1; the others may be missing. A count is at most 2^40 in magnitude and not negative, except for the losses.
-    There are at most 64. The coordinator sums counts with other names too.
+    least 1; the others may be missing. A count is at most 2^40 in magnitude and not negative, except for the losses. An
+    Update with any other name, or with counts that no data can have, is refused. The sums over more examples than the
+    Plan's max_examples are scaled down to that many.
 
-        examples               examples that the device trained on: the weight of the Update
+        examples               examples that the device trained on, at most 2^32 - 1: the weight of the Update
         train_loss_q16         sum of the training loss over these examples, mean of the epochs, in units of 2^-16
-        rounded, saturated     see Codec
+        rounded, saturated     see Codec; each at most the number of values
 
     About the Version that the Assignment starts from, on examples that the device does not train on:
 
-        eval_examples          examples
+        eval_examples          examples, at most 2^32 - 1; with 0 all other eval_ counts are 0
         eval_loss_q16          sum of the loss over them, in units of 2^-16
 
     for a model of classes:
 
-        eval_predictions       labels: one for an example, or one for each position of a sequence
-        eval_correct_float     labels that the float model predicts
+        eval_predictions       labels: one for an example, or at most one for each position of a sequence
+        eval_correct_float     labels that the float model predicts, at most eval_predictions, as the next two
         eval_correct_int8      labels that the int8 model predicts
         eval_agree             labels for which both predict the same class
 

@@ -78,7 +78,7 @@ The trailing metadata fanin-error has the kind of the error, fanin-server-time i
     NOT_FOUND             no such Assignment or Chunk; check in again
     FAILED_PRECONDITION   the state has changed; check in again. To Enroll: this protocol is not served here
     RESOURCE_EXHAUSTED    the coordinator has no space left; retry with back-off
-    DATA_LOSS             the coordinator's own files are damaged, and its operator must repair them; retry with back-off
+    DATA_LOSS             the coordinator's own files are damaged; its operator must repair them; retry with back-off
     UNAVAILABLE           retry with back-off, from the offset that was reached; nothing was lost
 
 CONSTANTS

@@ -25,20 +25,26 @@ import numpy as np
 import numpy.typing as npt
 
 from fanin.edge.codecs import Integers
+from fanin.edge.grid import Reaches, largest_magnitude, no_reaches, reach_column
 from fanin.edge.tensors import TensorTable
 from fanin.protos.messages import SATURATED
 
 MAX_SHIFT: Final = 62
 """What an int64 can be shifted by; no value of 32 bits outlives it."""
+SCRATCH_VALUES: Final = 1 << 16
+"""Values that are weighted and added at a time. Their 512 KiB of int64 are one buffer for a whole Update, and stay in a
+processor's cache between the two steps. Fewer values take longer: the calls then outweigh the work."""
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True, kw_only=True)
 class PartialSum:
-    """The sum of some Updates: weighted values (num_values,), total fresh weight, plain sums of the statistics."""
+    """The sum of some Updates: weighted values (num_values,), total fresh weight, plain sums of the statistics, and how
+    many Updates had each reach (``edge.grid``)."""
 
     values: Int64s
+    reaches: Reaches
     total_weight: int = 0
     num_updates: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -64,7 +70,7 @@ class Contribution:
 
 def begin(table: TensorTable) -> PartialSum:
     """The sum of nothing."""
-    return PartialSum(values=np.zeros(table.num_values, np.int64))
+    return PartialSum(values=np.zeros(table.num_values, np.int64), reaches=no_reaches(table))
 
 
 def accept(state: PartialSum, table: TensorTable, update: Contribution) -> PartialSum:
@@ -79,18 +85,23 @@ def accept(state: PartialSum, table: TensorTable, update: Contribution) -> Parti
         raise ValueError(f"weight: got {update.weight}, expected 1 to {update.fresh_weight}")
     if isinstance(update.pieces, Sequence):
         _check_length(sum(piece.size for piece in update.pieces), table)
-    position, num_cut, limit = 0, 0, 1 << (update.bits - 1 + update.max_shift)
+    position, num_cut = 0, 0
+    largest = [0] * len(table.specs)
+    scratch = np.empty(min(SCRATCH_VALUES, table.num_values), np.int64)
     for piece in update.pieces:
-        for start, stop, shift in blocks_within(table, update.shifts, position, position + piece.size):
-            found = piece[start - position : stop - position].astype(np.int64)
-            if not 0 <= shift <= update.max_shift:
-                found, num = _moved(found, shift, limit)
-                num_cut += num
-                shift = 0
-            values = state.values[start:stop]
-            values += found * (update.weight << shift)
+        for start, stop, block in blocks_within(table, range(len(largest)), position, position + piece.size):
+            for first in range(start, stop, SCRATCH_VALUES):
+                last = min(first + SCRATCH_VALUES, stop)
+                encoded = piece[first - position : last - position]
+                largest[block] = max(largest[block], largest_magnitude(encoded))
+                weighted = scratch[: last - first]
+                num_cut += _weigh(encoded, update, update.shifts[block], weighted)
+                values = state.values[first:last]
+                np.add(values, weighted, out=values)
         position += piece.size
     _check_length(position, table)
+    for block, shift in enumerate(update.shifts):
+        state.reaches[block, reach_column(largest[block], shift)] += 1
     state.total_weight += update.fresh_weight
     state.num_updates += 1
     state.counts.update(update.counts)
@@ -104,6 +115,7 @@ def merge(left: PartialSum, right: PartialSum) -> PartialSum:
     if left.values.shape != right.values.shape:
         raise ValueError(f"merge: got {right.values.shape} values, expected {left.values.shape}")
     left.values += right.values
+    left.reaches += right.reaches
     left.total_weight += right.total_weight
     left.num_updates += right.num_updates
     left.counts.update(right.counts)
@@ -129,6 +141,16 @@ def finish_part(state: PartialSum, table: TensorTable, grid: Sequence[int], part
         np.ldexp(block, exponent, out=block)
     mean /= float(state.total_weight)
     return mean
+
+
+def _weigh(encoded: Integers, update: Contribution, shift: int, out: Int64s) -> int:
+    """Write encoded values (num_values,) times the Update's weight on the Round's grid; returns how many were cut."""
+    if 0 <= shift <= update.max_shift:
+        np.multiply(encoded, update.weight << shift, out=out, dtype=np.int64)
+        return 0
+    moved, num_cut = _moved(encoded.astype(np.int64), shift, 1 << (update.bits - 1 + update.max_shift))
+    np.multiply(moved, update.weight, out=out)
+    return num_cut
 
 
 def _moved(values: Int64s, shift: int, limit: int) -> tuple[Int64s, int]:

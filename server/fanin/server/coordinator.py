@@ -24,7 +24,7 @@ from fanin.server.permits import Permit, Permits
 from fanin.server.runs import Runs
 from fanin.server.selection import choose, retry_window
 from fanin.server.spool import Upload
-from fanin.server.validation import Expected, check_header
+from fanin.server.validation import Expected, check_header, labels_of
 from fanin.server.work import Tools, whole
 
 T = TypeVar("T")
@@ -188,6 +188,7 @@ class Coordinator:
             version_sha256=driver.made(round_number).base.sha256,
             codec=plan.codec,
             table=driver.model.table,
+            num_labels=labels_of(driver.model.manifest),
         )
         check_header(header, expected)
         tools = self._tools

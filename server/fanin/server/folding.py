@@ -7,17 +7,15 @@ Plan. That is why a Version can be computed again anywhere, and why a restart en
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from fanin.edge.codecs import codec_named
-from fanin.edge.grid import next_grid
+from fanin.edge.grid import first_grid, next_grid
 from fanin.edge.tensors import Float32s, TensorTable
-from fanin.protos.messages import SATURATED, UpdateHeader
+from fanin.protos.messages import CodecSpec, UpdateHeader
 from fanin.protos.plans import Plan
 from fanin.server.aggregation import Contribution, PartialSum, blocks_within, finish_part
 from fanin.server.outer import apply_fedavg
 from fanin.server.store.rounds import RoundRecord
-from fanin.server.validation import weight_of
+from fanin.server.validation import capped_counts, weight_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +54,7 @@ def contribution_of(header: UpdateHeader, payload: Iterable[memoryview], plan: P
         shifts=tuple(own + more for own, more in zip(header.shifts, lag.shifts, strict=True)),
         bits=codec.bits,
         max_shift=plan.codec.max_shift,
-        counts=header.statistics.counts,
+        counts=capped_counts(header, plan.aggregation.max_examples),
         pieces=(codec.decode(piece) for piece in payload),
     )
 
@@ -69,7 +67,7 @@ class OuterStep:
         self._table = table
         self._grid = grid
         self._plan = plan
-        self._maxima = [0.0] * len(table.specs)
+        self._maxima = BlockMaxima(table)
 
     def pieces(self, parent: Iterable[Float32s]) -> Iterator[Float32s]:
         """The next parameters in consecutive pieces, as long as those of the parent's."""
@@ -77,18 +75,38 @@ class OuterStep:
         for before in parent:
             last = first + before.size
             mean = finish_part(self._total, self._table, self._grid, (first, last))
-            self._note_maxima(mean.astype(np.float32), first)
+            self._maxima.add(before)
             yield apply_fedavg(before, mean, self._plan.aggregation.outer_learning_rate)
             first = last
 
     def outcome(self) -> Outcome:
         """What the fold ends in, once all pieces have been taken."""
-        counts = self._total.counts
-        grid = next_grid(self._grid, self._maxima, counts[SATURATED], self._plan.codec)
-        return Outcome(next_grid=grid, counts=dict(counts))
+        codec = self._plan.codec
+        first = first_grid(self._maxima.largest, codec)
+        grid = next_grid(self._grid, self._total.reaches, first, codec)
+        return Outcome(next_grid=grid, counts=dict(self._total.counts))
 
-    def _note_maxima(self, mean: Float32s, first: int) -> None:
-        indices = range(len(self._maxima))
-        for start, stop, index in blocks_within(self._table, indices, first, first + mean.size):
-            largest = float(np.abs(mean[start - first : stop - first]).max())
-            self._maxima[index] = max(self._maxima[index], largest)
+
+def first_grid_of(table: TensorTable, parameters: Iterable[Float32s], codec: CodecSpec) -> tuple[int, ...]:
+    """The first grid from parameters in consecutive pieces."""
+    maxima = BlockMaxima(table)
+    for piece in parameters:
+        maxima.add(piece)
+    return first_grid(maxima.largest, codec)
+
+
+class BlockMaxima:
+    """The largest magnitude of each block of parameters that arrive in consecutive pieces; 0.0 for an empty block."""
+
+    def __init__(self, table: TensorTable) -> None:
+        self.largest = [0.0] * len(table.specs)
+        self._table = table
+        self._num_values = 0
+
+    def add(self, piece: Float32s) -> None:
+        """Add the next piece."""
+        first, last = self._num_values, self._num_values + piece.size
+        for start, stop, block in blocks_within(self._table, range(len(self.largest)), first, last):
+            part = piece[start - first : stop - first]
+            self.largest[block] = max(self.largest[block], float(part.max()), -float(part.min()))
+        self._num_values = last

@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from functools import partial
 
-from fanin.edge.grid import first_grid
-from fanin.protos.messages import Version
 from fanin.protos.runs import RunState
 from fanin.server import rounds as r
+from fanin.server.grids import first_grid_from, recorded_grid
 from fanin.server.recent import Made, RecentRounds
 from fanin.server.store.rounds import RoundMark, RoundRecord
 from fanin.server.store.runs import RunRecord
-from fanin.server.work import Model, Tools, load_parameters
+from fanin.server.work import Model, Tools
 
 
 async def under_way(run_id: str, tools: Tools) -> RoundRecord | None:
@@ -25,11 +24,15 @@ async def next_round(run: RunRecord, model: Model, tools: Tools) -> Made | None:
     base = await tools.store_lane(lambda: tools.runs.version(run_id))
     last = await tools.store_lane(lambda: tools.rounds.last(run_id))
     assert base is not None, "a run has at least version 0"
+    grid = await tools.store_lane(lambda: recorded_grid(base, tools.runs, tools.rounds))
+    if grid is None:
+        table, codec = model.table, run.start.plan.codec
+        grid = await tools.disk_lane(lambda: first_grid_from(base, table, codec, tools.blobs))
     record = RoundRecord(
         run_id=run_id,
         round=1 if last is None else last.round + 1,
         base_version=base.number,
-        grid=await _grid(run, base, model, tools) if last is None else last.next_grid or last.grid,
+        grid=grid,
         mark=RoundMark.OPEN,
         opened_at_s=tools.wall(),
     )
@@ -101,8 +104,3 @@ async def clear_spool(run: RunRecord, current: RoundRecord | None, recent: Recen
             keep = await tools.store_lane(partial(tools.rounds.made_for, run_id, number))
             await tools.disk_lane(partial(tools.spool.clear_round, run_id, number, keep))
             recent.forget(made.record)
-
-
-async def _grid(run: RunRecord, base: Version, model: Model, tools: Tools) -> tuple[int, ...]:
-    table, codec = model.table, run.start.plan.codec
-    return await tools.disk_lane(lambda: first_grid(table, load_parameters(tools.blobs, base, table), codec))

@@ -19,6 +19,7 @@ from fanin.protos.runs import VersionPublished
 from fanin.server import aggregation
 from fanin.server.blobs import Blobs
 from fanin.server.folding import OuterStep, contribution_of, lag_of
+from fanin.server.grids import first_grid_from, recorded_grid
 from fanin.server.spool import Spool
 from fanin.server.store.rounds import RoundMark, RoundRecord, RoundStore
 from fanin.server.store.runs import RunStore
@@ -68,7 +69,7 @@ def verify_run(kept: Record | Tools, run_id: str) -> Iterator[Verdict]:
             if isinstance(recorded.event, VersionPublished) and recorded.event.adopted_run
         },
     )
-    beginning, previous = 0, None
+    beginning = 0
     for number, made_by in sorted(kept.runs.made_by(run_id).items()):
         version = kept.runs.version(run_id, number)
         assert version is not None, "it is in the same table"
@@ -76,13 +77,9 @@ def verify_run(kept: Record | Tools, run_id: str) -> Iterator[Verdict]:
         beginning = beginning if made_by else number
         try:
             check_version(version, run_id=run_id, bundle_sha256=bundle.sha256, publisher=signed.public_key, seen=-1)
-            if made_by:
-                problem = _check_round(recorded, version, record, _Before(beginning=beginning, round=previous))
-            else:
-                problem = _check_given(recorded, version)
+            problem = _check_round(recorded, version, record, beginning) if made_by else _check_given(recorded, version)
         except FaninError as exc:
             problem = str(exc)
-        previous = record or previous
         yield Verdict(
             version=number,
             round=made_by,
@@ -101,14 +98,6 @@ class _Recorded:
     adopted: Mapping[int, tuple[str, int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Before:
-    """What a Round goes on from: the newest Version that no Round made, and the last Round that made one."""
-
-    beginning: int
-    round: RoundRecord | None
-
-
 def _check_given(recorded: _Recorded, version: Version) -> str:
     """Of a Version from outside there is nothing to compute; one that was adopted is its source's parameters."""
     load_parameters(recorded.kept.blobs, version, recorded.table)
@@ -121,15 +110,15 @@ def _check_given(recorded: _Recorded, version: Version) -> str:
     return ""
 
 
-def _check_round(recorded: _Recorded, version: Version, record: RoundRecord | None, before: _Before) -> str:
+def _check_round(recorded: _Recorded, version: Version, record: RoundRecord | None, beginning: int) -> str:
     cohort = recorded.plan.cohort
     if record is None or record.mark is not RoundMark.PUBLISHED or record.base_version != version.parent:
         return "the record of the round that made it is missing, or is another's"
     if not cohort.quorum <= len(record.accepted) <= cohort.buffer:
         return f"round {record.round}: {len(record.accepted)} updates, expected {cohort.quorum} to {cohort.buffer}"
-    if before.round is not None and record.grid != before.round.next_grid:
-        return f"round {record.round}: its grid is not the one that round {before.round.round} ended in"
-    step, base = _outer_step(recorded, record, before.beginning)
+    step, base = _outer_step(recorded, record, beginning)
+    if record.grid != _grid(recorded, base):
+        return f"round {record.round}: its grid is not the grid of version {base.number}"
     digest = hashlib.sha256()
     for piece in encoded(recorded.table, step.pieces(parameter_pieces(recorded.kept.blobs, base, recorded.table))):
         digest.update(piece)
@@ -139,6 +128,13 @@ def _check_round(recorded: _Recorded, version: Version, record: RoundRecord | No
     if step.outcome().next_grid != record.next_grid:
         return f"round {record.round}: recomputed another grid for the next round"
     return ""
+
+
+def _grid(recorded: _Recorded, base: Version) -> tuple[int, ...]:
+    """The grid that a Round from this Version starts on."""
+    kept, plan = recorded.kept, recorded.plan
+    grid = recorded_grid(base, kept.runs, kept.rounds)
+    return first_grid_from(base, recorded.table, plan.codec, kept.blobs) if grid is None else grid
 
 
 def _outer_step(recorded: _Recorded, record: RoundRecord, beginning: int) -> tuple[OuterStep, Version]:

@@ -191,6 +191,18 @@ class RoundStore:
         with self._engine.connect() as connection:
             return int(connection.execute(select(func.count()).select_from(table).where(published)).scalar_one())
 
+    def grid_after(self, run_id: str, version: int) -> tuple[int, ...] | None:
+        """The grid that the Round which published a Version ended in; None if no Round published it."""
+        rounds, versions = schema.rounds, schema.versions
+        query = (
+            select(rounds.c.next_grid)
+            .join(versions, (versions.c.run_id == rounds.c.run_id) & (versions.c.round == rounds.c.round))
+            .where(versions.c.run_id == run_id, versions.c.number == version)
+        )
+        with self._engine.connect() as connection:
+            grid = connection.execute(query).scalar()
+        return None if grid is None else tuple(json.loads(grid))
+
     def has_update(self, run_id: str, round_number: int, device_id: str) -> bool:
         """Whether the Update that a device made for a Round was accepted."""
         with self._engine.connect() as connection:

@@ -11,7 +11,16 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from fanin.protos.convert import bundle_from_proto, bundle_to_proto, version_from_proto, version_to_proto
 from fanin.protos.convert_runs import event_from_proto, event_to_proto, start_run_from_proto, start_run_to_proto
 from fanin.protos.messages import BundleRef, Version
-from fanin.protos.runs import MAX_PAGE_DEVICES, AcceptedDevices, Recorded, RunEvent, RunRested, RunState, StartRun
+from fanin.protos.runs import (
+    MAX_PAGE_DEVICES,
+    AcceptedDevices,
+    Recorded,
+    RunEvent,
+    RunRested,
+    RunState,
+    StartRun,
+    VersionPublished,
+)
 from fanin.server.store import schema
 from fanin.v1 import control_pb2, fleet_pb2
 
@@ -121,6 +130,21 @@ class RunStore:
         query = select(func.max(table.c.number)).where(table.c.run_id == run_id, table.c.round == 0)
         with self._engine.connect() as connection:
             return int(connection.execute(query).scalar_one())
+
+    def adopted(self, run_id: str, version: int) -> tuple[str, int] | None:
+        """The Run and the Version whose parameters a Version has by rollback or promotion; None for any other."""
+        versions, events = schema.versions, schema.events
+        is_outside = (versions.c.run_id == run_id) & (versions.c.number == version) & (versions.c.round == 0)
+        query = select(events.c.event_proto).where(events.c.run_id == run_id).order_by(events.c.sequence.desc())
+        with self._engine.connect() as connection:
+            if connection.execute(select(versions.c.number).where(is_outside)).first() is None:
+                return None
+            # The newest events first: few of them follow the publication that a Round is about to start from.
+            for data in connection.execution_options(yield_per=64).execute(query).scalars():
+                event = event_from_proto(control_pb2.Event.FromString(data)).event
+                if isinstance(event, VersionPublished) and event.number == version:
+                    return (event.adopted_run, event.adopted_number) if event.adopted_run else None
+        return None
 
     def event_page(self, run_id: str, from_sequence: int) -> tuple[Recorded, ...]:
         """The next events of a Run from a sequence number on, at most ``PAGE_EVENTS``; none after the last one."""
