@@ -48,6 +48,8 @@ UNREADABLE: Final = (
 )
 """What numpy and zipfile raise at files that are none: RuntimeError if encrypted or of an unknown compression, and much
 else at a header that is in Python's words and describes no array."""
+SLICE_VALUES: Final = 1 << 16
+"""Values that are checked at once: their copies take half a megabyte, whatever the size of the data."""
 MIN_EXAMPLES: Final = 2
 """One to train on and one to validate on."""
 
@@ -62,11 +64,12 @@ class Examples:
     y: Inputs
 
     def __post_init__(self) -> None:
-        found = _fault(self.x, self.y)
-        if found is None and (self.x.dtype not in RAW_KINDS or self.y.dtype not in KINDS):
-            found = f"got x {self.x.dtype} and y {self.y.dtype}, expected float32 or int32 (or x uint8)"
-        if found is not None:
-            raise ValueError(f"examples: {found}")
+        fault = _shape_fault(self.x, self.y)
+        if fault is None and (self.x.dtype not in RAW_KINDS or self.y.dtype not in KINDS):
+            fault = f"got x {self.x.dtype} and y {self.y.dtype}, expected float32 or int32 (or x uint8)"
+        fault = fault or _value_fault(self.x, self.y)
+        if fault is not None:
+            raise ValueError(f"examples: {fault}")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -165,7 +168,7 @@ def read_npz(path: Path) -> Examples:
         raise InvalidInput(f"{path}: no such file; expected an .npz file with arrays x and y") from exc
     except UNREADABLE as exc:
         raise InvalidInput(f"{path}: not a readable .npz file of plain arrays ({exc})") from exc
-    found = _dtype_fault(x, y) or _fault(x, y)
+    found = _dtype_fault(x, y) or _shape_fault(x, y) or _value_fault(x, y)
     if found is not None:
         raise InvalidInput(f"{path}: {found}")
     return Examples(x=x.astype(np.uint8, copy=False) if x.dtype == np.uint8 else _narrow(x), y=_narrow(y))
@@ -286,23 +289,37 @@ def _dtype_fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str 
 
 def _narrow(array: npt.NDArray[np.generic]) -> Inputs:
     """Floats as float32, integers as int32."""
-    return array.astype(np.float32) if array.dtype.kind == "f" else array.astype(np.int32)
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int32, copy=False)
 
 
-def _fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:
-    """What is wrong with these arrays, or None."""
+def _num_not_finite(array: npt.NDArray[np.generic]) -> int:
+    """Count the floats that are not finite as float32; in slices, so that no copy of the whole is made."""
+    flags, kinds = ["external_loop", "buffered", "zerosize_ok"], [np.dtype(np.float32)]
+    with (
+        np.errstate(over="ignore"),
+        np.nditer(array, flags=flags, op_dtypes=kinds, casting="same_kind", buffersize=SLICE_VALUES) as slices,
+    ):
+        return sum(len(part) - int(np.count_nonzero(np.isfinite(part))) for part in slices)
+
+
+def _shape_fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:
+    """What is wrong with the shapes of these arrays, or None."""
     if y.ndim < 1 or x.ndim < 2:
         return f"got x {x.shape} and y {y.shape}, expected (n, ...) and (n,)"
     if len(x) != len(y):
         return f"got {len(x)} inputs and {len(y)} labels, expected as many of one as of the other"
     if len(x) == 0 or x.size == 0 or y.size == 0:
         return f"got no examples (x {x.shape}, y {y.shape}), expected at least one"
+    return None
+
+
+def _value_fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:
+    """What is wrong with the values of these arrays, or None; only floats can be NaN or infinite."""
     for name, array in (("x", x), ("y", y)):
-        with np.errstate(over="ignore"):
-            bad = int(np.count_nonzero(~np.isfinite(array.astype(np.float32))))
-        if bad:
-            return f"got {bad} values of {name} that are not finite float32 numbers, expected none"
         if array.dtype.kind == "f":
+            bad = _num_not_finite(array)
+            if bad:
+                return f"got {bad} values of {name} that are not finite float32 numbers, expected none"
             continue
         least = NO_TOKEN if name == "y" and y.ndim > 1 else 0
         if array.min() < least or array.max() > np.iinfo(np.int32).max:

@@ -155,7 +155,7 @@ def _open_bundle(folder: Path, options: argparse.Namespace) -> Asked:
 
 def _narrow(x: Inputs) -> Inputs:
     """Floats as float32: numpy makes float64 unasked."""
-    return x.astype(np.float32) if x.dtype.kind == "f" else x
+    return x.astype(np.float32, copy=False) if x.dtype.kind == "f" else x
 
 
 def _parameters(bundle: Bundle, path: Path) -> Float32s:
