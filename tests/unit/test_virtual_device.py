@@ -1,83 +1,17 @@
 """The virtual device: its cache, and what errors of a coordinator are to it."""
 
-import asyncio
 import random
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from support.errors import raises
-from support.values import GRID, PUBLISHER, STRANGER, assignment
+from support.one_device import Rounds, rounds, take_part
+from support.values import PUBLISHER, STRANGER
 
-from fanin.clients.operator import ref_of
-from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual, synthetic_bundle
-from fanin.edge.bundle import Bundle
-from fanin.edge.tensors import encode_parameters
-from fanin.edge.versions import sign_version
-from fanin.protos import messages as m
-from fanin.protos.chunks import artifact_of, cut
+from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice
 from fanin.protos.errors import STATUS, Conflict, FaninError
 
-SHAPES = {"a": (2, 3), "b": (4,)}
 ROUNDS = 5
-
-
-@dataclass
-class Rounds:
-    """A coordinator for one device: a Round for each Version, then a check-in without an answer."""
-
-    bundle: Bundle
-    works: list[m.Assignment]
-    chunks: dict[str, bytes]
-    faults: dict[str, Exception] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
-        self._fail("check_in")
-        if not self.works:
-            self.done.set()
-            await asyncio.Event().wait()
-        return m.Assigned(assignment=self.works[0])
-
-    async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
-        self._fail("download")
-        yield self.chunks[download.sha256]
-
-    async def upload(
-        self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
-    ) -> AsyncIterator[m.UploadReply]:
-        self._fail("upload")
-        self.works.pop(0)
-        yield m.UploadReply(round_state=m.RoundState.CLOSED, update_state=m.UpdateState.ACCEPTED)
-
-    async def report(self, device: str, report: m.Report) -> m.UploadReply:
-        self._fail("report")
-        self.failures.append(report.failure)
-        self.works.pop(0)
-        return m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.DISCARDED)
-
-    def _fail(self, call: str) -> None:
-        if call in self.faults:
-            raise self.faults.pop(call)
-
-
-def rounds(folder: Path) -> Rounds:
-    """A Run of some Rounds, each from another Version."""
-    bundle = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
-    table, parent, works = bundle.manifest.table, None, []
-    files = [bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts)]
-    for number in range(ROUNDS):
-        data = encode_parameters(table, bundle.initial_parameters() + number)
-        files.append(data)
-        parent = sign_version(
-            PUBLISHER, parent=parent, run_id="run", bundle_sha256=bundle.sha256, parameters=artifact_of(data)
-        )
-        work = replace(assignment(number + 1), bundle=ref_of(bundle.signed), version=parent, grid=GRID[:2])
-        works.append(work)
-    chunks = {ref.sha256: piece for data in files for ref, piece in cut(data)}
-    return Rounds(bundle=bundle, works=works, chunks=chunks)
 
 
 def device_of(fleet: Rounds, trusted: str = PUBLISHER.public) -> VirtualDevice:
@@ -85,23 +19,8 @@ def device_of(fleet: Rounds, trusted: str = PUBLISHER.public) -> VirtualDevice:
     return VirtualDevice(line, SyntheticTrainer(partition=0), (trusted,), random.Random(1), lambda rng: 1.0)
 
 
-def take_part(fleet: Rounds, device: VirtualDevice) -> None:
-    """Let the device run until all Rounds are done."""
-
-    async def run() -> None:
-        tasks = {asyncio.create_task(device.run()), asyncio.create_task(fleet.done.wait())}
-        finished, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        for task in finished:
-            task.result()
-
-    run_virtual(run())
-
-
 def test_the_cache_holds_the_newest_assignment_alone(tmp_path: Path) -> None:
-    fleet = rounds(tmp_path)
+    fleet = rounds(tmp_path, ROUNDS)
     last = fleet.works[-1]
     device = device_of(fleet)
     take_part(fleet, device)
@@ -112,7 +31,7 @@ def test_the_cache_holds_the_newest_assignment_alone(tmp_path: Path) -> None:
 
 
 def test_a_fetch_that_fails_leaves_nothing_more_in_the_cache(tmp_path: Path) -> None:
-    fleet = rounds(tmp_path)
+    fleet = rounds(tmp_path, ROUNDS)
     manifest = fleet.works[0].bundle.manifest
     device = device_of(fleet, trusted=STRANGER.public)
     take_part(fleet, device)
@@ -125,7 +44,7 @@ def test_a_fetch_that_fails_leaves_nothing_more_in_the_cache(tmp_path: Path) -> 
 def test_every_error_of_a_coordinator_has_a_place_in_the_session(
     tmp_path: Path, call: str, kind: type[FaninError]
 ) -> None:
-    fleet = rounds(tmp_path)
+    fleet = rounds(tmp_path, ROUNDS)
     fleet.faults = {call: kind("boom")}
     device = device_of(fleet, trusted=STRANGER.public if call == "report" else PUBLISHER.public)
     try:
@@ -137,7 +56,7 @@ def test_every_error_of_a_coordinator_has_a_place_in_the_session(
 
 
 def test_a_check_in_that_is_refused_for_good_ends_the_device(tmp_path: Path) -> None:
-    fleet = rounds(tmp_path)
+    fleet = rounds(tmp_path, ROUNDS)
     fleet.faults = {"check_in": Conflict("no")}
     with raises(Conflict, "stopped: no"):
         take_part(fleet, device_of(fleet))
