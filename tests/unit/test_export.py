@@ -4,7 +4,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -360,12 +360,79 @@ def test_what_is_no_app_is_said_clearly(app_file: Path) -> None:
             load_app(where)
 
 
-def test_an_apps_own_mistake_is_not_hidden(tmp_path: Path) -> None:
-    path = tmp_path / "broken_app.py"
-    path.write_text("import a_library_that_is_not_there\n")
-    with pytest.raises(ModuleNotFoundError, match="a_library_that_is_not_there"):
-        load_app(f"{path}:app")
-    assert "fanin_app_broken_app" not in sys.modules
+@dataclass(frozen=True)
+class Broken:
+    """An App's file and the module beside it, and the error: its file, its line and its text."""
+
+    app: str
+    helper: str
+    place: str
+    text: str
+
+
+BROKEN = {
+    "import": Broken(
+        "import a_library_that_is_not_there", "", "app.py:1", "ModuleNotFoundError{at}: No module named 'a_libr"
+    ),
+    "top level": Broken("\n1 / 0\n", "", "app.py:2", "ZeroDivisionError{at}: division by zero"),
+    "syntax": Broken("x = (\n", "", "app.py:1", "SyntaxError{at}: '(' was never closed"),
+    "helper's syntax": Broken("import beside", "\n\ndef", "beside.py:3", "SyntaxError{at}: invalid syntax"),
+    "function": Broken("def app():\n    return {}['k']\n", "", "app.py:2", "KeyError{at}: 'k'"),
+    "helper": Broken(
+        "def app():\n    import beside\n    return beside.make()\n",
+        "import json\n\ndef make():\n    return json.loads('{')\n",
+        "beside.py:4",
+        "JSONDecodeError{at}: Expecting property name",
+    ),
+    "ends": Broken("import sys\nsys.exit(0)\n", "", "app.py:2", "SystemExit{at}: 0"),
+    "fanin's": Broken(
+        "from fanin.edge.tensors import TensorTable\nTensorTable.of(3)\n", "", "app.py:2", "{at}: 'int' object"
+    ),
+}
+
+
+@pytest.fixture
+def import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for an App; afterwards ``sys.path`` and the modules are what they were."""
+    modules = set(sys.modules)
+    # It keeps a copy of sys.path and restores it; the folder itself must not be there yet.
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    yield tmp_path
+    for name in {"fanin_app_app", "beside"} - modules:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_error_of_the_apps_own_code_is_told_with_its_file_and_line(import_path: Path, name: str) -> None:
+    broken = BROKEN[name]
+    (import_path / "app.py").write_text(broken.app)
+    (import_path / "beside.py").write_text(broken.helper)
+    where = f"{import_path / 'app.py'}:app"
+    with pytest.raises(UnsupportedModel) as caught:
+        load_app(where)
+    at = f" at {import_path / broken.place}"
+    assert broken.text.format(at=at) in str(caught.value)
+    assert str(caught.value).startswith(f"App {where!r}: its own code raised ")
+
+
+def test_a_broken_file_leaves_no_module(import_path: Path) -> None:
+    (import_path / "app.py").write_text("1 / 0")
+    with pytest.raises(UnsupportedModel, match="ZeroDivisionError"):
+        load_app(f"{import_path / 'app.py'}:app")
+    assert "fanin_app_app" not in sys.modules
+
+
+def test_an_app_imports_the_modules_beside_its_file(
+    import_path: Path, app_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app_file.rename(import_path / "beside.py")
+    (import_path / "app.py").write_text(
+        "from beside import app\ndef late():\n    import beside\n    return beside.app\n"
+    )
+    monkeypatch.chdir(import_path)
+    assert load_app("app.py:app").name == load_app("app.py:late").name == "filed"
+    assert sys.path[0] == str(import_path)
+    assert sys.path.count(str(import_path)) == 1
 
 
 def test_only_the_exporters_own_words_are_hidden(caplog: pytest.LogCaptureFixture) -> None:

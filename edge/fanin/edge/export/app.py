@@ -9,18 +9,22 @@ import copy
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from fanin.edge.export.losses import Loss, cross_entropy
 from fanin.edge.export.optimizers import Optimizer, Sgd
-from fanin.protos.errors import InvalidInput, UnsupportedModel
+from fanin.edge.export.refusals import own_line
+from fanin.protos.errors import FaninError, InvalidInput, UnsupportedModel
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,12 +221,17 @@ def _check_labels(app: App, y: Tensor) -> None:
 def load_app(where: str) -> App:
     """The App at ``package.module:name`` or ``path/to/file.py:name``; ``name`` may be a function that makes it.
 
-    Raises InvalidInput if it is not found, UnsupportedModel if what is found is no App.
+    The folder of a file goes to the front of ``sys.path``, as Python does for a script: the file may import the modules
+    beside it.
+
+    Raises:
+        InvalidInput: There is no such file, module or name.
+        UnsupportedModel: The object is no App, or the App's own code raises; the message has its file and line.
     """
     place, colon, name = where.rpartition(":")
     if not colon or not place or not name:
         raise InvalidInput(f"App: got {where!r}, expected 'package.module:name' or 'path/to/file.py:name'")
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    module = _guarded(where, lambda: _load_file(Path(place)) if place.endswith(".py") else _load_module(place))
     if not hasattr(module, name):
         raise InvalidInput(f"App {where!r}: {place} has no {name!r}")
     found = getattr(module, name)
@@ -236,7 +245,7 @@ def load_app(where: str) -> App:
         for parameter in signature(found).parameters.values()
     ):
         raise UnsupportedModel(f"App {where!r}: got a function with arguments, expected one that is called without")
-    made = found() if callable(found) else found
+    made = _guarded(where, found) if callable(found) else found
     if not isinstance(made, App):
         raise UnsupportedModel(
             f"App {where!r}: got {type(made).__name__}, expected a fanin.edge.export.App or a function that returns one"
@@ -244,11 +253,24 @@ def load_app(where: str) -> App:
     return made
 
 
+def _guarded(where: str, call: Callable[[], Result]) -> Result:
+    """Return the result of a call that runs the App's own code. Raises UnsupportedModel."""
+    try:
+        return call()
+    except FaninError:
+        raise
+    except (Exception, SystemExit) as exc:
+        # It is the App's own code, which may raise anything; a script may even end the process.
+        line = own_line(exc)
+        place = f" at {line}" if line else ""
+        raise UnsupportedModel(f"App {where!r}: its own code raised {type(exc).__name__}{place}: {exc}") from exc
+
+
 def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:
-        # What the App's own module fails to import is its author's to see, with its traceback.
+        # A module that the App's own code fails to import is a mistake of that code.
         if exc.name is None or not f"{name}.".startswith(f"{exc.name}."):
             raise
         raise InvalidInput(f"App: no module {exc.name!r} on the path; a file is named as path/to/file.py:name") from exc
@@ -260,6 +282,9 @@ def _load_file(path: Path) -> ModuleType:
     name = f"fanin_app_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "a path that ends in .py has a loader"
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickles look their module up by name.
     sys.modules[name] = module
