@@ -59,8 +59,11 @@ class Recipe:
     """How an App learns on a device: all of it is fixed in the train graph.
 
     ``clip_norm`` bounds the norm of all gradients together (0.0: no bound). ``proximal`` gives the graph FedProx's
-    anchor as inputs, ``scaffold`` SCAFFOLD's control variates. ``quantization_aware`` rounds weights and activations
-    to 8 bits on the way forward, and lets gradients pass as if it had not.
+    anchor as inputs. ``quantization_aware`` rounds weights and activations to 8 bits on the way forward, and lets
+    gradients pass as if it had not.
+
+    ``scaffold`` gives a traced step SCAFFOLD's control variates as inputs. No device sets these inputs, so an export
+    refuses it (``check_recipe``).
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)
@@ -137,6 +140,15 @@ class App:
     def examples(self, num: int) -> Tensor:
         """``num`` inputs (num, ...), the calibration data over and over."""
         return self.calibration[torch.arange(num) % len(self.calibration)].detach().clone()
+
+
+def check_recipe(app: App) -> None:
+    """Raise UnsupportedModel for a recipe that devices cannot carry out."""
+    if app.recipe.scaffold:
+        raise UnsupportedModel(
+            f"App {app.name}: got Recipe(scaffold=True), expected False: no device sets SCAFFOLD's control variates, "
+            "so it would train without them; Recipe(proximal=True) is FedProx, which devices carry out"
+        )
 
 
 def _preprocessed(app: App, raw: Tensor) -> object:

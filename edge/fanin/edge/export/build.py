@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fanin.edge.bundle import Bundle, open_folder, write_bundle
-from fanin.edge.export.app import App
+from fanin.edge.export.app import App, check_recipe
 from fanin.edge.export.examples import check_kept, example_batch
 from fanin.edge.export.formats import FORMATS, Graphs
 from fanin.edge.export.prepare import Prepared, prepare
@@ -71,6 +71,7 @@ def export_app(
         raise InvalidInput(f"export: got formats {list(formats)}, expected some of {sorted(FORMATS)}")
     if max_drop is not None and not 0.0 <= max_drop < math.inf:
         raise InvalidInput(f"export: got {max_drop:g} for what int8 may cost, expected a number of at least 0")
+    check_recipe(app)
     LOG.info("preparing the module")
     prepared = prepare(app)
     check_kept(prepared)
