@@ -20,7 +20,9 @@ from support.snapshot import snapshot
 
 from fanin.clients.operator import CONTROL, Operator, next_version
 from fanin.clients.transport import CallOptions, GrpcTransport, Line
+from fanin.edge.bundle import open_folder, write_bundle
 from fanin.edge.keys import SigningKey
+from fanin.edge.manifest import Port, dump_manifest
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.calls import AUTHORIZATION, BEARER
@@ -325,6 +327,25 @@ def test_a_plan_that_needs_an_input_which_the_bundle_lacks_is_refused(host: Host
             operator.start_run("pulled", plan, devices[0].bundle, f.PUBLISHER)
         with pytest.raises(NotFound):
             operator.run("pulled")
+
+
+def test_a_bundle_that_takes_control_variates_is_refused(host: Hosted, devices: list[Peer]) -> None:
+    bundle = devices[0].bundle
+    train, name = bundle.manifest.signatures["train"], bundle.manifest.table.specs[0].name
+    control = Port(name=f"control.{name}", dtype="float32", shape=bundle.manifest.table.specs[0].shape)
+    signatures = {**bundle.manifest.signatures, "train": replace(train, inputs=(*train.inputs, control))}
+    artifacts = {name: bundle.artifact(name) for name in bundle.manifest.artifacts}
+    folder = host.folder / "controlled"
+    write_bundle(folder, dump_manifest(replace(bundle.manifest, signatures=signatures)), artifacts, f.PUBLISHER)
+    controlled = open_folder(folder, trusted=(f.PUBLISHER.public,))
+    with host.operator() as operator:
+        operator.publish_bundle(controlled)
+        with pytest.raises(
+            InvalidPlan, match=rf"the bundle's train graph has the input 'control\.{name}', expected none"
+        ):
+            operator.start_run("controlled", f.plan(), controlled, f.PUBLISHER)
+        with pytest.raises(NotFound):
+            operator.run("controlled")
 
 
 def test_a_plan_for_another_batch_size_is_refused_and_one_for_the_bundles_own_is_not(

@@ -18,6 +18,7 @@ from support.values import PUBLISHER, plan
 from fanin.clients.data import open_npz
 from fanin.clients.embed import Home, joined
 from fanin.edge.assemble import assemble
+from fanin.protos.errors import Conflict
 from fanin.protos.runs import RunState
 
 PAGE = Path(__file__).parents[2] / "docs" / "edge.md"
@@ -115,3 +116,27 @@ def test_a_coordinator_that_refuses_for_good_is_told_in_the_log(
             time.sleep(0.05)
         assert re.search("this device takes no further part: stopped: .*token", caplog.text)
         assert client.served_version is None
+        assert isinstance(client.failure, Conflict)
+
+
+def test_an_app_whose_code_raises_still_takes_part(
+    tmp_path: Path, host: Hosted, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = Home(
+        server=host.address,
+        ca=host.ca,
+        token=host.device_token,
+        publisher=PUBLISHER.public,
+        folder=tmp_path / "device-0",
+    )
+    faults = [RuntimeError("no battery service")]
+
+    def may_work() -> bool:
+        if faults:
+            raise faults.pop()
+        return True
+
+    with joined(home, open_npz(tmp_path / "device-0.npz", 0, 0.2), may_work) as client:
+        assert [event.number for event in host.published()] == [1, 2]
+        assert client.failure is None
+    assert "may_work: RuntimeError: no battery service" in caplog.text

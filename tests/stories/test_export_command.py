@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import Fanin, fanin_in_process, one_line
+from support.commands import STEP, Fanin, fanin_in_process, one_line
 
 from fanin.edge.bundle import open_folder
 
@@ -138,6 +138,24 @@ def test_one_format_for_people(fanin: Fanin, app: Path, tmp_path: Path) -> None:
     assert "note: module 0 (Dropout)" in outcome.out
     assert "float 100.00 %, int8" in outcome.out
     assert ".tflite" not in outcome.out
+
+
+def test_an_export_tells_its_steps_on_standard_error(fanin: Fanin, app: Path, tmp_path: Path) -> None:
+    words = ("export", f"{app}:plain", "--key", tmp_path / "k", "--format", "onnx", "--out")
+    outcome = fanin(*words, tmp_path / "a", "--json")
+    assert outcome.status == 0
+    assert json.loads(outcome.out)["bundle"]
+    assert STEP.sub("", outcome.err) == ""
+    assert STEP.findall(outcome.err) == [
+        f"loading the App {app}:plain",
+        "preparing the module",
+        "onnx: tracing, converting and quantizing",
+        "onnx: verifying against eager torch",
+        "onnx: comparing int8 with float",
+        "writing the bundle",
+    ]
+    quiet = fanin(*words, tmp_path / "b", "--quiet")
+    assert (quiet.status, quiet.err) == (0, "")
 
 
 def test_check_tells_that_all_is_well(fanin: Fanin, app: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import federations as f
-from support.commands import Fanin, fanin_in_process, one_line
+from support.commands import STEP, Fanin, fanin_in_process, one_line
 from support.hosted import Hosted
 from support.snapshot import snapshot
 
@@ -95,7 +95,10 @@ def test_a_run_is_started_once_and_another_plan_under_its_id_is_a_conflict(fanin
     words = ("run", host.folder / "plan.toml", "--state", host.state, "--key", host.folder / "publisher.key")
     first = fanin(*words, "--run-id", "mine", "--json")
     assert json.loads(first.out)["run_id"] == "mine"
-    assert fanin(*words, "--run-id", "mine").out.startswith("run mine started; devices trust ")
+    assert STEP.findall(first.err) == ["publishing the bundle", "starting the run"]
+    again = fanin(*words, "--run-id", "mine", "--quiet")
+    assert again.out.startswith("run mine started; devices trust ")
+    assert again.err == ""
     (host.folder / "other.toml").write_text(PLAN.replace("0.1", "0.2"))
     other = fanin("run", host.folder / "other.toml", *words[2:], "--run-id", "mine")
     assert one_line(other, "run") == "run mine: the id is taken by another run; choose another"

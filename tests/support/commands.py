@@ -1,5 +1,6 @@
 """``fanin`` in the test's own process: what it says, and its exit status."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ class Outcome:
 
 
 Fanin = Callable[..., Outcome]
+STEP = re.compile(r"^fanin \w+: +\d+\.\d s: (.*)\n", re.MULTILINE)
+"""A line of progress."""
 
 
 def fanin_in_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
@@ -39,9 +42,10 @@ def fanin_in_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 
 def one_line(outcome: Outcome, command: str) -> str:
-    """What a command said that failed: one line of its own, nothing on standard output."""
+    """What a command said that failed: one line of its own after its progress, nothing on standard output."""
     assert outcome.status == 1, outcome
     assert outcome.out == ""
-    assert outcome.err.count("\n") == 1, outcome.err
-    assert outcome.err.startswith(f"fanin {command}: ")
-    return outcome.err.removeprefix(f"fanin {command}: ").rstrip("\n")
+    err = STEP.sub("", outcome.err)
+    assert err.count("\n") == 1, outcome.err
+    assert err.startswith(f"fanin {command}: ")
+    return err.removeprefix(f"fanin {command}: ").rstrip("\n")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fanin.edge.bundle import CHUNKS_FOLDER, Bundle, SignedManifest, folder_reader, read_signed_manifest, write_bundle
 from fanin.edge.export import App, export_app
+from fanin.edge.export.formats import Graphs
 from fanin.edge.keys import BUNDLE_CONTEXT, SigningKey
 from fanin.edge.manifest import Manifest, dump_manifest
 from fanin.edge.runtimes.base import Batch
@@ -100,6 +101,14 @@ def with_manifest(bundle: Bundle, manifest: Manifest, *artifacts: bytes) -> Bund
     known = [*(bundle.artifact(name) for name in bundle.manifest.artifacts), *artifacts]
     chunks = {ref.sha256: piece for artifact in known for ref, piece in cut(artifact)}
     return Bundle.open(signed, trusted=[PUBLISHER.public], read=chunks.__getitem__)
+
+
+def with_train_graph(bundle: Bundle, graphs: Graphs) -> Bundle:
+    """The Bundle with the train graph of these graphs, and its ports."""
+    name, (inputs, outputs) = graphs.signatures["train"], graphs.ports["train"]
+    train = replace(bundle.manifest.signatures["train"], inputs=inputs, outputs=outputs)
+    changed = with_artifact(bundle, name, graphs.files[name])
+    return with_manifest(changed, replace(changed.manifest, signatures={**changed.manifest.signatures, "train": train}))
 
 
 def write_copy(bundle: Bundle, folder: Path) -> None:

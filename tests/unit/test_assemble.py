@@ -197,6 +197,13 @@ def reshaped(data: bytes, name: str, *shape: int | str) -> bytes:
     return bytes(model.SerializeToString())
 
 
+def controlled(data: bytes) -> bytes:
+    """A train graph that takes SCAFFOLD's control variate of a parameter."""
+    model = onnx.load_from_string(data)
+    model.graph.input.append(linear.port("control.w", NUM_INPUTS, NUM_CLASSES))
+    return bytes(model.SerializeToString())
+
+
 TRAIN, EVALUATE, INFER = linear.train_graph(), linear.evaluate_graph(), linear.infer_graph()
 
 
@@ -209,6 +216,7 @@ TRAIN, EVALUATE, INFER = linear.train_graph(), linear.evaluate_graph(), linear.i
         ({"train": renamed(TRAIN, loss="cost")}, r"signature 'train' has outputs \[.*'cost'.*expected .*'loss'"),
         ({"train": renamed(TRAIN, mask="m")}, r"signature 'train' has inputs .* expected .*'mask'"),
         ({"train": renamed(TRAIN, y="labels")}, r"train graph: got 'y' as None, expected int32 for 4 samples"),
+        ({"train": controlled(TRAIN)}, r"train graph: got the input 'control\.w', expected none of that kind"),
         ({"infer": renamed(INFER, x="input")}, r"infer graph: got inputs \['input'\], expected 'x'"),
         ({"evaluate": reshaped(EVALUATE, "x", "n", 6)}, r"got 'x' as float32 \(-1, 6\), expected .* fixed lengths"),
         (

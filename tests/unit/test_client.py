@@ -28,6 +28,7 @@ from fanin.edge.versions import sign_version
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact, ChunkRef, artifact_of, cut
 from fanin.protos.errors import (
+    STATUS,
     Conflict,
     Corrupted,
     FaninError,
@@ -129,8 +130,14 @@ class FailingTrainer:
         return SyntheticTrainer(partition=0).train(model, assignment, bytes_downloaded)
 
 
-def run(script: Script, folder: Path, trainer: Trainer | None = None, max_bytes: int = 1 << 20) -> Client:
-    """Run a client until its Update is accepted, or it gave an Assignment up."""
+def client_of(
+    script: Script,
+    folder: Path,
+    trainer: Trainer | None = None,
+    max_bytes: int = 1 << 20,
+    may_work: Callable[[], bool] = lambda: True,
+) -> Client:
+    """A client that stops when its Update is accepted, or when it gave an Assignment up."""
     parts = Parts(
         transport=script,
         cache=Cache(folder / "device", max_bytes),
@@ -138,8 +145,14 @@ def run(script: Script, folder: Path, trainer: Trainer | None = None, max_bytes:
         trusted=(PUBLISHER.public,),
         rng=random.Random(1),
     )
-    client = Client(parts, Options(token="token", max_updates=1))
+    client = Client(parts, Options(token="token", max_updates=1, may_work=may_work, recheck_s=0.001))
     script.stop = client.stop
+    return client
+
+
+def run(script: Script, folder: Path, trainer: Trainer | None = None, max_bytes: int = 1 << 20) -> Client:
+    """Run a client until its Update is accepted, or it gave an Assignment up."""
+    client = client_of(script, folder, trainer, max_bytes)
     client.run()
     return client
 
@@ -160,6 +173,79 @@ def test_work_at_which_something_unforeseen_happens_is_given_up_and_told(
     assert script.failures == ["unexpected error: RuntimeError: boom"]
     assert client.num_accepted == 0
     assert "Traceback" in caplog.text
+
+
+@dataclass
+class Answers:
+    """A ``may_work`` with these answers, then True; an exception is raised."""
+
+    answers: list[object]
+
+    def __call__(self) -> bool:
+        answer = self.answers.pop(0) if self.answers else True
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[return-value]  # an app's function may return anything
+
+
+def test_a_may_work_that_raises_means_not_now_and_is_logged_once(
+    script: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fault = RuntimeError("no battery service")
+    may_work = Answers([fault, fault, np.ones(2), True, fault])
+    client = client_of(script, tmp_path, may_work=may_work)
+    client.run()
+    assert (client.num_accepted, client.failure) == (1, None)
+    records = [record for record in caplog.records if "may_work" in record.getMessage()]
+    # Once for the first series of failures, once for the second.
+    assert [record.getMessage() for record in records] == [
+        "may_work: RuntimeError: no battery service; the client pauses and calls it again every 0.001 s"
+    ] * 2
+    assert all(record.exc_info is not None for record in records)
+
+
+def test_an_update_that_cannot_be_removed_does_not_end_the_client(
+    script: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stubborn:
+        """Puts a folder among the Updates while the device trains: ``unlink`` fails on it."""
+
+        runtime, graph_format = "synthetic 1", "onnx"
+
+        def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
+            (tmp_path / "device" / "updates" / "folder").mkdir()
+            return SyntheticTrainer(partition=0).train(model, assignment, bytes_downloaded)
+
+    assert run(script, tmp_path, Stubborn()).num_accepted == 1
+    assert "updates cannot be removed" in caplog.text
+
+
+def test_what_ends_a_client_is_kept_for_the_app(script: Script, tmp_path: Path) -> None:
+    script.faults = {"enroll": Unauthenticated("no")}
+    client = client_of(script, tmp_path)
+    assert client.failure is None
+    with raises(Conflict, "stopped: no"):
+        client.run()
+    assert isinstance(client.failure, Conflict)
+
+
+@pytest.mark.parametrize("call", ["enroll", "check_in", "download", "train", "upload", "report"])
+@pytest.mark.parametrize("kind", sorted(STATUS, key=lambda kind: kind.__name__))
+def test_every_error_in_every_call_has_a_place_in_the_session(
+    script: Script, tmp_path: Path, call: str, kind: type[FaninError]
+) -> None:
+    script.faults = {call: kind("boom")}
+    if call == "report":
+        script.faults["upload"] = InvalidUpdate("no")
+    fault = script.faults.pop(call) if call == "train" else None
+    client = client_of(script, tmp_path, FailingTrainer(fault))
+    try:
+        client.run()
+    except Conflict as exc:
+        assert str(exc) == "stopped: boom"
+        assert call != "train", "an error of the app's trainer is not the coordinator's refusal"
+    else:
+        assert client.num_accepted == 1 or script.failures
 
 
 @pytest.mark.parametrize("call", ["enroll", "check_in"])

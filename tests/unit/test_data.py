@@ -1,6 +1,7 @@
 """Examples, the files they come from, and the laws of batches, held-out parts and partitions."""
 
 import io
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fanin.clients.data import (
+    SLICE_VALUES,
     Examples,
     ExampleStore,
     MemoryStore,
@@ -269,6 +271,34 @@ def test_examples_are_checked_in_code_too() -> None:
         Examples(x=X.astype(np.float64), y=Y)
     with pytest.raises(ValueError, match="examples: got x float32 and y int64, expected float32 or int32"):
         Examples(x=X, y=Y)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float32])
+def test_examples_are_checked_without_a_copy_of_the_data(kind: type[np.generic]) -> None:
+    x, y = np.ones((4096, 256), kind), np.zeros(4096, np.int32)
+    Examples(x=x, y=y)
+    tracemalloc.start()
+    try:
+        Examples(x=x, y=y)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # One slice of float32 and its flags; a copy of the data as float32 would be 4 MiB.
+    assert peak < 1 << 19
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, SLICE_VALUES - 1, SLICE_VALUES, 2 * SLICE_VALUES])
+def test_a_value_that_is_not_finite_is_found_in_every_slice(bad: float, at: int) -> None:
+    x = np.zeros((2 * SLICE_VALUES + 1, 1), np.float32)
+    x[at] = bad
+    with pytest.raises(ValueError, match="examples: got 1 values of x that are not finite float32 numbers"):
+        Examples(x=x[::-1], y=np.zeros(len(x), np.int32))
+
+
+def test_examples_of_a_strange_dtype_are_refused_as_that() -> None:
+    with pytest.raises(ValueError, match="examples: got x object and y int32, expected float32 or int32"):
+        Examples(x=X.astype(object), y=Y.astype(np.int32))
 
 
 def test_bytes_stay_bytes_and_are_only_for_preprocess(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """``edge.export``: what becomes a Bundle, what is in it, and what is refused with which words."""
 
 import logging
-import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +13,13 @@ from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, bundle_of
 from torch import Tensor, nn
 
 from fanin.edge.bundle import open_folder
-from fanin.edge.export import App, cross_entropy, export_app, load_app
+from fanin.edge.export import App, cross_entropy, export_app
 from fanin.edge.export.onnx import quiet_exporter
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.trace import trace_train
 from fanin.edge.manifest import Port, SlotKind
 from fanin.edge.runtimes.available import open_runtime
-from fanin.protos.errors import InvalidInput, UnsupportedModel
+from fanin.protos.errors import UnsupportedModel
 
 SMALL_GAP = 0.1
 """Of logits of size 1, before and after rounding to 8 bits in every layer."""
@@ -309,63 +307,6 @@ def test_a_refused_export_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_an_app_that_makes_no_sense_is_refused(facts: dict[str, object], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         replace(app_of("mlp"), **facts)
-
-
-APP_FILE = """
-from dataclasses import dataclass
-import torch
-from fanin.edge.export import App
-
-def make():
-    return App(name="filed", module=torch.nn.Linear(4, 2), calibration=torch.zeros(2, 4), batch_size=2, num_classes=2)
-
-app = make()
-number = 7
-"""
-
-
-@pytest.fixture
-def app_file(tmp_path: Path) -> Iterator[Path]:
-    """A file with an App, a function that makes one, and something else."""
-    path = tmp_path / "my_app.py"
-    path.write_text(APP_FILE)
-    yield path
-    sys.modules.pop("fanin_app_my_app", None)
-
-
-@pytest.mark.parametrize("name", ["app", "make"])
-def test_an_app_is_found_in_a_file(app_file: Path, name: str) -> None:
-    assert load_app(f"{app_file}:{name}").name == "filed"
-
-
-def test_an_app_is_found_in_a_module(app_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(app_file.parent))
-    assert load_app("my_app:make").input_shape == (4,)
-    sys.modules.pop("my_app")
-
-
-def test_what_is_no_app_is_said_clearly(app_file: Path) -> None:
-    for where, error, message in (
-        ("my_app", InvalidInput, "App: got 'my_app', expected 'package.module:name' or 'path/to/file.py:name'"),
-        (
-            "no.such.module:app",
-            InvalidInput,
-            "App: no module 'no' on the path; a file is named as path/to/file.py:name",
-        ),
-        (f"{app_file.parent}/gone.py:app", InvalidInput, "App: no file .*gone.py"),
-        (f"{app_file}:gone", InvalidInput, "my_app.py has no 'gone'"),
-        (f"{app_file}:number", UnsupportedModel, "got int, expected a fanin.edge.export.App or a function"),
-    ):
-        with pytest.raises(error, match=message):
-            load_app(where)
-
-
-def test_an_apps_own_mistake_is_not_hidden(tmp_path: Path) -> None:
-    path = tmp_path / "broken_app.py"
-    path.write_text("import a_library_that_is_not_there\n")
-    with pytest.raises(ModuleNotFoundError, match="a_library_that_is_not_there"):
-        load_app(f"{path}:app")
-    assert "fanin_app_broken_app" not in sys.modules
 
 
 def test_only_the_exporters_own_words_are_hidden(caplog: pytest.LogCaptureFixture) -> None:

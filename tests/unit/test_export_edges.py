@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.models import BATCH_SIZE, NUM_CLASSES, app_of, batches, exported
+from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, batches, exported
 from torch import Tensor, nn
 
-from fanin.edge.export import Recipe, load_app
-from fanin.edge.manifest import SlotKind
+from fanin.edge.export import Recipe, check_app, export_app, load_app
+from fanin.edge.manifest import Port, SlotKind
+from fanin.edge.runtimes.graphs import control_ports
 from fanin.edge.runtimes.onnx import OnnxRuntime
-from fanin.protos.errors import UnsupportedModel
+from fanin.edge.tensors import TensorTable
+from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 
 def test_a_layer_with_a_single_channel_is_quantized_but_for_its_bias() -> None:
@@ -41,6 +43,24 @@ def test_what_is_no_app_is_told_so(tmp_path: Path) -> None:
         load_app(f"{tmp_path / 'apps.py'}:needs")
     with pytest.raises(UnsupportedModel, match=r"got a module of .*, expected a torch\.nn\.Module"):
         replace(app_of("mlp"), module=torch.relu_)
+
+
+def test_scaffold_is_refused_until_devices_set_its_control_variates(tmp_path: Path) -> None:
+    app = replace(app_of("mlp"), recipe=Recipe(scaffold=True))
+    for call in (lambda: export_app(app, tmp_path / "out", PUBLISHER), lambda: check_app(app, ["onnx"])):
+        with pytest.raises(
+            InvalidInput, match=r"got Recipe\(scaffold=True\), expected False: no device sets SCAFFOLD's"
+        ):
+            call()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_layer_called_control_is_no_control_variate() -> None:
+    table = TensorTable.of({"control.weight": (2,), "weight": (2,)})
+    ports = [Port(name=name, dtype="float32", shape=(2,)) for name in ("weight", "control.weight")]
+    assert control_ports(table, ports) == ()
+    extra = Port(name="control.control.weight", dtype="float32", shape=(2,))
+    assert control_ports(table, [*ports, extra]) == ("control.control.weight",)
 
 
 @pytest.mark.parametrize("y", [torch.full((64,), NUM_CLASSES), torch.full((64,), -1), torch.zeros(64)])

@@ -1,7 +1,7 @@
 """``preprocess``: the graph does what its module does, and a device uses it for what is raw and nothing else."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -137,6 +137,31 @@ def test_examples_are_mapped_once_for_each_bundle() -> None:
     plain = OpenedModel(bundle=without(renamed), parameters=renamed.initial_parameters())
     with pytest.raises(ValueError, match=r"x: got uint8 \(8, 8, 8, 1\), expected float32 \(-1, 1, 8, 8\)$"):
         trainer.train(plain, assignment(), 0)
+
+
+@dataclass
+class Live:
+    """A store whose parts an app replaces."""
+
+    train: Examples
+    validation: Examples
+    partition: int = 0
+
+
+def test_only_the_part_that_changed_is_mapped_again() -> None:
+    runtime, found = Counting(open_runtime("onnx")), bundle("pixels")
+    raw = examples("pixels", raw=True)
+    store = Live(train=raw, validation=raw)
+    trainer = RuntimeTrainer(runtime, store)
+    model = OpenedModel(bundle=found, parameters=found.initial_parameters())
+    first = trainer.train(model, assignment(), 0)
+    store.train = Examples(x=255 - raw.x, y=raw.y)
+    second = trainer.train(model, assignment(), 0)
+    assert runtime.num_opened == 2
+    assert np.abs(first.change - second.change).max() > 10 * ROUNDING
+    again = trainer.train(model, assignment(), 0)
+    assert runtime.num_opened == 2
+    np.testing.assert_array_equal(second.change, again.change)
 
 
 def test_what_is_neither_raw_nor_x_is_told() -> None:

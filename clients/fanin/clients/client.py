@@ -6,6 +6,9 @@
 
 What can break while it runs (the line, the coordinator, this process) is repeated or taken up again; what
 cannot be mended (a wrong token, a protocol that is too old) ends ``run`` with an error.
+
+The app's own code (``may_work``, the trainer, the example store) is called inside a guard. An exception there is
+logged with its traceback and never ends ``run``. ``failure`` is the error that did end it.
 """
 
 import logging
@@ -27,6 +30,8 @@ from fanin.clients.models import (
     open_parameters,
     verify_version,
 )
+from fanin.clients.outcomes import event_of
+from fanin.clients.progress import progress
 from fanin.clients.serving import Serving
 from fanin.clients.transport import Transport
 from fanin.clients.updates import Trainer, make_update
@@ -35,23 +40,12 @@ from fanin.edge.runtimes.base import Inputs
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
-from fanin.protos.errors import (
-    Conflict,
-    Corrupted,
-    FaninError,
-    InvalidBundle,
-    InvalidInput,
-    NotFound,
-    PermissionDenied,
-    StorageFull,
-    Unauthenticated,
-    Unavailable,
-)
+from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, NotFound
 
 MAX_DELAY_S: Final = 0.3
 LOG = logging.getLogger("fanin.clients")
 RECHECK_S: Final = 1.0
-"""How often a client that may not work asks whether it may again."""
+"""Seconds between two calls of a ``may_work`` that returned False or raised."""
 WAIT_S: Final = 40.0
 """How long a check-in hangs: under the 60 s after which common proxies cut an idle line."""
 
@@ -75,14 +69,17 @@ class Options:
     With a ``delay_seed`` each upload waits a moment that is drawn from it, up to ``MAX_DELAY_S``: devices then
     arrive in another order for another seed, and the Versions must be the same.
 
-    ``may_work`` is asked before each step (a check-in, a download, training, an upload), on the thread of ``run``:
-    whether battery, network and idleness allow it. While they do not, the client keeps what it has and asks again.
+    ``may_work`` is called before each step (a check-in, a download, training, an upload), on the thread of ``run``.
+    Return False to pause (for example on battery). The client then keeps its state and calls again every ``recheck_s``
+    seconds. An exception counts as False: the first one in a row is logged with its traceback, and the client keeps
+    asking.
     """
 
     token: str
     max_updates: int = 0
     delay_seed: str | None = None
     may_work: Callable[[], bool] = lambda: True
+    recheck_s: float = RECHECK_S
 
 
 class Client:
@@ -96,12 +93,19 @@ class Client:
         # Of one Assignment or Publication: a fetch that is tried again adds to what its first try cost.
         self._counted_for, self._bytes_downloaded, self._bytes_resumed = "", 0, 0
         self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._may_work_failed = False
         self._delays = None if options.delay_seed is None else random.Random(options.delay_seed)
 
     @property
     def num_accepted(self) -> int:
         """Updates that were accepted since this client was made."""
         return self._session.num_accepted
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended ``run``; None while it runs, and after ``stop`` or ``max_updates`` ended it."""
+        return self._failure
 
     @property
     def served_version(self) -> tuple[str, int] | None:
@@ -124,11 +128,19 @@ class Client:
 
     def run(self) -> None:
         """Take part until ``stop``. Raises Conflict, and nothing else, when the coordinator refuses for good."""
+        try:
+            self._run()
+        except BaseException as exc:
+            # An app runs this on a thread that nothing joins: it reads here why its device stopped.
+            self._failure = exc
+            raise
+
+    def _run(self) -> None:
         todo = self._session.begin()
         pause_s = todo.pause_s
         while not self._stopping.wait(pause_s):
-            if not self._options.may_work():
-                pause_s = RECHECK_S
+            if not self._may_work():
+                pause_s = self._options.recheck_s
                 continue
             if isinstance(todo.action, s.Stop):
                 raise Conflict(f"stopped: {todo.action.reason}")
@@ -137,6 +149,9 @@ class Client:
                 LOG.warning("%s: %s", type(todo.action).__name__.lower(), event.reason)
             if isinstance(event, s.Answered) and isinstance(event.answer, m.Rejected):
                 LOG.warning("checkin: rejected (%s): %s", event.answer.reason.value, event.answer.text)
+            line = progress(self._session, event)
+            if line is not None:
+                LOG.info(line)
             self._session, todo = self._session.step(event, self._parts.rng)
             pause_s = todo.pause_s
             if todo.forget:
@@ -144,23 +159,38 @@ class Client:
             if self._options.max_updates and self.num_accepted >= self._options.max_updates:
                 return
 
+    def _may_work(self) -> bool:
+        try:
+            may_work = bool(self._options.may_work())
+        except Exception as exc:  # the app's own code may raise anything
+            if not self._may_work_failed:
+                LOG.exception(
+                    "may_work: %s: %s; the client pauses and calls it again every %g s",
+                    type(exc).__name__,
+                    exc,
+                    self._options.recheck_s,
+                )
+            self._may_work_failed = True
+            return False
+        self._may_work_failed = False
+        return may_work
+
     def _forget_updates(self) -> None:
         try:
             self._parts.cache.forget_updates()
         except OSError as exc:
-            # They take space until the next training removes them.
-            LOG.warning("updates: cannot be removed (%s)", exc)
+            # The next training removes them before it begins, and repeats that until it succeeds.
+            LOG.warning("updates cannot be removed (%s); the client tries again before it trains", exc)
 
     def _attempt(self, action: s.Action) -> s.Event:
         """Do one thing; every outcome is an event."""
         try:
             return self._do(action)
-        except (Unavailable, StorageFull, OSError) as exc:
-            return s.Lost(reason=str(exc))
-        except (Unauthenticated, PermissionDenied) as exc:
-            return s.Denied(reason=str(exc))
-        except FaninError as exc:
-            return self._failed(action, exc)
+        except (FaninError, OSError) as exc:
+            event = event_of(action, exc)
+            if isinstance(event, s.Unable):
+                self._skip(action)
+            return event
         except Exception as exc:
             # The one place for what nobody foresaw: a device that dies of it would be started again and die again,
             # for nobody looks at it. The coordinator is told, and gives the work to another.
@@ -169,26 +199,6 @@ class Client:
             self._skip(action)
             is_work = isinstance(action, s.Refresh | s.Fetch | s.Train | s.Send)
             return s.Unable(reason=reason) if is_work else s.Lost(reason=reason)
-
-    def _failed(self, action: s.Action, exc: FaninError) -> s.Event:
-        match action:
-            case s.Enroll() | s.CheckIn() | s.Fetch() if isinstance(exc, Corrupted):
-                # The coordinator's own state is damaged, which its operator can repair. Until then all other devices
-                # would fail as well, so this one keeps its Assignment.
-                return s.Lost(reason=str(exc))
-            case s.Fetch() | s.Train() | s.Send():
-                moot = isinstance(exc, NotFound | Conflict) and not isinstance(action, s.Train)
-                return s.Moot(reason=str(exc)) if moot else s.Unable(reason=str(exc))
-            case s.GiveUp():
-                return s.Moot(reason=str(exc))
-            case s.Refresh() if isinstance(exc, NotFound | Conflict):
-                return s.Moot(reason=str(exc))
-            case s.Refresh():
-                self._skip(action)
-                return s.Unable(reason=str(exc))
-            case _:
-                # An enrollment or a check-in whose request or reply makes no sense: nothing here can mend it.
-                return s.Denied(reason=str(exc))
 
     def _skip(self, action: s.Action) -> None:
         """A Version that does not verify is not asked for again."""

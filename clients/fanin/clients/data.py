@@ -5,6 +5,7 @@ a partition gives the same batches wherever it lies. Files are read without pick
 one InvalidInput that names the file, the array and what to do.
 """
 
+import logging
 import lzma
 import struct
 import tokenize
@@ -22,6 +23,7 @@ from fanin.edge.runtimes.base import Batch, Inputs
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput
 
+LOG = logging.getLogger("fanin.clients")
 Int64s = npt.NDArray[np.int64]
 """Indices (n,)."""
 
@@ -48,11 +50,13 @@ UNREADABLE: Final = (
 )
 """What numpy and zipfile raise at files that are none: RuntimeError if encrypted or of an unknown compression, and much
 else at a header that is in Python's words and describes no array."""
+SLICE_VALUES: Final = 1 << 16
+"""Values that are checked at once: their copies take half a megabyte, whatever the size of the data."""
 MIN_EXAMPLES: Final = 2
 """One to train on and one to validate on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Examples:
     """Inputs ``x`` (n, ...), float32, int32 tokens, or uint8 for a Bundle's ``preprocess``, and ``y``, what a model is
     to say to them: labels (n,) int32, next tokens (n, T) int32 (-1: none), or values (n, ...) float32. n is at least
@@ -62,11 +66,12 @@ class Examples:
     y: Inputs
 
     def __post_init__(self) -> None:
-        found = _fault(self.x, self.y)
-        if found is None and (self.x.dtype not in RAW_KINDS or self.y.dtype not in KINDS):
-            found = f"got x {self.x.dtype} and y {self.y.dtype}, expected float32 or int32 (or x uint8)"
-        if found is not None:
-            raise ValueError(f"examples: {found}")
+        fault = _shape_fault(self.x, self.y)
+        if fault is None and (self.x.dtype not in RAW_KINDS or self.y.dtype not in KINDS):
+            fault = f"got x {self.x.dtype} and y {self.y.dtype}, expected float32 or int32 (or x uint8)"
+        fault = fault or _value_fault(self.x, self.y)
+        if fault is not None:
+            raise ValueError(f"examples: {fault}")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -88,8 +93,18 @@ class Split:
 class ExampleStore(Protocol):
     """Where a device's examples come from.
 
-    ``partition`` is the number of the part of the population's data that lies here; a device's random choices
-    come from (seed, partition, round). ``train`` and ``validation`` share no example and never change.
+    A device reads the three attributes once at the start of each Round (``snapshot``) and uses these values until the
+    Round ends. So the data may grow while the client runs, by these rules:
+
+    - Return a new ``Examples`` when the data has changed, and the same object while it has not: work on it is cached.
+      Do not change the arrays of one that was returned.
+    - ``train`` and ``validation`` share no example. An example never moves from one to the other, so it does not matter
+      that they are read one after the other.
+    - ``partition`` is the number of this part of the population's data; a device's random choices come from
+      (seed, partition, round).
+
+    An attribute that raises, or that is of another type, gives up the Round's Assignment with that reason. The device
+    takes part in the next Round.
     """
 
     @property
@@ -113,6 +128,38 @@ class MemoryStore:
     def __post_init__(self) -> None:
         if self.partition < 0:
             raise ValueError(f"example store: got partition {self.partition}, expected 0 or more")
+
+
+def snapshot(store: ExampleStore) -> MemoryStore:
+    """Return what a store holds now, for one Round.
+
+    Raises:
+        InvalidInput: An attribute cannot be read, or has another type or value than ``ExampleStore`` says.
+    """
+    partition = _attribute(store, "partition")
+    if not isinstance(partition, int | np.integer) or partition < 0:
+        raise InvalidInput(f"example store: partition: got {partition!r}, expected an integer of at least 0")
+    train, validation = _part(store, "train"), _part(store, "validation")
+    return MemoryStore(partition=int(partition), train=train, validation=validation)
+
+
+def _part(store: ExampleStore, name: str) -> Examples:
+    part = _attribute(store, name)
+    if not isinstance(part, Examples):
+        raise InvalidInput(
+            f"example store: {name}: got {type(part).__name__}, expected fanin.clients.data.Examples(x=..., y=...)"
+        )
+    return part
+
+
+def _attribute(store: ExampleStore, name: str) -> object:
+    try:
+        value: object = getattr(store, name)
+    except Exception as exc:
+        # It is the app's own code, which may raise anything.
+        LOG.exception("example store: %s cannot be read", name)
+        raise InvalidInput(f"example store: {name}: {type(exc).__name__}: {exc}") from exc
+    return value
 
 
 def hold_out(examples: Examples, num_held: int, rng: np.random.Generator) -> tuple[Examples, Examples]:
@@ -165,7 +212,7 @@ def read_npz(path: Path) -> Examples:
         raise InvalidInput(f"{path}: no such file; expected an .npz file with arrays x and y") from exc
     except UNREADABLE as exc:
         raise InvalidInput(f"{path}: not a readable .npz file of plain arrays ({exc})") from exc
-    found = _dtype_fault(x, y) or _fault(x, y)
+    found = _dtype_fault(x, y) or _shape_fault(x, y) or _value_fault(x, y)
     if found is not None:
         raise InvalidInput(f"{path}: {found}")
     return Examples(x=x.astype(np.uint8, copy=False) if x.dtype == np.uint8 else _narrow(x), y=_narrow(y))
@@ -286,23 +333,42 @@ def _dtype_fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str 
 
 def _narrow(array: npt.NDArray[np.generic]) -> Inputs:
     """Floats as float32, integers as int32."""
-    return array.astype(np.float32) if array.dtype.kind == "f" else array.astype(np.int32)
+    return array.astype(np.float32, copy=False) if array.dtype.kind == "f" else array.astype(np.int32, copy=False)
 
 
-def _fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:
-    """What is wrong with these arrays, or None."""
+def _num_not_finite(array: npt.NDArray[np.generic]) -> int:
+    """Count the floats that are not finite as float32; in slices, so that no copy of the whole is made."""
+    with (
+        np.errstate(over="ignore"),
+        np.nditer(
+            [array],
+            flags=["external_loop", "buffered", "zerosize_ok"],
+            op_dtypes=[np.dtype(np.float32)],
+            casting="same_kind",
+            buffersize=SLICE_VALUES,
+        ) as slices,
+    ):
+        return sum(len(part) - int(np.count_nonzero(np.isfinite(part))) for part in slices)
+
+
+def _shape_fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:
+    """What is wrong with the shapes of these arrays, or None."""
     if y.ndim < 1 or x.ndim < 2:
         return f"got x {x.shape} and y {y.shape}, expected (n, ...) and (n,)"
     if len(x) != len(y):
         return f"got {len(x)} inputs and {len(y)} labels, expected as many of one as of the other"
     if len(x) == 0 or x.size == 0 or y.size == 0:
         return f"got no examples (x {x.shape}, y {y.shape}), expected at least one"
+    return None
+
+
+def _value_fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:
+    """What is wrong with the values of these arrays, or None; only floats can be NaN or infinite."""
     for name, array in (("x", x), ("y", y)):
-        with np.errstate(over="ignore"):
-            bad = int(np.count_nonzero(~np.isfinite(array.astype(np.float32))))
-        if bad:
-            return f"got {bad} values of {name} that are not finite float32 numbers, expected none"
         if array.dtype.kind == "f":
+            bad = _num_not_finite(array)
+            if bad:
+                return f"got {bad} values of {name} that are not finite float32 numbers, expected none"
             continue
         least = NO_TOKEN if name == "y" and y.ndim > 1 else 0
         if array.min() < least or array.max() > np.iinfo(np.int32).max:

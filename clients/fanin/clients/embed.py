@@ -50,8 +50,13 @@ def joined(home: Home, store: ExampleStore, may_work: Callable[[], bool] = lambd
     """A client that takes part while the block lasts, whenever ``may_work``; its ``predict`` is for any thread.
 
     Leaving the block hangs up and waits until training under way has ended; an app that cannot wait may be killed at
-    any moment. A coordinator that refuses for good (a wrong token) is told in the log: the app still has the last
-    good Version. Raises RuntimeMissing, InvalidInput for a home that is none, Conflict if the folder is in use.
+    any moment.
+
+    What ends the client early (a coordinator that refuses its token) is logged as an error and kept in
+    ``client.failure``; ``predict`` still answers from the last good Version. An exception in ``may_work`` or in the
+    store is logged and does not end the client (``Options``, ``ExampleStore``).
+
+    Raises RuntimeMissing, InvalidInput for a home that is none, Conflict if the folder is in use.
     """
     runtime = open_runtime(home.runtime)
     check_key("publisher", home.publisher)
@@ -82,3 +87,6 @@ def _run(client: Client) -> None:
         client.run()
     except Conflict as exc:
         LOG.error("this device takes no further part: %s", exc)
+    except BaseException:
+        # A thread that ends by SystemExit says nothing, and the app's code may raise even that.
+        LOG.exception("this device takes no further part: unexpected error")

@@ -23,6 +23,7 @@ from fanin.protos import messages as m
 from fanin.protos.errors import (
     FaninError,
     InvalidInput,
+    InvalidUpdate,
     Unauthenticated,
     Unavailable,
     Untimely,
@@ -172,10 +173,14 @@ class GrpcTransport:
                 yield piece.data
 
     def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
-        """Stops at once when the coordinator says that the Round is closed."""
+        """Stops at once when the coordinator says that the Round is closed.
+
+        Raises InvalidUpdate if ``read`` fails or returns fewer bytes than the header declares.
+        """
         first = c.upload_to_proto(header).SerializeToString()
         offsets: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        requests = _upload_requests(first, header.payload.size_bytes, offsets, read)
+        faults: list[InvalidUpdate] = []
+        requests = _upload_requests(header, first, offsets, read, faults)
         call = self._signed("Upload", first)
         replies = self._line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call)
         last = None
@@ -188,9 +193,16 @@ class GrpcTransport:
                     last = reply
                     if reply.round_state is m.RoundState.CLOSED:
                         break
+        except FaninError as exc:
+            if not faults:
+                raise
+            # The payload ended the stream early; the coordinator's error only follows from that.
+            raise faults[0] from exc
         finally:
             offsets.put(None)
             replies.close()
+        if faults:
+            raise faults[0]
         if last is None:
             raise Unavailable(f"{self._line.address}: the upload ended without a reply; try again later")
         return last
@@ -280,13 +292,28 @@ def _open_channel(address: str, ca_certificate: bytes) -> grpc.Channel:
 
 
 def _upload_requests(
-    first: bytes, size_bytes: int, offsets: queue.SimpleQueue[int | None], read: ReadPayload
+    header: m.UpdateHeader,
+    first: bytes,
+    offsets: queue.SimpleQueue[int | None],
+    read: ReadPayload,
+    faults: list[InvalidUpdate],
 ) -> Iterator[bytes]:
-    """The header; then, from the offset that the first reply names, the pieces."""
+    """The header; then, from the offset that the first reply names, the pieces.
+
+    gRPC iterates on a thread of its own, where an exception would look like a broken connection. The error of a
+    payload that cannot be read goes to ``faults``, and the iteration ends.
+    """
     yield first
-    offset = offsets.get()
+    offset, size_bytes, what = offsets.get(), header.payload.size_bytes, f"update of {header.assignment_id}"
     while offset is not None and offset < size_bytes:
-        data = read(offset, PIECE_BYTES)
+        try:
+            data = read(offset, PIECE_BYTES)
+        except (FaninError, OSError, ValueError) as exc:
+            faults.append(InvalidUpdate(f"{what}: its payload cannot be read at byte {offset} ({exc})"))
+            return
+        if not data:
+            faults.append(InvalidUpdate(f"{what}: its payload ends at byte {offset}, expected {size_bytes} bytes"))
+            return
         yield c.upload_to_proto(m.Piece(offset=offset, data=data)).SerializeToString()
         offset += len(data)
 

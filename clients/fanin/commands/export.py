@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from fanin.commands.terminal import DEFAULT_KEY, JsonOption, publisher_key, run_command, write_json
+from fanin.commands.terminal import (
+    DEFAULT_KEY,
+    JsonOption,
+    QuietOption,
+    progress,
+    publisher_key,
+    run_command,
+    write_json,
+)
 from fanin.edge.export import App, Exported, check_app, export_app, load_app
 from fanin.edge.export.check import Finding
 from fanin.edge.export.formats import FORMATS
@@ -40,6 +48,7 @@ def export(
             "error of a model of values (default 10).",
         ),
     ] = None,
+    quiet: QuietOption = False,
     json: JsonOption = "",
 ) -> int:
     """Trace, quantize, verify and sign an App, for every runtime."""
@@ -49,12 +58,16 @@ def export(
     if max_int8_drop is not None and not 0.0 <= max_int8_drop < math.inf:
         raise InvalidInput(f"--max-int8-drop: got {max_int8_drop:g}, expected a number of at least 0")
     if check:
-        return _check(load_app(app), formats, json)
+        with progress("export", quiet=quiet) as step:
+            step(f"checking the App {app}")
+            return _check(load_app(app), formats, json)
     if out is None:
         raise InvalidInput("--out: expected a folder for the bundle, or --check to write none")
     if out.exists() and any(out.iterdir()):
         raise InvalidInput(f"--out: {out} is not empty, expected a new folder")
-    made = export_app(load_app(app), out, publisher_key(key), formats, max_int8_drop)
+    with progress("export", quiet=quiet) as step:
+        step(f"loading the App {app}")
+        made = export_app(load_app(app), out, publisher_key(key), formats, max_int8_drop)
     if json:
         write_json(json, exported_row(made))
     else:

@@ -27,7 +27,7 @@ from fanin.edge.runtimes.base import Inputs, Model, Runtime
 from fanin.edge.runtimes.graphs import Array, Feed
 from fanin.edge.runtimes.models import dequantize_output, feed_of, format_of, model_inputs, open_preprocess, run_rows
 from fanin.edge.tensors import Float32s, decode_parameters
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, NotFound
 from fanin.protos.names import check_key
 
 UNREADABLE: Final = (EOFError, ValueError, RuntimeError, zipfile.BadZipFile)
@@ -125,6 +125,10 @@ def _open_device(folder: Path, options: argparse.Namespace) -> Asked:
     check_key(f"--publisher: {options.publisher}", publisher)
     runtime = open_runtime(options.runtime)
     serving = Serving(runtime, Cache(folder), (publisher,))
+    if serving.version is None:
+        raise NotFound(
+            f"{folder}: this device has no served model; run fanin join with --serve until it has taken part in a round"
+        )
 
     def ask(feed: Feed) -> dict[str, Array]:
         x: Inputs = feed["x"]  # type: ignore[assignment]  # whatever it is, the model looks
@@ -155,7 +159,7 @@ def _open_bundle(folder: Path, options: argparse.Namespace) -> Asked:
 
 def _narrow(x: Inputs) -> Inputs:
     """Floats as float32: numpy makes float64 unasked."""
-    return x.astype(np.float32) if x.dtype.kind == "f" else x
+    return x.astype(np.float32, copy=False) if x.dtype.kind == "f" else x
 
 
 def _parameters(bundle: Bundle, path: Path) -> Float32s:

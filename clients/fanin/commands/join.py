@@ -28,7 +28,7 @@ from fanin.protos.names import check_key
 def main(argv: Sequence[str]) -> int:
     """The command."""
     options = _parser().parse_args(argv)
-    configure_logging(logging.INFO)
+    configure_logging(logging.WARNING if options.quiet else logging.INFO)
     share_one_heap()
     # What the imports took need not stand beside what a runtime takes to start; nor what both took beside the line.
     give_back()
@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cache-mb", type=int, default=DEFAULT_MAX_BYTES >> 20, metavar="MB", help="room for downloads (256)"
     )
+    parser.add_argument("--quiet", action="store_true", help="log warnings and errors only, not each step of a round")
     parser.add_argument("--max-updates", type=int, default=0, metavar="N", help="end after N accepted updates")
     parser.add_argument(
         "--delay-seed", type=int, metavar="SEED", help="wait a seeded moment before each upload, to vary the order"

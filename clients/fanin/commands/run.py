@@ -15,10 +15,12 @@ from fanin.commands.terminal import (
     DEFAULT_STATE,
     CaOption,
     JsonOption,
+    QuietOption,
     ServerOption,
     StateOption,
     TokenOption,
     connect,
+    progress,
     publisher_key,
     run_command,
     write_json,
@@ -52,18 +54,22 @@ def run(
         float | None,
         typer.Option("--max-int8-drop", help="What int8 may cost where an App is exported, as fanin export has it."),
     ] = None,
+    quiet: QuietOption = False,
     json: JsonOption = "",
 ) -> int:
     """Start a run from a plan: publish its bundle, sign version 0, delegate the run's key."""
     wanted = read_plan(plan)
     publisher = publisher_key(key)
     line, operator = connect(state, server, ca, token_file)
-    with tempfile.TemporaryDirectory(prefix="fanin-bundle-") as scratch:
+    with progress("run", quiet=quiet) as step, tempfile.TemporaryDirectory(prefix="fanin-bundle-") as scratch:
         if wanted.bundle:
             bundle = open_folder(plan.parent / wanted.bundle, trusted=(publisher.public,))
         else:
+            step(f"exporting the App {wanted.app}")
             bundle = _export(wanted.app, Path(scratch), publisher, max_int8_drop)
+        step("publishing the bundle")
         operator.publish_bundle(bundle)
+        step("starting the run")
         info = operator.start_run(
             run_id or f"{wanted.plan.name[:MAX_PLAN_CHARS]}-{secrets.token_hex(4)}", wanted.plan, bundle, publisher
         )

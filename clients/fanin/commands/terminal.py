@@ -1,10 +1,13 @@
 """What the commands for people share: typed options, output as text or JSON, and the way to a coordinator."""
 
 import json
+import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -37,6 +40,7 @@ CaOption = Annotated[Path | None, typer.Option("--ca", help="Its authority's cer
 TokenOption = Annotated[
     Path | None, typer.Option("--token-file", help="File with an operator's token; default: from --state.")
 ]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Print no progress on standard error.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run; fanin runs lists them.")]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=0, help="How many rounds to run from there.")]
 
@@ -89,6 +93,44 @@ def run_command(function: Callable[..., int | None], argv: Sequence[str], name: 
         sys.stderr.write(f"fanin {called}: {said}; fanin {called} --help says more\n")
         return exc.exit_code
     return int(outcome or 0)
+
+
+@contextmanager
+def progress(command: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Print a command's steps on standard error, each with the seconds since the command began.
+
+    The steps are those passed to the function that this yields, and those that an export logs.
+    """
+    began_s = time.monotonic()
+
+    def step(text: str) -> None:
+        if not quiet:
+            sys.stderr.write(f"fanin {command}: {time.monotonic() - began_s:5.1f} s: {text}\n")
+            sys.stderr.flush()
+
+    handler, logger = _Steps(step), logging.getLogger("fanin.edge.export")
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    # The exporter's libraries configure the root logger, which would repeat each line.
+    logger.propagate = False
+    try:
+        yield step
+    finally:
+        logger.level, logger.propagate = before
+        logger.removeHandler(handler)
+
+
+class _Steps(logging.Handler):
+    """Passes each record's text to a function."""
+
+    def __init__(self, step: Callable[[str], None]) -> None:
+        super().__init__()
+        self._step = step
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        self._step(record.getMessage())
 
 
 def connect(state: Path, server: str, ca: Path | None, token_file: Path | None) -> tuple[Line, Operator]:

@@ -39,7 +39,7 @@ from fanin.edge.manifest import (
 from fanin.edge.quantize import fill_slots
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import Batch, Model, Runtime, StepSettings
-from fanin.edge.runtimes.graphs import Array
+from fanin.edge.runtimes.graphs import Array, control_ports
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
@@ -252,8 +252,13 @@ def _check_contract(spec: AssembledGraphs, found: Mapping[str, Ports]) -> None:
         "proximal_weight": scalar,
     }
     for spec_row in spec.table.specs:
-        for name in (spec_row.name, f"next.{spec_row.name}", f"anchor.{spec_row.name}", f"control.{spec_row.name}"):
+        for name in (spec_row.name, f"next.{spec_row.name}", f"anchor.{spec_row.name}"):
             expected[name] = ("float32", spec_row.shape)
+    if controls := control_ports(spec.table, found["train"][0]):
+        raise InvalidBundle(
+            f"train graph: got the input {controls[0]!r}, expected none of that kind: no device sets SCAFFOLD's "
+            "control variates, so it would train without them"
+        )
     for name in ("train", "evaluate"):
         ports = {port.name: port for row in found[name] for port in row}
         for port in ports.values():

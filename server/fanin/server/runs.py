@@ -9,7 +9,7 @@ import numpy as np
 from fanin.edge.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
 from fanin.edge.keys import SigningKey
 from fanin.edge.manifest import Manifest
-from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT
+from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports
 from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.edge.versions import check_delegation, check_version
 from fanin.protos.chunks import Artifact, assemble, short
@@ -304,6 +304,11 @@ def _check_plan(start: StartRun, manifest: Manifest) -> None:
         raise InvalidPlan(
             f"run {start.run_id}: got proximal_weight {training.proximal_weight:g}, but the bundle's train graph has "
             "no such input; export the App with Recipe(proximal=True)"
+        )
+    if controls := control_ports(manifest.table, manifest.signatures["train"].inputs):
+        raise InvalidPlan(
+            f"run {start.run_id}: the bundle's train graph has the input {controls[0]!r}, expected none of that kind: "
+            "no device sets SCAFFOLD's control variates, so it would train without them; export the App again"
         )
     if training.batch_size not in (0, manifest.batch_size):
         raise InvalidPlan(

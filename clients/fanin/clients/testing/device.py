@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
 from fanin.clients import session as s
@@ -14,17 +14,20 @@ from fanin.clients.models import (
     open_parameters,
     verify_version,
 )
+from fanin.clients.outcomes import event_of
 from fanin.clients.testing.loopback import LoopbackTransport
 from fanin.clients.updates import Trainer, make_update
 from fanin.edge.codecs import CODECS
 from fanin.protos import messages as m
-from fanin.protos.errors import Conflict, FaninError, InvalidInput, NotFound, Unavailable
+from fanin.protos.chunks import ChunkRef
+from fanin.protos.errors import Conflict, FaninError, InvalidInput
 
 
 class VirtualDevice:
     """A device on the event loop's clock: the production session, an in-memory cache, a Trainer.
 
-    ``work_s`` draws how long training takes; ``trusted`` are the publishers' keys.
+    ``work_s`` draws how long training takes; ``trusted`` are the publishers' keys. The cache holds the Chunks of the
+    newest Assignment and no others, so its size does not grow with the Rounds.
     """
 
     def __init__(
@@ -59,6 +62,11 @@ class VirtualDevice:
             if todo.forget:
                 self._update = None
 
+    @property
+    def cached(self) -> frozenset[str]:
+        """The digests of the Chunks in the cache."""
+        return frozenset(self._chunks)
+
     def restart(self) -> None:
         """As after a kill: what is left is the cache, with the Chunks and the Update if there is one."""
         self.session, self._model = s.Session(num_accepted=self.session.num_accepted), None
@@ -66,12 +74,8 @@ class VirtualDevice:
     async def _attempt(self, action: s.Action) -> s.Event:
         try:
             return await self._do(action)
-        except Unavailable as exc:
-            return s.Lost(reason=str(exc))
-        except (NotFound, Conflict) as exc:
-            return s.Moot(reason=str(exc))
-        except (FaninError, ValueError) as exc:
-            return s.Unable(reason=str(exc))
+        except FaninError as exc:
+            return event_of(action, exc)
 
     async def _do(self, action: s.Action) -> s.Event:
         match action:
@@ -106,21 +110,36 @@ class VirtualDevice:
 
     async def _fetch(self, assignment: m.Assignment) -> None:
         self._bytes_downloaded = 0
-        publication = assignment.publication
-        await self._get(assignment, [ref.sha256 for ref in manifest_chunks(publication)])
-        bundle = open_bundle(publication, self._trusted, self._chunks.__getitem__)
-        verify_version(publication, bundle, self._seen.get(assignment.run_id, -1))
-        needed = (*graph_chunks(bundle, self._trainer.graph_format), *assignment.version.parameters.chunks)
-        await self._get(assignment, [ref.sha256 for ref in needed])
-        parameters = open_parameters(publication, bundle, self._chunks.__getitem__)
-        self._seen[assignment.run_id] = assignment.version.number
-        self._model = OpenedModel(bundle=bundle, parameters=parameters)
+        needed: list[ChunkRef] = []
+        try:
+            self._model = await self._fetch_model(assignment, needed)
+        finally:
+            # After a failure too: the next try continues with what it needs, and the rest must not pile up.
+            kept = {ref.sha256 for ref in needed}
+            self._chunks = {name: data for name, data in self._chunks.items() if name in kept}
 
-    async def _get(self, assignment: m.Assignment, digests: list[str]) -> None:
-        for sha256 in digests:
-            if sha256 not in self._chunks:
-                self._chunks[sha256] = await self._line.download(assignment.assignment_id, sha256)
-                self._bytes_downloaded += len(self._chunks[sha256])
+    async def _fetch_model(self, assignment: m.Assignment, needed: list[ChunkRef]) -> OpenedModel:
+        """Return the Assignment's model, verified; ``needed`` receives its Chunks before they are downloaded."""
+        publication = assignment.publication
+        needed += manifest_chunks(publication)
+        await self._get(assignment, needed)
+        bundle = open_bundle(publication, self._trusted, self._read)
+        verify_version(publication, bundle, self._seen.get(assignment.run_id, -1))
+        graphs = graph_chunks(bundle, self._trainer.graph_format)
+        needed += (*graphs, *assignment.version.parameters.chunks)
+        await self._get(assignment, needed)
+        parameters = open_parameters(publication, bundle, self._read)
+        self._seen[assignment.run_id] = assignment.version.number
+        return OpenedModel(bundle=bundle, parameters=parameters)
+
+    async def _get(self, assignment: m.Assignment, refs: Sequence[ChunkRef]) -> None:
+        for ref in refs:
+            if ref.sha256 not in self._chunks:
+                self._chunks[ref.sha256] = await self._line.download(assignment.assignment_id, ref.sha256)
+                self._bytes_downloaded += len(self._chunks[ref.sha256])
+
+    def _read(self, sha256: str) -> bytes:
+        return self._chunks[sha256]
 
     async def _train(self, assignment: m.Assignment) -> None:
         assert self._model is not None, "training comes after fetching"

@@ -9,18 +9,22 @@ import copy
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from fanin.edge.export.losses import Loss, cross_entropy
 from fanin.edge.export.optimizers import Optimizer, Sgd
-from fanin.protos.errors import InvalidInput, UnsupportedModel
+from fanin.edge.export.refusals import own_line
+from fanin.protos.errors import FaninError, InvalidInput, UnsupportedModel
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +59,11 @@ class Recipe:
     """How an App learns on a device: all of it is fixed in the train graph.
 
     ``clip_norm`` bounds the norm of all gradients together (0.0: no bound). ``proximal`` gives the graph FedProx's
-    anchor as inputs, ``scaffold`` SCAFFOLD's control variates. ``quantization_aware`` rounds weights and activations
-    to 8 bits on the way forward, and lets gradients pass as if it had not.
+    anchor as inputs. ``quantization_aware`` rounds weights and activations to 8 bits on the way forward, and lets
+    gradients pass as if it had not.
+
+    ``scaffold`` gives a traced step SCAFFOLD's control variates as inputs. No device sets these inputs, so an export
+    refuses it (``check_recipe``).
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)
@@ -133,6 +140,15 @@ class App:
     def examples(self, num: int) -> Tensor:
         """``num`` inputs (num, ...), the calibration data over and over."""
         return self.calibration[torch.arange(num) % len(self.calibration)].detach().clone()
+
+
+def check_recipe(app: App) -> None:
+    """Raise UnsupportedModel for a recipe that devices cannot carry out."""
+    if app.recipe.scaffold:
+        raise UnsupportedModel(
+            f"App {app.name}: got Recipe(scaffold=True), expected False: no device sets SCAFFOLD's control variates, "
+            "so it would train without them; Recipe(proximal=True) is FedProx, which devices carry out"
+        )
 
 
 def _preprocessed(app: App, raw: Tensor) -> object:
@@ -217,12 +233,17 @@ def _check_labels(app: App, y: Tensor) -> None:
 def load_app(where: str) -> App:
     """The App at ``package.module:name`` or ``path/to/file.py:name``; ``name`` may be a function that makes it.
 
-    Raises InvalidInput if it is not found, UnsupportedModel if what is found is no App.
+    The folder of a file goes to the front of ``sys.path``, as Python does for a script: the file may import the modules
+    beside it.
+
+    Raises:
+        InvalidInput: There is no such file, module or name.
+        UnsupportedModel: The object is no App, or the App's own code raises; the message has its file and line.
     """
     place, colon, name = where.rpartition(":")
     if not colon or not place or not name:
         raise InvalidInput(f"App: got {where!r}, expected 'package.module:name' or 'path/to/file.py:name'")
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    module = _guarded(where, lambda: _load_file(Path(place)) if place.endswith(".py") else _load_module(place))
     if not hasattr(module, name):
         raise InvalidInput(f"App {where!r}: {place} has no {name!r}")
     found = getattr(module, name)
@@ -236,7 +257,7 @@ def load_app(where: str) -> App:
         for parameter in signature(found).parameters.values()
     ):
         raise UnsupportedModel(f"App {where!r}: got a function with arguments, expected one that is called without")
-    made = found() if callable(found) else found
+    made = _guarded(where, found) if callable(found) else found
     if not isinstance(made, App):
         raise UnsupportedModel(
             f"App {where!r}: got {type(made).__name__}, expected a fanin.edge.export.App or a function that returns one"
@@ -244,11 +265,24 @@ def load_app(where: str) -> App:
     return made
 
 
+def _guarded(where: str, call: Callable[[], Result]) -> Result:
+    """Return the result of a call that runs the App's own code. Raises UnsupportedModel."""
+    try:
+        return call()
+    except FaninError:
+        raise
+    except (Exception, SystemExit) as exc:
+        # It is the App's own code, which may raise anything; a script may even end the process.
+        line = own_line(exc)
+        place = f" at {line}" if line else ""
+        raise UnsupportedModel(f"App {where!r}: its own code raised {type(exc).__name__}{place}: {exc}") from exc
+
+
 def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:
-        # What the App's own module fails to import is its author's to see, with its traceback.
+        # A module that the App's own code fails to import is a mistake of that code.
         if exc.name is None or not f"{name}.".startswith(f"{exc.name}."):
             raise
         raise InvalidInput(f"App: no module {exc.name!r} on the path; a file is named as path/to/file.py:name") from exc
@@ -260,6 +294,9 @@ def _load_file(path: Path) -> ModuleType:
     name = f"fanin_app_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "a path that ends in .py has a loader"
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickles look their module up by name.
     sys.modules[name] = module

@@ -5,6 +5,7 @@ manifest -> verify against eager torch (``verify``) -> measure int8 against floa
 all there is) -> write. The folder is written last: what does not verify leaves nothing behind.
 """
 
+import logging
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fanin.edge.bundle import Bundle, open_folder, write_bundle
-from fanin.edge.export.app import App
+from fanin.edge.export.app import App, check_recipe
 from fanin.edge.export.examples import check_kept, example_batch
 from fanin.edge.export.formats import FORMATS, Graphs
 from fanin.edge.export.prepare import Prepared, prepare
@@ -32,6 +33,8 @@ from fanin.edge.tensors import Float32s, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion, UnsupportedModel
 
+LOG = logging.getLogger("fanin.edge.export")
+"""The steps of an export, at INFO: it may take minutes."""
 PARAMETERS: Final = "parameters"
 COMPARED_SAMPLES: Final = 256
 """More of the calibration data would tell the same, later."""
@@ -68,9 +71,14 @@ def export_app(
         raise InvalidInput(f"export: got formats {list(formats)}, expected some of {sorted(FORMATS)}")
     if max_drop is not None and not 0.0 <= max_drop < math.inf:
         raise InvalidInput(f"export: got {max_drop:g} for what int8 may cost, expected a number of at least 0")
+    check_recipe(app)
+    LOG.info("preparing the module")
     prepared = prepare(app)
     check_kept(prepared)
-    made = {name: with_preprocess(prepared, name, FORMATS[name].make(prepared)) for name in formats}
+    made: dict[str, Graphs] = {}
+    for name in formats:
+        LOG.info("%s: tracing, converting and quantizing", name)
+        made[name] = with_preprocess(prepared, name, FORMATS[name].make(prepared))
     manifest, artifacts = _assemble(prepared, made)
     data = dump_manifest(manifest)
     notes, measured, compared = list(prepared.notes), {}, {}
@@ -80,7 +88,9 @@ def export_app(
         for name in formats:
             try:
                 runtime = FORMATS[name].runtime()
+                LOG.info("%s: verifying against eager torch", name)
                 verify(prepared, bundle, runtime, FORMATS[name].plain())
+                LOG.info("%s: comparing int8 with float", name)
                 if app.validation is not None:
                     found = measure(runtime, bundle, bundle.initial_parameters(), validation_batches(app))
                     check_drop(f"{prepared.what}: {name}", found, max_drop)
@@ -92,6 +102,7 @@ def export_app(
                     notes += _warnings(name, compared[name])
             except (InvalidBundle, InvalidVersion, ValueError) as exc:
                 raise UnsupportedModel(f"{prepared.what}: {exc}") from exc
+    LOG.info("writing the bundle")
     write_bundle(folder, data, artifacts, key)
     return Exported(
         bundle=open_folder(folder, trusted=[key.public]),

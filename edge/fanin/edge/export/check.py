@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from fanin.edge.export.app import App
+from fanin.edge.export.app import App, check_recipe
 from fanin.edge.export.calls import calls_between_layers
 from fanin.edge.export.examples import check_kept, example_batch
 from fanin.edge.export.formats import FORMATS
@@ -75,6 +75,7 @@ def check_app(app: App, formats: Sequence[str]) -> tuple[Finding, ...]:
 
     Raises UnsupportedModel for what is wrong in every format: dtypes, names, nothing to train.
     """
+    check_recipe(app)
     try:
         prepared = prepare(app)
         check_kept(prepared)

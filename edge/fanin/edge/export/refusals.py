@@ -128,6 +128,22 @@ def _frames(exc: BaseException) -> Iterator[tuple[FrameType, int]]:
         step = step.tb_next
 
 
+def own_line(exc: BaseException) -> str:
+    """Return ``file:line`` of the innermost code of a user's that an exception came through; "" if there is none."""
+    if isinstance(exc, SyntaxError) and exc.filename and not exc.filename.startswith(NOT_THE_APPS):
+        return f"{exc.filename}:{exc.lineno}"
+    line = fallback = ""
+    for frame, number in _frames(exc):
+        if not frame.f_code.co_filename.startswith(NOT_THE_APPS):
+            place = f"{frame.f_code.co_filename}:{number}"
+            # An App may itself be a module of fanin's: its line is told if there is no other.
+            if str(frame.f_globals.get("__name__", "")).startswith("fanin."):
+                fallback = place
+            else:
+                line = place
+    return line or fallback
+
+
 def first_line(exc: BaseException) -> str:
     """The beginning of what an exception says, or its type."""
     lines = str(exc).strip().splitlines()

@@ -14,7 +14,7 @@ states ``<s>`` (none for plain SGD; ``momentum``; Adam's ``mean`` and ``square``
 The train step has a file of its own (``stepping``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -44,6 +44,14 @@ NO_TOKEN: Final = -1
 def state_port(state: str, parameter: str) -> str:
     """The train input that holds a parameter's share of an optimizer's state, or its anchor or control variate."""
     return f"{state}.{parameter}"
+
+
+def control_ports(table: TensorTable, inputs: Iterable[Port]) -> tuple[str, ...]:
+    """Return the train inputs that hold SCAFFOLD's control variates. No device sets them, so a Run refuses them."""
+    parameters = {spec.name for spec in table.specs}
+    # A parameter of a layer that is called "control" has such a name too.
+    controls = {state_port("control", name) for name in parameters} - parameters
+    return tuple(port.name for port in inputs if port.name in controls)
 
 
 def next_port(name: str) -> str:

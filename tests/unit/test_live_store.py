@@ -1,0 +1,179 @@
+"""An example store that changes between Rounds: each Round uses what it holds then, and bad data costs one Round."""
+
+import random
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.one_device import rounds, take_part
+from support.values import PUBLISHER
+
+from fanin.clients.data import Examples, MemoryStore, snapshot
+from fanin.clients.testing import LoopbackTransport, VirtualDevice
+from fanin.clients.training import RuntimeTrainer
+from fanin.edge.bundle import Bundle
+from fanin.edge.runtimes.base import Batch, Evaluate, Evaluated, Predict, StepSettings, TrainState, TrainStep
+from fanin.edge.tensors import Float32s
+from fanin.protos.errors import InvalidInput
+
+
+def examples(*values: float) -> Examples:
+    """One example for each value."""
+    return Examples(x=np.array(values, np.float32)[:, None], y=np.zeros(len(values), np.int32))
+
+
+@dataclass
+class Recording:
+    """A runtime that trains nothing and keeps the inputs of each Round. ``during`` is called at each step."""
+
+    during: Callable[[], None] = lambda: None
+    trained: list[list[float]] = field(default_factory=list)
+    validated: list[list[float]] = field(default_factory=list)
+    name: str = "recording 1"
+    graph_format: str = "onnx"
+
+    def open_train(self, bundle: Bundle) -> TrainStep:
+        self.trained.append([])
+        return Step(self)
+
+    def open_evaluate(self, bundle: Bundle) -> Evaluate:
+        self.validated.append([])
+
+        def evaluate(parameters: Float32s, batch: Batch) -> Evaluated:
+            self.validated[-1].append(float(batch.x[0, 0]))
+            return Evaluated(loss_sum=0.0, predicted=batch.y)
+
+        return evaluate
+
+    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+        return lambda x: np.zeros((len(x), 1), np.float32)
+
+
+@dataclass
+class Step:
+    """A train step that changes nothing."""
+
+    runtime: Recording
+
+    def begin(self, parameters: Float32s) -> TrainState:
+        return TrainState(parameters=parameters, optimizer=np.zeros(0, np.float32))
+
+    def __call__(self, state: TrainState, batch: Batch, settings: StepSettings) -> tuple[TrainState, float]:
+        self.runtime.trained[-1].append(float(batch.x[0, 0]))
+        self.runtime.during()
+        return state, 0.0
+
+
+@dataclass
+class Growing:
+    """A store that holds one more example in each Round; ``bad`` replaces the training part in one of them."""
+
+    bad: dict[int, object] = field(default_factory=dict)
+    num_reads: Counter[str] = field(default_factory=Counter)
+    values: list[float] = field(default_factory=lambda: [1.0])
+
+    def grow(self) -> None:
+        self.values = [*self.values, self.values[-1] + 1.0]
+
+    @property
+    def partition(self) -> int:
+        self.num_reads["partition"] += 1
+        return 3
+
+    @property
+    def train(self) -> Examples:
+        self.num_reads["train"] += 1
+        part = self.bad.get(self.num_reads["train"], None)
+        if isinstance(part, Exception):
+            raise part
+        return examples(*self.values) if part is None else part  # type: ignore[return-value]  # an app's store may
+
+    @property
+    def validation(self) -> Examples:
+        self.num_reads["validation"] += 1
+        return examples(*(-value for value in self.values))
+
+
+def taken_part(folder: Path, runtime: Recording, store: Growing, num_rounds: int) -> tuple[int, list[str]]:
+    """(accepted Updates, reasons of Assignments that were given up) after some Rounds of one device."""
+    fleet = rounds(folder, num_rounds)
+    line = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
+    trainer = RuntimeTrainer(runtime, store)
+    device = VirtualDevice(line, trainer, (PUBLISHER.public,), random.Random(1), lambda rng: 1.0)
+    take_part(fleet, device)
+    return device.session.num_accepted, fleet.failures
+
+
+def test_each_round_uses_what_the_store_holds_then_and_only_that(tmp_path: Path) -> None:
+    store = Growing()
+    # It grows while a Round is under way: that is for the next one.
+    runtime = Recording(during=lambda: store.grow())
+    assert taken_part(tmp_path, runtime, store, 3) == (3, [])
+    # One step for each example, so it doubles.
+    assert [sorted(values) for values in runtime.trained] == [[1.0], [1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]
+    assert runtime.validated == [[-1.0], [-1.0, -2.0], [-1.0, -2.0, -3.0, -4.0]]
+    assert store.num_reads == {"partition": 3, "train": 3, "validation": 3}
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (OSError("the database is locked"), "example store: train: OSError: the database is locked"),
+        (
+            [1.0, 2.0],
+            "example store: train: got list, expected fanin.clients.data.Examples(x=..., y=...)",
+        ),
+        (
+            Examples(x=np.zeros((2, 7), np.float32), y=np.zeros(2, np.int32)),
+            "training: training examples: x: got float32 (2, 7), expected float32 (-1, 1)",
+        ),
+    ],
+    ids=["raises", "type", "shape"],
+)
+def test_bad_data_in_a_later_round_gives_up_that_round_alone(
+    tmp_path: Path, bad: object, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = Recording()
+    assert taken_part(tmp_path, runtime, Growing(bad={2: bad}), 3) == (2, [reason])
+    assert len(runtime.trained) == 2
+    assert ("Traceback" in caplog.text) is isinstance(bad, Exception)
+
+
+def test_a_store_without_data_at_the_start_may_get_some_later(tmp_path: Path) -> None:
+    accepted, reasons = taken_part(tmp_path, Recording(), Growing(bad={1: ValueError("no examples yet")}), 2)
+    assert (accepted, reasons) == (1, ["example store: train: ValueError: no examples yet"])
+
+
+@pytest.mark.parametrize("partition", [-1, 1.5, "1", None])
+def test_a_partition_is_a_number(partition: object) -> None:
+    @dataclass
+    class Store:
+        partition: object
+        train: Examples = field(default_factory=lambda: examples(1.0))
+        validation: Examples = field(default_factory=lambda: examples(2.0))
+
+    with pytest.raises(InvalidInput, match=r"example store: partition: got .*, expected an integer of at least 0"):
+        snapshot(Store(partition))  # type: ignore[arg-type]  # an app's store may be anything
+    assert snapshot(Store(np.int64(4))).partition == 4  # type: ignore[arg-type]
+
+
+def test_a_part_that_was_replaced_is_freed(tmp_path: Path) -> None:
+    @dataclass
+    class Replaced:
+        now: MemoryStore
+
+        partition = 0
+        train = property(lambda self: self.now.train)
+        validation = property(lambda self: self.now.validation)
+
+    store = Replaced(MemoryStore(partition=0, train=examples(1.0), validation=examples(2.0)))
+    fleet, trainer = rounds(tmp_path, 1), RuntimeTrainer(Recording(), store)
+    line = LoopbackTransport(fleet=fleet, device="device", latency_s=0.01)
+    take_part(fleet, VirtualDevice(line, trainer, (PUBLISHER.public,), random.Random(1), lambda rng: 1.0))
+    old = weakref.ref(store.now.train)
+    store.now = replace(store.now, train=examples(3.0))
+    assert old() is None

@@ -1,0 +1,66 @@
+"""The gRPC transport over a line in this process: which error an upload ends in."""
+
+from collections.abc import Callable, Generator, Iterator
+from typing import TypeVar
+
+import pytest
+from google.protobuf.message import Message
+from support.errors import raises
+from support.values import DEVICE_KEY, assignment, update
+
+from fanin.clients.transport import CallOptions, GrpcTransport, Line
+from fanin.protos import convert as c
+from fanin.protos import messages as m
+from fanin.protos.errors import InvalidUpdate, Unavailable
+
+R = TypeVar("R", bound=Message)
+MAX_REQUESTS = 100
+RECEIVING = m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.RECEIVING, received_bytes=2)
+
+
+class LocalLine(Line):
+    """A line to a coordinator that has two bytes of each Update, and that ends as ``error`` says."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.address = "here"
+        self.num_requests = 0
+        self._error = error
+
+    def stream_stream(
+        self, method: str, requests: Iterator[bytes], parse: Callable[[bytes], R], call: CallOptions
+    ) -> Generator[R, None, None]:
+        """Read the header, reply, read the pieces, end."""
+        next(requests)
+        yield parse(c.upload_reply_to_proto(RECEIVING).SerializeToString())
+        for _ in requests:
+            self.num_requests += 1
+            assert self.num_requests < MAX_REQUESTS, "the upload sends pieces without end"
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize("error", [None, Unavailable("the stream ended early")], ids=["end", "error"])
+def test_a_payload_shorter_than_declared_is_one_clear_error(error: Exception | None) -> None:
+    header, payload = update(assignment())
+    line = LocalLine(error)
+    text = f"update of run.1.device: its payload ends at byte 10, expected {len(payload)} bytes"
+    with raises(InvalidUpdate, text):
+        GrpcTransport(line, DEVICE_KEY).upload(header, lambda offset, size: payload[:10][offset : offset + size])
+    assert line.num_requests == 1
+
+
+def test_a_payload_that_cannot_be_read_is_one_clear_error() -> None:
+    def read(offset: int, size: int) -> bytes:
+        raise OSError("input/output error")
+
+    header, _ = update(assignment())
+    with raises(InvalidUpdate, "update of run.1.device: its payload cannot be read at byte 2 (input/output error)"):
+        GrpcTransport(LocalLine(None), DEVICE_KEY).upload(header, read)
+
+
+def test_an_error_of_the_coordinator_is_not_replaced() -> None:
+    header, payload = update(assignment())
+    with raises(Unavailable, "gone"):
+        GrpcTransport(LocalLine(Unavailable("gone")), DEVICE_KEY).upload(
+            header, lambda offset, size: payload[offset : offset + size]
+        )
