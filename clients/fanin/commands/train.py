@@ -212,6 +212,7 @@ def metrics_row(metrics: Metrics, config: TrainConfig) -> dict[str, object]:
         ],
         "best_evaluation": trained.best,
         "flat": trained.flat,
+        "skipped": trained.skipped,
         "stopped": metrics.stopped,
         "seconds": metrics.train_s,
         "layer_times": list(metrics.layer_times),
@@ -244,6 +245,12 @@ def _balance(metrics: Metrics) -> str:
     return f"stages by layer_times: {told}; the slowest takes {max(times) * len(times) / sum(times):.2f} of the mean\n"
 
 
+def _skipped(metrics: Metrics) -> str:
+    """How many steps changed nothing."""
+    num = metrics.trained.skipped
+    return f"{num} of them skipped: their loss or gradients were not finite\n" if num else ""
+
+
 def _sent(metrics: Metrics) -> str:
     """What was counted beside what was predicted."""
     found = _traffic(metrics)
@@ -266,6 +273,7 @@ def _text(metrics: Metrics, config: TrainConfig) -> str:
     return "".join(lines) + (
         f"{len(trained.losses)} steps on mesh {metrics.mesh} in {metrics.train_s:.1f} s, "
         f"{metrics.units_per_second:.0f} {_unit(config)} a second, {metrics.peak_memory_bytes / 1e6:.0f} MB at most\n"
+        + _skipped(metrics)
         + _balance(metrics)
         + _sent(metrics)
     )

@@ -48,7 +48,7 @@ from fanin.datacenter.parameters import parameter_table
 from fanin.datacenter.trainer import Trainer, data_groups
 from fanin.datacenter.watching import Watch, predicted_traffic
 from fanin.datacenter.weights import export_weights, import_weights
-from fanin.protos.errors import FaninError, InvalidInput
+from fanin.protos.errors import Diverged, FaninError, InvalidInput
 
 KIB: Final = 1024
 WEIGHTS_KIND: Final = {"format": "pt"}
@@ -61,7 +61,7 @@ SIGNAL_POLL_S: Final = 0.1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train as the config says; 0 if a result was written."""
+    """Train as the config says; 0 if torchrun has nothing to start again."""
     several = MACHINES in arguments[:1]
     paths = [Path(argument) for argument in arguments[several:]]
     if len(paths) != 1:
@@ -93,7 +93,8 @@ def _main(path: Path, stop: Stop, *, several: bool) -> int:
     except FaninError as exc:
         sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
         write_error(folder, exc)
-        return 1
+        # All ranks come to it at the same step, and would again: to torchrun the job is done. The launcher tells.
+        return 0 if isinstance(exc, Diverged) else 1
     if rank == 0:
         write_result(folder, result)
     return _status(stop) if several and stop.stopped else 0

@@ -66,13 +66,15 @@ class Evaluated:
 class Trained:
     """The loss before each step, all evaluations, and the number (from 1) of the one with the best loss.
 
-    ``flat``: training stopped because the validation loss was flat, not at the limit.
+    A loss is None where it is not finite. ``flat``: training stopped because the validation loss was flat, not at the
+    limit. ``skipped``: steps that were left out, since their loss or gradients were not finite.
     """
 
-    losses: tuple[float, ...]
+    losses: tuple[float | None, ...]
     evaluated: tuple[Evaluated, ...]
     best: int
     flat: bool
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +224,7 @@ def _write_json(path: Path, row: Mapping[str, object]) -> None:
 
 
 def _encoded(row: Mapping[str, object]) -> bytes:
-    return json.dumps({"format": FORMAT, **row}, indent=1).encode() + b"\n"
+    return json.dumps({"format": FORMAT, **row}, indent=1, allow_nan=False).encode() + b"\n"
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -136,6 +136,8 @@ class TrainingSettings:
 
     ``batch_size``: samples of a step over all ranks, taken in ``accumulate`` turns. ``clip_norm``: the largest norm
     of all gradients together, None for no limit. ``freeze``: patterns over parameter names that do not train.
+    ``max_skips``: how many steps in succession may be left out because their loss or gradients are not finite; with 0
+    the first one ends the job.
     """
 
     batch_size: int
@@ -148,12 +150,15 @@ class TrainingSettings:
     accumulate: int = 1
     clip_norm: float | None = None
     freeze: tuple[str, ...] = ()
+    max_skips: int = 0
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, get_args(OptimizerName))
         for name in ("batch_size", "accumulate"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"training: got {name} {getattr(self, name)}, expected at least 1")
+        if self.max_skips < 0:
+            raise InvalidInput(f"training: got max_skips {self.max_skips}, expected 0 or more")
         if not 0.0 < self.learning_rate < inf:
             raise InvalidInput(f"training: got learning_rate {self.learning_rate}, expected a positive number")
         if self.clip_norm is not None and not 0.0 < self.clip_norm < inf:
