@@ -35,6 +35,7 @@ from fanin.datacenter.parallel.noise import PartNorms, RateOf
 from fanin.datacenter.parallel.quiet import quiet
 from fanin.datacenter.parallel.scaling import LossScale
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_sequence
+from fanin.datacenter.parallel.shard import reshard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +180,8 @@ class Engine:
                 loss = loss + self.built.objective.loss_sum(outputs, piece.targets)
                 if observer is not None:
                     scores.append(observer.score(outputs, piece.targets))
+        for part in self.parts.values():
+            reshard(part)
         if observer is not None:
             for score in scores:
                 observer.add(score)
