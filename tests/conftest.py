@@ -1,6 +1,7 @@
 """Bundles in both graph formats, converted once a session: a conversion takes seconds, and several files use them."""
 
 import fcntl
+import os
 from collections.abc import Callable
 from functools import cache
 
@@ -11,6 +12,11 @@ from fanin.edge.bundle import SIGNATURE_FILE, Bundle
 from fanin.edge.export.formats import FORMATS
 
 BundleOf = Callable[[str], Bundle]
+
+
+def pytest_configure() -> None:
+    """Have all tests compute on the CPU, on which they hold for any number of ranks, unless GPUs are named."""
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

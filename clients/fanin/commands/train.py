@@ -20,6 +20,7 @@ import typer
 
 from fanin.commands.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.config import TrainConfig, read_train_config
+from fanin.datacenter.devices import described, device_type
 from fanin.datacenter.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, read_result, written
 from fanin.datacenter.launch import Elastic, launch
 from fanin.datacenter.meters import Progress, Row
@@ -53,6 +54,9 @@ def train(
     microbatches: Annotated[
         int | None, typer.Option("--microbatches", help="Pieces of a step that a pipeline works on at once.")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto (a GPU for each process, if there are GPUs), cpu or cuda.")
+    ] = None,
     checkpoints: Annotated[
         Path | None, typer.Option("--checkpoints", help="The folder in which the job's state is kept.")
     ] = None,
@@ -84,7 +88,7 @@ def train(
     job = read_train_config(
         config,
         {
-            "parallel": _given(mesh=mesh, schedule=schedule, microbatches=microbatches),
+            "parallel": _given(mesh=mesh, schedule=schedule, microbatches=microbatches, device=device),
             "stop": _given(steps=steps),
             "checkpoints": {
                 **{name: str(path) for name, path in _given(folder=checkpoints, resume=resume, weights=out).items()},
@@ -150,6 +154,8 @@ def _launched(job: TrainConfig, num_processes: int, folder: Path, elastic: Elast
     """How the job went, or how far it came until SIGTERM, which its ranks answer with a checkpoint."""
     # What stands there is an earlier job's.
     found = written(folder)
+    device = described(device_type(job.parallel.device, num_processes))
+    sys.stderr.write(f"{num_processes} processes on this machine compute on {device}\n")
     before = signal.signal(signal.SIGTERM, terminator())
     try:
         with _shown(folder / ROWS_FILE, job.stop.steps):
@@ -199,6 +205,7 @@ def metrics_row(metrics: Metrics, config: TrainConfig) -> dict[str, object]:
         "mesh": str(metrics.mesh),
         "axes": metrics.mesh.sizes,
         "nproc": metrics.num_ranks,
+        "device": metrics.device,
         f"{_unit(config)}_per_second": metrics.units_per_second,
         "peak_memory_bytes": metrics.peak_memory_bytes,
         "evaluations": [
@@ -271,7 +278,7 @@ def _text(metrics: Metrics, config: TrainConfig) -> str:
         for each in trained.evaluated
     ]
     return "".join(lines) + (
-        f"{len(trained.losses)} steps on mesh {metrics.mesh} in {metrics.train_s:.1f} s, "
+        f"{len(trained.losses)} steps on mesh {metrics.mesh} in {metrics.train_s:.1f} s on {metrics.device}, "
         f"{metrics.units_per_second:.0f} {_unit(config)} a second, {metrics.peak_memory_bytes / 1e6:.0f} MB at most\n"
         + _skipped(metrics)
         + _balance(metrics)

@@ -13,7 +13,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Final
@@ -29,6 +29,7 @@ from fanin.datacenter.devices import build_mesh, device_type, rank_device
 from fanin.datacenter.elastic import Stop, end_with_parent, group_of_one, process_group
 from fanin.datacenter.jobfiles import (
     MACHINES,
+    THREADS,
     Metrics,
     Trained,
     TrainResult,
@@ -87,7 +88,7 @@ def _main(path: Path, stop: Stop, *, several: bool) -> int:
         clear(folder)
         shutil.rmtree(folder / hangs.FOLDER, ignore_errors=True)
     try:
-        with _ranks(config.watch.hang_after_s) as (rank, world_size):
+        with _ranks(config) as (rank, world_size):
             fitted = fit_config(config, world_size) if several else config
             result = train(fitted, rank, world_size, folder, stop)
     except FaninError as exc:
@@ -122,7 +123,8 @@ def train(
     check_kept(config.communication, config.checkpoints.folder)
     with ExitStack() as stack:
         # Of one process no more is wanted than it has, unless FSDP2 is to keep its parameters on the CPU.
-        stack.enter_context(group_of_one(wanted=world_size == 1 and config.parallel.sharded))
+        wanted = world_size == 1 and config.parallel.sharded
+        stack.enter_context(group_of_one(wanted=wanted, device=config.parallel.device))
         if stop is None:
             stop = Stop()
             stack.push(stop)
@@ -133,7 +135,7 @@ def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, sto
     rank, world_size = place
     made = make(config)
     table = None if made.app is None else parameter_table(made.model.module)
-    kind = device_type()
+    kind = device_type(config.parallel.device)
     alone = world_size == 1 and not config.parallel.sharded
     mesh = None if alone else build_mesh(config.parallel.mesh, world_size, kind)
     device = rank_device(kind)
@@ -160,6 +162,7 @@ def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, sto
         trained=trained,
         mesh=config.parallel.mesh,
         num_ranks=world_size,
+        device=kind,
         stopped=stop.stopped,
         train_s=time.monotonic() - started_s,
         units_per_second=trainer.speed.units_per_second,
@@ -231,14 +234,22 @@ def _peak_memory(engine: Engine) -> int:
     return int(most)
 
 
-def _ranks(hang_after_s: float) -> AbstractContextManager[tuple[int, int]]:
+def _ranks(config: TrainConfig) -> AbstractContextManager[tuple[int, int]]:
     """(rank, world size) of the group that torchrun's environment describes; (0, 1) without one."""
     # torch's own timeout says less than the watchdog, and so comes later.
-    return process_group(2 * hang_after_s) if "RANK" in os.environ else nullcontext((0, 1))
+    if "RANK" not in os.environ:
+        return nullcontext((0, 1))
+    return process_group(2 * config.watch.hang_after_s, config.parallel.device)
+
+
+def use_threads(environment: Mapping[str, str]) -> None:
+    """One thread for each rank unless ``OMP_NUM_THREADS`` says otherwise; torch itself would take all cores."""
+    if not environment.get(THREADS):
+        torch.set_num_threads(1)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    use_threads(os.environ)
     status = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -86,7 +86,7 @@ def build_engine(
 ) -> "Engine":
     """An engine on this rank, by default on what the mesh or, without one, the machine has. Raises InvalidInput."""
     quiet()
-    place = device or rank_device(device_type() if mesh is None else mesh.device_type)
+    place = device or rank_device(device_type(parallel.device) if mesh is None else mesh.device_type)
     return Engine(build(model, parallel, training, mesh, place))
 
 

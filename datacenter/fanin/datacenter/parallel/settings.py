@@ -14,6 +14,7 @@ from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 Recompute = Literal["none", "full", "selective"]
 Precision = Literal["full", "bf16", "fp16"]
+Device = Literal["auto", "cpu", "cuda"]
 OptimizerName = Literal["adamw", "sgd"]
 DEFAULT_SCHEDULE: Final = "1F1B"
 MEASURE: Final = "measure"
@@ -32,7 +33,8 @@ class ParallelSettings:
     computation; parameters and their gradients' sums keep the model's own.
     ``offload``: parameters, gradients and optimizer state live in the CPU's memory. ``replicate``: how whole copies
     are kept alike, ``ddp`` or ``hsdp``; with pp, tp or dp_shard it is always ``hsdp``. ``sequence_parallel``: whether
-    the ranks of tp share out what stands between the matrices that they split, by places of the sequence.
+    the ranks of tp share out what stands between the matrices that they split, by places of the sequence. ``device``:
+    what ranks compute on; ``auto`` is a GPU each where the machine has GPUs, and else the CPU.
     """
 
     mesh: MeshShape = field(default_factory=MeshShape)
@@ -47,11 +49,13 @@ class ParallelSettings:
     offload: bool = False
     replicate: Literal["ddp", "hsdp"] = "ddp"
     sequence_parallel: bool = False
+    device: Device = "auto"
 
     def __post_init__(self) -> None:
         _one_of("recompute", self.recompute, get_args(Recompute))
         _one_of("precision", self.precision, get_args(Precision))
         _one_of("replicate", self.replicate, ("ddp", "hsdp"))
+        _one_of("device", self.device, get_args(Device))
         _one_of("schedule", self.schedule, tuple(SCHEDULES))
         _check_times(self.layer_times, self.mesh)
         if self.microbatches < 1:
