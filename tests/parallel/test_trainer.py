@@ -291,3 +291,49 @@ def test_what_cannot_be_gone_on_with_is_told(tmp_path: Path) -> None:
     assert keeper.state.step == 2
     assert len(keeper.losses) == 2
     assert Keeper(CheckpointSettings(), engine, 0, writes=True).state == State()
+
+
+def test_a_job_with_another_number_of_samples_does_not_resume(tmp_path: Path) -> None:
+    config = replace(CONFIG, checkpoints=CheckpointSettings(folder=tmp_path / "c", every=2))
+    found = parts(data(60, 1), data(60, 2))
+    kept(config, found, 2)
+    engine = trainer_of(config, found).engine
+    state = Keeper(config.checkpoints, engine, 0, writes=True).state
+    assert state.num_samples == 60
+    other = parts(data(61, 1), data(60, 2))
+    with pytest.raises(
+        InvalidInput, match="got 61 samples to train on, expected 60 as in the checkpoint after 2 steps"
+    ):
+        Trainer(engine, Scored(filled_objective(cross_entropy)), config, other, state)
+
+
+def test_a_checkpoint_keeps_the_steps_of_a_decay() -> None:
+    found = parts(data(60, 1), data(60, 2))
+    config = replace(CONFIG, rate=RateSettings(decay="cosine"), stop=StopSettings(steps=6))
+    trainer = trainer_of(config, found)
+    trainer.run(lambda: trainer.state.step == 3)
+    longer = replace(config, stop=StopSettings(steps=9))
+    scored = Scored(filled_objective(cross_entropy))
+    with pytest.raises(
+        InvalidInput, match=r"got a learning rate that decays over 9 steps, expected 6 .* decay_steps = 6"
+    ):
+        Trainer(trainer.engine, scored, longer, found, trainer.state)
+    same = replace(longer, rate=RateSettings(decay="cosine", decay_steps=6))
+    rest = Trainer(trainer.engine, scored, same, found, trainer.state)
+    rates = []
+
+    def look() -> bool:
+        rates.append(rest.last.rate)
+        return False
+
+    rest.run(look)
+    whole = [0.1 * 0.5 * (1 + np.cos(np.pi * step / 5)) for step in range(6)]
+    assert rates == pytest.approx([*whole[3:], 0.0, 0.0, 0.0])
+    # A constant rate has no end that another number of steps could move.
+    Trainer(
+        trainer.engine, scored, replace(CONFIG, stop=StopSettings(steps=9)), found, replace(trainer.state, rate_steps=0)
+    )
+    with pytest.raises(
+        InvalidInput, match="rate: got decay_steps 4 and decay 'constant', expected 0 or more steps, and 0"
+    ):
+        RateSettings(decay_steps=4)

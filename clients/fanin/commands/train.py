@@ -154,11 +154,9 @@ def _launched(job: TrainConfig, num_processes: int, folder: Path, elastic: Elast
     """How the job went, or how far it came until SIGTERM, which its ranks answer with a checkpoint."""
     # What stands there is an earlier job's.
     found = written(folder)
-    device = described(device_type(job.parallel.device, num_processes))
-    sys.stderr.write(f"{num_processes} processes on this machine compute on {device}\n")
     before = signal.signal(signal.SIGTERM, terminator())
     try:
-        with _shown(folder / ROWS_FILE, job.stop.steps):
+        with _shown(folder / ROWS_FILE, job, num_processes):
             return launch(job, num_processes, folder, elastic).metrics
     except Terminated:
         if METRICS_FILE in {name for name, _ in written(folder) - found}:
@@ -169,12 +167,14 @@ def _launched(job: TrainConfig, num_processes: int, folder: Path, elastic: Elast
 
 
 @contextmanager
-def _shown(path: Path, num_steps: int) -> Iterator[None]:
-    """Show the rows that the first rank writes as they come, on a terminal."""
+def _shown(path: Path, job: TrainConfig, num_processes: int) -> Iterator[None]:
+    """Show the device, and the rows that the first rank writes as they come, on a terminal."""
     if not sys.stderr.isatty():
         yield
         return
-    ended, progress = threading.Event(), Progress(sys.stderr, num_steps)
+    device = described(device_type(job.parallel.device, num_processes))
+    sys.stderr.write(f"processes on this machine: {num_processes}, on {device}\n")
+    ended, progress = threading.Event(), Progress(sys.stderr, job.stop.steps)
 
     def follow() -> None:
         place = 0

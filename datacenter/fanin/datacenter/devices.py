@@ -45,7 +45,7 @@ def chosen_type(device: str, num_local: int, num_gpus: int) -> str:
 def described(kind: str) -> str:
     """A device type as a person reads it, with the reason for a CPU where none was asked for."""
     if kind == "cuda":
-        return "a GPU each"
+        return f"a GPU each (of {torch.cuda.device_count()} on this machine)"
     if torch.cuda.is_available():
         return "the CPU"
     return f"the CPU ({NO_CUDA if torch.version.cuda is None else NO_GPU})"

@@ -25,7 +25,7 @@ from fanin.datacenter import hangs
 from fanin.datacenter.balance import balanced
 from fanin.datacenter.communication import check_kept
 from fanin.datacenter.config import SAFETENSORS, TrainConfig, check_config, fit_config
-from fanin.datacenter.devices import build_mesh, device_type, rank_device
+from fanin.datacenter.devices import build_mesh, described, device_type, rank_device
 from fanin.datacenter.elastic import Stop, end_with_parent, group_of_one, process_group
 from fanin.datacenter.jobfiles import (
     MACHINES,
@@ -139,6 +139,10 @@ def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, sto
     alone = world_size == 1 and not config.parallel.sharded
     mesh = None if alone else build_mesh(config.parallel.mesh, world_size, kind)
     device = rank_device(kind)
+    if rank == 0 and folder is not None:
+        # Not to stderr: a launcher takes what is there for the reason of a failure.
+        sys.stdout.write(f"{world_size} ranks of mesh {config.parallel.mesh}, on {described(kind)}\n")
+        sys.stdout.flush()
     config = balanced(config, made, rank, device)
     engine = build_engine(made.model, config.parallel, config.training, mesh, device)
     initial, weights = config.model.initial, config.checkpoints.weights

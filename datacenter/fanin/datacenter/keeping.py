@@ -29,7 +29,7 @@ from fanin.protos.errors import InvalidInput, StorageFull
 
 TRACE_FILE: Final = "steps.jsonl"
 STEP: Final = "loss"
-MEASURES: Final = ("looks", "best", "loss_sum", "count")
+MEASURES: Final = ("looks", "best", "loss_sum", "count", "num_samples", "rate_steps")
 """What a job cannot go on without."""
 
 
@@ -181,6 +181,8 @@ def _state(progress: Progress) -> State:
         ),
         skipped=int(measures.get("skipped", 0)),
         skips=int(measures.get("skips", 0)),
+        num_samples=int(measures["num_samples"]),
+        rate_steps=int(measures["rate_steps"]),
     )
 
 
@@ -200,6 +202,8 @@ def _progress(state: State, seed: int, scale: Mapping[str, float]) -> Progress:
             "count": state.count,
             "skipped": state.skipped,
             "skips": state.skips,
+            "num_samples": state.num_samples,
+            "rate_steps": state.rate_steps,
             **best_loss,
             **noise,
             **scale,

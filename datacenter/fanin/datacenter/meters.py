@@ -95,7 +95,7 @@ class Meter:
         learning_rate: float | None = None,
         gain: float | None = None,
     ) -> Row:
-        """The row of the step that ends here; ``num_tokens`` over all ranks, padding included."""
+        """The row of the step that ends here; ``num_tokens`` over all ranks, without padding."""
         step = self.timeline.step
         seconds = self.timeline.next_step()
         data_s, whole_s = seconds.get(DATA, 0.0), seconds.get(STEP, 0.0)

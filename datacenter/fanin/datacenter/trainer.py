@@ -28,7 +28,7 @@ from fanin.datacenter.parallel.engine import Batch, Engine
 from fanin.datacenter.rates import ADASCALE, Noise, Rates, rates_of
 from fanin.datacenter.samples import Cursor, Order, Samples, part_of
 from fanin.datacenter.timeline import Timeline
-from fanin.protos.errors import Diverged
+from fanin.protos.errors import Diverged, InvalidInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,9 @@ class State:
 
     ``looks``: evaluations so far, of which number ``best`` (from 1) had ``best_loss``. ``loss_sum`` and ``count`` are
     of the steps since the last one. ``noise``: what AdaScale has seen. ``skipped``: steps so far that were left out,
-    of which the last ``skips`` came in succession because their loss or gradients were not finite.
+    of which the last ``skips`` came in succession because their loss or gradients were not finite. ``num_samples``:
+    of the order that the last step followed, 0 before the first step. ``rate_steps``: over which its learning rate
+    decays, 0 for a constant one.
     """
 
     step: int = 0
@@ -50,6 +52,8 @@ class State:
     noise: Noise = field(default_factory=Noise)
     skipped: int = 0
     skips: int = 0
+    num_samples: int = 0
+    rate_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +99,18 @@ class Speed:
 
 
 class Trainer:
-    """A model in training. ``state`` is where it begins; ``scored`` the objective that the engine was given."""
+    """A model in training. ``state`` is where it begins; ``scored`` the objective that the engine was given.
+
+    Raises InvalidInput if the state is of a job with other samples or another decay of the learning rate.
+    """
 
     def __init__(
         self, engine: Engine, scored: Scored, config: TrainConfig, parts: Parts, state: State | None = None
     ) -> None:
         self.engine = engine
+        self._rates = _rates(config, len(parts.train))
         self.state = state or State()
+        _check_resumed(self.state, len(parts.train), self._rates)
         self.speed = Speed()
         self.last = Last(loss=0.0, rate=0.0, norm=None, units=0)
         self.timeline = Timeline(0)
@@ -112,7 +121,6 @@ class Trainer:
         self._config = config
         self._parts = parts
         self._order = Order(len(parts.train), config.seed)
-        self._rates = _rates(config, len(parts.train))
         self._groups = data_groups(engine)
         self._losses: list[float | None] = []
         self._evaluated: list[Evaluated] = []
@@ -197,6 +205,8 @@ class Trainer:
             noise=state.noise if stepped.skipped else self.state.noise,
             skipped=state.skipped + stepped.skipped,
             skips=state.skips + 1 if broken else 0,
+            num_samples=len(self._parts.train),
+            rate_steps=self._rates.decay_steps,
         )
         period = self._config.communication.local_period
         if self._took_local_steps and self.state.step % period == 0:
@@ -336,6 +346,24 @@ def _tensors(engine: Engine) -> list[tuple[str, Tensor]]:
     return [pair for stage, part in engine.parts.items() for pair in of(stage, part)]
 
 
+def _check_resumed(state: State, num_samples: int, rates: Rates) -> None:
+    """Raise InvalidInput if the job that came to this state had another order of samples, or other learning rates."""
+    if not state.num_samples:
+        return
+    if state.num_samples != num_samples:
+        raise InvalidInput(
+            f"checkpoints: got {num_samples} samples to train on, expected {state.num_samples} as in the checkpoint "
+            f"after {state.step} steps: another number has another order, so samples would be seen twice or never; "
+            "resume with the same data and held_fraction, or start a new job from its weights ([model] initial)"
+        )
+    if state.rate_steps != rates.decay_steps:
+        raise InvalidInput(
+            f"checkpoints: got a learning rate that decays over {rates.decay_steps} steps, expected {state.rate_steps} "
+            f"as in the checkpoint after {state.step} steps (0: no decay), or the rate would jump; set [rate] "
+            f"decay_steps = {state.rate_steps}, or start a new job from its weights ([model] initial)"
+        )
+
+
 def _finite(value: float) -> float | None:
     """A number that JSON has, or None."""
     return value if math.isfinite(value) else None
@@ -345,4 +373,5 @@ def _rates(config: TrainConfig, num_train: int) -> Rates:
     size = config.rate.base_batch if config.rate.scale == ADASCALE else config.training.batch_size
     per_epoch = -(-num_train // size)
     limits = [limit for limit in (config.stop.steps, config.stop.epochs * per_epoch) if limit]
-    return rates_of(config.rate, config.training.learning_rate, config.training.batch_size, min(limits))
+    num_steps = config.rate.decay_steps or min(limits)
+    return rates_of(config.rate, config.training.learning_rate, config.training.batch_size, num_steps)
