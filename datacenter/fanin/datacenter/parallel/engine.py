@@ -66,8 +66,8 @@ class Stepped:
     """The result of a step, the same on every rank: the mean loss before it, the gradients' norm, the count.
 
     ``norm``: before clipping; with local steps it is this rank's own. ``skipped``: the loss or the norm is not finite
-    on some rank, and no rank changed anything. ``overflowed``: only the gradients of the scaled loss of fp16 are not
-    finite, and the scale was lowered; it happens now and then.
+    on some rank, and no rank changed anything. ``overflowed``: it was skipped for an overflow in fp16, whose scale was
+    lowered; it happens now and then.
     """
 
     loss: Tensor
@@ -144,7 +144,8 @@ class Engine:
             self.set_learning_rate(self._noise.rate())
         norm = self._measure_gradients()
         loss, finite = self._agreed(share, norm)
-        overflowed = not finite and self._overflowed(loss)
+        # In half precision the loss itself may overflow, too.
+        overflowed = not finite and self._scale is not None and self._scale.overflowed()
         if finite:
             self._update(norm)
         else:
@@ -308,10 +309,6 @@ class Engine:
         told = torch.stack([share, norm.isfinite().logical_not().to(share)])
         loss, num_broken = self._sum(told, pipeline=True)
         return loss, bool(loss.isfinite()) and not bool(num_broken)
-
-    def _overflowed(self, loss: Tensor) -> bool:
-        """Lower the scale of fp16, if that can make the gradients finite. Whether it can."""
-        return self._scale is not None and bool(loss.isfinite()) and self._scale.overflowed()
 
     def _update(self, norm: Tensor) -> None:
         """Clip the gradients, and have the optimizers take them."""
