@@ -1,6 +1,7 @@
 """What every test run shares: the light selection, the profiles of property tests, and Bundles in both formats."""
 
 import fcntl
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -51,6 +52,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     heavy = [item for item in items if set(HEAVY_FIXTURES) & set(getattr(item, "fixturenames", ()))]
     config.hook.pytest_deselected(items=heavy)
     items[:] = [item for item in items if item not in heavy]
+
+
+def pytest_configure() -> None:
+    """Have all tests compute on the CPU, on which they hold for any number of ranks, unless GPUs are named."""
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

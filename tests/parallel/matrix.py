@@ -103,11 +103,14 @@ def built_of(cell: Cell, mesh: DeviceMesh) -> Built:
     """The cell's model on this rank, as it should be or wrong on purpose."""
     if cell.fault == "no-root":
         return without_root(cell, mesh)
-    model = model_of(cell)
+    training = training_of(cell)
+    built = build(model_of(cell), parallel_of(cell), training, mesh, CPU)
     if cell.fault == "untied" and cell.shape.pp == 1:
         # As torch leaves it: split over tp, and nobody to tie it again.
-        model = dataclasses.replace(model, layout=dataclasses.replace(model.layout, tied=None))
-    built = build(model, parallel_of(cell), training_of(cell), mesh, CPU)
+        part = built.parts[0]
+        head = part.get_submodule("head")
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        return dataclasses.replace(built, optimizers=(build_optimizer(part, training),))
     return dataclasses.replace(built, tie=None) if cell.fault == "untied" else built
 
 

@@ -19,7 +19,8 @@ from fanin.datacenter.models.cnn import DigitsCnn
 PROGRAM = Path(__file__).with_name("parity.py")
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 RESULTS = ("losses", "evaluated", "parameters")
-LOSS_BYTES = 8
+LOSS_BYTES = 16
+"""The loss, and whether it and the gradients are finite."""
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from fanin.datacenter.rates import RateSettings
 from fanin.datacenter.samples import ExampleSamples
 from fanin.datacenter.trainer import Parts, State, Trainer
 from fanin.edge.export import cross_entropy, next_token, squared_error
-from fanin.protos.errors import InvalidInput, StorageFull
+from fanin.protos.errors import Diverged, InvalidInput, StorageFull
 
 CONFIG = TrainConfig(
     model=ModelSettings(app="made:here"),
@@ -174,10 +174,10 @@ def test_tokens_are_counted_where_there_is_one_and_values_not_at_all() -> None:
     assert accuracy == 0.0
 
 
-def test_a_loss_that_is_not_finite_is_told() -> None:
+def test_a_learning_rate_that_is_too_high_is_told() -> None:
     config = replace(CONFIG, training=replace(CONFIG.training, learning_rate=1e38))
-    said = r"within \d+ steps, expected a finite one; lower the learning rate \(1e\+38\)"
-    with pytest.raises(InvalidInput, match=said):
+    said = r"step \d+: got loss nan and gradient norm \S+ \(learning rate 1e\+38\), expected finite numbers"
+    with pytest.raises(Diverged, match=said):
         trainer_of(config, parts(data(60, 1), data(60, 2))).run()
 
 
@@ -291,3 +291,49 @@ def test_what_cannot_be_gone_on_with_is_told(tmp_path: Path) -> None:
     assert keeper.state.step == 2
     assert len(keeper.losses) == 2
     assert Keeper(CheckpointSettings(), engine, 0, writes=True).state == State()
+
+
+def test_a_job_with_another_number_of_samples_does_not_resume(tmp_path: Path) -> None:
+    config = replace(CONFIG, checkpoints=CheckpointSettings(folder=tmp_path / "c", every=2))
+    found = parts(data(60, 1), data(60, 2))
+    kept(config, found, 2)
+    engine = trainer_of(config, found).engine
+    state = Keeper(config.checkpoints, engine, 0, writes=True).state
+    assert state.num_samples == 60
+    other = parts(data(61, 1), data(60, 2))
+    with pytest.raises(
+        InvalidInput, match="got 61 samples to train on, expected 60 as in the checkpoint after 2 steps"
+    ):
+        Trainer(engine, Scored(filled_objective(cross_entropy)), config, other, state)
+
+
+def test_a_checkpoint_keeps_the_steps_of_a_decay() -> None:
+    found = parts(data(60, 1), data(60, 2))
+    config = replace(CONFIG, rate=RateSettings(decay="cosine"), stop=StopSettings(steps=6))
+    trainer = trainer_of(config, found)
+    trainer.run(lambda: trainer.state.step == 3)
+    longer = replace(config, stop=StopSettings(steps=9))
+    scored = Scored(filled_objective(cross_entropy))
+    with pytest.raises(
+        InvalidInput, match=r"got a learning rate that decays over 9 steps, expected 6 .* decay_steps = 6"
+    ):
+        Trainer(trainer.engine, scored, longer, found, trainer.state)
+    same = replace(longer, rate=RateSettings(decay="cosine", decay_steps=6))
+    rest = Trainer(trainer.engine, scored, same, found, trainer.state)
+    rates = []
+
+    def look() -> bool:
+        rates.append(rest.last.rate)
+        return False
+
+    rest.run(look)
+    whole = [0.1 * 0.5 * (1 + np.cos(np.pi * step / 5)) for step in range(6)]
+    assert rates == pytest.approx([*whole[3:], 0.0, 0.0, 0.0])
+    # A constant rate has no end that another number of steps could move.
+    Trainer(
+        trainer.engine, scored, replace(CONFIG, stop=StopSettings(steps=9)), found, replace(trainer.state, rate_steps=0)
+    )
+    with pytest.raises(
+        InvalidInput, match="rate: got decay_steps 4 and decay 'constant', expected 0 or more steps, and 0"
+    ):
+        RateSettings(decay_steps=4)

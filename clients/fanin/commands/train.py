@@ -20,6 +20,7 @@ import typer
 
 from fanin.commands.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.config import TrainConfig, read_train_config
+from fanin.datacenter.devices import described, device_type
 from fanin.datacenter.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, read_result, written
 from fanin.datacenter.launch import Elastic, launch
 from fanin.datacenter.meters import Progress, Row
@@ -53,6 +54,9 @@ def train(
     microbatches: Annotated[
         int | None, typer.Option("--microbatches", help="Pieces of a step that a pipeline works on at once.")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto (a GPU for each process, if there are GPUs), cpu or cuda.")
+    ] = None,
     checkpoints: Annotated[
         Path | None, typer.Option("--checkpoints", help="The folder in which the job's state is kept.")
     ] = None,
@@ -84,7 +88,7 @@ def train(
     job = read_train_config(
         config,
         {
-            "parallel": _given(mesh=mesh, schedule=schedule, microbatches=microbatches),
+            "parallel": _given(mesh=mesh, schedule=schedule, microbatches=microbatches, device=device),
             "stop": _given(steps=steps),
             "checkpoints": {
                 **{name: str(path) for name, path in _given(folder=checkpoints, resume=resume, weights=out).items()},
@@ -152,7 +156,7 @@ def _launched(job: TrainConfig, num_processes: int, folder: Path, elastic: Elast
     found = written(folder)
     before = signal.signal(signal.SIGTERM, terminator())
     try:
-        with _shown(folder / ROWS_FILE, job.stop.steps):
+        with _shown(folder / ROWS_FILE, job, num_processes):
             return launch(job, num_processes, folder, elastic).metrics
     except Terminated:
         if METRICS_FILE in {name for name, _ in written(folder) - found}:
@@ -163,12 +167,14 @@ def _launched(job: TrainConfig, num_processes: int, folder: Path, elastic: Elast
 
 
 @contextmanager
-def _shown(path: Path, num_steps: int) -> Iterator[None]:
-    """Show the rows that the first rank writes as they come, on a terminal."""
+def _shown(path: Path, job: TrainConfig, num_processes: int) -> Iterator[None]:
+    """Show the device, and the rows that the first rank writes as they come, on a terminal."""
     if not sys.stderr.isatty():
         yield
         return
-    ended, progress = threading.Event(), Progress(sys.stderr, num_steps)
+    device = described(device_type(job.parallel.device, num_processes))
+    sys.stderr.write(f"processes on this machine: {num_processes}, on {device}\n")
+    ended, progress = threading.Event(), Progress(sys.stderr, job.stop.steps)
 
     def follow() -> None:
         place = 0
@@ -199,6 +205,7 @@ def metrics_row(metrics: Metrics, config: TrainConfig) -> dict[str, object]:
         "mesh": str(metrics.mesh),
         "axes": metrics.mesh.sizes,
         "nproc": metrics.num_ranks,
+        "device": metrics.device,
         f"{_unit(config)}_per_second": metrics.units_per_second,
         "peak_memory_bytes": metrics.peak_memory_bytes,
         "evaluations": [
@@ -212,6 +219,7 @@ def metrics_row(metrics: Metrics, config: TrainConfig) -> dict[str, object]:
         ],
         "best_evaluation": trained.best,
         "flat": trained.flat,
+        "skipped": trained.skipped,
         "stopped": metrics.stopped,
         "seconds": metrics.train_s,
         "layer_times": list(metrics.layer_times),
@@ -244,6 +252,12 @@ def _balance(metrics: Metrics) -> str:
     return f"stages by layer_times: {told}; the slowest takes {max(times) * len(times) / sum(times):.2f} of the mean\n"
 
 
+def _skipped(metrics: Metrics) -> str:
+    """How many steps changed nothing."""
+    num = metrics.trained.skipped
+    return f"{num} of them skipped: their loss or gradients were not finite\n" if num else ""
+
+
 def _sent(metrics: Metrics) -> str:
     """What was counted beside what was predicted."""
     found = _traffic(metrics)
@@ -264,8 +278,9 @@ def _text(metrics: Metrics, config: TrainConfig) -> str:
         for each in trained.evaluated
     ]
     return "".join(lines) + (
-        f"{len(trained.losses)} steps on mesh {metrics.mesh} in {metrics.train_s:.1f} s, "
+        f"{len(trained.losses)} steps on mesh {metrics.mesh} in {metrics.train_s:.1f} s on {metrics.device}, "
         f"{metrics.units_per_second:.0f} {_unit(config)} a second, {metrics.peak_memory_bytes / 1e6:.0f} MB at most\n"
+        + _skipped(metrics)
         + _balance(metrics)
         + _sent(metrics)
     )

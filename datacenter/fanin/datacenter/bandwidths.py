@@ -139,8 +139,9 @@ def main(arguments: Sequence[str]) -> int:
     """Check and measure on this rank; the first one writes what was found."""
     end_with_parent()
     out, backend, repeats, *sizes = arguments
-    with process_group() as (rank, num_ranks):
-        device = rank_device("cuda" if backend == NCCL else "cpu")
+    kind = "cuda" if backend == NCCL else "cpu"
+    with process_group(device=kind) as (rank, num_ranks):
+        device = rank_device(kind)
         num, wrong = check(device, backend)
         told: list[list[str]] = [[] for _ in range(num_ranks)]
         dist.all_gather_object(told, wrong)

@@ -47,7 +47,7 @@ from fanin.datacenter.progress import (
     write_progress,
 )
 from fanin.datacenter.slices import is_crooked, slices
-from fanin.protos.errors import Corrupted, InvalidInput, StorageFull
+from fanin.protos.errors import Corrupted, Diverged, FaninError, InvalidInput, StorageFull, error_named
 
 KEEP: Final = 2
 WAIT_POLL_S: Final = 0.2
@@ -86,20 +86,22 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # After an error the other ranks may never come to the barriers that a save ends with.
-        if kind is None:
+        # After an error the other ranks may never come to the barriers that a save ends with. Diverged all ranks raise.
+        agreed = kind is None or issubclass(kind, Diverged)
+        if agreed:
             self.finish()
-        self._thread.shutdown(wait=kind is None, cancel_futures=True)
+        self._thread.shutdown(wait=agreed, cancel_futures=True)
 
     def save(self, progress: Progress, failure: StorageFull | None = None) -> None:
         """Take a copy of the state, and write it while training goes on. Raises what an earlier save failed with.
 
         The step that LATEST names is there already, and stays as it is: until the next there is no other to go on from.
-        With a ``failure``, of this rank before it came here, nothing is saved on any, and all ranks raise it.
+        With a ``failure``, of this rank before it came here, nothing is saved on any, and all ranks raise it. All raise
+        Diverged if a trained value of any is not finite.
         """
         self.finish()
         path = self._folder / folder_name(progress.step)
-        self._raise_first(failure)
+        self._raise_first(failure or _diverged(path, self._engine))
         if self._any(self._is_first and _marked(self._folder) == progress.step):
             return
         obstacle = _emptied(path) if self._is_first else None
@@ -185,15 +187,17 @@ class Checkpoints:
         dist.all_reduce(told, dist.ReduceOp.MAX, group=self._group)
         return bool(told)
 
-    def _raise_first(self, mine: StorageFull | None) -> None:
+    def _raise_first(self, mine: FaninError | None) -> None:
         """Raise on all ranks, in its words, what the first of them has failed with, if one has."""
-        told: list[str | None] = [None if mine is None else str(mine)]
+        told: list[tuple[str, str] | None] = [None if mine is None else (type(mine).__name__, str(mine))]
         if self._group is not None:
             told = told * dist.get_world_size()
             dist.all_gather_object(told, told[0], group=self._group)
         for each in told:
             if each is not None:
-                raise StorageFull(each) from (None if mine is None else mine.__cause__)
+                error = error_named(*each)
+                assert error is not None, "one of our own"
+                raise error from (None if mine is None else mine.__cause__)
 
     def _gathered(self, state: Mapping[str, Tensor]) -> Shapes:
         """The whole shapes of what all ranks have together."""
@@ -257,6 +261,30 @@ def _not_written(path: Path, failure: BaseException) -> StorageFull:
     error = StorageFull(f"{path}: the checkpoint could not be written ({_cause(failure)}); the last one stays")
     error.__cause__ = failure
     return error
+
+
+@torch.no_grad()
+def _diverged(path: Path, engine: Engine) -> Diverged | None:
+    """Why this rank's values must not become the checkpoint that a job resumes from, if one of them is not finite.
+
+    Frozen parameters and buffers may hold infinities on purpose, such as those of a mask.
+    """
+    trained = (
+        entry
+        for part in engine.parts.values()
+        for name, value in part.named_parameters()
+        if value.requires_grad
+        for entry in _entries(engine, name, value)
+    )
+    local = ((name, value.to_local() if isinstance(value, DTensor) else value) for name, value in trained)
+    finite = [(name, value.isfinite().all()) for name, value in local]
+    broken = next((name for name, each in finite if not each), None)
+    if broken is None:
+        return None
+    return Diverged(
+        f"{path}: got {broken} with values that are not finite, expected finite ones; nothing is saved, and the last "
+        "checkpoint stays; resume from it with a lower learning rate or a clip_norm"
+    )
 
 
 def _saved(engine: Engine) -> Iterator[tuple[str, Tensor]]:

@@ -97,6 +97,15 @@ def check_traffic(settings: CommunicationSettings, *, counted: bool) -> None:
         )
 
 
+def check_skips(settings: CommunicationSettings, max_skips: int) -> None:
+    """Raise InvalidInput if steps may be skipped, and PowerSGD would keep their gradients for the steps after them."""
+    if max_skips and settings.hook == "powersgd":
+        raise InvalidInput(
+            f"training: got max_skips {max_skips} and hook 'powersgd', expected one of them: the hook adds what it did "
+            "not send of a gradient to the next one, also if it is not finite; set max_skips 0, or take another hook"
+        )
+
+
 def apply_communication(runner: object, settings: CommunicationSettings) -> None:
     """Have the copies of a model speak so; ``runner`` is what a step calls."""
     if settings.plain:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
-from fanin.datacenter.communication import CommunicationSettings, check_communication, check_traffic
+from fanin.datacenter.communication import CommunicationSettings, check_communication, check_skips, check_traffic
 from fanin.datacenter.layouts import WHOLE, LayoutSettings
 from fanin.datacenter.meters import check_tensorboard
 from fanin.datacenter.models.decoder import DecoderConfig
@@ -227,6 +227,7 @@ class TrainConfig:
             _check_export(pretrained.folder, weights)
         check_communication(self.communication, self.parallel, (self.evaluation.every, self.checkpoints.every))
         check_traffic(self.communication, counted=self.watch.traffic)
+        check_skips(self.communication, self.training.max_skips)
         check_rate(self.rate, self.training, self.parallel, plain=self.communication.plain)
 
     @property

@@ -49,10 +49,13 @@ def attempt() -> int:
 
 
 @contextmanager
-def process_group(timeout_s: float = TIMEOUT_S) -> Iterator[tuple[int, int]]:
-    """(rank, world size) of the group that torchrun's environment describes."""
+def process_group(timeout_s: float = TIMEOUT_S, device: str = "auto") -> Iterator[tuple[int, int]]:
+    """(rank, world size) of the group that torchrun's environment describes.
+
+    ``device``: ``cpu``, ``cuda``, or ``auto`` for GPUs where there are some. Raises InvalidInput if they are too few.
+    """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    timeout = timedelta(seconds=timeout_s)
+    timeout, backend = timedelta(seconds=timeout_s), BACKENDS[device_type(device)]
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     os.environ.setdefault(RECORDER, RECORDED)
@@ -67,7 +70,7 @@ def process_group(timeout_s: float = TIMEOUT_S) -> Iterator[tuple[int, int]]:
     # torchrun's agent keeps one store for all attempts, and the addresses in it are those of dead ranks: each attempt
     # writes under its own name. Where the first rank keeps it, it is new.
     named = PrefixStore(f"attempt-{attempt()}", store)
-    dist.init_process_group(BACKENDS[device_type()], store=named, rank=rank, world_size=world_size, timeout=timeout)
+    dist.init_process_group(backend, store=named, rank=rank, world_size=world_size, timeout=timeout)
     try:
         yield rank, world_size
     finally:
@@ -75,13 +78,13 @@ def process_group(timeout_s: float = TIMEOUT_S) -> Iterator[tuple[int, int]]:
 
 
 @contextmanager
-def group_of_one(*, wanted: bool) -> Iterator[None]:
+def group_of_one(*, wanted: bool, device: str = "auto") -> Iterator[None]:
     """A process group of this process by itself, where one is ``wanted`` and none stands."""
     if not wanted or dist.is_initialized():
         yield
         return
     store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group(BACKENDS[device_type()], store=store, rank=0, world_size=1)
+    dist.init_process_group(BACKENDS[device_type(device)], store=store, rank=0, world_size=1)
     try:
         yield
     finally:

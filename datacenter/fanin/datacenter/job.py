@@ -13,7 +13,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Final
@@ -25,10 +25,11 @@ from fanin.datacenter import hangs
 from fanin.datacenter.balance import balanced
 from fanin.datacenter.communication import check_kept
 from fanin.datacenter.config import SAFETENSORS, TrainConfig, check_config, fit_config
-from fanin.datacenter.devices import build_mesh, device_type, rank_device
+from fanin.datacenter.devices import build_mesh, described, device_type, rank_device
 from fanin.datacenter.elastic import Stop, end_with_parent, group_of_one, process_group
 from fanin.datacenter.jobfiles import (
     MACHINES,
+    THREADS,
     Metrics,
     Trained,
     TrainResult,
@@ -48,7 +49,7 @@ from fanin.datacenter.parameters import parameter_table
 from fanin.datacenter.trainer import Trainer, data_groups
 from fanin.datacenter.watching import Watch, predicted_traffic
 from fanin.datacenter.weights import export_weights, import_weights
-from fanin.protos.errors import FaninError, InvalidInput
+from fanin.protos.errors import Diverged, FaninError, InvalidInput
 
 KIB: Final = 1024
 WEIGHTS_KIND: Final = {"format": "pt"}
@@ -61,7 +62,7 @@ SIGNAL_POLL_S: Final = 0.1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train as the config says; 0 if a result was written."""
+    """Train as the config says; 0 if torchrun has nothing to start again."""
     several = MACHINES in arguments[:1]
     paths = [Path(argument) for argument in arguments[several:]]
     if len(paths) != 1:
@@ -87,13 +88,14 @@ def _main(path: Path, stop: Stop, *, several: bool) -> int:
         clear(folder)
         shutil.rmtree(folder / hangs.FOLDER, ignore_errors=True)
     try:
-        with _ranks(config.watch.hang_after_s) as (rank, world_size):
+        with _ranks(config) as (rank, world_size):
             fitted = fit_config(config, world_size) if several else config
             result = train(fitted, rank, world_size, folder, stop)
     except FaninError as exc:
         sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
         write_error(folder, exc)
-        return 1
+        # All ranks come to it at the same step, and would again: to torchrun the job is done. The launcher tells.
+        return 0 if isinstance(exc, Diverged) else 1
     if rank == 0:
         write_result(folder, result)
     return _status(stop) if several and stop.stopped else 0
@@ -121,7 +123,8 @@ def train(
     check_kept(config.communication, config.checkpoints.folder)
     with ExitStack() as stack:
         # Of one process no more is wanted than it has, unless FSDP2 is to keep its parameters on the CPU.
-        stack.enter_context(group_of_one(wanted=world_size == 1 and config.parallel.sharded))
+        wanted = world_size == 1 and config.parallel.sharded
+        stack.enter_context(group_of_one(wanted=wanted, device=config.parallel.device))
         if stop is None:
             stop = Stop()
             stack.push(stop)
@@ -132,10 +135,14 @@ def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, sto
     rank, world_size = place
     made = make(config)
     table = None if made.app is None else parameter_table(made.model.module)
-    kind = device_type()
+    kind = device_type(config.parallel.device)
     alone = world_size == 1 and not config.parallel.sharded
     mesh = None if alone else build_mesh(config.parallel.mesh, world_size, kind)
     device = rank_device(kind)
+    if rank == 0 and folder is not None:
+        # Not to stderr: a launcher takes what is there for the reason of a failure.
+        sys.stdout.write(f"{world_size} ranks of mesh {config.parallel.mesh}, on {described(kind)}\n")
+        sys.stdout.flush()
     config = balanced(config, made, rank, device)
     engine = build_engine(made.model, config.parallel, config.training, mesh, device)
     initial, weights = config.model.initial, config.checkpoints.weights
@@ -159,6 +166,7 @@ def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, sto
         trained=trained,
         mesh=config.parallel.mesh,
         num_ranks=world_size,
+        device=kind,
         stopped=stop.stopped,
         train_s=time.monotonic() - started_s,
         units_per_second=trainer.speed.units_per_second,
@@ -230,14 +238,22 @@ def _peak_memory(engine: Engine) -> int:
     return int(most)
 
 
-def _ranks(hang_after_s: float) -> AbstractContextManager[tuple[int, int]]:
+def _ranks(config: TrainConfig) -> AbstractContextManager[tuple[int, int]]:
     """(rank, world size) of the group that torchrun's environment describes; (0, 1) without one."""
     # torch's own timeout says less than the watchdog, and so comes later.
-    return process_group(2 * hang_after_s) if "RANK" in os.environ else nullcontext((0, 1))
+    if "RANK" not in os.environ:
+        return nullcontext((0, 1))
+    return process_group(2 * config.watch.hang_after_s, config.parallel.device)
+
+
+def use_threads(environment: Mapping[str, str]) -> None:
+    """One thread for each rank unless ``OMP_NUM_THREADS`` says otherwise; torch itself would take all cores."""
+    if not environment.get(THREADS):
+        torch.set_num_threads(1)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    use_threads(os.environ)
     status = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

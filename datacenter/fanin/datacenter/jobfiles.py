@@ -45,6 +45,8 @@ LAYER_TIMES_FILE: Final = "layer-times.json"
 MACHINES: Final = "--machines"
 """What the ranks' program is told before its config if they are on several machines."""
 LOGS_FOLDER: Final = "logs"
+THREADS: Final = "OMP_NUM_THREADS"
+"""Threads of each rank on the CPU, in its environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,23 +68,28 @@ class Evaluated:
 class Trained:
     """The loss before each step, all evaluations, and the number (from 1) of the one with the best loss.
 
-    ``flat``: training stopped because the validation loss was flat, not at the limit.
+    A loss is None where it is not finite. ``flat``: training stopped because the validation loss was flat, not at the
+    limit. ``skipped``: steps that were left out, since their loss or gradients were not finite.
     """
 
-    losses: tuple[float, ...]
+    losses: tuple[float | None, ...]
     evaluated: tuple[Evaluated, ...]
     best: int
     flat: bool
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """How a job went. ``units_per_second``: tokens or samples that steps took, from the second step on, of all ranks;
-    ``peak_memory_bytes``: of the rank that took most, of its GPU where it has one. ``layer_times``: by what a pipeline
-    was cut, and ``stage_times`` what that makes of each stage; empty where layers were dealt out evenly.
-    ``stopped``: it was told to stop, and has saved what it came to. ``bytes_by_axis``: payload that the first rank
-    sends in a step, as counted, and as the planner has it; None where it was not counted, or the planner has no
-    formula."""
+    """How a job went.
+
+    ``device``: ``cpu`` or ``cuda``, what its ranks computed on. ``units_per_second``: tokens or samples that steps
+    took, from the second step on, of all ranks. ``peak_memory_bytes``: of the rank that took most, of its GPU where it
+    has one. ``layer_times``: by what a pipeline was cut, and ``stage_times`` what that makes of each stage; empty where
+    layers were dealt out evenly. ``stopped``: it was told to stop, and has saved what it came to. ``bytes_by_axis``:
+    payload that the first rank sends in a step, as counted, and as the planner has it; None where it was not counted,
+    or the planner has no formula.
+    """
 
     trained: Trained
     mesh: MeshShape
@@ -90,6 +97,7 @@ class Metrics:
     train_s: float
     units_per_second: float
     peak_memory_bytes: int
+    device: str = "cpu"
     stopped: bool = False
     layer_times: tuple[float, ...] = ()
     stage_times: tuple[float, ...] = ()
@@ -222,7 +230,7 @@ def _write_json(path: Path, row: Mapping[str, object]) -> None:
 
 
 def _encoded(row: Mapping[str, object]) -> bytes:
-    return json.dumps({"format": FORMAT, **row}, indent=1).encode() + b"\n"
+    return json.dumps({"format": FORMAT, **row}, indent=1, allow_nan=False).encode() + b"\n"
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -29,7 +29,7 @@ from fanin.protos.errors import InvalidInput, StorageFull
 
 TRACE_FILE: Final = "steps.jsonl"
 STEP: Final = "loss"
-MEASURES: Final = ("looks", "best", "loss_sum", "count")
+MEASURES: Final = ("looks", "best", "loss_sum", "count", "num_samples", "rate_steps")
 """What a job cannot go on without."""
 
 
@@ -115,7 +115,7 @@ class Keeper:
         path = self._trace if num_losses else self._trace.with_name(f"{TRACE_FILE}.new")
         try:
             with path.open("a" if num_losses else "w", encoding="utf-8") as file:
-                file.writelines(f"{json.dumps(line)}\n" for line in lines)
+                file.writelines(f"{json.dumps(line, allow_nan=False)}\n" for line in lines)
                 file.flush()
                 os.fsync(file.fileno())
             path.replace(self._trace)
@@ -139,10 +139,10 @@ def _check_on_all(folder: Path) -> None:
             raise InvalidInput(each)
 
 
-def _read_trace(folders: list[Path], step: int) -> tuple[list[float], list[Evaluated]]:
+def _read_trace(folders: list[Path], step: int) -> tuple[list[float | None], list[Evaluated]]:
     """The first ``step`` losses, and the evaluations until then, from the first folder that has a trace."""
     path = next((folder / TRACE_FILE for folder in folders if (folder / TRACE_FILE).exists()), None)
-    losses: list[float] = []
+    losses: list[float | None] = []
     evaluated: list[Evaluated] = []
     for line in [] if path is None else path.read_text(encoding="utf-8").splitlines():
         try:
@@ -151,7 +151,7 @@ def _read_trace(folders: list[Path], step: int) -> tuple[list[float], list[Evalu
             # The last line of a job that was killed; what it said is done again.
             break
         if STEP in row:
-            losses.append(float(row[STEP]))
+            losses.append(None if row[STEP] is None else float(row[STEP]))
         else:
             evaluated.append(record_of(Evaluated, row, str(path)))
     return losses[:step], [each for each in evaluated if each.step <= step]
@@ -179,6 +179,10 @@ def _state(progress: Progress) -> State:
             count=int(measures.get("noise_count", 0)),
             steps=measures.get("noise_steps", 0.0),
         ),
+        skipped=int(measures.get("skipped", 0)),
+        skips=int(measures.get("skips", 0)),
+        num_samples=int(measures["num_samples"]),
+        rate_steps=int(measures["rate_steps"]),
     )
 
 
@@ -196,6 +200,10 @@ def _progress(state: State, seed: int, scale: Mapping[str, float]) -> Progress:
             "best": state.best,
             "loss_sum": state.loss_sum,
             "count": state.count,
+            "skipped": state.skipped,
+            "skips": state.skips,
+            "num_samples": state.num_samples,
+            "rate_steps": state.rate_steps,
             **best_loss,
             **noise,
             **scale,

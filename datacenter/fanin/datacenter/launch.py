@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,7 @@ from typing import Final
 from fanin.datacenter import hangs
 from fanin.datacenter.communication import check_kept
 from fanin.datacenter.config import TrainConfig, check_config, fit_config
+from fanin.datacenter.devices import device_type
 from fanin.datacenter.elastic import MEETING, OTHER_JOB, PARENT
 from fanin.datacenter.jobfiles import (
     DIGEST_CHARS,
@@ -31,6 +32,7 @@ from fanin.datacenter.jobfiles import (
     MACHINES,
     METRICS_FILE,
     ROWS_FILE,
+    THREADS,
     TrainResult,
     clear,
     machine_name,
@@ -116,6 +118,7 @@ def launch(config: TrainConfig, num_processes: int, folder: Path, elastic: Elast
     """
     _check(num_processes)
     _check_machines(config, num_processes, elastic)
+    device_type(config.parallel.device, num_processes)
     check_kept(config.communication, config.checkpoints.folder)
     _check_resumed(config)
     _check_places(config, folder)
@@ -164,15 +167,20 @@ def run_ranks(program: Sequence[str], num_processes: int, folder: Path, elastic:
 
 def _run_ranks(program: Sequence[str], num_processes: int, folder: Path, elastic: Elastic, locks: Sequence[int]) -> int:
     logs = begin_logs(folder, elastic)
-    environment = {"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANKS_STOP_S)}
-    environment[PARENT] = str(os.getpid())
+    return _run(_torchrun(program, num_processes, logs, elastic), logs, rank_environment(os.environ, elastic), locks)
+
+
+def rank_environment(outer: Mapping[str, str], elastic: Elastic = ONE_MACHINE) -> dict[str, str]:
+    """The environment of torchrun and its ranks, from that of this process."""
+    environment = {THREADS: "1"} | dict(outer)
+    environment |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANKS_STOP_S), PARENT: str(os.getpid())}
     if elastic.local:
         environment["GLOO_SOCKET_IFNAME"] = LOOPBACK_INTERFACE
     if elastic.several:
         # A machine that comes or goes is no restart to torchrun's count, by which attempts are told apart: each
         # meeting then needs a store of its own.
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    return _run(_torchrun(program, num_processes, logs, elastic), logs, environment, locks)
+    return environment
 
 
 def begin_logs(folder: Path, elastic: Elastic = ONE_MACHINE) -> Path:
@@ -274,7 +282,7 @@ def _run(command: list[str], logs: Path, environment: dict[str, str], locks: Seq
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=os.environ | environment,
+            env=environment,
             # Ctrl-C is for the caller, which then ends the job in order.
             start_new_session=True,
             # Held for as long as there are ranks, also where this process is killed.

@@ -28,12 +28,12 @@ SUFFIXES: Final = ("", "k", "M", "G", "T", "P")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One step. ``tokens_per_second`` of all ranks; ``mfu`` by the definition of ``flops``, None without a known peak;
-    ``data_seconds`` waiting for input; ``gain`` AdaScale's; ``waiting_share`` of a pipeline's time; ``bytes_by_axis``
-    payload of a rank."""
+    """One step. ``loss`` and ``gradient_norm`` are None where they are not finite; ``tokens_per_second`` of all ranks;
+    ``mfu`` by the definition of ``flops``, None without a known peak; ``data_seconds`` waiting for input; ``gain``
+    AdaScale's; ``waiting_share`` of a pipeline's time; ``bytes_by_axis`` payload of a rank."""
 
     step: int
-    loss: float
+    loss: float | None
     seconds: float
     tokens_per_second: float
     data_seconds: float
@@ -89,13 +89,13 @@ class Meter:
 
     def tell(
         self,
-        loss: float,
+        loss: float | None,
         num_tokens: int,
         norm: float | None = None,
         learning_rate: float | None = None,
         gain: float | None = None,
     ) -> Row:
-        """The row of the step that ends here; ``num_tokens`` over all ranks, padding included."""
+        """The row of the step that ends here; ``num_tokens`` over all ranks, without padding."""
         step = self.timeline.step
         seconds = self.timeline.next_step()
         data_s, whole_s = seconds.get(DATA, 0.0), seconds.get(STEP, 0.0)
@@ -143,7 +143,7 @@ class JsonLines:
 
     def write(self, row: Row) -> None:
         """Append a line."""
-        self._file.write(json.dumps(asdict(row)) + "\n")
+        self._file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
 
     def close(self) -> None:
         """Close the file."""
@@ -190,7 +190,8 @@ class Progress:
 def line(row: Row, num_steps: int = 0) -> str:
     """A row in one line; what is not known is left out."""
     of = f"/{num_steps}" if num_steps else ""
-    parts = [f"step {row.step + 1}{of}", f"loss {row.loss:.4f}", f"{short(row.tokens_per_second)} tokens/s"]
+    loss = "loss not finite" if row.loss is None else f"loss {row.loss:.4f}"
+    parts = [f"step {row.step + 1}{of}", loss, f"{short(row.tokens_per_second)} tokens/s"]
     if row.mfu is not None:
         parts.append(f"MFU {row.mfu:.1%}")
     parts.append(f"{short(row.peak_memory_bytes)}B")

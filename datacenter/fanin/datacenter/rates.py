@@ -24,7 +24,8 @@ class RateSettings:
     """From the learning rate of a batch of ``base_batch`` samples to that of each step.
 
     ``scale``: how it grows with the batch size. ``warm_up``: steps, of ``base_batch`` samples where a rule scales, in
-    which it rises from nothing. ``decay``: how it then falls, to ``floor`` of its peak at the last step.
+    which it rises from nothing. ``decay``: how it then falls, to ``floor`` of its peak at the last of ``decay_steps``,
+    0 for the job's last. A checkpoint keeps this number, so a job that may be prolonged sets it from the start.
     """
 
     scale: Literal["none", "linear", "sqrt", "legw", "adascale"] = "none"
@@ -32,10 +33,16 @@ class RateSettings:
     warm_up: int = 0
     decay: Literal["constant", "cosine"] = "constant"
     floor: float = 0.0
+    decay_steps: int = 0
 
     def __post_init__(self) -> None:
         if self.warm_up < 0:
             raise InvalidInput(f"rate: got warm_up {self.warm_up}, expected 0 or more steps")
+        if self.decay_steps < 0 or (self.decay_steps and self.decay == "constant"):
+            raise InvalidInput(
+                f"rate: got decay_steps {self.decay_steps} and decay {self.decay!r}, expected 0 or more steps, and 0 "
+                "for a constant rate"
+            )
         if not 0.0 <= self.floor <= 1.0:
             raise InvalidInput(f"rate: got floor {self.floor}, expected 0.0 to 1.0, a share of the peak")
         if (self.scale == "none") != (self.base_batch == 0) or self.base_batch < 0:
@@ -56,6 +63,11 @@ class Rates:
     warm_steps: int
     num_steps: int
     settings: RateSettings
+
+    @property
+    def decay_steps(self) -> int:
+        """Steps at whose end the decay ends, warm-up included; 0 for a constant rate."""
+        return 0 if self.settings.decay == "constant" else self.num_steps
 
     def at(self, step: int) -> float:
         """The rate of a step, the first of which is 0."""

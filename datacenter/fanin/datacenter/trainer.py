@@ -28,7 +28,7 @@ from fanin.datacenter.parallel.engine import Batch, Engine
 from fanin.datacenter.rates import ADASCALE, Noise, Rates, rates_of
 from fanin.datacenter.samples import Cursor, Order, Samples, part_of
 from fanin.datacenter.timeline import Timeline
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import Diverged, InvalidInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,10 @@ class State:
     """Where a job stands, the same on every rank and on any mesh.
 
     ``looks``: evaluations so far, of which number ``best`` (from 1) had ``best_loss``. ``loss_sum`` and ``count`` are
-    of the steps since the last one. ``noise``: what AdaScale has seen.
+    of the steps since the last one. ``noise``: what AdaScale has seen. ``skipped``: steps so far that were left out,
+    of which the last ``skips`` came in succession because their loss or gradients were not finite. ``num_samples``:
+    of the order that the last step followed, 0 before the first step. ``rate_steps``: over which its learning rate
+    decays, 0 for a constant one.
     """
 
     step: int = 0
@@ -47,6 +50,10 @@ class State:
     loss_sum: float = 0.0
     count: int = 0
     noise: Noise = field(default_factory=Noise)
+    skipped: int = 0
+    skips: int = 0
+    num_samples: int = 0
+    rate_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +66,11 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Last:
-    """The last step: its loss and rate, the gradients' norm and AdaScale's gain where they were looked at, and the
-    tokens or samples in it."""
+    """The last step: its loss and rate, the gradients' norm, AdaScale's gain, and the tokens or samples in it.
 
-    loss: float
+    A number that is not finite is None."""
+
+    loss: float | None
     rate: float
     norm: float | None
     units: int
@@ -91,13 +99,18 @@ class Speed:
 
 
 class Trainer:
-    """A model in training. ``state`` is where it begins; ``scored`` the objective that the engine was given."""
+    """A model in training. ``state`` is where it begins; ``scored`` the objective that the engine was given.
+
+    Raises InvalidInput if the state is of a job with other samples or another decay of the learning rate.
+    """
 
     def __init__(
         self, engine: Engine, scored: Scored, config: TrainConfig, parts: Parts, state: State | None = None
     ) -> None:
         self.engine = engine
+        self._rates = _rates(config, len(parts.train))
         self.state = state or State()
+        _check_resumed(self.state, len(parts.train), self._rates)
         self.speed = Speed()
         self.last = Last(loss=0.0, rate=0.0, norm=None, units=0)
         self.timeline = Timeline(0)
@@ -108,9 +121,8 @@ class Trainer:
         self._config = config
         self._parts = parts
         self._order = Order(len(parts.train), config.seed)
-        self._rates = _rates(config, len(parts.train))
         self._groups = data_groups(engine)
-        self._losses: list[float] = []
+        self._losses: list[float | None] = []
         self._evaluated: list[Evaluated] = []
         self._kept: dict[str, Tensor] = {}
         self._full = True
@@ -123,7 +135,7 @@ class Trainer:
                 # What was trained without it counts as every other rule counts it.
                 self.state = replace(self.state, noise=Noise(steps=float(self.state.step)))
 
-    def remember(self, losses: Sequence[float], evaluated: Sequence[Evaluated]) -> None:
+    def remember(self, losses: Sequence[float | None], evaluated: Sequence[Evaluated]) -> None:
         """What was told before ``state``, for whoever is told the rest."""
         self._losses, self._evaluated = list(losses), list(evaluated)
 
@@ -131,7 +143,7 @@ class Trainer:
         """Train to the end; the parts end with what they are to keep.
 
         ``after_step`` is called when a step is done, on every rank, and may end the training there and then by True.
-        Raises InvalidInput if a loss is not finite any more.
+        Raises Diverged, on all ranks, if a loss, or the gradients of a step, are not finite and may not be skipped.
         """
         while not (self._at_limit() or self.flat):
             ended_epoch = self.step()
@@ -150,7 +162,11 @@ class Trainer:
     def trained(self) -> Trained:
         """What came of it so far."""
         return Trained(
-            losses=tuple(self._losses), evaluated=tuple(self._evaluated), best=self.state.best, flat=self.flat
+            losses=tuple(self._losses),
+            evaluated=tuple(self._evaluated),
+            best=self.state.best,
+            flat=self.flat,
+            skipped=self.state.skipped,
         )
 
     @property
@@ -160,7 +176,7 @@ class Trainer:
         return 0 < patience <= self.state.looks - self.state.best
 
     def step(self) -> bool:
-        """One optimizer step on the next global batch; whether it was an epoch's last."""
+        """One optimizer step on the next global batch; whether it was an epoch's last. Raises Diverged."""
         state, size = self.state, self._config.training.batch_size
         started_s = time.perf_counter()
         samples, self._rate = self._parts.train.of_epoch(state.cursor.epoch), self._rates.at(state.step)
@@ -171,22 +187,43 @@ class Trainer:
         with self.timeline.phase(STEP), self.around_step():
             self.engine.set_learning_rate(self._rate)
             stepped = self.engine.step(batch, count)
-            loss = float(stepped.loss)
-        norm = None if stepped.norm is None else float(stepped.norm)
-        self.last = Last(loss=loss, rate=self._rate, norm=norm, units=samples.units(indices), gain=self._gain)
-        self._losses.append(loss)
+            loss, norm = float(stepped.loss), float(stepped.norm)
+        broken = stepped.skipped and not stepped.overflowed
+        if broken and state.skips >= self._config.training.max_skips:
+            # Nothing has changed: the state is that of the step before.
+            raise self._diverged(state, loss, norm)
+        self.last = Last(
+            loss=_finite(loss), rate=self._rate, norm=_finite(norm), units=samples.units(indices), gain=self._gain
+        )
+        self._losses.append(self.last.loss)
         self.state = replace(
             self.state,
             step=state.step + 1,
             cursor=after,
-            loss_sum=state.loss_sum + loss * count,
-            count=state.count + count,
+            loss_sum=state.loss_sum + (loss * count if math.isfinite(loss) else 0.0),
+            count=state.count + (count if math.isfinite(loss) else 0),
+            noise=state.noise if stepped.skipped else self.state.noise,
+            skipped=state.skipped + stepped.skipped,
+            skips=state.skips + 1 if broken else 0,
+            num_samples=len(self._parts.train),
+            rate_steps=self._rates.decay_steps,
         )
         period = self._config.communication.local_period
         if self._took_local_steps and self.state.step % period == 0:
             self._average()
         self.speed.add(time.perf_counter() - started_s, self.last.units)
         return after.epoch > state.cursor.epoch
+
+    def _diverged(self, state: State, loss: float, norm: float) -> Diverged:
+        """The error of a step that is not finite; ``state`` is the one before it."""
+        most = self._config.training.max_skips
+        skipped = f" after {state.skips} steps in succession were skipped (max_skips {most})" if most else ""
+        return Diverged(
+            f"training: step {state.step + 1}: got loss {loss:g} and gradient norm {norm:g} (learning rate "
+            f"{self._rate:g}){skipped}, expected finite numbers; the step changed nothing; lower the learning rate, "
+            f"set clip_norm, look at the samples of epoch {state.cursor.epoch} from {state.cursor.taken} on, or raise "
+            f"max_skips ({most}) to leave such steps out"
+        )
 
     def evaluate(self) -> tuple[float, float]:
         """(mean loss, accuracy) over the held-out part, the same on every rank; a model of values has accuracy 0."""
@@ -218,10 +255,11 @@ class Trainer:
         settings, state = self._config.evaluation, self.state
         loss, accuracy = self.evaluate()
         train_loss = state.loss_sum / max(1, state.count)
-        if not math.isfinite(train_loss) or not math.isfinite(loss):
-            raise InvalidInput(
-                f"training: the loss became {train_loss:g} (validation {loss:g}) within {state.step} steps, expected a "
-                f"finite one; lower the learning rate ({self._config.training.learning_rate:g})"
+        if not math.isfinite(loss):
+            raise Diverged(
+                f"evaluation: step {state.step}: got validation loss {loss:g} (train loss {train_loss:g}), expected a "
+                f"finite one; lower the learning rate ({self._config.training.learning_rate:g}), or look at the "
+                "held-out samples"
             )
         self._evaluated.append(
             Evaluated(
@@ -241,6 +279,9 @@ class Trainer:
 
     def _scaled_rate(self, parts_square: float, mean_square: float) -> float:
         """AdaScale's rate of the step whose gradients are there."""
+        if not (math.isfinite(parts_square) and math.isfinite(mean_square)):
+            # The step will be left out.
+            return self._rate
         training, noise = self._config.training, self.state.noise
         num_parts = training.batch_size // self._config.rate.base_batch
         if self._full:
@@ -305,8 +346,32 @@ def _tensors(engine: Engine) -> list[tuple[str, Tensor]]:
     return [pair for stage, part in engine.parts.items() for pair in of(stage, part)]
 
 
+def _check_resumed(state: State, num_samples: int, rates: Rates) -> None:
+    """Raise InvalidInput if the job that came to this state had another order of samples, or other learning rates."""
+    if not state.num_samples:
+        return
+    if state.num_samples != num_samples:
+        raise InvalidInput(
+            f"checkpoints: got {num_samples} samples to train on, expected {state.num_samples} as in the checkpoint "
+            f"after {state.step} steps: another number has another order, so samples would be seen twice or never; "
+            "resume with the same data and held_fraction, or start a new job from its weights ([model] initial)"
+        )
+    if state.rate_steps != rates.decay_steps:
+        raise InvalidInput(
+            f"checkpoints: got a learning rate that decays over {rates.decay_steps} steps, expected {state.rate_steps} "
+            f"as in the checkpoint after {state.step} steps (0: no decay), or the rate would jump; set [rate] "
+            f"decay_steps = {state.rate_steps}, or start a new job from its weights ([model] initial)"
+        )
+
+
+def _finite(value: float) -> float | None:
+    """A number that JSON has, or None."""
+    return value if math.isfinite(value) else None
+
+
 def _rates(config: TrainConfig, num_train: int) -> Rates:
     size = config.rate.base_batch if config.rate.scale == ADASCALE else config.training.batch_size
     per_epoch = -(-num_train // size)
     limits = [limit for limit in (config.stop.steps, config.stop.epochs * per_epoch) if limit]
-    return rates_of(config.rate, config.training.learning_rate, config.training.batch_size, min(limits))
+    num_steps = config.rate.decay_steps or min(limits)
+    return rates_of(config.rate, config.training.learning_rate, config.training.batch_size, num_steps)

@@ -7,6 +7,7 @@
     |   +-- InvalidUpdate       an Update has another shape, Version, Run, digest or format than its Assignment
     |   +-- InvalidPlan         a Plan that cannot be carried out as written
     |   +-- UnsupportedModel    a model that cannot become a Bundle
+    |   +-- Diverged            a training whose loss, gradients or parameters are not finite; a restart repeats it
     +-- Unauthenticated         nobody we know: unknown device, bad signature, wrong token
     +-- PermissionDenied        somebody we know, who may not do this
     +-- NotFound                no such Run, Version, Round, Assignment or Chunk
@@ -53,6 +54,10 @@ class InvalidPlan(InvalidInput):
 
 class UnsupportedModel(InvalidInput):
     """A model cannot become a Bundle."""
+
+
+class Diverged(InvalidInput):
+    """The loss, the gradients or the parameters of a training are not finite."""
 
 
 class Unauthenticated(FaninError):
@@ -115,6 +120,7 @@ STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
         InvalidUpdate: Status(code="INVALID_ARGUMENT"),
         InvalidPlan: Status(code="INVALID_ARGUMENT"),
         UnsupportedModel: Status(code="INVALID_ARGUMENT"),
+        Diverged: Status(code="INVALID_ARGUMENT"),
         # The caller is not told which check failed: that would help to guess the next one.
         Unauthenticated: Status(code="UNAUTHENTICATED", public_text="not authenticated"),
         PermissionDenied: Status(code="PERMISSION_DENIED", public_text="not allowed"),

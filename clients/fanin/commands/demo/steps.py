@@ -305,7 +305,8 @@ def job_config(task: Task, turn: Turn, folder: Path, mesh: MeshShape, seed: int)
         evaluation=EvaluationSettings(
             batch_size=EVALUATED_AT_ONCE * mesh.num_parts, patience=turn.patience, min_delta=MIN_DELTA, keep="best"
         ),
-        parallel=ParallelSettings(mesh=mesh, microbatches=mesh.pp),
+        # The models are small, and any machine has as many CPUs as it takes, but seldom as many GPUs.
+        parallel=ParallelSettings(mesh=mesh, microbatches=mesh.pp, device="cpu"),
         seed=seed,
     )
 

@@ -32,7 +32,7 @@ from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSetting
 from fanin.datacenter.parallel.shapes import keep_buffers
 from fanin.datacenter.parallel.shard import HALF, apply_data_parallel
 from fanin.datacenter.parallel.tensor import apply_tensor_parallel, arrived
-from fanin.datacenter.parallel.ties import Tie, retie, tie_of
+from fanin.datacenter.parallel.ties import Tie, check_shared, check_still_shared, retie, shared_names, tie_of
 from fanin.protos.errors import InvalidInput
 
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
@@ -93,10 +93,12 @@ def build(
     if parallel.offload and mesh is None:
         raise InvalidInput("parallel: got offload and no mesh, expected one, of one rank: FSDP2 knows of ranks alone")
     apply_freeze(model.module, training.freeze)
-    table = parameter_table(model, parallel)
+    table, shared = parameter_table(model, parallel), shared_names(model.module)
     stages = _stages(model, parallel, mesh)
     runners = {stage.index: _spread(stage, layout, parallel, mesh, device) for stage in stages}
     parts = {stage.index: stage.part for stage in stages}
+    for part in parts.values():
+        check_still_shared(part, shared)
     optimizers = [build_optimizer(part, training) for part in parts.values()]
     schedule, tie = None, None
     if parallel.pipelined and mesh is not None:
@@ -118,9 +120,13 @@ def build(
 
 
 def parameter_table(model: Model, parallel: ParallelSettings) -> dict[str, Entry]:
-    """All parameters of a model that is still whole, in its order. Raises InvalidInput if a cut would leave some."""
+    """All parameters of a model that is still whole, in its order.
+
+    Raises InvalidInput if a cut would leave some out, and UnsupportedModel if the mesh would untie shared ones.
+    """
     num_stages = parallel.pipeline().num_stages if parallel.pipelined else 1
-    stage_of = owners(model.module, model.layout, num_stages, parallel.times)
+    stage_of = owners(model.module, model.layout, num_stages, parallel.times, every_name=True)
+    check_shared(model.module, model.layout, parallel.mesh, stage_of)
     return {
         name: Entry(stage=stage_of[name], shape=value.shape, dtype=value.dtype)
         for name, value in model.module.named_parameters()

@@ -35,6 +35,7 @@ from fanin.datacenter.parallel.noise import PartNorms, RateOf
 from fanin.datacenter.parallel.quiet import quiet
 from fanin.datacenter.parallel.scaling import LossScale
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_sequence
+from fanin.datacenter.parallel.shard import reshard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +63,18 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """What a step came to, the same on every rank: the mean loss before it, the gradients' norm, the count.
+    """The result of a step, the same on every rank: the mean loss before it, the gradients' norm, the count.
 
-    ``norm`` is None where nothing asked for it. ``skipped``: fp16 overflowed, and nothing was changed.
+    ``norm``: before clipping; with local steps it is this rank's own. ``skipped``: the loss or the norm is not finite
+    on some rank, and no rank changed anything. ``overflowed``: it was skipped for an overflow in fp16, whose scale was
+    lowered; it happens now and then.
     """
 
     loss: Tensor
-    norm: Tensor | None
+    norm: Tensor
     count: int
     skipped: bool = False
+    overflowed: bool = False
 
 
 def build_engine(
@@ -82,7 +86,7 @@ def build_engine(
 ) -> "Engine":
     """An engine on this rank, by default on what the mesh or, without one, the machine has. Raises InvalidInput."""
     quiet()
-    place = device or rank_device(device_type() if mesh is None else mesh.device_type)
+    place = device or rank_device(device_type(parallel.device) if mesh is None else mesh.device_type)
     return Engine(build(model, parallel, training, mesh, place))
 
 
@@ -95,6 +99,9 @@ class Engine:
         copied = None if built.tie is None else built.tie.copied
         # Both ends of a tie have the sum: their norm counts once.
         self._measured = [value for value in self._training if value is not copied]
+        # Only fp16, and jobs that may skip steps, go on after a step that changes nothing.
+        skips = built.training.max_skips > 0 or built.parallel.precision == "fp16"
+        self._statistics = [value for part in built.parts.values() for value in _statistics(part)] if skips else []
         self._groups = _groups(built)
         self._pipeline = built.mesh.get_group(PIPELINE) if built.mesh is not None and built.schedule else None
         self._scale = LossScale() if built.parallel.precision == "fp16" else None
@@ -131,14 +138,21 @@ class Engine:
         self._set_mode(training=True)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        loss = self._forward_backward(batch, max(1, total))
+        kept = [value.clone() for value in self._statistics]
+        share = self._forward_backward(batch, max(1, total))
         if self._noise is not None:
             self.set_learning_rate(self._noise.rate())
-        norm, skipped = self._treat_gradients()
-        if not skipped:
-            for optimizer in self.optimizers:
-                optimizer.step()
-        return Stepped(loss=self._sum(loss, pipeline=True), norm=norm, count=total, skipped=skipped)
+        norm = self._measure_gradients()
+        loss, finite = self._agreed(share, norm)
+        # In half precision the loss itself may overflow, too.
+        overflowed = not finite and self._scale is not None and self._scale.overflowed()
+        if finite:
+            self._update(norm)
+        else:
+            # A forward pass has moved the running statistics already.
+            for value, before in zip(self._statistics, kept, strict=True):
+                value.copy_(before)
+        return Stepped(loss=loss, norm=norm, count=total, skipped=not finite, overflowed=overflowed)
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> tuple[float, int]:
@@ -167,6 +181,8 @@ class Engine:
                 loss = loss + self.built.objective.loss_sum(outputs, piece.targets)
                 if observer is not None:
                     scores.append(observer.score(outputs, piece.targets))
+        for part in self.parts.values():
+            reshard(part)
         if observer is not None:
             for score in scores:
                 observer.add(score)
@@ -275,22 +291,34 @@ class Engine:
         else:
             schedule.eval(*inputs, target=target, losses=found, return_outputs=False, loss_kwargs=shared, **batch.extra)
 
-    def _treat_gradients(self) -> tuple[Tensor | None, bool]:
-        """(norm or None, whether the step must be left out)."""
-        limit = self.built.training.clip_norm
+    def _measure_gradients(self) -> Tensor:
+        """Complete the gradients; their norm before clipping."""
         gradients.settle(self._training)
         if self.built.tie is not None:
             self.built.tie.add_gradients()
         if self._scale is not None:
             gradients.scale(self._training, 1.0 / self._scale.factor)
-        if limit is None and self._scale is None:
-            return None, False
-        norm = gradients.total_norm(self._measured, self._pipeline, self.built.device)
-        if self._scale is not None and not self._scale.seen(finite=bool(norm.isfinite())):
-            return norm, True
+        return gradients.total_norm(self._measured, self._pipeline, self.built.device)
+
+    def _agreed(self, share: Tensor, norm: Tensor) -> tuple[Tensor, bool]:
+        """(the mean loss, whether it and the gradients are finite), the same on all ranks.
+
+        Ranks of ``tp`` need no message: each has the whole loss, and the norm of all of them. Copies that take local
+        steps have a norm each, so whether it is finite travels with the loss.
+        """
+        told = torch.stack([share, norm.isfinite().logical_not().to(share)])
+        loss, num_broken = self._sum(told, pipeline=True)
+        return loss, bool(loss.isfinite()) and not bool(num_broken)
+
+    def _update(self, norm: Tensor) -> None:
+        """Clip the gradients, and have the optimizers take them."""
+        limit = self.built.training.clip_norm
         if limit is not None:
             gradients.clip(self._training, norm, limit)
-        return norm, False
+        for optimizer in self.optimizers:
+            optimizer.step()
+        if self._scale is not None:
+            self._scale.succeeded()
 
     def _set_mode(self, *, training: bool) -> None:
         for runner in self.built.runners.values():
@@ -313,3 +341,9 @@ class Engine:
 def _groups(built: Built) -> list[dist.ProcessGroup]:
     sizes = built.parallel.mesh.sizes
     return [] if built.mesh is None else [built.mesh.get_group(axis) for axis in (SHARD, REPLICATE) if sizes[axis] > 1]
+
+
+def _statistics(part: nn.Module) -> list[Tensor]:
+    """The buffers of a part that belong to its state."""
+    kept = part.state_dict().keys()
+    return [value for name, value in part.named_buffers() if name in kept]

@@ -15,7 +15,8 @@ from fanin.datacenter.parallel.build import Built
 def whole_parameters(built: Built) -> Iterator[tuple[str, Tensor]]:
     """Name and whole value of each parameter, one after the other, on the CPU of every rank.
 
-    A collective of all ranks. Each holds one whole parameter at a time, if its caller does.
+    A collective of all ranks. Each holds one whole parameter at a time, if its caller does. Raises ValueError if a
+    part has another value under a name than the model's table says.
     """
     group = built.mesh.get_group(PIPELINE) if built.mesh is not None and built.parallel.pipelined else None
     found = {stage: dict(part.named_parameters()) for stage, part in built.parts.items()}
@@ -25,6 +26,11 @@ def whole_parameters(built: Built) -> Iterator[tuple[str, Tensor]]:
             value = torch.empty(entry.shape, dtype=entry.dtype, device=built.device)
         else:
             value = mine.full_tensor() if isinstance(mine, DTensor) else mine.detach()
+            if (value.shape, value.dtype) != (entry.shape, entry.dtype):
+                raise ValueError(
+                    f"{name}: got {value.dtype} {list(value.shape)}, expected {entry.dtype} {list(entry.shape)} as "
+                    "when the model was built; leave the parameters of the parts as they are"
+                )
         if group is not None:
             owner = dist.get_global_rank(group, built.parallel.pipeline().rank_of(entry.stage))
             value = value.to(built.device).contiguous()

@@ -75,11 +75,16 @@ def stage_times(num_layers: int, num_stages: int, times: Sequence[float]) -> tup
     return tuple(sum(times[1 + layer] for layer in share) + ends.get(index, 0.0) for index, share in enumerate(shares))
 
 
-def owners(module: nn.Module, layout: Layout, num_stages: int, times: Sequence[float] = ()) -> dict[str, int]:
-    """The name of each parameter, in the model's order, and its stage. Raises InvalidInput if a cut would leave two."""
+def owners(
+    module: nn.Module, layout: Layout, num_stages: int, times: Sequence[float] = (), *, every_name: bool = False
+) -> dict[str, int]:
+    """The name of each parameter, in the model's order, and its stage. Raises InvalidInput if a cut would leave two.
+
+    ``every_name``: a parameter that is shared has all of its names, else the first alone.
+    """
     shares = cut(layout.sizes.num_layers, num_stages, times)
     found: dict[str, int] = {}
-    for name, _ in module.named_parameters():
+    for name, _ in module.named_parameters(remove_duplicate=not every_name):
         if any(_within(name, part) for part in layout.inputs):
             found[name] = 0
         elif any(_within(name, part) for part in layout.outputs):

@@ -10,6 +10,8 @@ from typing import Final
 INITIAL: Final = 2.0**16
 PATIENCE: Final = 2000
 """Steps without an overflow after which the factor grows, as in torch's own scaler."""
+LOWEST: Final = 1.0
+"""Below it a finite loss would be scaled down; what overflows here, overflows without a scale."""
 FACTOR: Final = "loss_scale"
 CALM: Final = "loss_scale_calm"
 
@@ -31,11 +33,14 @@ class LossScale:
         """Go on where another was; as it is where ``values`` knows of none."""
         self.factor, self._calm = values.get(FACTOR, self.factor), int(values.get(CALM, self._calm))
 
-    def seen(self, *, finite: bool) -> bool:
-        """Take note of a step's gradients; whether they may be used."""
-        self._calm = self._calm + 1 if finite else 0
-        if not finite:
-            self.factor = max(1.0, self.factor / 2)
-        elif self._calm >= self._patience:
+    def succeeded(self) -> None:
+        """Take note of a step whose gradients are finite."""
+        self._calm += 1
+        if self._calm >= self._patience:
             self.factor, self._calm = self.factor * 2, 0
-        return finite
+
+    def overflowed(self) -> bool:
+        """Lower the factor after a step whose gradients are not finite. False if it is at its lowest already."""
+        lowered, self._calm = self.factor > LOWEST, 0
+        self.factor = max(LOWEST, self.factor / 2)
+        return lowered

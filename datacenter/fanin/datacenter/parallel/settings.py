@@ -14,6 +14,7 @@ from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 Recompute = Literal["none", "full", "selective"]
 Precision = Literal["full", "bf16", "fp16"]
+Device = Literal["auto", "cpu", "cuda"]
 OptimizerName = Literal["adamw", "sgd"]
 DEFAULT_SCHEDULE: Final = "1F1B"
 MEASURE: Final = "measure"
@@ -32,7 +33,8 @@ class ParallelSettings:
     computation; parameters and their gradients' sums keep the model's own.
     ``offload``: parameters, gradients and optimizer state live in the CPU's memory. ``replicate``: how whole copies
     are kept alike, ``ddp`` or ``hsdp``; with pp, tp or dp_shard it is always ``hsdp``. ``sequence_parallel``: whether
-    the ranks of tp share out what stands between the matrices that they split, by places of the sequence.
+    the ranks of tp share out what stands between the matrices that they split, by places of the sequence. ``device``:
+    what ranks compute on; ``auto`` is a GPU each where the machine has GPUs, and else the CPU.
     """
 
     mesh: MeshShape = field(default_factory=MeshShape)
@@ -47,11 +49,13 @@ class ParallelSettings:
     offload: bool = False
     replicate: Literal["ddp", "hsdp"] = "ddp"
     sequence_parallel: bool = False
+    device: Device = "auto"
 
     def __post_init__(self) -> None:
         _one_of("recompute", self.recompute, get_args(Recompute))
         _one_of("precision", self.precision, get_args(Precision))
         _one_of("replicate", self.replicate, ("ddp", "hsdp"))
+        _one_of("device", self.device, get_args(Device))
         _one_of("schedule", self.schedule, tuple(SCHEDULES))
         _check_times(self.layer_times, self.mesh)
         if self.microbatches < 1:
@@ -136,6 +140,8 @@ class TrainingSettings:
 
     ``batch_size``: samples of a step over all ranks, taken in ``accumulate`` turns. ``clip_norm``: the largest norm
     of all gradients together, None for no limit. ``freeze``: patterns over parameter names that do not train.
+    ``max_skips``: how many steps in succession may be left out because their loss or gradients are not finite; with 0
+    the first one ends the job.
     """
 
     batch_size: int
@@ -148,12 +154,15 @@ class TrainingSettings:
     accumulate: int = 1
     clip_norm: float | None = None
     freeze: tuple[str, ...] = ()
+    max_skips: int = 0
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, get_args(OptimizerName))
         for name in ("batch_size", "accumulate"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"training: got {name} {getattr(self, name)}, expected at least 1")
+        if self.max_skips < 0:
+            raise InvalidInput(f"training: got max_skips {self.max_skips}, expected 0 or more")
         if not 0.0 < self.learning_rate < inf:
             raise InvalidInput(f"training: got learning_rate {self.learning_rate}, expected a positive number")
         if self.clip_norm is not None and not 0.0 < self.clip_norm < inf:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fanin.datacenter.mesh import REPLICATE, SHARD
 from fanin.datacenter.parallel.settings import ParallelSettings
+from fanin.datacenter.parallel.ties import unshared
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -38,8 +39,8 @@ def _fully_shard(part: nn.Module, layers: list[nn.Module], mesh: DeviceMesh, set
     half = HALF.get(settings.precision)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if settings.offload else OffloadPolicy()
-    # The root last: it takes what no layer has, and a pipeline holds back the sums of a root alone.
-    for module in (*layers, part):
+    # The root last: it takes what no layer has alone, and a pipeline holds back the sums of a root alone.
+    for module in (*unshared(layers, part), part):
         fully_shard(
             module,
             mesh=ranks,
@@ -53,3 +54,14 @@ def _fully_shard(part: nn.Module, layers: list[nn.Module], mesh: DeviceMesh, set
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     assert isinstance(part, FSDPModule)
+
+
+def reshard(part: nn.Module) -> None:
+    """Free the whole parameters that a forward pass without a backward pass leaves where ``reshards`` is False.
+
+    They are copies in the dtype of the computation. Until they are freed a module has them in the place of its own
+    parameters, and what is read is rounded, and what is written is lost.
+    """
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -6,7 +6,7 @@ values with equal gradients and equal optimizer states stay equal (Narayanan et 
 all-reduce of two ranks for it).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +15,64 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from fanin.datacenter.mesh import PIPELINE
+from fanin.datacenter.mesh import PIPELINE, MeshShape
+from fanin.datacenter.parallel.layout import Layout
 from fanin.datacenter.parallel.schedules import Pipeline
+from fanin.protos.errors import UnsupportedModel
+
+
+def shared_names(module: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """The names of each parameter that a module has under more than one."""
+    found: dict[int, list[str]] = {}
+    for name, value in module.named_parameters(remove_duplicate=False):
+        found.setdefault(id(value), []).append(name)
+    return tuple(tuple(names) for names in found.values() if len(names) > 1)
+
+
+def unshared(layers: Sequence[nn.Module], part: nn.Module) -> list[nn.Module]:
+    """The layers whose parameters no module outside of them has.
+
+    FSDP2 keeps a parameter one only within one group: a layer that shares one must be of its part's own group.
+    """
+    owners: dict[int, set[int]] = {}
+    for module in part.modules():
+        for value in module.parameters(recurse=False):
+            owners.setdefault(id(value), set()).add(id(module))
+
+    def alone(layer: nn.Module) -> bool:
+        within = {id(module) for module in layer.modules()}
+        return all(owners[id(value)] <= within for value in layer.parameters())
+
+    return [layer for layer in layers if alone(layer)]
+
+
+def check_shared(module: nn.Module, layout: Layout, mesh: MeshShape, stage_of: Mapping[str, int]) -> None:
+    """Raise UnsupportedModel if a mesh would make two parameters of one: ``tp`` between modules, ``pp`` between stages.
+
+    The pair that the layout names as ``tied`` is tied again.
+    """
+    for names in shared_names(module):
+        if layout.tied is not None and set(names) == set(layout.tied):
+            continue
+        modules = {id(module.get_submodule(name.rpartition(".")[0])) for name in names}
+        split = mesh.tp > 1 and len(modules) > 1
+        if split or len({stage_of[name] for name in names}) > 1:
+            raise UnsupportedModel(
+                f"mesh {mesh}: got one parameter under the names {', '.join(names)}, expected tp 1, and pp 1 or all of "
+                "them in one stage: each rank of tp and each stage would train a copy of its own; take dp_replicate "
+                "and dp_shard, which keep it one"
+            )
+
+
+def check_still_shared(part: nn.Module, shared: Sequence[Sequence[str]]) -> None:
+    """Raise UnsupportedModel if a part that is on its ranks has two parameters where the model had one."""
+    values = dict(part.named_parameters(remove_duplicate=False))
+    for names in shared:
+        if len({id(values[name]) for name in names if name in values}) > 1:
+            raise UnsupportedModel(
+                f"{type(part).__name__}: got two parameters for {', '.join(names)}, which are one in the model; "
+                "expected one; train it on another mesh, or give each module a parameter of its own"
+            )
 
 
 def retie(part: nn.Module, tied: tuple[str, str]) -> None:

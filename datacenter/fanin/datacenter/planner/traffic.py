@@ -11,7 +11,8 @@ With m microbatches in a accumulated turns, of tokens t each, L layers, width w,
     pp            t x w for each microbatch and each way, where stages are on different ranks; of a split sequence a
                   rank's part
 
-and a few bytes for the loss, the norm, and what both ends of a pipeline or several ranks have of one parameter.
+and a few bytes for the loss and whether all is finite, for the norm, and for what both ends of a pipeline or several
+ranks have of one parameter.
 """
 
 from fanin.datacenter.counters import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, Amount, Counts
@@ -113,9 +114,7 @@ def _small(found: Counts, job: Job, rank: int) -> None:
     sizes = job.parallel.mesh.sizes
     for axis in (SHARD, REPLICATE, PIPELINE):
         if sizes[axis] > 1:
-            _add(found, (axis, ALL_REDUCE), 1, SUM_BYTES)
-    if job.training.clip_norm is None:
-        return
+            _add(found, (axis, ALL_REDUCE), 1, 2 * SUM_BYTES)
     stages = job.stages(rank)
     # One float32 a parameter; both ends of a tie have the sum, and it counts once.
     measured = sum(job.num_weights(stage) for stage in stages)

@@ -1,0 +1,191 @@
+"""Trains small jobs on four ranks, and leaves what each rank has seen as .npz files.
+
+    python tests/parallel/quads.py FOLDER
+
+A program of its own for the reason that ``parity.py`` gives, and one process group for all of its jobs.
+"""
+
+import multiprocessing
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fanin.datacenter.communication import CommunicationSettings, apply_communication
+from fanin.datacenter.devices import build_mesh
+from fanin.datacenter.layouts import WHOLE, LayoutSettings
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig
+from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
+from fanin.datacenter.parallel.layout import Layout, decoder_layout
+from fanin.datacenter.parallel.objective import TOKENS, Objective
+from fanin.datacenter.parallel.quiet import quiet
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.trainer import restore, snapshot
+from fanin.datacenter.weights import export_weights
+from fanin.protos.errors import UnsupportedModel
+
+NUM_RANKS, NUM_STEPS, BATCH, LENGTH, WIDTH = 4, 3, 8, 6, 8
+CONFIG = DecoderConfig(vocabulary=16, width=WIDTH, num_layers=2, num_heads=2, num_kv_heads=2, feed_forward=16)
+TRAINING = TrainingSettings(batch_size=BATCH, learning_rate=0.05, optimizer="sgd")
+BROKEN = {
+    "sharded": ParallelSettings(mesh=MeshShape(dp_replicate=2, dp_shard=2)),
+    "cut-and-split": ParallelSettings(mesh=MeshShape(pp=2, tp=2), microbatches=2),
+    "local": ParallelSettings(mesh=MeshShape(dp_replicate=4)),
+}
+HALVES = {
+    "pipeline": ParallelSettings(mesh=MeshShape(pp=2, dp_shard=2), microbatches=2, precision="bf16"),
+    "kept": ParallelSettings(mesh=MeshShape(dp_shard=4), reshard=False, precision="bf16"),
+}
+NAMES = LayoutSettings(layers="layers", num_layers=2, inputs=("embed",), outputs=("head",), plan={}).layout
+
+
+class Shared(nn.Module):
+    """A table of tokens that scores them as well, and two layers of which each has the other's matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.embed = nn.Embedding(CONFIG.vocabulary, WIDTH)
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])
+        self.head = nn.Linear(WIDTH, CONFIG.vocabulary, bias=False)
+        for value in self.parameters():
+            nn.init.normal_(value, std=0.3, generator=generator)
+        self.head.weight = self.embed.weight
+        self.layers[1].weight = self.layers[0].weight
+        self.double()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        stream = self.embed(tokens)
+        for layer in self.layers:
+            stream = stream + layer(stream).tanh()
+        scores: Tensor = self.head(stream)
+        return scores
+
+
+def batch(engine: Engine) -> Batch:
+    """This rank's part of the only batch."""
+    tokens = torch.arange(BATCH * (LENGTH + 1)).reshape(BATCH, LENGTH + 1) ** 2 % CONFIG.vocabulary
+    index, count = engine.share
+    mine = tokens.chunk(count)[index]
+    return Batch(inputs=mine[:, :-1], targets=mine[:, 1:])
+
+
+def flat(engine: Engine) -> np.ndarray:
+    """All parameters."""
+    return np.concatenate([value.double().numpy().ravel() for value in engine.full_parameters().values()])
+
+
+def decoder_engine(parallel: ParallelSettings, training: TrainingSettings, objective: Objective = TOKENS) -> Engine:
+    mesh = build_mesh(parallel.mesh, NUM_RANKS)
+    model = Model(module=Decoder(CONFIG, seed=1), layout=decoder_layout(CONFIG), objective=objective)
+    return build_engine(model, parallel, training, mesh)
+
+
+def broken(name: str, rank: int) -> Mapping[str, np.ndarray]:
+    """Three steps, in the second of which the gradients of the last rank's samples are not finite."""
+    spoils = [False]
+
+    def loss_sum(outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = TOKENS.loss_sum(outputs, targets)
+        return loss + (loss * 0.0).sqrt() if spoils[0] and rank == NUM_RANKS - 1 else loss
+
+    training = replace(TRAINING, max_skips=1)
+    engine = decoder_engine(BROKEN[name], training, replace(TOKENS, loss_sum=loss_sum))
+    if name == "local":
+        apply_communication(engine.built.runners[0], CommunicationSettings(local_period=4, dense_steps=2))
+    rows, values = [], [flat(engine)]
+    for step in range(3):
+        spoils[0] = step == 1
+        stepped = engine.step(batch(engine))
+        rows.append((stepped.skipped, np.isfinite(float(stepped.loss))))
+        values.append(flat(engine))
+    return {"skipped": np.array(rows), "moved": np.array([(new != old).any() for old, new in pairwise(values)])}
+
+
+def evaluated(name: str, folder: Path) -> Mapping[str, np.ndarray]:
+    """Parameters before an evaluation and as they are read, written and restored after it."""
+    engine = decoder_engine(HALVES[name], TRAINING)
+    engine.step(batch(engine))
+    before = engine.full_parameters()
+    size = BATCH // HALVES[name].mesh.num_parts
+    assert len(batch(engine).inputs) == size
+    engine.evaluate(batch(engine))
+    after = engine.full_parameters()
+    engine.evaluate(batch(engine))
+    best = snapshot(engine)
+    export_weights(engine, folder / f"{name}.safetensors")
+    dist.barrier()
+    written = load_file(folder / f"{name}.safetensors")
+    engine.step(batch(engine))
+    engine.evaluate(batch(engine))
+    restore(engine, best)
+    restored = engine.full_parameters()
+    engine.evaluate(batch(engine))
+    engine.load_parameters({key: value / 2 for key, value in before.items()})
+    loaded = engine.full_parameters()
+    same = [
+        all(torch.equal(before[key], values[key]) and values[key].dtype == torch.float32 for key in before)
+        for values in (after, written, restored, {key: value * 2 for key, value in loaded.items()})
+    ]
+    return {"same": np.array(same)}
+
+
+def shared(parallel: ParallelSettings, layout: Layout) -> Mapping[str, np.ndarray]:
+    """Losses and parameters of a model with shared parameters, or why it is refused."""
+    mesh = None if parallel.mesh.num_ranks == 1 else build_mesh(parallel.mesh, NUM_RANKS)
+    try:
+        engine = build_engine(Model(module=Shared(), layout=layout), parallel, TRAINING, mesh)
+    except UnsupportedModel as exc:
+        return {"told": np.array(str(exc))}
+    losses = [float(engine.step(batch(engine)).loss) for _ in range(NUM_STEPS)]
+    return {"losses": np.array(losses), "parameters": flat(engine)}
+
+
+SHARED = {
+    "alone": (ParallelSettings(), WHOLE),
+    "dp_shard": (ParallelSettings(mesh=MeshShape(dp_shard=4)), WHOLE),
+    "layers": (ParallelSettings(mesh=MeshShape(dp_replicate=2, dp_shard=2)), NAMES),
+    "ddp": (ParallelSettings(mesh=MeshShape(dp_replicate=4)), WHOLE),
+    "pp": (ParallelSettings(mesh=MeshShape(pp=2, dp_shard=2), microbatches=2), NAMES),
+    "tp": (ParallelSettings(mesh=MeshShape(dp_shard=2, tp=2)), NAMES),
+}
+
+
+def work(folder: Path, rank: int) -> None:
+    """All jobs on one rank."""
+    torch.set_num_threads(1)
+    quiet()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
+    for name in BROKEN:
+        np.savez(folder / f"broken-{name}-{rank}.npz", **broken(name, rank))
+    for name in HALVES:
+        np.savez(folder / f"half-{name}-{rank}.npz", **evaluated(name, folder))
+    for name, (parallel, layout) in SHARED.items():
+        np.savez(folder / f"shared-{name}-{rank}.npz", **shared(parallel, layout))
+    dist.destroy_process_group()
+
+
+def main(folder: Path) -> int:
+    """The number of ranks that failed."""
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=work, args=(folder, rank)) for rank in range(NUM_RANKS)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    return sum(process.exitcode != 0 for process in ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

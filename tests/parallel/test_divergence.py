@@ -1,0 +1,282 @@
+"""A step whose loss or gradients are not finite ends a job or is skipped, and never reaches a checkpoint."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fanin.clients.data import Examples
+from fanin.datacenter.checkpoint import Checkpoints
+from fanin.datacenter.communication import CommunicationSettings
+from fanin.datacenter.config import (
+    CheckpointSettings,
+    DataSettings,
+    ModelSettings,
+    StopSettings,
+    TrainConfig,
+)
+from fanin.datacenter.job import main
+from fanin.datacenter.jobfiles import ROWS_FILE, read_error, read_result, write_config
+from fanin.datacenter.keeping import TRACE_FILE, Keeper
+from fanin.datacenter.objectives import Scored, filled_objective
+from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.engine import Batch, build_engine
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parameters import parameter_vector
+from fanin.datacenter.progress import Progress, latest
+from fanin.datacenter.rates import RateSettings
+from fanin.datacenter.samples import ExampleSamples
+from fanin.datacenter.trainer import Parts, Trainer
+from fanin.edge.export import squared_error
+from fanin.protos.errors import Diverged, InvalidInput
+
+NUM_STEPS, BATCH = 8, 4
+CONFIG = TrainConfig(
+    model=ModelSettings(app="made:here"),
+    data=DataSettings(examples=Path("made-here.npz")),
+    training=TrainingSettings(batch_size=BATCH, learning_rate=0.1, optimizer="sgd"),
+    stop=StopSettings(steps=NUM_STEPS),
+)
+Spoil = Callable[[Tensor], Tensor]
+
+
+def in_gradients(losses: Tensor) -> Tensor:
+    """The same losses, whose gradients are not finite: a square root has none at 0."""
+    return losses + (losses * 0.0).sqrt()
+
+
+def in_losses(losses: Tensor) -> Tensor:
+    return losses * float("nan")
+
+
+class Spoilt:
+    """A loss that is spoilt in some steps, counted from 0."""
+
+    def __init__(self, steps: tuple[int, ...], spoil: Spoil) -> None:
+        self._steps = steps
+        self._spoil = spoil
+        self.step = 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = squared_error(outputs, targets)
+        if not torch.is_grad_enabled():
+            return losses
+        self.step += 1
+        return self._spoil(losses) if self.step - 1 in self._steps else losses
+
+
+def trainer_of(
+    config: TrainConfig, steps: tuple[int, ...] = (), spoil: Spoil = in_gradients, module: torch.nn.Module | None = None
+) -> Trainer:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = module or torch.nn.Linear(3, 1)
+    rng = np.random.default_rng(0)
+    examples = Examples(x=rng.normal(size=(40, 3)).astype(np.float32), y=rng.normal(size=(40, 1)).astype(np.float32))
+    scored = Scored(filled_objective(Spoilt(steps, spoil)))
+    model = Model(module=module, layout=config.model.parallel_layout, objective=scored.objective)
+    samples = ExampleSamples(examples)
+    engine = build_engine(model, config.parallel, config.training, None)
+    return Trainer(engine, scored, config, Parts(train=samples, held_out=samples))
+
+
+def kept(trainer: Trainer, checkpoints: CheckpointSettings) -> None:
+    """Train, and save after each step."""
+    with Keeper(checkpoints, trainer.engine, CONFIG.seed, writes=True) as keeper:
+        trainer.state = keeper.state
+        trainer.remember(keeper.losses, keeper.evaluated)
+
+        def after_step() -> bool:
+            keeper.after_step(trainer)
+            return False
+
+        trainer.run(after_step)
+        keeper.save(trainer)
+
+
+def vector(trainer: Trainer) -> np.ndarray:
+    return parameter_vector(trainer.engine.parts[0])
+
+
+def allowing(max_skips: int) -> TrainConfig:
+    return replace(CONFIG, training=replace(CONFIG.training, max_skips=max_skips))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"), [(in_gradients, r"got loss \d\S* and gradient"), (in_losses, "got loss nan and")]
+)
+def test_a_step_that_is_not_finite_ends_the_job_and_is_not_saved(tmp_path: Path, spoil: Spoil, told: str) -> None:
+    trainer, checkpoints = trainer_of(CONFIG, (3,), spoil), CheckpointSettings(folder=tmp_path, every=1)
+    with pytest.raises(Diverged, match=f"^training: step 4: {told}.* norm nan .learning rate 0.1., .* max_skips .0."):
+        kept(trainer, checkpoints)
+    progress = latest(tmp_path)
+    assert progress is not None
+    assert progress.step == trainer.state.step == 3
+    assert np.isfinite(vector(trainer)).all(), "the step changed nothing"
+    before = vector(trainer)
+    with Keeper(checkpoints, trainer.engine, CONFIG.seed, writes=False):
+        assert (vector(trainer) == before).all(), "the last checkpoint is the state before the step"
+
+
+def test_steps_may_be_skipped_and_are_counted_across_a_resume(tmp_path: Path) -> None:
+    config, spoilt = allowing(2), (1, 2, 5)
+    whole = trainer_of(config, spoilt)
+    trained = whole.run()
+    assert [loss is None for loss in trained.losses] == [False] * NUM_STEPS, "the losses themselves are finite"
+    assert (trained.skipped, whole.state.skips) == (3, 0)
+    without = trainer_of(config)
+    without.run()
+    assert (vector(whole) != vector(without)).any()
+    assert np.isfinite(vector(whole)).all()
+    checkpoints = CheckpointSettings(folder=tmp_path, every=1)
+    first = trainer_of(replace(config, stop=StopSettings(steps=2)), spoilt)
+    kept(first, checkpoints)
+    assert (first.state.skipped, first.state.skips) == (1, 1)
+    second = trainer_of(config, tuple(step - 2 for step in spoilt))
+    kept(second, checkpoints)
+    assert (second.state.skipped, second.trained.losses) == (3, trained.losses)
+    assert (vector(second) == vector(whole)).all()
+
+
+def test_skips_in_succession_have_a_bound_that_a_resume_keeps(tmp_path: Path) -> None:
+    checkpoints = CheckpointSettings(folder=tmp_path, every=1)
+    told = r"step 4: .* after 2 steps in succession were skipped \(max_skips 2\), expected finite numbers"
+    with pytest.raises(Diverged, match=told):
+        kept(trainer_of(allowing(2), (1, 2, 3)), checkpoints)
+    with pytest.raises(Diverged, match=told):
+        kept(trainer_of(allowing(2), (0,)), checkpoints)
+
+
+def test_a_skipped_step_changes_no_statistics_and_no_optimizer_state() -> None:
+    def module() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+
+    config = replace(allowing(1), training=replace(allowing(1).training, optimizer="adamw"))
+    trainer = trainer_of(config, (2,), in_losses, module())
+    trainer.run(lambda: trainer.state.step == 2)
+    state = trainer.engine.optimizers[0].state
+    before = {name: value.clone() for name, value in trainer.engine.parts[0].state_dict().items()}
+    moments = [value.clone() for row in state.values() for value in row.values()]
+    trainer.run(lambda: True)
+    assert trainer.state.skips == 1
+    after = trainer.engine.parts[0].state_dict()
+    assert any("running_mean" in name for name in before)
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert all(map(torch.equal, moments, (value for row in state.values() for value in row.values())))
+
+
+def test_adascale_forgets_what_it_saw_in_a_skipped_step() -> None:
+    training = replace(allowing(1).training, accumulate=2)
+    config = replace(CONFIG, training=training, rate=RateSettings(scale="adascale", base_batch=2))
+    # A step has two turns.
+    trainer = trainer_of(config, (4,))
+    trainer.run(lambda: trainer.state.step == 2)
+    before = trainer.state.noise
+    trainer.run(lambda: True)
+    assert trainer.state.skipped == 1
+    assert trainer.state.noise == before
+    trainer.run(lambda: True)
+    assert trainer.state.noise.count == before.count + 1
+    assert math.isfinite(trainer.state.noise.steps)
+
+
+def test_fp16_lowers_its_scale_only_while_that_can_help() -> None:
+    trainer = trainer_of(replace(CONFIG, parallel=ParallelSettings(precision="fp16")), (1, 2, 3), in_gradients)
+    trainer.engine.load_scale_state({"loss_scale": 4.0})
+    with pytest.raises(Diverged, match=r"step 4: got loss \S+ and gradient norm nan"):
+        trainer.run()
+    assert trainer.engine.scale_state["loss_scale"] == 1.0
+    assert trainer.state.skipped == 2
+
+
+@pytest.mark.parametrize("name", ["model.weight", "optimizer.bias.momentum_buffer"])
+def test_values_that_are_not_finite_are_never_saved(tmp_path: Path, name: str) -> None:
+    engine = trainer_of(CONFIG).engine
+    linear = engine.parts[0]
+    with Checkpoints(tmp_path, engine) as checkpoints:
+        batch = Batch(inputs=torch.ones(4, 3), targets=torch.ones(4, 1))
+        engine.step(batch)
+        checkpoints.save(Progress(step=1))
+        values = {
+            "model.weight": linear.weight,
+            **{f"optimizer.bias.{key}": value for key, value in engine.optimizers[0].state[linear.bias].items()},
+        }
+        with torch.no_grad():
+            values[name].view(-1)[0] = math.inf
+        with pytest.raises(
+            Diverged, match=f"step-00000002: got {name} with values that are not finite, expected finite"
+        ):
+            checkpoints.save(Progress(step=2))
+    assert latest(tmp_path) == Progress(step=1)
+
+
+def test_values_that_do_not_train_may_be_infinite(tmp_path: Path) -> None:
+    module = torch.nn.Linear(3, 1)
+    module.register_buffer("mask", torch.full((2,), -math.inf))
+    module.register_parameter("fixed", torch.nn.Parameter(torch.full((2,), -math.inf), requires_grad=False))
+    engine = trainer_of(CONFIG, module=module).engine
+    with Checkpoints(tmp_path, engine) as checkpoints:
+        checkpoints.save(Progress(step=1))
+    assert latest(tmp_path) == Progress(step=1)
+
+
+def test_powersgd_and_skips_exclude_each_other() -> None:
+    hook = CommunicationSettings(hook="powersgd")
+    parallel = ParallelSettings(mesh=ParallelSettings().mesh.fit(2))
+    with pytest.raises(InvalidInput, match="training: got max_skips 1 and hook 'powersgd', expected one of them"):
+        replace(allowing(1), communication=hook, parallel=parallel)
+
+
+APP = """
+import dataclasses, torch
+from fanin.datacenter.models.digits_app import app as digits
+steps = [0]
+def app():
+    whole = digits()
+    def loss(outputs, targets):
+        losses = whole.loss(outputs, targets)
+        steps[0] += torch.is_grad_enabled()
+        return losses * float("nan") if torch.is_grad_enabled() and steps[0] == 2 else losses
+    return dataclasses.replace(whole, loss=loss)
+"""
+
+
+def strict(text: str) -> object:
+    def refuse(name: str) -> None:
+        raise ValueError(f"got {name}, which is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("max_skips", [0, 1])
+def test_a_jobs_files_are_json_and_a_restart_does_not_repeat_it(tmp_path: Path, max_skips: int) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    rng = np.random.default_rng(0)
+    x, y = rng.random((40, 1, 8, 8), np.float32), rng.integers(0, 10, 40, np.int32)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    config = replace(
+        allowing(max_skips),
+        model=ModelSettings(app=f"{tmp_path / 'app.py'}:app"),
+        data=DataSettings(examples=tmp_path / "data.npz"),
+        checkpoints=CheckpointSettings(folder=tmp_path / "kept", every=1),
+    )
+    # Status 0: torchrun would start the ranks again, to the same end.
+    assert main([str(write_config(config, tmp_path))]) == 0
+    rows = [strict(line) for line in (tmp_path / ROWS_FILE).read_text().splitlines()]
+    trace = [strict(line) for line in (tmp_path / "kept" / TRACE_FILE).read_text().splitlines()]
+    if max_skips == 0:
+        assert isinstance(read_error(tmp_path), Diverged)
+        assert len(rows) == len(trace) == 1
+        return
+    assert len(rows) == NUM_STEPS
+    assert [row["loss"] is None for row in rows if isinstance(row, dict)].index(True) == 1
+    assert {"loss": None} in trace
+    strict((tmp_path / "metrics.json").read_text())
+    trained = read_result(tmp_path).metrics.trained
+    assert (trained.losses[1], trained.skipped) == (None, 1)

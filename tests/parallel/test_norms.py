@@ -1,0 +1,63 @@
+"""How near to one process a family of ``transformers`` can be in float64: its norms decide, where they use float32."""
+
+import pytest
+import torch
+from parallel.cells import BATCH, Cell
+from parallel.families import batches, pretrained_row
+from torch import Tensor, nn
+
+from fanin.datacenter.models.pretrained import module_of
+from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
+from fanin.datacenter.parallel.pretrained import pretrained_model
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.edge.runtimes.graphs import NO_TOKEN
+
+BOUNDS = {"llama": 1e-10, "gemma": 1e-5}
+"""Family to the largest difference of losses and parameters in float64, between any two ways to divide a batch.
+
+Gemma's norm multiplies with ``weight.float()``, so the gradient of the weight is a sum over tokens in float32, which
+depends on the pieces that a batch is taken in. Llama's norm casts what it is given, token by token, but not its weight.
+"""
+TRAINING = TrainingSettings(batch_size=BATCH, learning_rate=0.1, optimizer="sgd", clip_norm=0.5)
+
+
+def module(family: str) -> nn.Module:
+    """A small model of the family, in float64."""
+    row = {**pretrained_row(Cell(mesh="none", family="llama", tied=True)), "model_type": family, "head_dim": 4}
+    return module_of(row, "float64", 1, family)
+
+
+def gradient(norm: nn.Module, inputs: Tensor, num_pieces: int) -> Tensor:
+    """Of the norm's weight, summed over pieces of the inputs."""
+    norm.zero_grad()
+    for piece in inputs.chunk(num_pieces):
+        norm(piece).square().sum().backward()
+    assert isinstance(norm.weight, nn.Parameter)
+    assert norm.weight.grad is not None
+    return norm.weight.grad.clone()
+
+
+@pytest.mark.parametrize("family", BOUNDS)
+def test_a_norms_gradient_is_summed_in_its_own_precision(family: str) -> None:
+    norm = next(each for each in module(family).modules() if type(each).__name__.endswith("RMSNorm"))
+    inputs = torch.randn(64, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    whole, pieces = gradient(norm, inputs, 1), gradient(norm, inputs, 8)
+    away = float((whole - pieces).abs().max() / whole.abs().max())
+    assert away < BOUNDS[family]
+    assert (away > 1e-9) == (family == "gemma"), away
+
+
+@pytest.mark.parametrize("family", BOUNDS)
+def test_microbatches_of_a_family_agree_to_its_bound(family: str) -> None:
+    def engine(microbatches: int) -> Engine:
+        parallel = ParallelSettings(microbatches=microbatches)
+        return build_engine(pretrained_model(module(family)), parallel, TRAINING, None)
+
+    whole, pieces = engine(1), engine(4)
+    for _, (inputs, targets) in zip(range(2), batches(), strict=False):
+        batch = Batch(inputs=inputs, targets=targets, extra={"attention_mask": (targets != NO_TOKEN).long()})
+        assert abs(float(whole.step(batch).loss) - float(pieces.step(batch).loss)) <= BOUNDS[family]
+    ours, theirs = whole.full_parameters(), pieces.full_parameters()
+    away = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+    assert away <= BOUNDS[family]
+    assert (away > 1e-13) == (family == "gemma"), away

@@ -1,0 +1,106 @@
+"""What four ranks must agree on: steps that are not finite, parameters after an evaluation, and shared parameters."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from parallel.quads import BROKEN, HALVES, NUM_RANKS, Shared
+from torch import nn
+
+from fanin.datacenter.layouts import WHOLE
+from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.ties import check_still_shared, shared_names, unshared
+from fanin.protos.errors import UnsupportedModel
+
+PROGRAM = Path(__file__).with_name("quads.py")
+AFTER = ("gathered", "written", "restored", "loaded")
+TIED = ("embed.weight", "head.weight")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``quads.py`` left, its warnings being errors."""
+    made = tmp_path_factory.mktemp("quads")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-W", "error", str(PROGRAM), str(made)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return made
+
+
+def read(folder: Path, name: str, rank: int = 0) -> dict[str, np.ndarray]:
+    with np.load(folder / f"{name}-{rank}.npz") as archive:
+        return dict(archive)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_one_rank_finds_not_finite_all_ranks_skip(folder: Path, name: str) -> None:
+    for rank in range(NUM_RANKS):
+        found = read(folder, f"broken-{name}", rank)
+        assert found["skipped"][:, 0].tolist() == [False, True, False]
+        assert found["skipped"][:, 1].all(), "the losses themselves are finite"
+        assert found["moved"].tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_an_evaluation_leaves_the_parameters_in_their_own_dtype(folder: Path, name: str) -> None:
+    for rank in range(NUM_RANKS):
+        same = dict(zip(AFTER, read(folder, f"half-{name}", rank)["same"], strict=True))
+        assert all(same.values()), same
+
+
+@pytest.mark.parametrize("name", ["dp_shard", "layers", "ddp"])
+def test_shared_parameters_stay_one_on_copies_and_shards(folder: Path, name: str) -> None:
+    alone = read(folder, "shared-alone")
+    for rank in range(NUM_RANKS):
+        found = read(folder, f"shared-{name}", rank)
+        for key in alone:
+            assert np.abs(found[key] - alone[key]).max() <= 1e-12, key
+
+
+@pytest.mark.parametrize("name", ["pp", "tp"])
+def test_a_mesh_that_would_untie_parameters_is_refused(folder: Path, name: str) -> None:
+    for rank in range(NUM_RANKS):
+        told = str(read(folder, f"shared-{name}", rank)["told"])
+        assert "got one parameter under the names embed.weight, head.weight, expected tp 1, and pp 1" in told
+
+
+def test_shared_parameters_are_found_by_identity() -> None:
+    module = Shared()
+    assert shared_names(module) == (TIED, ("layers.0.weight", "layers.1.weight"))
+    assert shared_names(nn.ModuleList([module.head, module.layers[0]])) == ()
+    # A module that is used twice has its parameters once.
+    layer = nn.Linear(2, 2)
+    assert unshared([layer], nn.ModuleList([layer, layer])) == [layer]
+    assert unshared([*module.layers, module.head], module) == []
+    assert unshared([module.layers], module) == [module.layers]
+
+
+def test_a_part_that_came_apart_is_told() -> None:
+    module, parallel = Shared(), ParallelSettings()
+    shared = shared_names(module)
+    check_still_shared(module, shared)
+    module.head.weight = nn.Parameter(module.head.weight.detach().clone())
+    with pytest.raises(
+        UnsupportedModel, match=r"Shared: got two parameters for embed\.weight, head\.weight, which are"
+    ):
+        check_still_shared(module, shared)
+    assert shared_names(module) == (("layers.0.weight", "layers.1.weight"),)
+    engine = build_engine(
+        Model(module=Shared(), layout=WHOLE), parallel, TrainingSettings(batch_size=2, learning_rate=0.1), None
+    )
+    assert len(engine.full_parameters()) == len(dict(module.named_parameters())) - 1
+
+
+def test_another_value_in_the_place_of_a_parameter_is_told() -> None:
+    training = TrainingSettings(batch_size=2, learning_rate=0.1)
+    engine = build_engine(Model(module=nn.Linear(2, 2), layout=WHOLE), ParallelSettings(), training, None)
+    engine.parts[0].to(torch.bfloat16)
+    with pytest.raises(ValueError, match=r"weight: got torch.bfloat16 \[2, 2\], expected torch.float32 \[2, 2\]"):
+        engine.full_parameters()
