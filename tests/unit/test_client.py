@@ -1,6 +1,7 @@
 """The device's client over a line that is made by hand: what each failure is to it, and what it keeps and counts."""
 
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -207,16 +208,16 @@ def test_a_may_work_that_raises_means_not_now_and_is_logged_once(
 def test_an_update_that_cannot_be_removed_does_not_end_the_client(
     script: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Stubborn:
-        """Puts a folder among the Updates while the device trains: ``unlink`` fails on it."""
+    class Losing(Script):
+        """Loses the device's folder of Updates while it takes one: nothing in it can be listed or removed."""
 
-        runtime, graph_format = "synthetic 1", "onnx"
+        def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
+            shutil.rmtree(tmp_path / "device" / "updates")
+            (tmp_path / "device" / "updates").write_bytes(b"")
+            return super().upload(header, read)
 
-        def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
-            (tmp_path / "device" / "updates" / "folder").mkdir()
-            return SyntheticTrainer(partition=0).train(model, assignment, bytes_downloaded)
-
-    assert run(script, tmp_path, Stubborn()).num_accepted == 1
+    losing = Losing(bundle=script.bundle, work=script.work)
+    assert run(losing, tmp_path).num_accepted == 1
     assert "updates cannot be removed" in caplog.text
 
 
