@@ -27,13 +27,14 @@ class Context:
     """A call without metadata; notes what it was ended with."""
 
     def __init__(self) -> None:
+        self.code = grpc.StatusCode.OK
         self.details = ""
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
     async def abort(self, code: grpc.StatusCode, details: str, trailing: object = ()) -> None:
-        self.details = details
+        self.code, self.details = code, details
         raise aio.AbortError
 
 
@@ -82,6 +83,21 @@ def test_long_texts_are_cut_for_the_peer_and_the_log(rim: Rim, caplog: pytest.Lo
     assert context.details == "x" * MAX_TEXT_CHARS
     (record,) = caplog.records
     assert record.getMessage() == f"{UPLOAD}: InvalidInput: {'x' * MAX_TEXT_CHARS}"
+
+
+def test_an_error_of_the_disk_tells_its_caller_to_come_back_and_no_path(
+    rim: Rim, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = Context()
+
+    async def fail() -> None:
+        async with rim._rim(UPLOAD, context):
+            raise IsADirectoryError(21, "Is a directory", "/var/fanin/blobs/39")
+
+    with pytest.raises(aio.AbortError):
+        asyncio.run(fail())
+    assert (context.code, context.details) == (grpc.StatusCode.UNAVAILABLE, "try again later")
+    assert "/var/fanin/blobs/39" in caplog.text
 
 
 def test_the_server_takes_pings_as_often_as_clients_send_them() -> None:

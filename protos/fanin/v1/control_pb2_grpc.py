@@ -127,7 +127,8 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PublishBundle(self, request, context):
-        """Makes a Bundle known, once all its Chunks are here. It is verified as a device would.
+        """Makes a Bundle known, once all its Chunks are here. It is verified as a device would. FAILED_PRECONDITION: it is
+        known under another publisher's key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,7 +143,8 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StartRun(self, request, context):
-        """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan cannot be carried out as written.
+        """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan cannot be carried out as written. Repeated for a Run that
+        the coordinator could not take up at its start, it tries that again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from fanin.protos import messages as m
 from fanin.protos.chunks import short
-from fanin.protos.errors import InvalidUpdate, NotFound, Unavailable
+from fanin.protos.errors import InvalidUpdate, NotFound, StorageFull, Unavailable
 from fanin.server.driver import RunDriver
 from fanin.server.patience import Patience
 from fanin.server.permits import Permit, Permits
@@ -79,7 +79,7 @@ class Coordinator:
             known = f"{m.OLDEST_PROTOCOL} to {m.PROTOCOL}"
             text = f"protocol: got {check_in.protocol}, expected {known}; install another fanin"
             return m.Rejected(reason=m.RejectReason.UPGRADE, text=text)
-        refusals = [driver.refusal(check_in.capabilities) for driver in self._runs.running()]
+        refusals = [driver.intake.refusal(check_in.capabilities) for driver in self._runs.running()]
         if refusals and all(refusals):
             return m.Rejected(reason=m.RejectReason.UNSUITABLE, text="; ".join(refusals))
         earlier = self._parked.pop(device, None)
@@ -111,8 +111,8 @@ class Coordinator:
                 yield b""
             # Before each: the Assignment may have come to nothing meanwhile.
             driver = self._driver(download.assignment_id)
-            driver.check_assignment(download.assignment_id, device)
-            if not driver.may_fetch(sha256):
+            driver.intake.check_assignment(download.assignment_id, device)
+            if not driver.intake.may_fetch(sha256):
                 raise NotFound(f"chunk {sha256[:16]!r}: not one that this assignment needs; check in again")
             data = await tools.disk_lane(partial(tools.blobs.read, sha256, offset))
             offset = 0
@@ -126,7 +126,7 @@ class Coordinator:
     ) -> AsyncIterator[m.UploadReply]:
         """Take an Update; the first reply says where to go on. Raises InvalidUpdate, NotFound, StorageFull."""
         driver = self._driver(header.assignment_id)
-        driver.check_assignment(header.assignment_id, device)
+        driver.intake.check_assignment(header.assignment_id, device)
         current = asyncio.current_task()
         assert current is not None, "an upload is served by a task"
         earlier = self._uploading.get(device)
@@ -138,8 +138,16 @@ class Coordinator:
                 earlier.cancel()
                 await whole(asyncio.wait({earlier}))
             async with aclosing(self._receive(driver, device, header, pieces)) as replies:
+                num_replies = 0
                 async for reply in replies:
+                    num_replies += 1
+                    if num_replies > 1:
+                        # Something was stored since the first one.
+                        driver.intake.note_space(is_lacking=False)
                     yield reply
+        except StorageFull:
+            driver.intake.note_space(is_lacking=True)
+            raise
         finally:
             if self._uploading.get(device) is current:
                 del self._uploading[device]
@@ -147,16 +155,16 @@ class Coordinator:
     async def _receive(
         self, driver: RunDriver, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
     ) -> AsyncGenerator[m.UploadReply, None]:
-        round_number = driver.check_assignment(header.assignment_id, device)
-        outcome = await driver.outcome(round_number, device)
-        if outcome.update_state is not m.UpdateState.RECEIVING or not driver.may_count(round_number):
+        round_number = driver.intake.check_assignment(header.assignment_id, device)
+        outcome = await driver.intake.outcome(round_number, device)
+        if outcome.update_state is not m.UpdateState.RECEIVING or not driver.intake.may_count(round_number):
             yield outcome
             return
         plan = driver.run.start.plan
         expected = Expected(
             run_id=driver.run_id,
             round=round_number,
-            version_sha256=driver.made(round_number).base.sha256,
+            version_sha256=driver.intake.made(round_number).base.sha256,
             codec=plan.codec,
             table=driver.model.table,
         )
@@ -176,19 +184,19 @@ class Coordinator:
                         await permit.get()
             try:
                 # The Round may have closed while this one waited: then the first reply says so.
-                if driver.may_count(round_number):
+                if driver.intake.may_count(round_number):
                     with permit.lent(), patience.writing():
                         yield _receiving(upload)
-                while not upload.is_whole() and driver.may_count(round_number):
+                while not upload.is_whole() and driver.intake.may_count(round_number):
                     try:
                         if not await self._store_chunk(upload, _Pieces(pieces, patience, permit)):
                             return
                     except TimeoutError as exc:
                         # Else something happened to the Run: whether it still wants these bytes is asked above.
-                        if patience.is_over and driver.may_count(round_number):
+                        if patience.is_over and driver.intake.may_count(round_number):
                             raise Unavailable(self._stalled) from exc
                         continue
-                    if not upload.is_whole() and driver.may_count(round_number):
+                    if not upload.is_whole() and driver.intake.may_count(round_number):
                         with permit.lent(), patience.writing():
                             yield _receiving(upload)
                 permit.give_back()
@@ -200,12 +208,12 @@ class Coordinator:
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
         """What became of a device's Update; with a failure, its place is given to another. Raises NotFound."""
         driver = self._driver(report.assignment_id)
-        round_number = driver.check_assignment(report.assignment_id, device)
-        outcome = await driver.outcome(round_number, device)
+        round_number = driver.intake.check_assignment(report.assignment_id, device)
+        outcome = await driver.intake.outcome(round_number, device)
         if report.failure and outcome.update_state is m.UpdateState.RECEIVING:
             tools = self._tools
             await tools.disk_lane(lambda: tools.spool.discard(report.assignment_id))
-            driver.give_up(round_number, device)
+            driver.intake.give_up(round_number, device)
             # In quotes and cut: it is a peer's text, in our log.
             LOG.warning(
                 "run %s: round %d: device %s gave up: %r", driver.run_id, round_number, device, report.failure[:400]
@@ -224,9 +232,9 @@ class Coordinator:
         """What becomes of an upload that is whole, or no longer needed. Where stale Updates count, one that comes while
         a Round ends waits for the next; a device that hangs up meanwhile is let go."""
         number = upload.header.round
-        while upload.is_whole() and driver.may_count(number):
-            changed = driver.changed
-            if driver.takes(number):
+        while upload.is_whole() and driver.intake.may_count(number):
+            changed = driver.course.changed
+            if driver.intake.takes(number):
                 reply = await whole(self._commit(driver, device, upload))
                 if reply is not None:
                     return reply
@@ -237,8 +245,8 @@ class Coordinator:
         """One try; None if the open Round does not take the Update, but the next one may."""
         tools, header = self._tools, upload.header
         await tools.disk_lane(lambda: tools.spool.commit(upload, device))
-        found = await driver.commit(device, header, upload.resumed_bytes)
-        if found is None and not driver.is_refused(header.round):
+        found = await driver.intake.commit(device, header, upload.resumed_bytes)
+        if found is None and not driver.intake.is_refused(header.round):
             return None
         if found is None or found.payload != header.payload:
             await tools.disk_lane(lambda: tools.spool.withdraw(header, device))
@@ -247,7 +255,7 @@ class Coordinator:
     async def _finish(self, driver: RunDriver, upload: Upload, found: m.UpdateHeader | None) -> m.UploadReply:
         tools, header = self._tools, upload.header
         await tools.disk_lane(lambda: tools.spool.discard(header.assignment_id))
-        is_open = driver.may_count(header.round)
+        is_open = driver.intake.may_count(header.round)
         return m.UploadReply(
             round_state=m.RoundState.OPEN if is_open else m.RoundState.CLOSED,
             update_state=m.UpdateState.ACCEPTED if found is not None else m.UpdateState.DISCARDED,
@@ -307,23 +315,23 @@ class Coordinator:
         looked_at = [asking] if asking else list(self._parked)
         running = self._runs.running()
         for driver in running:
-            self._offer(driver, [device for device in looked_at if driver.holds(device)])
+            self._offer(driver, [device for device in looked_at if driver.intake.holds(device)])
         for driver in running:
-            if driver.num_places:
-                waiting = [one for one in looked_at if self._waits_for(one, driver) and driver.may_join(one)]
-                self._offer(driver, choose(waiting, driver.num_places, self._rng))
+            if driver.intake.num_places:
+                waiting = [one for one in looked_at if self._waits_for(one, driver) and driver.intake.may_join(one)]
+                self._offer(driver, choose(waiting, driver.intake.num_places, self._rng))
 
     def _offer(self, driver: RunDriver, devices: Sequence[str]) -> None:
         for device in devices:
             poll = self._parked.get(device)
-            assignment = None if poll is None or poll.answer.done() else driver.offer(device)
+            assignment = None if poll is None or poll.answer.done() else driver.intake.offer(device)
             if poll is not None and assignment is not None:
                 del self._parked[device]
                 poll.answer.set_result(m.Assigned(assignment=assignment))
 
     def _waits_for(self, device: str, driver: RunDriver) -> bool:
         poll = self._parked.get(device)
-        return poll is not None and not poll.answer.done() and not driver.refusal(poll.capabilities)
+        return poll is not None and not poll.answer.done() and not driver.intake.refusal(poll.capabilities)
 
 
 def _receiving(upload: Upload) -> m.UploadReply:
@@ -336,7 +344,7 @@ def _receiving(upload: Upload) -> m.UploadReply:
 
 def _may_count(transfer: _Transfer) -> bool:
     try:
-        return transfer.driver.may_count(transfer.round)
+        return transfer.driver.intake.may_count(transfer.round)
     except Unavailable:
         # The upload asks too, and is told so.
         return False

@@ -6,6 +6,7 @@ from functools import partial
 from fanin.edge.grid import first_grid
 from fanin.protos.messages import Version
 from fanin.protos.runs import RunState
+from fanin.server import events as e
 from fanin.server import rounds as r
 from fanin.server.recent import Made, RecentRounds
 from fanin.server.store.rounds import RoundMark, RoundRecord
@@ -47,7 +48,7 @@ class Moment:
 
 def begun(
     run: RunRecord, record: RoundRecord, at_work: frozenset[str], moment: Moment
-) -> tuple[r.Round, tuple[r.Effect, ...]]:
+) -> tuple[r.Round, tuple[e.Effect, ...]]:
     """The machine of a Round as its record has it, and what to do now."""
     cohort = run.start.plan.cohort
     rules = r.Rules(
