@@ -65,7 +65,8 @@ class RunDriver:
     @property
     def trouble(self) -> str:
         """What the Run waits for, other than devices; empty: nothing."""
-        return self.course.worker.trouble or (NO_SPACE if self.course.lacks_space else "")
+        waits = self.course.lacks_space and self.course.is_open
+        return self.course.worker.trouble or (NO_SPACE if waits else "")
 
     async def start(self) -> None:
         """Take up the Run where the store says that it stands."""
