@@ -38,6 +38,4 @@ def build_mesh(shape: MeshShape, world_size: int, kind: str = "") -> DeviceMesh:
     """
     shape.check(world_size)
     speaks_nccl = "nccl" in dist.get_backend_config()
-    return init_device_mesh(
-        kind or ("cuda" if speaks_nccl else "cpu"), tuple(shape.sizes.values()), mesh_dim_names=AXES
-    )
+    return init_device_mesh(kind or ("cuda" if speaks_nccl else "cpu"), tuple(shape.sizes.values()), mesh_dim_names=AXES)
