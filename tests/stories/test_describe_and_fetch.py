@@ -70,7 +70,8 @@ def test_a_run_is_described_to_programs_and_to_people(fanin: Fanin, host: Hosted
     }
     assert row["plan"]["codec"] == {"name": "fixed32", "max_shift": 0}
     assert (row["num_devices"], row["num_at_work"], row["at_work"]) == (3, 1, [device.device_id])
-    assert 0.0 < row["deadline_s"] <= 300.0
+    # The third device is still to come: its Assignment starts the clock.
+    assert row["deadline_s"] == 0.0
     assert len(row["grid"]) == len(f.SMALL_SHAPES)
     second, first = row["last_rounds"]
     assert first.pop("opened_at_s") < second.pop("opened_at_s")

@@ -24,13 +24,13 @@ from fanin.edge.bundle import Bundle
 from fanin.protos.chunks import cut
 from fanin.protos.plans import Plan
 from fanin.protos.runs import Adopt, Command, Pause, Resume, RunEvent, RunInfo, Stop, VersionPublished
-from fanin.server import rounds as r
+from fanin.server import events as e
 from fanin.server.runs import Runs
 from fanin.server.verify import verify_run
 
-EFFECTS: Final = [effect.__name__ for effect in get_args(r.Effect) if effect is not r.Assign]
-"""All that the driver's worker carries out. Assign is not among them: it is answered at once and leaves nothing that
-is durable, so a device that did not hear the answer asks again."""
+EFFECTS: Final = [effect.__name__ for effect in get_args(e.Effect) if effect not in (e.Assign, e.Fail)]
+"""All that the driver's worker carries out on a sound disk. Assign is not among them: it is answered at once and leaves
+nothing that is durable, so a device that did not hear the answer asks again. Fail has tests of its own."""
 COMMANDS: Final = {what.__name__ for what in get_args(get_type_hints(Command)["what"])}
 NUM_MOMENTS: Final = 50
 NUM_DEVICES: Final = 3
@@ -79,7 +79,7 @@ class Scene:
         tools = self.mortal.life.tools
         assert [verdict.problem for verdict in verify_run(tools, "run") if verdict.problem] == []
         assert self.mortal.accepted
-        assert all(tools.rounds.has_update("run", number, device) for device, number in self.mortal.accepted)
+        assert all(tools.rounds.update("run", number, device) for device, number in self.mortal.accepted)
         events = [recorded.event for recorded in tools.runs.events("run")]
         return Ending(
             happened=tuple(told(event) for event in events),

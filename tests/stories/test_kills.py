@@ -19,10 +19,10 @@ from fanin.edge.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.protos.runs import VersionPublished
-from fanin.server.rounds import Assign, Effect
+from fanin.server.events import Assign, Effect, Fail
 
 PUBLISHER = SigningKey(bytes(range(32)))
-EFFECTS = [effect.__name__ for effect in get_args(Effect) if effect is not Assign]
+EFFECTS = [effect.__name__ for effect in get_args(Effect) if effect not in (Assign, Fail)]
 NUM_DEVICES = 3
 NUM_ROUNDS = 2
 SHAPES = {"a": (600, 1000), "b": (3,)}

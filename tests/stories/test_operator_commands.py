@@ -109,6 +109,7 @@ def test_a_run_is_started_once_and_another_plan_under_its_id_is_a_conflict(fanin
 def test_a_run_that_is_followed_is_told_before_its_events(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
     words = ("run", host.folder / "plan.toml", "--state", host.state, "--key", host.folder / "publisher.key")
     assert fanin(*words, "--run-id", "followed").status == 0
+    host.await_round("followed", 1)
     assert fanin("stop", "followed", "--state", host.state).status == 0
     out = tmp_path / "lines.json"
     assert fanin(*words, "--run-id", "followed", "--watch", "--json", out).status == 1

@@ -23,7 +23,7 @@ from fanin.protos.errors import FaninError, Unavailable
 from fanin.server.blobs import Blobs
 from fanin.server.coordinator import Coordinator, Limits
 from fanin.server.disk import Durability
-from fanin.server.rounds import Effect
+from fanin.server.events import Effect
 from fanin.server.runs import Runs
 from fanin.server.spool import Spool
 from fanin.server.state import open_state

@@ -137,6 +137,8 @@ class Peer:
             answer = transport.check_in(m.CheckIn(protocol=m.PROTOCOL, capabilities=can, wait_s=10.0))
             assert isinstance(answer, m.Assigned), answer
             self.work = answer.assignment
+            # The deadline is recorded after the answer, and before this one.
+            transport.report(m.Report(assignment_id=self.work.assignment_id, failure=""))
 
     def update(self) -> tuple[m.UpdateHeader, bytes]:
         """What this device would upload for its ``work``, having trained nothing."""

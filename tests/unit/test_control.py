@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.errors import raises
 from support.scenes import Scene, What, finished, play, versions
+from support.staleness import assignment
 from support.virtual import PUBLISHER, bundle_in, plan, start
 
 from fanin.clients.testing import synthetic_bundle
@@ -54,7 +55,7 @@ def test_a_paused_round_waits_and_then_ends_in_the_same_bits(tmp_path: Path, res
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_the_deadline_stands_still_while_a_run_is_paused(tmp_path: Path, restarts: bool) -> None:
-    """Three of four devices: the Round closes with its quorum 60 s of running time after the first Assignment."""
+    """Three of four devices: the Round closes with its quorum 60 s of running time after its quorum was assigned."""
 
     async def story(scene: Scene) -> None:
         await asyncio.sleep(40.0)
@@ -144,6 +145,11 @@ def test_a_stopped_run_goes_on_for_the_rounds_that_it_is_given(tmp_path: Path) -
 
 def test_a_failed_run_tries_again_when_it_is_resumed(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
+        # The fourth device of each Round is never heard of again.
+        for number in (1, 2, 3):
+            await scene.until(RoundOpened, number)
+            await asyncio.sleep(1.0)
+            assert (await assignment(scene.place, f"dead-{number}")).round == number
         await finished(scene)
         assert (await scene.place.runs.info("run")).state is RunState.FAILED
         scene.num_devices = 5

@@ -35,6 +35,7 @@ class Context:
     """A call; notes what it was ended with."""
 
     def __init__(self, metadata: tuple[tuple[str, str | bytes], ...] = ()) -> None:
+        self.code = grpc.StatusCode.OK
         self.details = ""
         self.metadata = metadata
 
@@ -42,7 +43,7 @@ class Context:
         return self.metadata
 
     async def abort(self, code: grpc.StatusCode, details: str, trailing: object = ()) -> None:
-        self.details = details
+        self.code, self.details = code, details
         raise aio.AbortError
 
 
@@ -115,6 +116,21 @@ def test_callers_whom_nobody_knows_never_reach_the_store(tmp_path: Path) -> None
     service = FleetService(None, registry, tools)
     with pytest.raises(Unauthenticated, match="expected an enrollment token"):
         asyncio.run(service.Enroll(body, None))
+
+
+def test_an_error_of_the_disk_tells_its_caller_to_come_back_and_no_path(
+    rim: Rim, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = Context()
+
+    async def fail() -> None:
+        async with rim._rim(UPLOAD, context):
+            raise IsADirectoryError(21, "Is a directory", "/var/fanin/blobs/39")
+
+    with pytest.raises(aio.AbortError):
+        asyncio.run(fail())
+    assert (context.code, context.details) == (grpc.StatusCode.UNAVAILABLE, "try again later")
+    assert "/var/fanin/blobs/39" in caplog.text
 
 
 def test_the_server_takes_pings_as_often_as_clients_send_them() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.errors import raises
 
+from fanin.server import events as e
 from fanin.server import rounds as r
 from fanin.server.diagram import diagram
 from fanin.server.rounds import Phase, Round, Rules
@@ -19,22 +20,22 @@ PAGE = Path(__file__).parents[2] / "docs" / "rounds.md"
 RULES = Rules(concurrency=3, buffer=2, quorum=1, deadline_s=60.0)
 SYNCHRONOUS = Rules(concurrency=2, buffer=2, quorum=2, deadline_s=60.0)
 EAGER = replace(SYNCHRONOUS, quorum=1)
-EVENT_KINDS: tuple[type[r.Event], ...] = get_args(r.Event)
-SAMPLES: tuple[r.Event, ...] = (
-    r.CheckedIn(device="a"),
-    r.CheckedIn(device="new"),
-    r.GaveUp(device="a"),
-    r.GaveUp(device="new"),
-    r.UpdateCommitted(device="a"),
-    r.UpdateCommitted(device="new"),
-    r.TimePassed(),
-    r.Closed(accepted=("new", "a")),
-    r.Missed(),
-    r.Folded(),
-    r.Published(),
-    r.Paused(),
-    r.Resumed(),
-    r.Stopped(),
+EVENT_KINDS: tuple[type[e.Event], ...] = get_args(e.Event)
+SAMPLES: tuple[e.Event, ...] = (
+    e.CheckedIn(device="a"),
+    e.CheckedIn(device="new"),
+    e.GaveUp(device="a"),
+    e.GaveUp(device="new"),
+    e.UpdateCommitted(device="a"),
+    e.UpdateCommitted(device="new"),
+    e.TimePassed(),
+    e.Closed(accepted=("new", "a")),
+    e.Folded(),
+    e.Published(),
+    e.Paused(),
+    e.Resumed(),
+    e.Broken(reason="damaged"),
+    e.Failed(),
 )
 
 
@@ -58,7 +59,7 @@ def test_each_kind_of_event_has_a_sample() -> None:
 
 
 @pytest.mark.parametrize(("phase", "kind"), list(product(Phase, EVENT_KINDS)), ids=lambda found: str(found))
-def test_each_pair_leads_where_the_table_says_or_is_illegal(phase: Phase, kind: type[r.Event]) -> None:
+def test_each_pair_leads_where_the_table_says_or_is_illegal(phase: Phase, kind: type[e.Event]) -> None:
     row = r.TRANSITIONS.get((phase, kind))
     assert reachable(phase)
     for state, event, now in product(reachable(phase), SAMPLES, (0.0, 60.0)):
@@ -71,7 +72,7 @@ def test_each_pair_leads_where_the_table_says_or_is_illegal(phase: Phase, kind: 
         else:
             after, effects = state.step(event, now)
             assert after.phase in row.targets
-            assert all(isinstance(effect, get_args(r.Effect)) for effect in effects)
+            assert all(isinstance(effect, get_args(e.Effect)) for effect in effects)
         assert state == before
 
 
@@ -83,7 +84,7 @@ def test_what_is_over_takes_no_event() -> None:
 
 def test_every_declared_target_is_reached() -> None:
     """A target that nothing leads to would be an arrow in the diagram that lies."""
-    reached: dict[tuple[Phase, type[r.Event]], set[Phase]] = {key: set() for key in r.TRANSITIONS}
+    reached: dict[tuple[Phase, type[e.Event]], set[Phase]] = {key: set() for key in r.TRANSITIONS}
     for (phase, kind), row in r.TRANSITIONS.items():
         for state, event, now in product(reachable(phase), SAMPLES, (0.0, 60.0)):
             if type(event) is kind:
@@ -91,48 +92,48 @@ def test_every_declared_target_is_reached() -> None:
         assert reached[phase, kind] == row.targets, (phase, kind)
 
 
-def follow(state: Round, *events: r.Event, now: float = 0.0) -> tuple[Round, list[r.Effect]]:
+def follow(state: Round, *events: e.Event, now: float = 0.0) -> tuple[Round, list[e.Effect]]:
     """A story: the Round after some events, and all that they asked for."""
-    asked: list[r.Effect] = []
+    asked: list[e.Effect] = []
     for event in events:
         state, effects = state.step(event, now)
         asked += effects
     return state, asked
 
 
-def check_in(*devices: str) -> list[r.Event]:
-    return [r.CheckedIn(device=device) for device in devices]
+def check_in(*devices: str) -> list[e.Event]:
+    return [e.CheckedIn(device=device) for device in devices]
 
 
-def commit(*devices: str) -> list[r.Event]:
-    return [r.UpdateCommitted(device=device) for device in devices]
+def commit(*devices: str) -> list[e.Event]:
+    return [e.UpdateCommitted(device=device) for device in devices]
 
 
 def test_a_synchronous_round_from_its_first_device_to_its_version() -> None:
     state, asked = follow(Round(rules=SYNCHRONOUS), *check_in("a", "b"), now=5.0)
-    assert asked == [r.KeepDeadline(deadline=65.0), r.Assign(device="a"), r.Assign(device="b")]
+    assert asked == [e.Assign(device="a"), e.KeepDeadline(deadline=65.0), e.Assign(device="b")]
     assert state.phase is Phase.TRAINING
 
     state, asked = follow(state, *commit("b", "a"), now=6.0)
-    assert asked == [r.Accumulate(device="b"), r.Accumulate(device="a"), r.Close()]
+    assert asked == [e.Accumulate(device="b"), e.Accumulate(device="a"), e.Close()]
     assert state.phase is Phase.CLOSING
 
-    state, asked = follow(state, r.Closed(accepted=("b", "a")), r.Folded(), r.Published(), now=7.0)
-    assert asked == [r.Fold(accepted=("b", "a")), r.Publish(), r.GoOn()]
+    state, asked = follow(state, e.Closed(accepted=("b", "a")), e.Folded(), e.Published(), now=7.0)
+    assert asked == [e.Fold(accepted=("b", "a")), e.Publish(), e.GoOn()]
     assert state.phase is Phase.PUBLISHED
 
 
 def test_a_device_that_asks_again_gets_the_same_assignment_and_no_second_place() -> None:
     state, _ = follow(Round(rules=RULES), *check_in("a"))
     again, asked = follow(state, *check_in("a"), now=9.0)
-    assert asked == [r.Assign(device="a")]
+    assert asked == [e.Assign(device="a")]
     assert again == state
 
 
 def test_the_same_assignment_is_given_again_when_all_places_are_taken() -> None:
     state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"))
     assert state.phase is Phase.TRAINING
-    assert follow(state, *check_in("b")) == (state, [r.Assign(device="b")])
+    assert follow(state, *check_in("b")) == (state, [e.Assign(device="b")])
     assert follow(state, *check_in("d")) == (state, [])
 
 
@@ -146,40 +147,72 @@ def test_with_a_buffer_below_concurrency_the_first_updates_close_the_round() -> 
     state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"), *commit("c"))
     assert (state.phase, state.num_places) == (Phase.TRAINING, 0)
     state, asked = follow(state, *commit("a"))
-    assert asked == [r.Accumulate(device="a"), r.Close()]
+    assert asked == [e.Accumulate(device="a"), e.Close()]
     assert state.at_work == {"b"}
     assert not state.is_open
 
 
 def test_a_device_that_gives_up_frees_its_place() -> None:
     state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"))
-    state, asked = follow(state, r.GaveUp(device="b"))
+    state, asked = follow(state, e.GaveUp(device="b"))
     assert asked == []
     assert (state.phase, state.num_places) == (Phase.SELECTING, 1)
     state, asked = follow(state, *check_in("d"), now=30.0)
-    assert asked == [r.Assign(device="d")]
+    assert asked == [e.Assign(device="d")]
     assert (state.phase, state.deadline) == (Phase.TRAINING, 60.0)
 
 
 def test_giving_up_what_was_never_assigned_changes_nothing() -> None:
     state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"))
-    assert follow(state, r.GaveUp(device="stranger")) == (state, [])
+    assert follow(state, e.GaveUp(device="stranger")) == (state, [])
 
 
-def test_the_deadline_counts_from_the_first_assignment() -> None:
-    empty = Round(rules=RULES)
-    assert follow(empty, r.TimePassed(), now=1e9) == (empty, [])
-    state, _ = follow(empty, *check_in("a"), now=100.0)
-    assert state.deadline == 160.0
-    assert follow(state, r.TimePassed(), now=159.9) == (state, [])
+@pytest.mark.parametrize("quorum", [1, 2, 3])
+def test_the_deadline_counts_from_the_assignment_that_makes_the_quorum(quorum: int) -> None:
+    state = Round(rules=Rules(concurrency=3, buffer=3, quorum=quorum, deadline_s=60.0))
+    for number, device in enumerate("abc", 1):
+        assert state.deadline is None or number > quorum
+        assert follow(state, e.TimePassed(), now=100.0 * number - 50.0)[0].phase is not Phase.CLOSING
+        state, asked = follow(state, *check_in(device), now=100.0 * number)
+        assert (e.KeepDeadline(deadline=100.0 * quorum + 60.0) in asked) == (number == quorum)
+        if state.deadline is not None:
+            break
+    assert state.deadline == 100.0 * quorum + 60.0
+    assert follow(state, e.TimePassed(), now=state.deadline - 0.1) == (state, [])
+
+
+def test_an_early_device_waits_with_its_update_for_the_others() -> None:
+    """Nobody has failed: the Round has never had enough devices."""
+    state, _ = follow(Round(rules=SYNCHRONOUS), *check_in("a"), *commit("a"))
+    assert follow(state, e.TimePassed(), now=1e9) == (state, [])
+    state, asked = follow(state, *check_in("b"), now=1e9)
+    assert asked == [e.KeepDeadline(deadline=1e9 + 60.0), e.Assign(device="b")]
+    assert follow(state, *commit("b"), now=1e9)[0].phase is Phase.CLOSING
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in (Phase.PUBLISHED, Phase.FAILED)])
+def test_every_phase_has_a_failure_exit(phase: Phase) -> None:
+    for state in reachable(phase):
+        assert follow(state, e.Failed()) == (replace(state, phase=Phase.FAILED), [e.GoOn()])
+        if phase is not Phase.FAILING:
+            failing, asked = follow(state, e.Broken(reason="damaged"))
+            assert (failing.phase, asked) == (Phase.FAILING, [e.Fail(reason="damaged")])
+            # No device has a part in it any more, and time changes nothing.
+            assert (failing.is_open, failing.num_places, failing.wake_at) == (False, 0, None)
+
+
+def test_a_round_whose_version_was_durable_before_the_error_has_not_failed() -> None:
+    state, _ = follow(Round(rules=RULES), e.Closed(accepted=("a",)), e.Folded(), e.Broken(reason="the reply was lost"))
+    state, asked = follow(state, e.Published())
+    assert (state.phase, asked) == (Phase.PUBLISHED, [e.GoOn()])
 
 
 def test_at_the_deadline_the_record_is_asked() -> None:
     """A commit may be under way at that moment: only the record knows whether there is a quorum."""
     for rules in (RULES, SYNCHRONOUS):
         state, _ = follow(Round(rules=rules), *check_in("a", "b"), *commit("b"))
-        state, asked = follow(state, r.TimePassed(), now=60.0)
-        assert asked == [r.Close()]
+        state, asked = follow(state, e.TimePassed(), now=60.0)
+        assert asked == [e.Close()]
         assert state.phase is Phase.CLOSING
 
 
@@ -187,37 +220,37 @@ def test_from_the_minimum_reporting_time_on_a_quorum_suffices() -> None:
     rules = Rules(concurrency=4, buffer=4, quorum=2, deadline_s=60.0, min_report_s=20.0)
     state, _ = follow(Round(rules=rules), *check_in("a", "b", "c", "d"), *commit("a"))
     assert state.wake_at == 60.0
-    assert follow(state, r.TimePassed(), now=59.0) == (state, [])
+    assert follow(state, e.TimePassed(), now=59.0) == (state, [])
     early, _ = follow(state, *commit("b"), now=5.0)
     assert (early.phase, early.wake_at) == (Phase.TRAINING, 20.0)
-    assert follow(early, r.TimePassed(), now=19.0) == (early, [])
-    closing, asked = follow(early, r.TimePassed(), now=20.0)
-    assert (closing.phase, asked) == (Phase.CLOSING, [r.Close()])
+    assert follow(early, e.TimePassed(), now=19.0) == (early, [])
+    closing, asked = follow(early, e.TimePassed(), now=20.0)
+    assert (closing.phase, asked) == (Phase.CLOSING, [e.Close()])
     # Later the Update that makes the quorum closes the Round.
     closing, asked = follow(state, *commit("b"), now=30.0)
-    assert (closing.phase, asked) == (Phase.CLOSING, [r.Accumulate(device="b"), r.Close()])
+    assert (closing.phase, asked) == (Phase.CLOSING, [e.Accumulate(device="b"), e.Close()])
 
 
 def test_a_round_fails_when_the_record_says_that_the_quorum_was_missed() -> None:
     state, _ = follow(Round(rules=SYNCHRONOUS), *check_in("a", "b"), *commit("b"))
-    state, asked = follow(state, r.TimePassed(), r.Missed(), now=60.0)
-    assert asked == [r.Close(), r.GoOn()]
+    state, asked = follow(state, e.TimePassed(), e.Failed(), now=60.0)
+    assert asked == [e.Close(), e.GoOn()]
     assert state.phase is Phase.FAILED
 
 
 def test_a_round_whose_deadline_was_lost_gets_one_with_its_first_update() -> None:
     """A restart before the deadline was recorded: the devices at work only upload, none checks in any more."""
     state, asked = follow(Round(rules=SYNCHRONOUS), *commit("a"), now=100.0)
-    assert asked == [r.KeepDeadline(deadline=160.0), r.Accumulate(device="a")]
-    assert follow(state, r.TimePassed(), now=160.0)[0].phase is Phase.CLOSING
+    assert asked == [e.KeepDeadline(deadline=160.0), e.Accumulate(device="a")]
+    assert follow(state, e.TimePassed(), now=160.0)[0].phase is Phase.CLOSING
 
 
 def test_a_commit_that_was_under_way_while_closing_is_in_the_set() -> None:
     """The record decides: it named the set after that commit, and so it is folded too."""
     state, _ = follow(Round(rules=RULES), *check_in("a", "b"), *commit("b"))
-    state, _ = follow(state, r.TimePassed(), now=60.0)
-    state, asked = follow(state, r.Closed(accepted=("b", "a")), now=61.0)
-    assert asked == [r.Fold(accepted=("b", "a"))]
+    state, _ = follow(state, e.TimePassed(), now=60.0)
+    state, asked = follow(state, e.Closed(accepted=("b", "a")), now=61.0)
+    assert asked == [e.Fold(accepted=("b", "a"))]
     assert state.accepted == ("b", "a")
 
 
@@ -225,39 +258,39 @@ def test_a_closed_set_without_an_accepted_update_is_illegal() -> None:
     state, _ = follow(Round(rules=RULES), *check_in("a", "b"), *commit("b", "a"))
     before = replace(state)
     with raises(r.IllegalEvent, "round: closed with ['b'], expected all of ['a', 'b']"):
-        state.step(r.Closed(accepted=("b",)), 0.0)
+        state.step(e.Closed(accepted=("b",)), 0.0)
     assert state == before
 
 
 def test_after_a_restart_the_records_set_is_folded_from_any_open_phase() -> None:
     for state in (Round(rules=RULES), follow(Round(rules=RULES), *check_in("a", "b", "c"))[0]):
-        after, asked = follow(state, r.Closed(accepted=("a", "b")))
-        assert (after.phase, asked) == (Phase.FOLDING, [r.Fold(accepted=("a", "b"))])
+        after, asked = follow(state, e.Closed(accepted=("a", "b")))
+        assert (after.phase, asked) == (Phase.FOLDING, [e.Fold(accepted=("a", "b"))])
 
 
 def test_time_does_not_matter_once_the_round_closes() -> None:
     for phase in (Phase.CLOSING, Phase.FOLDING, Phase.PUBLISHING):
         state = Round(rules=RULES, phase=phase, deadline=60.0)
-        assert follow(state, r.TimePassed(), now=1e9) == (state, [])
+        assert follow(state, e.TimePassed(), now=1e9) == (state, [])
 
 
 EVENTS = st.sampled_from(
-    [r.TimePassed()] + [kind(device=name) for kind in (r.CheckedIn, r.GaveUp, r.UpdateCommitted) for name in "abcde"]
+    [e.TimePassed()] + [kind(device=name) for kind in (e.CheckedIn, e.GaveUp, e.UpdateCommitted) for name in "abcde"]
 )
 
 
 @given(st.lists(st.tuples(EVENTS, st.floats(0, 100)), max_size=30), st.sampled_from((RULES, SYNCHRONOUS)))
-def test_no_story_takes_more_places_than_there_are(story: list[tuple[r.Event, float]], rules: Rules) -> None:
+def test_no_story_takes_more_places_than_there_are(story: list[tuple[e.Event, float]], rules: Rules) -> None:
     state, assigned, now = Round(rules=rules), set[str](), 0.0
     for event, moment in story:
         now = max(now, moment)
         if not state.is_open:
             break
         # Only a device that was assigned can have an Update committed.
-        if isinstance(event, r.UpdateCommitted) and event.device not in assigned:
+        if isinstance(event, e.UpdateCommitted) and event.device not in assigned:
             continue
         state, effects = state.step(event, now)
-        assigned |= {effect.device for effect in effects if isinstance(effect, r.Assign)}
+        assigned |= {effect.device for effect in effects if isinstance(effect, e.Assign)}
         assert len(state.accepted) <= rules.buffer
         assert len(set(state.accepted)) == len(state.accepted)
         assert not state.at_work & set(state.accepted)

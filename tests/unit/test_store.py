@@ -12,12 +12,12 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import IntegrityError
 from support.errors import raises
-from support.values import BUNDLE, DELEGATION, RUN, assignment, plan, update, version
+from support.stored import FIRST, OPEN, START, close, commit, committed, events, published
+from support.values import BUNDLE, RUN, assignment, update, version
 
 from fanin.protos import runs as r
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Conflict, Corrupted, StorageFull
-from fanin.protos.plans import CohortPlan
 from fanin.server.disk import Durability
 from fanin.server.population import Device
 from fanin.server.store import engine as engine_module
@@ -27,10 +27,6 @@ from fanin.server.store.engine import open_engine
 from fanin.server.store.rounds import CommittedUpdate, RoundMark, RoundRecord, RoundStore
 from fanin.server.store.runs import RunRecord, RunStore
 from fanin.server.store.schema import METADATA
-
-FIRST = version()
-START = r.StartRun(run_id=RUN, plan=plan(buffer=2), version=FIRST, delegation=DELEGATION)
-OPEN = RoundRecord(run_id=RUN, round=1, base_version=0, grid=(-30, -28), mark=RoundMark.OPEN, opened_at_s=10.0)
 
 
 @pytest.fixture
@@ -47,21 +43,6 @@ def rounds(engine: Engine) -> RoundStore:
     store = RoundStore(engine)
     store.open(OPEN)
     return store
-
-
-def committed(device: str, examples: int = 10) -> CommittedUpdate:
-    header, _ = update(assignment(device=device), examples=examples)
-    return CommittedUpdate(device_id=device, round=header.round, header=header)
-
-
-def commit(rounds: RoundStore, wanted: CommittedUpdate, buffer: int) -> CommittedUpdate | None:
-    """One Update, in a transaction of its own."""
-    (found,) = rounds.commit([(wanted, buffer)])
-    return found
-
-
-def events(engine: Engine) -> list[tuple[int, r.RunEvent]]:
-    return [(recorded.sequence, recorded.event) for recorded in RunStore(engine).events(RUN)]
 
 
 def test_the_schema_is_what_the_migrations_make(engine: Engine) -> None:
@@ -127,7 +108,7 @@ def test_an_update_that_was_made_for_an_earlier_round_is_found_by_either(rounds:
     assert commit(rounds, late, 2) == late
     assert rounds.updates(RUN, 2) == (late,)
     assert rounds.made_for(RUN, 1) == {"a": committed("a").header, "b": late.header}
-    assert rounds.has_update(RUN, 1, "b")
+    assert rounds.update(RUN, 1, "b") == late
     # One that is folded in a later Round already stands for its Assignment there.
     assert commit(rounds, committed("b"), 2) == late
     assert [record.round for record in rounds.since(RUN, 1)] == [2]
@@ -194,17 +175,11 @@ def test_without_a_quorum_the_round_fails_and_takes_no_more(engine: Engine, roun
 def test_counts_and_the_newest_round_need_no_look_at_all_of_them(rounds: RoundStore) -> None:
     assert (rounds.last(RUN), rounds.last("other")) == (OPEN, None)
     commit(rounds, committed("a"), 9)
-    assert [rounds.has_update(RUN, 1, device) for device in "ab"] == [True, False]
+    assert [rounds.update(RUN, 1, device) for device in "ab"] == [committed("a"), None]
     close(rounds, quorum=1)
     assert rounds.num_published(RUN) == 0
     rounds.publish(version(parent=FIRST), published(1), next_grid=(), now_s=30.0)
     assert rounds.num_published(RUN) == 1
-
-
-def close(rounds: RoundStore, *, quorum: int, round_number: int = 1) -> RoundRecord:
-    """Close a Round that needs so many Updates."""
-    cohort = CohortPlan(concurrency=9, buffer=9, quorum=quorum, deadline_s=60.0)
-    return rounds.close(RUN, round_number, cohort=cohort, now_s=20.0)
 
 
 def test_a_deadline_that_is_recorded_while_the_run_is_paused_stands_still(engine: Engine, rounds: RoundStore) -> None:
@@ -220,10 +195,6 @@ def test_a_deadline_that_is_recorded_while_the_run_is_paused_stands_still(engine
     assert (rounds.rounds(RUN)[0].deadline_at_s, rounds.rounds(RUN)[0].left_s) == (1040.0, None)
 
 
-def published(number: int) -> r.VersionPublished:
-    return r.VersionPublished(number=number, version_sha256=FIRST.sha256, parent=number - 1, round=number)
-
-
 def test_a_round_is_published_with_its_version_or_not_at_all(engine: Engine, rounds: RoundStore) -> None:
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
@@ -234,8 +205,10 @@ def test_a_round_is_published_with_its_version_or_not_at_all(engine: Engine, rou
     assert before[0][0].next_grid == (-20, -21)
     assert RunStore(engine).version(RUN) == RunStore(engine).version(RUN, 1) == second
     # The number is taken: neither the Round's row nor the events change.
+    rounds.open(replace(OPEN, round=2, base_version=1))
+    before = (rounds.rounds(RUN), events(engine))
     with pytest.raises(IntegrityError, match="UNIQUE"):
-        rounds.publish(second, published(1), next_grid=(0, 0), now_s=40.0)
+        rounds.publish(second, published(2), next_grid=(0, 0), now_s=40.0)
     assert (rounds.rounds(RUN), events(engine)) == before
 
 

@@ -24,8 +24,8 @@ from fanin.protos.plans import Plan
 from fanin.protos.runs import Recorded
 from fanin.server.coordinator import Coordinator, Limits
 from fanin.server.disk import Durability
+from fanin.server.events import Effect
 from fanin.server.lanes import inline
-from fanin.server.rounds import Effect
 from fanin.server.runs import Runs
 from fanin.server.state import open_state
 from fanin.server.work import Tools

@@ -43,7 +43,8 @@ def _check_rounds(num_rounds: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """Where a Run stands. ``num_rounds`` counts the Rounds that ended in a Version."""
+    """Where a Run stands. ``num_rounds`` counts the Rounds that ended in a Version. ``reason`` says why the Run rests,
+    and what else than devices it waits for."""
 
     run_id: str
     state: RunState
@@ -64,6 +65,7 @@ class RoundPhase(Enum):
     FOLDING = "folding"
     PUBLISHING = "publishing"
     PUBLISHED = "published"
+    FAILING = "failing"
     FAILED = "failed"
     PAUSED = "paused"
 

@@ -6,7 +6,8 @@ The operator's protocol: publish Bundles and Versions, start Runs, look on.
 Every call carries the metadata entry authorization: "Bearer TOKEN" with an operator's token. Every command can
 be repeated: a Run is named by the caller, a Version by its number and digest, a Bundle and a Chunk by digest, all
 else by a command id of the caller's choice; the same command again changes nothing more, another command under a
-used name gets FAILED_PRECONDITION.
+used name gets FAILED_PRECONDITION. A Version that is published again with other rounds is such another command, and
+so is a Bundle under another publisher's key.
 
 Errors are those of the device protocol. NOT_FOUND: no such Run, Version or Bundle.
 """
@@ -40,7 +41,7 @@ class _RunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunState.Val
     RUN_STATE_FINISHED: _RunState.ValueType  # 2
     """The stop condition of the Plan was met; a published Version can set it going again."""
     RUN_STATE_FAILED: _RunState.ValueType  # 3
-    """Too many Rounds in a row failed; a published Version can set it going again."""
+    """Too many Rounds in a row failed, or none can be opened; a published Version can set it going again."""
     RUN_STATE_PAUSED: _RunState.ValueType  # 4
     """By an operator, or because int8 lost more than the Plan allows."""
     RUN_STATE_STOPPED: _RunState.ValueType  # 5
@@ -53,7 +54,7 @@ RUN_STATE_RUNNING: RunState.ValueType  # 1
 RUN_STATE_FINISHED: RunState.ValueType  # 2
 """The stop condition of the Plan was met; a published Version can set it going again."""
 RUN_STATE_FAILED: RunState.ValueType  # 3
-"""Too many Rounds in a row failed; a published Version can set it going again."""
+"""Too many Rounds in a row failed, or none can be opened; a published Version can set it going again."""
 RUN_STATE_PAUSED: RunState.ValueType  # 4
 """By an operator, or because int8 lost more than the Plan allows."""
 RUN_STATE_STOPPED: RunState.ValueType  # 5
@@ -75,6 +76,8 @@ class _RoundPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RoundPhase
     ROUND_PHASE_PUBLISHED: _RoundPhase.ValueType  # 6
     ROUND_PHASE_FAILED: _RoundPhase.ValueType  # 7
     ROUND_PHASE_PAUSED: _RoundPhase.ValueType  # 8
+    ROUND_PHASE_FAILING: _RoundPhase.ValueType  # 9
+    """An error ended it, and its failure is being recorded."""
 
 class RoundPhase(_RoundPhase, metaclass=_RoundPhaseEnumTypeWrapper):
     """Where a Round stands; docs/rounds.md has the diagram."""
@@ -88,6 +91,8 @@ ROUND_PHASE_PUBLISHING: RoundPhase.ValueType  # 5
 ROUND_PHASE_PUBLISHED: RoundPhase.ValueType  # 6
 ROUND_PHASE_FAILED: RoundPhase.ValueType  # 7
 ROUND_PHASE_PAUSED: RoundPhase.ValueType  # 8
+ROUND_PHASE_FAILING: RoundPhase.ValueType  # 9
+"""An error ended it, and its failure is being recorded."""
 Global___RoundPhase: _TypeAlias = RoundPhase  # noqa: Y015
 
 @_typing.final
@@ -347,7 +352,9 @@ Global___ResumeRun: _TypeAlias = ResumeRun  # noqa: Y015
 
 @_typing.final
 class StopRun(_message.Message):
-    """Ends the Run: an open Round fails, one that is being folded still becomes a Version."""
+    """Ends the Run, in every state but finished and failed: an open Round fails. One that is being folded still becomes a
+    Version, unless its fold has failed and is tried again: then it fails too.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -509,7 +516,7 @@ class RunInfo(_message.Message):
     num_rounds: _builtins.int
     """Rounds that ended in a Version."""
     reason: _builtins.str
-    """Why the Run rests."""
+    """Why the Run rests, and what keeps it waiting other than devices."""
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan: ...
     def __init__(

@@ -119,7 +119,8 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PutChunks(self, request_iterator, context):
-        """Stores Chunks under their digests; a damaged Chunk is replaced. Chunks that arrived whole stay, so after a break ask MissingChunks again.
+        """Stores Chunks under their digests; a damaged Chunk is replaced. Chunks that arrived whole stay, so after a break
+        ask MissingChunks again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,7 +136,8 @@ class ControlServicer:
     def PublishBundle(self, request, context):
         """Makes a Bundle known, once all its Chunks are here. It is verified as a device would.
         INVALID_ARGUMENT: its Chunks or its signature do not fit. NOT_FOUND: a Chunk is not here. DATA_LOSS: a Chunk is
-        damaged here; call MissingChunks and PutChunks again.
+        damaged here; call MissingChunks and PutChunks again. FAILED_PRECONDITION: it is known under another publisher's
+        key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,7 +152,8 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StartRun(self, request, context):
-        """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan cannot be carried out as written.
+        """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan cannot be carried out as written. Repeated for a Run that
+        the coordinator could not take up at its start, it tries that again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

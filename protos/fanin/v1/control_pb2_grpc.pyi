@@ -6,7 +6,8 @@ The operator's protocol: publish Bundles and Versions, start Runs, look on.
 Every call carries the metadata entry authorization: "Bearer TOKEN" with an operator's token. Every command can
 be repeated: a Run is named by the caller, a Version by its number and digest, a Bundle and a Chunk by digest, all
 else by a command id of the caller's choice; the same command again changes nothing more, another command under a
-used name gets FAILED_PRECONDITION.
+used name gets FAILED_PRECONDITION. A Version that is published again with other rounds is such another command, and
+so is a Bundle under another publisher's key.
 
 Errors are those of the device protocol. NOT_FOUND: no such Run, Version or Bundle.
 """
@@ -45,20 +46,25 @@ class ControlStub:
     Call it before PutChunks, to send only those.
     """
     PutChunks: _grpc.StreamUnaryMultiCallable[_control_pb2.ChunkData, _control_pb2.PutChunksReply]
-    """Stores Chunks under their digests; a damaged Chunk is replaced. Chunks that arrived whole stay, so after a break ask MissingChunks again."""
+    """Stores Chunks under their digests; a damaged Chunk is replaced. Chunks that arrived whole stay, so after a break
+    ask MissingChunks again.
+    """
     GetChunk: _grpc.UnaryStreamMultiCallable[_fleet_pb2.DownloadRequest, _fleet_pb2.DownloadPiece]
     """Streams a Chunk, as the device protocol does. DATA_LOSS: it is damaged on the coordinator's disk; send it again."""
     PublishBundle: _grpc.UnaryUnaryMultiCallable[_control_pb2.PublishBundleRequest, _control_pb2.PublishBundleReply]
     """Makes a Bundle known, once all its Chunks are here. It is verified as a device would.
     INVALID_ARGUMENT: its Chunks or its signature do not fit. NOT_FOUND: a Chunk is not here. DATA_LOSS: a Chunk is
-    damaged here; call MissingChunks and PutChunks again.
+    damaged here; call MissingChunks and PutChunks again. FAILED_PRECONDITION: it is known under another publisher's
+    key.
     """
     PrepareRun: _grpc.UnaryUnaryMultiCallable[_control_pb2.PrepareRunRequest, _control_pb2.PrepareRunReply]
     """Makes the key with which the coordinator will sign the Versions of a Run, so that the Bundle's publisher can
     delegate to it. The same Run gets the same key.
     """
     StartRun: _grpc.UnaryUnaryMultiCallable[_control_pb2.StartRunRequest, _control_pb2.RunInfo]
-    """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan cannot be carried out as written."""
+    """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan cannot be carried out as written. Repeated for a Run that
+    the coordinator could not take up at its start, it tries that again.
+    """
     PublishVersion: _grpc.UnaryUnaryMultiCallable[_control_pb2.PublishVersionRequest, _control_pb2.RunInfo]
     """Adds a Version that was made elsewhere, for example in the datacenter, as the newest of a Run that rests, and
     goes on for some Rounds. FAILED_PRECONDITION: a Round is open, or the number is not the next one.
@@ -88,20 +94,25 @@ class ControlAsyncStub(ControlStub):
     Call it before PutChunks, to send only those.
     """
     PutChunks: _aio.StreamUnaryMultiCallable[_control_pb2.ChunkData, _control_pb2.PutChunksReply]  # type: ignore[assignment]
-    """Stores Chunks under their digests; a damaged Chunk is replaced. Chunks that arrived whole stay, so after a break ask MissingChunks again."""
+    """Stores Chunks under their digests; a damaged Chunk is replaced. Chunks that arrived whole stay, so after a break
+    ask MissingChunks again.
+    """
     GetChunk: _aio.UnaryStreamMultiCallable[_fleet_pb2.DownloadRequest, _fleet_pb2.DownloadPiece]  # type: ignore[assignment]
     """Streams a Chunk, as the device protocol does. DATA_LOSS: it is damaged on the coordinator's disk; send it again."""
     PublishBundle: _aio.UnaryUnaryMultiCallable[_control_pb2.PublishBundleRequest, _control_pb2.PublishBundleReply]  # type: ignore[assignment]
     """Makes a Bundle known, once all its Chunks are here. It is verified as a device would.
     INVALID_ARGUMENT: its Chunks or its signature do not fit. NOT_FOUND: a Chunk is not here. DATA_LOSS: a Chunk is
-    damaged here; call MissingChunks and PutChunks again.
+    damaged here; call MissingChunks and PutChunks again. FAILED_PRECONDITION: it is known under another publisher's
+    key.
     """
     PrepareRun: _aio.UnaryUnaryMultiCallable[_control_pb2.PrepareRunRequest, _control_pb2.PrepareRunReply]  # type: ignore[assignment]
     """Makes the key with which the coordinator will sign the Versions of a Run, so that the Bundle's publisher can
     delegate to it. The same Run gets the same key.
     """
     StartRun: _aio.UnaryUnaryMultiCallable[_control_pb2.StartRunRequest, _control_pb2.RunInfo]  # type: ignore[assignment]
-    """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan cannot be carried out as written."""
+    """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan cannot be carried out as written. Repeated for a Run that
+    the coordinator could not take up at its start, it tries that again.
+    """
     PublishVersion: _aio.UnaryUnaryMultiCallable[_control_pb2.PublishVersionRequest, _control_pb2.RunInfo]  # type: ignore[assignment]
     """Adds a Version that was made elsewhere, for example in the datacenter, as the newest of a Run that rests, and
     goes on for some Rounds. FAILED_PRECONDITION: a Round is open, or the number is not the next one.
@@ -140,7 +151,9 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_control_pb2.ChunkData],
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.PutChunksReply, _abc.Awaitable[_control_pb2.PutChunksReply]]:
-        """Stores Chunks under their digests; a damaged Chunk is replaced. Chunks that arrived whole stay, so after a break ask MissingChunks again."""
+        """Stores Chunks under their digests; a damaged Chunk is replaced. Chunks that arrived whole stay, so after a break
+        ask MissingChunks again.
+        """
 
     @_abc_1.abstractmethod
     def GetChunk(
@@ -158,7 +171,8 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_control_pb2.PublishBundleReply, _abc.Awaitable[_control_pb2.PublishBundleReply]]:
         """Makes a Bundle known, once all its Chunks are here. It is verified as a device would.
         INVALID_ARGUMENT: its Chunks or its signature do not fit. NOT_FOUND: a Chunk is not here. DATA_LOSS: a Chunk is
-        damaged here; call MissingChunks and PutChunks again.
+        damaged here; call MissingChunks and PutChunks again. FAILED_PRECONDITION: it is known under another publisher's
+        key.
         """
 
     @_abc_1.abstractmethod
@@ -177,7 +191,9 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.StartRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.RunInfo, _abc.Awaitable[_control_pb2.RunInfo]]:
-        """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan cannot be carried out as written."""
+        """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan cannot be carried out as written. Repeated for a Run that
+        the coordinator could not take up at its start, it tries that again.
+        """
 
     @_abc_1.abstractmethod
     def PublishVersion(

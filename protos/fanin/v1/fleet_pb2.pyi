@@ -804,7 +804,7 @@ class Assignment(_message.Message):
     run_id: _builtins.str
     round: _builtins.int
     deadline_s: _builtins.float
-    """Seconds left in the Round; 0: no deadline."""
+    """Seconds left in the Round, all of them while it waits for its quorum; 0: no deadline."""
     relay: _builtins.str
     """Reserved for relays; empty."""
     @_builtins.property

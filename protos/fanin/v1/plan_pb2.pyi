@@ -72,9 +72,9 @@ class Cohort(_message.Message):
     quorum: _builtins.int
     """Updates that suffice once the deadline has passed."""
     deadline_s: _builtins.float
-    """Seconds from the first Assignment on."""
+    """Seconds from the Assignment on with which as many devices as the quorum have a part in the Round."""
     min_report_s: _builtins.float
-    """Seconds from the first Assignment on after which the quorum suffices; 0: only at the deadline."""
+    """Seconds from the same Assignment on after which the quorum suffices; 0: only at the deadline."""
     def __init__(
         self,
         *,

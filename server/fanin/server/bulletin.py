@@ -35,7 +35,7 @@ class Bulletin:
     def newer(self, device: str, check_in: m.CheckIn) -> m.Publication | None:
         """The newest Version for a device, None if it has that or serves none."""
         driver = self._behind(check_in)
-        return None if driver is None else driver.publications.publish(device)
+        return None if driver is None else driver.intake.publications.publish(device)
 
     def due(self, check_in: m.CheckIn, num_devices: int) -> m.Wait | None:
         """The answer for a device that is behind a Run that rests, but for the Version; None: let it wait for work.
@@ -45,13 +45,13 @@ class Bulletin:
         driver = self._behind(check_in)
         if driver is None or driver.run.state is RunState.RUNNING:
             return None
-        size_bytes = driver.publications.newest.parameters.size_bytes
+        size_bytes = driver.intake.publications.newest.parameters.size_bytes
         return m.Wait(retry_min_s=0.0, retry_max_s=refresh_window(num_devices, size_bytes))
 
     def has_changed(self) -> bool:
         """Whether a Run has come to rest with a Version that those who wait were not told of; True once for each."""
         resting = {
-            driver.run_id: driver.publications.newest.number
+            driver.run_id: driver.intake.publications.newest.number
             for driver in self._runs.drivers()
             if driver.run.state is not RunState.RUNNING
         }
@@ -71,7 +71,7 @@ class Bulletin:
         suitable = (
             driver
             for driver in ((known,) if known else reversed(self._runs.drivers()))
-            if not driver.refusal(check_in.capabilities)
+            if not driver.intake.refusal(check_in.capabilities)
         )
         driver = next(suitable, None)
-        return driver if driver is not None and driver.publications.is_newer(served) else None
+        return driver if driver is not None and driver.intake.publications.is_newer(served) else None

@@ -15,7 +15,25 @@ from fanin.protos.messages import Version
 from fanin.protos.runs import Adopt, Command, Pause, Resume, RunInfo, Stop, VersionPublished
 from fanin.server.driver import RunDriver
 from fanin.server.store.control import Newest
+from fanin.server.store.runs import RunRecord
 from fanin.server.work import Tools, whole
+
+
+async def run_info(run: RunRecord, trouble: str, tools: Tools) -> RunInfo:
+    """Where a Run stands by its record, and what it waits for."""
+    run_id = run.start.run_id
+    newest = await tools.store_lane(lambda: tools.runs.version(run_id))
+    assert newest is not None, "a run has at least version 0"
+    return RunInfo(
+        run_id=run_id,
+        state=run.state,
+        plan=run.start.plan,
+        bundle_sha256=run.start.version.bundle_sha256,
+        version=newest.number,
+        version_sha256=newest.sha256,
+        num_rounds=await tools.store_lane(lambda: tools.rounds.num_published(run_id)),
+        reason="; ".join(text for text in (run.reason, trouble) if text),
+    )
 
 
 class RunControl:
@@ -44,19 +62,7 @@ class RunControl:
 
     async def info(self) -> RunInfo:
         """Where the Run stands."""
-        tools, driver = self._tools, self._driver
-        newest = await self._newest()
-        num_rounds = await tools.store_lane(lambda: tools.rounds.num_published(driver.run_id))
-        return RunInfo(
-            run_id=driver.run_id,
-            state=driver.run.state,
-            plan=driver.run.start.plan,
-            bundle_sha256=driver.model.bundle.manifest.sha256,
-            version=newest.number,
-            version_sha256=newest.sha256,
-            num_rounds=num_rounds,
-            reason=driver.run.reason or driver.trouble,
-        )
+        return await run_info(self._driver.run, self._driver.trouble, self._tools)
 
     async def _command(self, command: Command) -> None:
         tools = self._tools
@@ -66,7 +72,8 @@ class RunControl:
             case Resume() as resume:
                 await tools.store_lane(lambda: tools.control.resume(command, resume.num_rounds, tools.wall()))
             case Stop():
-                await tools.store_lane(lambda: tools.control.stop(command, tools.wall()))
+                is_stuck = self._driver.is_stuck
+                await tools.store_lane(lambda: tools.control.stop(command, tools.wall(), is_stuck=is_stuck))
             case Adopt() as adopt:
                 await self._adopt(command, adopt)
             case other:
@@ -75,10 +82,13 @@ class RunControl:
         await self._driver.look()
 
     async def _publish(self, version: Version, num_rounds: int) -> None:
-        newest = await self._newest()
-        if version == newest:
+        tools = self._tools
+        known = await tools.store_lane(lambda: tools.runs.version(version.run_id, version.number))
+        if version == known:
+            await self._check_repeated(version, num_rounds)
             await self._driver.look()
             return
+        newest = await self._newest()
         if version.number != newest.number + 1 or version.parent != newest.number:
             raise Conflict(
                 f"run {version.run_id}: got version {version.number} made from {version.parent}, "
@@ -89,6 +99,19 @@ class RunControl:
         )
         await self._add(Newest(version=version, event=event))
         await self._driver.look()
+
+    async def _check_repeated(self, version: Version, num_rounds: int) -> None:
+        """Raise Conflict if a Version was published with another number of Rounds."""
+        tools, run_id = self._tools, version.run_id
+        for recorded in await tools.store_lane(lambda: list(tools.runs.events(run_id))):
+            event = recorded.event
+            if not isinstance(event, VersionPublished) or event.number != version.number:
+                continue
+            if event.num_rounds != num_rounds:
+                raise Conflict(
+                    f"run {run_id}: got version {version.number} again with {num_rounds} rounds, but it was published "
+                    f"with {event.num_rounds}; resume the run to give it other rounds"
+                )
 
     async def _adopt(self, command: Command, adopt: Adopt) -> None:
         tools, driver = self._tools, self._driver

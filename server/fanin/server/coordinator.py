@@ -10,14 +10,14 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from fanin.protos import messages as m
 from fanin.protos.chunks import short
-from fanin.protos.errors import Corrupted, InvalidUpdate, NotFound, Unavailable
+from fanin.protos.errors import InvalidUpdate, NotFound, StorageFull, Unavailable
 from fanin.protos.names import check_name
 from fanin.server.bulletin import Bulletin
+from fanin.server.downloads import pieces_of
 from fanin.server.driver import RunDriver
 from fanin.server.patience import Patience
 from fanin.server.permits import Permit, Permits
@@ -29,9 +29,6 @@ from fanin.server.work import Tools, whole
 
 T = TypeVar("T")
 LOG = logging.getLogger("fanin.server.coordinator")
-
-PIECE_BYTES: Final = 256 << 10
-"""Bytes of one DownloadPiece: small enough that a broken line loses little, large enough for full speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +87,7 @@ class Coordinator:
             known = f"{m.OLDEST_PROTOCOL} to {m.PROTOCOL}"
             text = f"protocol: got {check_in.protocol}, expected {known}; install another fanin"
             return m.Rejected(reason=m.RejectReason.UPGRADE, text=text)
-        refusals = [driver.refusal(check_in.capabilities) for driver in self._runs.running()]
+        refusals = [driver.intake.refusal(check_in.capabilities) for driver in self._runs.running()]
         if refusals and all(refusals):
             return m.Rejected(reason=m.RejectReason.UNSUITABLE, text="; ".join(refusals))
         earlier = self._parked.pop(device, None)
@@ -114,36 +111,9 @@ class Coordinator:
             if self._parked.get(device) is poll:
                 del self._parked[device]
 
-    async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
-        """The bytes of a Chunk from an offset on, then those of more, in pieces.
-
-        Raises NotFound, InvalidInput; Corrupted for a Chunk that is damaged or missing here.
-        """
-        patience, offset = Patience(self._limits.stall_s), download.offset
-        for number, sha256 in enumerate((download.sha256, *download.more)):
-            if number:
-                # Where one ends and the next begins: a Chunk that was cut on disk must not run into its neighbour.
-                yield b""
-            # Before each: the Assignment may have come to nothing meanwhile.
-            driver = self._driver(download.assignment_id)
-            published = await driver.publications.chunks(download.assignment_id, device)
-            if published is None:
-                driver.check_assignment(download.assignment_id, device)
-            if not (driver.may_fetch(sha256) if published is None else sha256 in published):
-                raise NotFound(f"chunk {sha256[:16]!r}: not one that this assignment needs; check in again")
-            data = await self._chunk(sha256, offset)
-            offset = 0
-            for start in range(0, len(data), PIECE_BYTES):
-                with patience.writing():
-                    yield data[start : start + PIECE_BYTES]
-                patience.gain(PIECE_BYTES)
-
-    async def _chunk(self, sha256: str, offset: int) -> bytes:
-        try:
-            return await self._tools.disk_lane(partial(self._tools.blobs.read, sha256, offset))
-        except NotFound as exc:
-            # A device that is told "not found" checks in, gets the same Assignment and asks again, without end.
-            raise Corrupted(f"{exc}, but an assignment needs it; publish its bundle or version again") from exc
+    def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
+        """The bytes of a Chunk from an offset on, then those of more, in pieces. Raises NotFound, Corrupted."""
+        return pieces_of(device, download, self._driver, self._tools, self._limits.stall_s)
 
     async def upload(
         self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
@@ -153,7 +123,7 @@ class Coordinator:
         Raises InvalidUpdate, NotFound, StorageFull, Unavailable while too many others upload.
         """
         driver = self._driver(header.assignment_id)
-        driver.check_assignment(header.assignment_id, device)
+        driver.intake.check_assignment(header.assignment_id, device)
         if device not in self._uploading and len(self._uploading) >= self._limits.max_uploads:
             raise Unavailable(f"upload: {len(self._uploading)} are under way, expected fewer; try again later")
         current = asyncio.current_task()
@@ -167,8 +137,16 @@ class Coordinator:
                 earlier.cancel()
                 await whole(asyncio.wait({earlier}))
             async with aclosing(self._receive(driver, device, header, pieces)) as replies:
+                num_replies = 0
                 async for reply in replies:
+                    num_replies += 1
+                    if num_replies > 1:
+                        # Something was stored since the first one.
+                        driver.intake.note_space(is_lacking=False)
                     yield reply
+        except StorageFull:
+            driver.intake.note_space(is_lacking=True)
+            raise
         finally:
             if self._uploading.get(device) is current:
                 del self._uploading[device]
@@ -176,16 +154,16 @@ class Coordinator:
     async def _receive(
         self, driver: RunDriver, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
     ) -> AsyncGenerator[m.UploadReply, None]:
-        round_number = driver.check_assignment(header.assignment_id, device)
-        outcome = await driver.outcome(round_number, device)
-        if outcome.update_state is not m.UpdateState.RECEIVING or not driver.may_count(round_number):
+        round_number = driver.intake.check_assignment(header.assignment_id, device)
+        outcome = await driver.intake.outcome(round_number, device)
+        if outcome.update_state is not m.UpdateState.RECEIVING or not driver.intake.may_count(round_number):
             yield outcome
             return
         plan = driver.run.start.plan
         expected = Expected(
             run_id=driver.run_id,
             round=round_number,
-            version_sha256=driver.made(round_number).base.sha256,
+            version_sha256=driver.intake.made(round_number).base.sha256,
             codec=plan.codec,
             table=driver.model.table,
             num_labels=labels_of(driver.model.manifest),
@@ -206,19 +184,19 @@ class Coordinator:
                         await permit.get()
             try:
                 # The Round may have closed while this one waited: then the first reply says so.
-                if driver.may_count(round_number):
+                if driver.intake.may_count(round_number):
                     with permit.lent(), patience.writing():
                         yield _receiving(upload)
-                while not upload.is_whole() and driver.may_count(round_number):
+                while not upload.is_whole() and driver.intake.may_count(round_number):
                     try:
                         if not await self._store_chunk(upload, _Pieces(pieces, patience, permit)):
                             return
                     except TimeoutError as exc:
                         # Else something happened to the Run: whether it still wants these bytes is asked above.
-                        if patience.is_over and driver.may_count(round_number):
+                        if patience.is_over and driver.intake.may_count(round_number):
                             raise Unavailable(self._stalled) from exc
                         continue
-                    if not upload.is_whole() and driver.may_count(round_number):
+                    if not upload.is_whole() and driver.intake.may_count(round_number):
                         with permit.lent(), patience.writing():
                             yield _receiving(upload)
                 permit.give_back()
@@ -230,12 +208,12 @@ class Coordinator:
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
         """What became of a device's Update; with a failure, its place is given to another. Raises NotFound."""
         driver = self._driver(report.assignment_id)
-        round_number = driver.check_assignment(report.assignment_id, device)
-        outcome = await driver.outcome(round_number, device)
+        round_number = driver.intake.check_assignment(report.assignment_id, device)
+        outcome = await driver.intake.outcome(round_number, device)
         if report.failure and outcome.update_state is m.UpdateState.RECEIVING:
             tools = self._tools
             await tools.disk_lane(lambda: tools.spool.discard(report.assignment_id))
-            driver.give_up(round_number, device)
+            driver.intake.give_up(round_number, device)
             # In quotes and cut: it is a peer's text, in our log.
             LOG.warning(
                 "run %s: round %d: device %s gave up: %r", driver.run_id, round_number, device, report.failure[:400]
@@ -254,9 +232,9 @@ class Coordinator:
         """What becomes of an upload that is whole, or no longer needed. Where stale Updates count, one that comes while
         a Round ends waits for the next; a device that hangs up meanwhile is let go."""
         number = upload.header.round
-        while upload.is_whole() and driver.may_count(number):
-            changed = driver.changed
-            if driver.takes(number):
+        while upload.is_whole() and driver.intake.may_count(number):
+            changed = driver.course.changed
+            if driver.intake.takes(number):
                 reply = await whole(self._commit(driver, device, upload))
                 if reply is not None:
                     return reply
@@ -267,8 +245,8 @@ class Coordinator:
         """One try; None if the open Round does not take the Update, but the next one may."""
         tools, header = self._tools, upload.header
         await tools.disk_lane(lambda: tools.spool.commit(upload, device))
-        found = await driver.commit(device, header, upload.resumed_bytes)
-        if found is None and not driver.is_refused(header.round):
+        found = await driver.intake.commit(device, header, upload.resumed_bytes)
+        if found is None and not driver.intake.is_refused(header.round):
             return None
         if found is None or found.payload != header.payload:
             await tools.disk_lane(lambda: tools.spool.withdraw(header, device))
@@ -277,7 +255,7 @@ class Coordinator:
     async def _finish(self, driver: RunDriver, upload: Upload, found: m.UpdateHeader | None) -> m.UploadReply:
         tools, header = self._tools, upload.header
         await tools.disk_lane(lambda: tools.spool.discard(header.assignment_id))
-        is_open = driver.may_count(header.round)
+        is_open = driver.intake.may_count(header.round)
         return m.UploadReply(
             round_state=m.RoundState.OPEN if is_open else m.RoundState.CLOSED,
             update_state=m.UpdateState.ACCEPTED if found is not None else m.UpdateState.DISCARDED,
@@ -338,11 +316,11 @@ class Coordinator:
         looked_at = [asking] if asking else list(self._parked)
         running = self._runs.running()
         for driver in running:
-            self._offer(driver, [device for device in looked_at if driver.holds(device)])
+            self._offer(driver, [device for device in looked_at if driver.intake.holds(device)])
         for driver in running:
-            if driver.num_places:
-                waiting = [one for one in looked_at if self._waits_for(one, driver) and driver.may_join(one)]
-                self._offer(driver, choose(waiting, driver.num_places, self._rng))
+            if driver.intake.num_places:
+                waiting = [one for one in looked_at if self._waits_for(one, driver) and driver.intake.may_join(one)]
+                self._offer(driver, choose(waiting, driver.intake.num_places, self._rng))
 
     def _tell_newest(self, devices: Sequence[str]) -> None:
         """Answer those of these devices that wait and serve an older Version of a Run that opens no Round."""
@@ -356,14 +334,14 @@ class Coordinator:
     def _offer(self, driver: RunDriver, devices: Sequence[str]) -> None:
         for device in devices:
             poll = self._parked.get(device)
-            assignment = None if poll is None or poll.answer.done() else driver.offer(device)
+            assignment = None if poll is None or poll.answer.done() else driver.intake.offer(device)
             if poll is not None and assignment is not None:
                 del self._parked[device]
                 poll.answer.set_result(m.Assigned(assignment=assignment))
 
     def _waits_for(self, device: str, driver: RunDriver) -> bool:
         poll = self._parked.get(device)
-        return poll is not None and not poll.answer.done() and not driver.refusal(poll.check_in.capabilities)
+        return poll is not None and not poll.answer.done() and not driver.intake.refusal(poll.check_in.capabilities)
 
 
 def _receiving(upload: Upload) -> m.UploadReply:
@@ -376,7 +354,7 @@ def _receiving(upload: Upload) -> m.UploadReply:
 
 def _may_count(transfer: _Transfer) -> bool:
     try:
-        return transfer.driver.may_count(transfer.round)
+        return transfer.driver.intake.may_count(transfer.round)
     except Unavailable:
         # The upload asks too, and is told so.
         return False

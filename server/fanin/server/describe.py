@@ -21,7 +21,7 @@ async def describe(driver: RunDriver, info: RunInfo, num_rounds: int, tools: Too
     """The Run of a driver, with its last Rounds."""
     run_id = driver.run_id
     kept = await tools.store_lane(lambda: tools.rounds.latest(run_id, max(num_rounds, 1)))
-    machine = driver.round
+    machine = driver.course.round
     is_open = machine is not None and machine.is_open
     at_work = sorted(machine.at_work) if machine is not None and is_open else []
     deadline = machine.deadline if machine is not None and is_open else None
@@ -41,8 +41,9 @@ def _info(kept: KeptRound, driver: RunDriver | None) -> RoundInfo:
     record = kept.record
     phase = _PHASES[record.mark]
     # What is durable is told by the record, and the steps between by the machine.
-    if driver is not None and driver.round is not None and record.mark in (RoundMark.OPEN, RoundMark.CLOSED):
-        phase = RoundPhase(driver.round.phase.value)
+    machine = None if driver is None else driver.course.round
+    if machine is not None and not record.mark.is_final:
+        phase = RoundPhase(machine.phase.value)
     return RoundInfo(
         round=record.round,
         base_version=record.base_version,

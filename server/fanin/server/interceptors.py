@@ -218,16 +218,11 @@ class Rim(aio.ServerInterceptor):
         try:
             yield
         except FaninError as exc:
-            status = status_of(exc)
             self._refused.log(type(exc).__name__, f"{method}: {type(exc).__name__}: {str(exc)[:MAX_TEXT_CHARS]}")
-            trailing = (
-                (calls.ERROR, type(exc).__name__),
-                (calls.SERVER_TIME, str(self._registry.now_us)),
-            )
-            # One that does not read does not read this either; gRPC keeps the status for it as long as its line is up.
-            with suppress(TimeoutError, aio.InternalError):
-                async with asyncio.timeout(self._waits.read_s):
-                    await context.abort(grpc.StatusCode[status.code], public_text(exc)[:MAX_TEXT_CHARS], trailing)
+            await self._abort(exc, context)
+        except OSError:  # Our disk. The caller can only come back later, and must not read a path.
+            LOG.exception("%s: the coordinator's disk or network failed", method)
+            await self._abort(Unavailable("disk"), context)
         except (aio.AbortError, aio.UsageError):
             raise
         except aio.InternalError as exc:
@@ -242,6 +237,17 @@ class Rim(aio.ServerInterceptor):
         except Exception:  # The rim: a bug must end one call, never the coordinator, and never leak its text.
             LOG.exception("%s: unexpected error", method)
             await context.abort(grpc.StatusCode.INTERNAL, "internal error; the coordinator's log has the details")
+
+    async def _abort(self, error: FaninError, context: Context) -> None:
+        status = status_of(error)
+        trailing = (
+            (calls.ERROR, type(error).__name__),
+            (calls.SERVER_TIME, str(self._registry.now_us)),
+        )
+        # One that does not read does not read this either; gRPC keeps the status for it as long as its line is up.
+        with suppress(TimeoutError, aio.InternalError):
+            async with asyncio.timeout(self._waits.read_s):
+                await context.abort(grpc.StatusCode[status.code], public_text(error)[:MAX_TEXT_CHARS], trailing)
 
 
 def _parsed(method: str, handler: _Handler, data: bytes) -> Message:

@@ -3,7 +3,7 @@
 import logging
 from typing import Protocol
 
-from fanin.server.rounds import Effect
+from fanin.server.events import Effect
 
 LOG = logging.getLogger("fanin.server")
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fanin.protos.runs import RunState
+from fanin.server import events as e
 from fanin.server import rounds as r
 from fanin.server.grids import first_grid_from, recorded_grid
 from fanin.server.recent import Made, RecentRounds
@@ -50,7 +51,7 @@ class Moment:
 
 def begun(
     run: RunRecord, record: RoundRecord, at_work: frozenset[str], moment: Moment
-) -> tuple[r.Round, tuple[r.Effect, ...]]:
+) -> tuple[r.Round, tuple[e.Effect, ...]]:
     """The machine of a Round as its record has it, and what to do now."""
     cohort = run.start.plan.cohort
     rules = r.Rules(

@@ -13,8 +13,11 @@ Walk of a Round::
     FOLDING     the set is durable and can no longer change; the sum and the outer step are computed
     PUBLISHING  the new parameters are known; the Version is being written
     PUBLISHED   done
-    FAILED      there was no quorum at the deadline, or an operator ended it
+    FAILING     an effect can never be carried out; the failure is being written
+    FAILED      there was no quorum at the deadline, an operator ended it, or an effect could not be carried out
     PAUSED      nobody is assigned and the deadline stands still; Updates that were under way still count
+
+Rule 4: every phase has a failure exit. ``Failed`` is legal until the Round has ended.
 
 ``now`` and ``deadline`` are seconds of one monotonic clock that the caller chooses.
 """
@@ -26,6 +29,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+from fanin.server import events as e
+
 
 class Phase(Enum):
     """Where a Round stands."""
@@ -36,136 +41,13 @@ class Phase(Enum):
     FOLDING = "folding"
     PUBLISHING = "publishing"
     PUBLISHED = "published"
+    FAILING = "failing"
     FAILED = "failed"
     PAUSED = "paused"
 
 
 class IllegalEvent(Exception):
     """An event that this phase cannot take: our own mistake, never a peer's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedIn:
-    """A suitable device asks for work."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GaveUp:
-    """A device will not fulfil its Assignment."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateCommitted:
-    """A device's Update is durable, and counted in one of the Round's places."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimePassed:
-    """Time to look at the deadline; early ones are harmless."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
-    """The set is durably named. After a restart also the record's word that it had been."""
-
-    accepted: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Missed:
-    """The record says that there was no quorum at the deadline; the failure is durable."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
-    """The new parameters are computed and stored."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """The Version is durable."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paused:
-    """The Run's pause is durable."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
-    """The end of the pause is durable."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
-    """The Round is to end without a Version, and that is durable unless its set was named before."""
-
-
-Event = (
-    CheckedIn
-    | GaveUp
-    | UpdateCommitted
-    | TimePassed
-    | Closed
-    | Missed
-    | Folded
-    | Published
-    | Paused
-    | Resumed
-    | Stopped
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assign:
-    """Give this device its Assignment; the same one if it had one."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepDeadline:
-    """Record the deadline, so that it outlives this process."""
-
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accumulate:
-    """Add this device's committed Update to the sum."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Close:
-    """Durably name the set of Updates, or, if the record holds no quorum, the failure of the Round."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fold:
-    """Finish the sum over exactly this set, do the outer step, store the parameters."""
-
-    accepted: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publish:
-    """Sign and record the Version."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoOn:
-    """Open the next Round, or let the Run rest."""
-
-
-Effect = Assign | KeepDeadline | Accumulate | Close | Fold | Publish | GoOn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +63,12 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One Round. ``deadline`` is set by the first Assignment; ``accepted`` is in the order of commits. While the Round
-    is paused there is no deadline, but ``left_s``, what was left of it. Among those ``at_work`` may be devices whose
-    work is for an earlier Round and counts in this one."""
+    """One Round. ``accepted`` is in the order of commits. Among those ``at_work`` may be devices whose work is for an
+    earlier Round and counts in this one.
+
+    The ``deadline`` starts once as many devices as the quorum have a part in the Round. Before that no Version could
+    come of it, however long they had. While the Round is paused there is no deadline, but ``left_s``, the rest of it.
+    """
 
     rules: Rules
     phase: Phase = Phase.SELECTING
@@ -192,7 +77,7 @@ class Round:
     deadline: float | None = None
     left_s: float | None = None
 
-    def step(self, event: Event, now: float) -> tuple["Round", tuple[Effect, ...]]:
+    def step(self, event: e.Event, now: float) -> tuple["Round", tuple[e.Effect, ...]]:
         """The Round after ``event``, and what to do now. Raises IllegalEvent and changes nothing."""
         row = TRANSITIONS.get((self.phase, type(event)))
         if row is None:
@@ -232,106 +117,110 @@ class Round:
         return self.phase in (Phase.PUBLISHED, Phase.FAILED)
 
 
-def _check_in(state: Round, event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
-    assert isinstance(event, CheckedIn)
+def _check_in(state: Round, event: e.Event, now: float) -> tuple[Round, tuple[e.Effect, ...]]:
+    assert isinstance(event, e.CheckedIn)
     if event.device in state.accepted:
         return state, ()
     if event.device not in state.at_work and state.phase is Phase.TRAINING:
         return state, ()
-    after = _by_places(replace(state, at_work=state.at_work | {event.device}))
-    if state.deadline is not None:
-        return after, (Assign(device=event.device),)
-    deadline = now + state.rules.deadline_s
-    return replace(after, deadline=deadline), (KeepDeadline(deadline=deadline), Assign(device=event.device))
+    after, effects = _start_deadline(_by_places(replace(state, at_work=state.at_work | {event.device})), now)
+    return after, (*effects, e.Assign(device=event.device))
 
 
-def _give_up(state: Round, event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
-    assert isinstance(event, GaveUp)
+def _give_up(state: Round, event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
+    assert isinstance(event, e.GaveUp)
     return _by_places(replace(state, at_work=state.at_work - {event.device})), ()
 
 
-def _give_up_paused(state: Round, event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
-    assert isinstance(event, GaveUp)
+def _give_up_paused(state: Round, event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
+    assert isinstance(event, e.GaveUp)
     return replace(state, at_work=state.at_work - {event.device}), ()
 
 
-def _commit(state: Round, event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
-    assert isinstance(event, UpdateCommitted)
+def _commit(state: Round, event: e.Event, now: float) -> tuple[Round, tuple[e.Effect, ...]]:
+    assert isinstance(event, e.UpdateCommitted)
     if event.device in state.accepted:
         return state, ()
     accepted = (*state.accepted, event.device)
     after = replace(state, at_work=state.at_work - {event.device}, accepted=accepted)
-    effects: tuple[Effect, ...] = (Accumulate(device=event.device),)
+    effects: tuple[e.Effect, ...] = (e.Accumulate(device=event.device),)
     if state.phase is Phase.PAUSED:
         return after, effects
-    if after.deadline is None:
-        # The one of the first Assignment was lost with the process that had not recorded it yet.
-        after = replace(after, deadline=now + state.rules.deadline_s)
-        effects = (KeepDeadline(deadline=now + state.rules.deadline_s), *effects)
+    # A device that was assigned before a restart: how many others were is forgotten, and perhaps the deadline too.
+    is_unknown = event.device not in state.at_work
+    after, started = _start_deadline(after, now, has_quorum=is_unknown)
+    effects = (*started, *effects)
     if len(accepted) < state.rules.buffer and (after.wake_at is None or now < after.wake_at):
         return _by_places(after), effects
-    return replace(after, phase=Phase.CLOSING), (*effects, Close())
+    return replace(after, phase=Phase.CLOSING), (*effects, e.Close())
 
 
-def _look_at_deadline(state: Round, _event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
+def _look_at_deadline(state: Round, _event: e.Event, now: float) -> tuple[Round, tuple[e.Effect, ...]]:
     if state.wake_at is None or now < state.wake_at:
         return state, ()
     # Whether there is a quorum is the record's to say: a commit may be under way at this moment.
-    return replace(state, phase=Phase.CLOSING), (Close(),)
+    return replace(state, phase=Phase.CLOSING), (e.Close(),)
 
 
-def _missed(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
-    return replace(state, phase=Phase.FAILED), (GoOn(),)
+def _break(state: Round, event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
+    assert isinstance(event, e.Broken)
+    return replace(state, phase=Phase.FAILING), (e.Fail(reason=event.reason),)
 
 
-def _closed(state: Round, event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
-    assert isinstance(event, Closed)
+def _failed(state: Round, _event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
+    return replace(state, phase=Phase.FAILED), (e.GoOn(),)
+
+
+def _closed(state: Round, event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
+    assert isinstance(event, e.Closed)
     # The record decides. It can hold an Update whose commit was under way when the deadline passed.
     if not set(state.accepted) <= set(event.accepted):
         raise IllegalEvent(f"round: closed with {sorted(event.accepted)}, expected all of {sorted(state.accepted)}")
     after = replace(state, phase=Phase.FOLDING, accepted=event.accepted)
-    return after, (Fold(accepted=event.accepted),)
+    return after, (e.Fold(accepted=event.accepted),)
 
 
-def _folded(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
-    return replace(state, phase=Phase.PUBLISHING), (Publish(),)
+def _folded(state: Round, _event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
+    return replace(state, phase=Phase.PUBLISHING), (e.Publish(),)
 
 
-def _published(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
-    return replace(state, phase=Phase.PUBLISHED), (GoOn(),)
+def _published(state: Round, _event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
+    return replace(state, phase=Phase.PUBLISHED), (e.GoOn(),)
 
 
-def _pause(state: Round, _event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
+def _pause(state: Round, _event: e.Event, now: float) -> tuple[Round, tuple[e.Effect, ...]]:
     left_s = None if state.deadline is None else max(state.deadline - now, 0.0)
     return replace(state, phase=Phase.PAUSED, deadline=None, left_s=left_s), ()
 
 
-def _resume(state: Round, _event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
-    left_s = state.rules.deadline_s if state.left_s is None and state.accepted else state.left_s
-    deadline = None if left_s is None else now + left_s
-    # The one that was recorded may be from before the pause.
-    effects: tuple[Effect, ...] = () if deadline is None else (KeepDeadline(deadline=deadline),)
-    after = replace(state, deadline=deadline, left_s=None)
+def _resume(state: Round, _event: e.Event, now: float) -> tuple[Round, tuple[e.Effect, ...]]:
+    if state.left_s is None:
+        after, effects = _start_deadline(state, now)
+    else:
+        # The one that was recorded may be from before the pause.
+        deadline = now + state.left_s
+        after, effects = replace(state, deadline=deadline, left_s=None), (e.KeepDeadline(deadline=deadline),)
     if len(state.accepted) < state.rules.buffer:
         return _by_places(after), effects
-    return replace(after, phase=Phase.CLOSING), (*effects, Close())
+    return replace(after, phase=Phase.CLOSING), (*effects, e.Close())
 
 
-def _stop(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
-    return replace(state, phase=Phase.FAILED), (GoOn(),)
-
-
-def _nothing(state: Round, _event: Event, _now: float) -> tuple[Round, tuple[Effect, ...]]:
+def _nothing(state: Round, _event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
     return state, ()
 
 
-def opened(state: Round, now: float) -> tuple[Round, tuple[Effect, ...]]:
+def opened(state: Round, now: float) -> tuple[Round, tuple[e.Effect, ...]]:
     """A Round that begins, perhaps with devices still at work for an earlier one, and what to do now."""
-    if state.deadline is not None or not state.at_work:
-        return _by_places(state), ()
-    # Else nobody would ever give up on them.
+    return _start_deadline(_by_places(state), now)
+
+
+def _start_deadline(state: Round, now: float, *, has_quorum: bool = False) -> tuple[Round, tuple[e.Effect, ...]]:
+    """Start the clock of a Round that has, or is known to have had, as many devices as its quorum."""
+    has_quorum = has_quorum or len(state.at_work) + len(state.accepted) >= state.rules.quorum
+    if state.deadline is not None or not has_quorum:
+        return state, ()
     deadline = now + state.rules.deadline_s
-    return _by_places(replace(state, deadline=deadline)), (KeepDeadline(deadline=deadline),)
+    return replace(state, deadline=deadline), (e.KeepDeadline(deadline=deadline),)
 
 
 def _by_places(state: Round) -> Round:
@@ -343,57 +232,68 @@ def _by_places(state: Round) -> Round:
 class Row:
     """One row of the table: what to do, and where it may lead."""
 
-    rule: Callable[[Round, Event, float], tuple[Round, tuple[Effect, ...]]]
+    rule: Callable[[Round, e.Event, float], tuple[Round, tuple[e.Effect, ...]]]
     targets: frozenset[Phase]
 
 
-def _row(rule: Callable[[Round, Event, float], tuple[Round, tuple[Effect, ...]]], *targets: Phase) -> Row:
+def _row(rule: Callable[[Round, e.Event, float], tuple[Round, tuple[e.Effect, ...]]], *targets: Phase) -> Row:
     return Row(rule, frozenset(targets))
 
 
 _ASSIGNING: Final = (Phase.SELECTING, Phase.TRAINING)
 
-TRANSITIONS: Final[Mapping[tuple[Phase, type[Event]], Row]] = MappingProxyType(
+TRANSITIONS: Final[Mapping[tuple[Phase, type[e.Event]], Row]] = MappingProxyType(
     {
-        (Phase.SELECTING, CheckedIn): _row(_check_in, *_ASSIGNING),
-        (Phase.SELECTING, GaveUp): _row(_give_up, Phase.SELECTING),
-        (Phase.SELECTING, UpdateCommitted): _row(_commit, *_ASSIGNING, Phase.CLOSING),
-        (Phase.SELECTING, TimePassed): _row(_look_at_deadline, Phase.SELECTING, Phase.CLOSING),
-        (Phase.SELECTING, Closed): _row(_closed, Phase.FOLDING),
-        (Phase.SELECTING, Paused): _row(_pause, Phase.PAUSED),
+        (Phase.SELECTING, e.CheckedIn): _row(_check_in, *_ASSIGNING),
+        (Phase.SELECTING, e.GaveUp): _row(_give_up, Phase.SELECTING),
+        (Phase.SELECTING, e.UpdateCommitted): _row(_commit, *_ASSIGNING, Phase.CLOSING),
+        (Phase.SELECTING, e.TimePassed): _row(_look_at_deadline, Phase.SELECTING, Phase.CLOSING),
+        (Phase.SELECTING, e.Closed): _row(_closed, Phase.FOLDING),
+        (Phase.SELECTING, e.Paused): _row(_pause, Phase.PAUSED),
         # A Run that is set going again may have its Round already, or still, under way.
-        (Phase.SELECTING, Resumed): _row(_nothing, Phase.SELECTING),
-        (Phase.SELECTING, Stopped): _row(_stop, Phase.FAILED),
-        (Phase.TRAINING, CheckedIn): _row(_check_in, Phase.TRAINING),
-        (Phase.TRAINING, GaveUp): _row(_give_up, *_ASSIGNING),
-        (Phase.TRAINING, UpdateCommitted): _row(_commit, Phase.TRAINING, Phase.CLOSING),
-        (Phase.TRAINING, TimePassed): _row(_look_at_deadline, Phase.TRAINING, Phase.CLOSING),
-        (Phase.TRAINING, Closed): _row(_closed, Phase.FOLDING),
-        (Phase.TRAINING, Paused): _row(_pause, Phase.PAUSED),
-        (Phase.TRAINING, Resumed): _row(_nothing, Phase.TRAINING),
-        (Phase.TRAINING, Stopped): _row(_stop, Phase.FAILED),
-        (Phase.PAUSED, GaveUp): _row(_give_up_paused, Phase.PAUSED),
-        (Phase.PAUSED, UpdateCommitted): _row(_commit, Phase.PAUSED),
-        (Phase.PAUSED, TimePassed): _row(_nothing, Phase.PAUSED),
-        (Phase.PAUSED, Paused): _row(_nothing, Phase.PAUSED),
-        (Phase.PAUSED, Resumed): _row(_resume, *_ASSIGNING, Phase.CLOSING),
-        (Phase.PAUSED, Stopped): _row(_stop, Phase.FAILED),
-        (Phase.CLOSING, TimePassed): _row(_nothing, Phase.CLOSING),
-        (Phase.CLOSING, Closed): _row(_closed, Phase.FOLDING),
-        (Phase.CLOSING, Missed): _row(_missed, Phase.FAILED),
-        # What is being closed or folded goes on: the record, not the moment, says whether it was stopped before.
-        (Phase.CLOSING, Paused): _row(_nothing, Phase.CLOSING),
-        (Phase.CLOSING, Resumed): _row(_nothing, Phase.CLOSING),
-        (Phase.CLOSING, Stopped): _row(_nothing, Phase.CLOSING),
-        (Phase.FOLDING, TimePassed): _row(_nothing, Phase.FOLDING),
-        (Phase.FOLDING, Folded): _row(_folded, Phase.PUBLISHING),
-        (Phase.FOLDING, Paused): _row(_nothing, Phase.FOLDING),
-        (Phase.FOLDING, Resumed): _row(_nothing, Phase.FOLDING),
-        (Phase.FOLDING, Stopped): _row(_nothing, Phase.FOLDING),
-        (Phase.PUBLISHING, TimePassed): _row(_nothing, Phase.PUBLISHING),
-        (Phase.PUBLISHING, Published): _row(_published, Phase.PUBLISHED),
-        (Phase.PUBLISHING, Paused): _row(_nothing, Phase.PUBLISHING),
-        (Phase.PUBLISHING, Resumed): _row(_nothing, Phase.PUBLISHING),
-        (Phase.PUBLISHING, Stopped): _row(_nothing, Phase.PUBLISHING),
+        (Phase.SELECTING, e.Resumed): _row(_nothing, Phase.SELECTING),
+        (Phase.SELECTING, e.Broken): _row(_break, Phase.FAILING),
+        (Phase.SELECTING, e.Failed): _row(_failed, Phase.FAILED),
+        (Phase.TRAINING, e.CheckedIn): _row(_check_in, Phase.TRAINING),
+        (Phase.TRAINING, e.GaveUp): _row(_give_up, *_ASSIGNING),
+        (Phase.TRAINING, e.UpdateCommitted): _row(_commit, Phase.TRAINING, Phase.CLOSING),
+        (Phase.TRAINING, e.TimePassed): _row(_look_at_deadline, Phase.TRAINING, Phase.CLOSING),
+        (Phase.TRAINING, e.Closed): _row(_closed, Phase.FOLDING),
+        (Phase.TRAINING, e.Paused): _row(_pause, Phase.PAUSED),
+        (Phase.TRAINING, e.Resumed): _row(_nothing, Phase.TRAINING),
+        (Phase.TRAINING, e.Broken): _row(_break, Phase.FAILING),
+        (Phase.TRAINING, e.Failed): _row(_failed, Phase.FAILED),
+        (Phase.PAUSED, e.GaveUp): _row(_give_up_paused, Phase.PAUSED),
+        (Phase.PAUSED, e.UpdateCommitted): _row(_commit, Phase.PAUSED),
+        (Phase.PAUSED, e.TimePassed): _row(_nothing, Phase.PAUSED),
+        (Phase.PAUSED, e.Paused): _row(_nothing, Phase.PAUSED),
+        (Phase.PAUSED, e.Resumed): _row(_resume, *_ASSIGNING, Phase.CLOSING),
+        (Phase.PAUSED, e.Broken): _row(_break, Phase.FAILING),
+        (Phase.PAUSED, e.Failed): _row(_failed, Phase.FAILED),
+        # A pause or its end changes nothing once a Round closes; only its failure does.
+        (Phase.CLOSING, e.TimePassed): _row(_nothing, Phase.CLOSING),
+        (Phase.CLOSING, e.Closed): _row(_closed, Phase.FOLDING),
+        (Phase.CLOSING, e.Paused): _row(_nothing, Phase.CLOSING),
+        (Phase.CLOSING, e.Resumed): _row(_nothing, Phase.CLOSING),
+        (Phase.CLOSING, e.Broken): _row(_break, Phase.FAILING),
+        (Phase.CLOSING, e.Failed): _row(_failed, Phase.FAILED),
+        (Phase.FOLDING, e.TimePassed): _row(_nothing, Phase.FOLDING),
+        (Phase.FOLDING, e.Folded): _row(_folded, Phase.PUBLISHING),
+        (Phase.FOLDING, e.Paused): _row(_nothing, Phase.FOLDING),
+        (Phase.FOLDING, e.Resumed): _row(_nothing, Phase.FOLDING),
+        (Phase.FOLDING, e.Broken): _row(_break, Phase.FAILING),
+        (Phase.FOLDING, e.Failed): _row(_failed, Phase.FAILED),
+        (Phase.PUBLISHING, e.TimePassed): _row(_nothing, Phase.PUBLISHING),
+        (Phase.PUBLISHING, e.Published): _row(_published, Phase.PUBLISHED),
+        (Phase.PUBLISHING, e.Paused): _row(_nothing, Phase.PUBLISHING),
+        (Phase.PUBLISHING, e.Resumed): _row(_nothing, Phase.PUBLISHING),
+        (Phase.PUBLISHING, e.Broken): _row(_break, Phase.FAILING),
+        (Phase.PUBLISHING, e.Failed): _row(_failed, Phase.FAILED),
+        (Phase.FAILING, e.TimePassed): _row(_nothing, Phase.FAILING),
+        # The error came after the Version was durable.
+        (Phase.FAILING, e.Published): _row(_published, Phase.PUBLISHED),
+        (Phase.FAILING, e.Paused): _row(_nothing, Phase.FAILING),
+        (Phase.FAILING, e.Resumed): _row(_nothing, Phase.FAILING),
+        (Phase.FAILING, e.Failed): _row(_failed, Phase.FAILED),
     }
 )

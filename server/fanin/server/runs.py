@@ -3,6 +3,8 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -33,12 +35,14 @@ from fanin.protos.runs import (
     RunInfo,
     RunState,
     StartRun,
+    Stop,
     VersionWithBundle,
 )
-from fanin.server.control import RunControl
+from fanin.server.control import RunControl, run_info
 from fanin.server.describe import describe
 from fanin.server.driver import RunDriver
 from fanin.server.store.runs import RunRecord
+from fanin.server.troubles import reason_of
 from fanin.server.work import Model, Tools, whole
 
 LOG = logging.getLogger("fanin.server.runs")
@@ -51,6 +55,7 @@ class Runs:
         self._tools = tools
         self._drivers: dict[str, RunDriver] = {}
         self._controls: dict[str, RunControl] = {}
+        # By id, why a Run could not be taken up.
         self._broken: dict[str, str] = {}
         self._starting = asyncio.Lock()
         self.on_change: Callable[[], None] = _nothing
@@ -61,13 +66,14 @@ class Runs:
         # Before any driver writes.
         await tools.disk_lane(tools.blobs.sweep)
         for record in await tools.store_lane(tools.runs.runs):
-            try:
+            # One damaged Run must not keep the others from being served.
+            with suppress(Conflict):
                 await self._drive(record)
-            except Exception as exc:  # Whatever it is: one damaged Run must not keep the others from being served.
-                self._broken[record.start.run_id] = str(exc)
-                run_id = record.start.run_id
-                LOG.error("run %s: cannot be taken up: %s", run_id, exc, exc_info=not isinstance(exc, FaninError))
         recent = [one for driver in self._drivers.values() for one in driver.recent_rounds]
+        for run_id in self._broken:
+            # Its devices go on with their uploads when it is taken up.
+            kept = await tools.store_lane(partial(tools.rounds.last, run_id))
+            recent += [] if kept is None else [(run_id, kept.round)]
         await tools.disk_lane(lambda: tools.spool.sweep(recent))
 
     async def stop(self) -> None:
@@ -91,7 +97,7 @@ class Runs:
         """The driver of a Run. Raises NotFound."""
         driver = self._drivers.get(run_id)
         if run_id in self._broken:
-            raise Conflict(f"run {run_id}: cannot be taken up: {self._broken[run_id]}")
+            raise Conflict(self._broken[run_id])
         if driver is None:
             raise NotFound(f"run {run_id[:64]!r}: there is none of this id here")
         return driver
@@ -110,11 +116,21 @@ class Runs:
         return await self._tools.disk_lane(lambda: self._tools.blobs.read(sha256, offset))
 
     async def publish_bundle(self, bundle: BundleRef) -> str:
-        """Make a Bundle known, verified as a device would. Raises InvalidBundle, NotFound for missing Chunks, Corrupted
-        for damaged ones."""
-        await self._tools.disk_lane(lambda: self._verify_bundle(bundle))
-        await self._tools.store_lane(lambda: self._tools.runs.add_bundle(bundle))
-        return bundle.manifest.sha256
+        """Make a Bundle known, verified as a device would.
+
+        Raises InvalidBundle, NotFound for missing Chunks, Corrupted for damaged ones, Conflict if it is known under
+        another publisher's key.
+        """
+        tools, sha256 = self._tools, bundle.manifest.sha256
+        await tools.disk_lane(lambda: self._verify_bundle(bundle))
+        await tools.store_lane(lambda: tools.runs.add_bundle(bundle))
+        known = await tools.store_lane(lambda: tools.runs.bundle(sha256))
+        if known is not None and known.public_key != bundle.public_key:
+            raise Conflict(
+                f"bundle {short(sha256)}: signed by {short(bundle.public_key)}, but it is published here by "
+                f"{short(known.public_key)}; start runs with that key, or export the bundle again"
+            )
+        return sha256
 
     async def prepare_run(self, run_id: str) -> str:
         """The public key that will sign a Run's Versions."""
@@ -145,13 +161,27 @@ class Runs:
         return await self.info(version.run_id)
 
     async def command(self, command: Command) -> RunInfo:
-        """Carry out an operator's command, once. Raises NotFound, Conflict."""
-        self.driver(command.run_id)
-        await self._controls[command.run_id].command(command)
-        return await self.info(command.run_id)
+        """Carry out an operator's command, once. Raises NotFound, Conflict.
+
+        A Run that could not be taken up is tried again first. If that fails too it can still be stopped.
+        """
+        run_id, tools = command.run_id, self._tools
+        if run_id in self._broken:
+            with suppress(Conflict):
+                await whole(self._take_up(run_id))
+        if run_id in self._broken and isinstance(command.what, Stop):
+            await tools.store_lane(lambda: tools.control.stop(command, tools.wall(), is_stuck=True))
+        else:
+            self.driver(run_id)
+            await self._controls[run_id].command(command)
+        return await self.info(run_id)
 
     async def info(self, run_id: str) -> RunInfo:
-        """Where a Run stands. Raises NotFound."""
+        """Where a Run stands, also one that could not be taken up. Raises NotFound."""
+        if run_id in self._broken:
+            record = await self._tools.store_lane(lambda: self._tools.runs.run(run_id))
+            assert record is not None, "only a recorded run is taken up"
+            return await run_info(record, self._broken[run_id], self._tools)
         self.driver(run_id)
         return await self._controls[run_id].info()
 
@@ -161,7 +191,7 @@ class Runs:
 
     async def infos(self) -> tuple[RunInfo, ...]:
         """Where all Runs stand."""
-        return tuple([await control.info() for control in tuple(self._controls.values())])
+        return tuple([await self.info(run_id) for run_id in (*self._controls, *self._broken)])
 
     async def version(self, run_id: str, number: int | None) -> VersionWithBundle:
         """A Version with its Bundle. Raises NotFound."""
@@ -176,12 +206,12 @@ class Runs:
         driver = self.driver(run_id)
         sequence = from_sequence
         while True:
-            changed = driver.changed
+            changed = driver.course.changed
             while page := await self._event_page(run_id, sequence):
                 for recorded in page:
                     sequence = recorded.sequence + 1
                     yield recorded
-            if not driver.run.state.is_live and driver.is_idle and driver.changed is changed:
+            if not driver.run.state.is_live and driver.is_idle and driver.course.changed is changed:
                 return
             await changed.wait()
 
@@ -211,11 +241,30 @@ class Runs:
             raise Conflict(f"run {start.run_id}: the id is taken by another run; choose another")
         return known
 
+    async def _take_up(self, run_id: str) -> None:
+        async with self._starting:
+            record = await self._tools.store_lane(lambda: self._tools.runs.run(run_id))
+            if record is not None and run_id in self._broken:
+                await self._drive(record)
+                self.on_change()
+
     async def _drive(self, record: RunRecord) -> None:
-        driver = RunDriver(record, await self._model(record.start), self._tools, lambda: self.on_change())
-        await driver.start()
-        self._drivers[record.start.run_id] = driver
-        self._controls[record.start.run_id] = RunControl(driver, self._tools)
+        """Take up a Run. Raises Conflict, and notes why, if that is impossible now."""
+        run_id = record.start.run_id
+        try:
+            driver = RunDriver(record, await self._model(record.start), self._tools, lambda: self.on_change())
+            try:
+                await driver.start()
+            except BaseException:
+                await driver.stop()
+                raise
+        except Exception as exc:  # Whatever it is: devices and operators are told, without what is in it.
+            self._broken[run_id] = f"run {run_id}: cannot be taken up: {reason_of(exc)}"
+            LOG.error("run %s: cannot be taken up: %s", run_id, exc, exc_info=not isinstance(exc, FaninError))
+            raise Conflict(self._broken[run_id]) from exc
+        self._drivers[run_id] = driver
+        self._controls[run_id] = RunControl(driver, self._tools)
+        self._broken.pop(run_id, None)
 
     async def _model(self, start: StartRun) -> Model:
         tools, sha256 = self._tools, start.version.bundle_sha256

@@ -17,7 +17,8 @@ from fanin.protos.errors import Conflict, InvalidInput
 from fanin.protos.messages import Piece, UpdateHeader
 from fanin.server.authority import ServerIdentity
 from fanin.server.connections import Connections
-from fanin.server.coordinator import PIECE_BYTES, Coordinator
+from fanin.server.coordinator import Coordinator
+from fanin.server.downloads import PIECE_BYTES
 from fanin.server.interceptors import LOG, Rim, Waits, caller, device_id
 from fanin.server.refused import MAX_LINES, RefusedCalls
 from fanin.server.registry import Registry

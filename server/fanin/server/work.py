@@ -1,7 +1,8 @@
 """A Round's effects, carried out: from committed payloads to a recorded Version.
 
 Each method may be repeated after any failure and after a restart, and then ends in the same bits: the sum is a
-cache that is rebuilt from the set, blobs are named by content, and the store changes in one transaction.
+cache that is rebuilt from the set, blobs are named by content, and the store changes in one transaction. Stored data
+that does not verify raises Damaged.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from fanin.edge.versions import sign_version
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact, short
 from fanin.protos.convert import header_to_proto
-from fanin.protos.errors import Corrupted, InvalidInput
+from fanin.protos.errors import Corrupted, FaninError, InvalidInput, NotFound
 from fanin.protos.plans import Plan
 from fanin.protos.runs import StartRun, VersionPublished
 from fanin.server import aggregation
@@ -35,6 +36,7 @@ from fanin.server.store.control import ControlStore
 from fanin.server.store.devices import DeviceStore
 from fanin.server.store.rounds import RoundRecord, RoundStore
 from fanin.server.store.runs import RunStore
+from fanin.server.troubles import Damaged
 
 T = TypeVar("T")
 
@@ -151,8 +153,8 @@ class RoundWork:
         """The outer step over exactly this set; the new parameters are stored as blobs."""
         self._outcome = await self._tools.disk_lane(lambda: self._fold(accepted))
 
-    async def publish(self) -> VersionPublished:
-        """Sign and record the Version."""
+    async def publish(self) -> RoundRecord:
+        """Sign and record the Version; the record as it is then."""
         assert self._outcome is not None, "publish comes after fold"
         outcome, parameters = self._outcome
         record, tools = self.record, self._tools
@@ -183,8 +185,16 @@ class RoundWork:
             evaluation=evaluation_of(outcome.counts, self._model.manifest.num_classes),
             runtimes=runtimes_of(header.telemetry.runtime for header in self._headers.values()),
         )
-        await tools.store_lane(lambda: tools.rounds.publish(version, event, next_grid=outcome.next_grid, now_s=now_s))
-        return event
+        return await tools.store_lane(
+            lambda: tools.rounds.publish(version, event, next_grid=outcome.next_grid, now_s=now_s)
+        )
+
+    async def fail(self, reason: str) -> RoundRecord:
+        """Record the failure of the Round, unless it has ended; the record as it is then."""
+        tools, record = self._tools, self.record
+        return await tools.store_lane(
+            lambda: tools.rounds.fail(record.run_id, record.round, reason=reason, now_s=tools.wall())
+        )
 
     def _accumulate(self, device: str) -> None:
         if device in self._summed:
@@ -194,9 +204,11 @@ class RoundWork:
         try:
             update = contribution_of(header, payload, self.plan, self._lag(header))
             self._sum = aggregation.accept(self._sum, self._model.table, update)
-        except BaseException:
+        except BaseException as exc:
             # Half an Update may be in the sum: begin again, ``fold`` will add what is missing.
             self._sum, self._summed = aggregation.begin(self._model.table), set()
+            if isinstance(exc, FaninError | ValueError):
+                raise Damaged(f"the update of device {device} is damaged on the coordinator's disk") from exc
             raise
         self._summed.add(device)
 
@@ -212,7 +224,10 @@ class RoundWork:
         blobs, table = self._tools.blobs, self._model.table
         # Piece by piece: beside the sum, a model of 2 GB costs no more than a small one.
         step = OuterStep(self._sum, table, self.record.grid, self.plan)
-        parameters = blobs.put_pieces(encoded(table, step.pieces(parameter_pieces(blobs, self.base, table))))
+        try:
+            parameters = blobs.put_pieces(encoded(table, step.pieces(parameter_pieces(blobs, self.base, table))))
+        except (Corrupted, NotFound) as exc:
+            raise Damaged(f"version {self.base.number} is damaged on the coordinator's disk") from exc
         return step.outcome(), parameters
 
 

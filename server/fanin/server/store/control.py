@@ -3,6 +3,7 @@
 A repeated command changes nothing more, whatever has happened since; one that is refused is not remembered.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +22,7 @@ from fanin.protos.runs import (
     VersionPublished,
 )
 from fanin.server.store import schema
-from fanin.server.store.rounds import RoundMark
+from fanin.server.store.rounds import RoundMark, fail_round
 from fanin.server.store.runs import add_event, add_version, run_state, set_run
 
 BY_OPERATOR: Final = "by an operator"
@@ -72,15 +73,22 @@ class ControlStore:
             _start_deadline(connection, command.run_id, now_s)
             add_event(connection, command.run_id, RunResumed(num_rounds=num_rounds), now_s)
 
-    def stop(self, command: Command, now_s: float) -> None:
-        """Stop a Run, and fail its open Round. Raises Conflict."""
+    def stop(self, command: Command, now_s: float, *, is_stuck: bool = False) -> None:
+        """Stop a Run, and fail its open Round. Raises Conflict.
+
+        A closed Round still becomes a Version, unless the Run ``is_stuck``: then that Round fails too, also in a Run
+        that was stopped before.
+        """
         with self._engine.begin() as connection:
             before = _begin(connection, command, now_s)
-            if before is None or before is RunState.STOPPED:
+            if before is None:
                 return
-            if not before.is_live:
+            if not before.is_live and before is not RunState.STOPPED:
                 raise Conflict(f"run {command.run_id}: it is {before.value}, there is nothing to stop")
-            _fail_open_round(connection, command.run_id, f"stopped {BY_OPERATOR}", now_s)
+            marks = (RoundMark.OPEN, RoundMark.CLOSED) if is_stuck else (RoundMark.OPEN,)
+            _fail_rounds(connection, command.run_id, marks, f"stopped {BY_OPERATOR}", now_s)
+            if before is RunState.STOPPED:
+                return
             set_run(connection, command.run_id, state=RunState.STOPPED, reason=BY_OPERATOR)
             add_event(connection, command.run_id, RunRested(state=RunState.STOPPED, reason=BY_OPERATOR), now_s)
 
@@ -97,7 +105,7 @@ class ControlStore:
             _check_next(connection, run_id, newest.version)
             if command is not None:
                 _remember(connection, command, now_s)
-            _fail_open_round(connection, run_id, f"version {newest.version.number} was published", now_s)
+            _fail_rounds(connection, run_id, (RoundMark.OPEN,), f"version {newest.version.number} was published", now_s)
             add_version(connection, newest.version, round_number=0)
             if newest.event.num_rounds:
                 set_run(connection, run_id, state=RunState.RUNNING, max_rounds=newest.event.num_rounds)
@@ -140,12 +148,11 @@ def _check_next(connection: Connection, run_id: str, version: Version) -> None:
         raise Conflict(f"run {run_id}: got version {version.number}, expected {newest + 1}; another one came first")
 
 
-def _fail_open_round(connection: Connection, run_id: str, reason: str, now_s: float) -> None:
+def _fail_rounds(connection: Connection, run_id: str, marks: Collection[RoundMark], reason: str, now_s: float) -> None:
     table = schema.rounds
-    is_open = (table.c.run_id == run_id) & (table.c.state == RoundMark.OPEN.value)
-    for number in connection.execute(select(table.c.round).where(is_open)).scalars().all():
-        add_event(connection, run_id, RoundFailed(round=number, reason=reason), now_s)
-    connection.execute(update(table).where(is_open).values(state=RoundMark.FAILED.value))
+    query = select(table.c.round).where(table.c.run_id == run_id, table.c.state.in_([mark.value for mark in marks]))
+    for number in connection.execute(query).scalars().all():
+        fail_round(connection, run_id, RoundFailed(round=number, reason=reason), now_s)
 
 
 def _halt_deadline(connection: Connection, run_id: str, now_s: float) -> None:

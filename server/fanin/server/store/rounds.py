@@ -28,6 +28,11 @@ class RoundMark(Enum):
     PUBLISHED = "published"
     FAILED = "failed"
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the Round has ended; its record does not change any more."""
+        return self in (RoundMark.PUBLISHED, RoundMark.FAILED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
@@ -72,8 +77,11 @@ class RoundStore:
         self._engine = engine
 
     def open(self, record: RoundRecord) -> bool:
-        """Record a new Round, if its Run is running; whether it is."""
+        """Record a new Round, if its Run is running; whether it is. Repeating it is harmless."""
         with self._engine.begin() as connection:
+            known = _round(connection, record.run_id, record.round)
+            if known is not None:
+                return known.mark is RoundMark.OPEN
             if run_state(connection, record.run_id) is not RunState.RUNNING:
                 return False
             connection.execute(
@@ -130,9 +138,19 @@ class RoundStore:
             add_event(connection, run_id, event, now_s)
             return replace(record, mark=mark, accepted=accepted)
 
-    def publish(self, version: Version, event: VersionPublished, *, next_grid: Sequence[int], now_s: float) -> None:
-        """Record the Version that a Round ended in."""
+    def publish(
+        self, version: Version, event: VersionPublished, *, next_grid: Sequence[int], now_s: float
+    ) -> RoundRecord:
+        """Record the Version that a Round ended in.
+
+        A Round that has ended stays as it is, so a commit that was reported as an error can be repeated. Returns the
+        record as it is then.
+        """
         with self._engine.begin() as connection:
+            record = _round(connection, version.run_id, event.round)
+            assert record is not None, "only a recorded round is published"
+            if record.mark.is_final:
+                return record
             add_version(connection, version, round_number=event.round)
             connection.execute(
                 update(schema.rounds)
@@ -140,6 +158,18 @@ class RoundStore:
                 .values(state=RoundMark.PUBLISHED.value, next_grid=json.dumps(list(next_grid)))
             )
             add_event(connection, version.run_id, event, now_s)
+            return replace(record, mark=RoundMark.PUBLISHED, next_grid=tuple(next_grid))
+
+    def fail(self, run_id: str, round_number: int, *, reason: str, now_s: float) -> RoundRecord:
+        """Record that a Round failed, and why. A Round that has ended stays as it is. Returns the record as it is
+        then."""
+        with self._engine.begin() as connection:
+            record = _round(connection, run_id, round_number)
+            assert record is not None, "only a recorded round fails"
+            if record.mark.is_final:
+                return record
+            fail_round(connection, run_id, RoundFailed(round=round_number, reason=reason), now_s)
+            return replace(record, mark=RoundMark.FAILED)
 
     def rounds(self, run_id: str) -> tuple[RoundRecord, ...]:
         """All Rounds of a Run, oldest first."""
@@ -203,10 +233,10 @@ class RoundStore:
             grid = connection.execute(query).scalar()
         return None if grid is None else tuple(json.loads(grid))
 
-    def has_update(self, run_id: str, round_number: int, device_id: str) -> bool:
-        """Whether the Update that a device made for a Round was accepted."""
+    def update(self, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
+        """The Update that a device made for a Round, if it was accepted."""
         with self._engine.connect() as connection:
-            return _update(connection, run_id, round_number, device_id) is not None
+            return _update(connection, run_id, made_for, device_id)
 
     def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
         """The Updates of a Round in the order of commits."""
@@ -226,6 +256,13 @@ class RoundStore:
         )
         with self._engine.connect() as connection:
             return {device: _header(data) for device, data in connection.execute(query)}
+
+
+def fail_round(connection: Connection, run_id: str, failure: RoundFailed, now_s: float) -> None:
+    """Record a failure within somebody's transaction."""
+    round_ = _is(run_id, failure.round)
+    connection.execute(update(schema.rounds).where(round_).values(state=RoundMark.FAILED.value))
+    add_event(connection, run_id, failure, now_s)
 
 
 def failure_of(round_number: int, num_updates: int, cohort: CohortPlan) -> RoundFailed:

@@ -1,0 +1,38 @@
+"""A Run with an open Round in a store, and what is recorded of it."""
+
+from sqlalchemy import Engine
+
+from fanin.protos import runs as r
+from fanin.protos.plans import CohortPlan
+from fanin.server.store.rounds import CommittedUpdate, RoundMark, RoundRecord, RoundStore
+from fanin.server.store.runs import RunStore
+from support.values import DELEGATION, RUN, assignment, plan, update, version
+
+FIRST = version()
+START = r.StartRun(run_id=RUN, plan=plan(buffer=2), version=FIRST, delegation=DELEGATION)
+OPEN = RoundRecord(run_id=RUN, round=1, base_version=0, grid=(-30, -28), mark=RoundMark.OPEN, opened_at_s=10.0)
+
+
+def committed(device: str, examples: int = 10) -> CommittedUpdate:
+    header, _ = update(assignment(device=device), examples=examples)
+    return CommittedUpdate(device_id=device, round=header.round, header=header)
+
+
+def commit(rounds: RoundStore, wanted: CommittedUpdate, buffer: int) -> CommittedUpdate | None:
+    """One Update, in a transaction of its own."""
+    (found,) = rounds.commit([(wanted, buffer)])
+    return found
+
+
+def events(engine: Engine) -> list[tuple[int, r.RunEvent]]:
+    return [(recorded.sequence, recorded.event) for recorded in RunStore(engine).events(RUN)]
+
+
+def close(rounds: RoundStore, *, quorum: int, round_number: int = 1) -> RoundRecord:
+    """Close a Round that needs so many Updates."""
+    cohort = CohortPlan(concurrency=9, buffer=9, quorum=quorum, deadline_s=60.0)
+    return rounds.close(RUN, round_number, cohort=cohort, now_s=20.0)
+
+
+def published(number: int) -> r.VersionPublished:
+    return r.VersionPublished(number=number, version_sha256=FIRST.sha256, parent=number - 1, round=number)

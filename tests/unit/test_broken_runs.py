@@ -1,0 +1,97 @@
+"""Runs that cannot be taken up at a start: operators see them, can end them, and can take them up again."""
+
+from pathlib import Path
+
+import pytest
+from support.errors import raises
+from support.staleness import assignment, send, settle, update
+from support.virtual import Place, bundle_in, open_place, plan, start
+
+from fanin.clients.testing import run_virtual
+from fanin.edge.bundle import Bundle
+from fanin.protos import messages as m
+from fanin.protos.errors import Conflict
+from fanin.protos.runs import Command, Pause, Resume, RoundFailed, RunRested, RunState, Stop
+
+REASON = "run run: cannot be taken up: unexpected error (IsADirectoryError); the coordinator's log has the details"
+
+
+def manifest(folder: Path, bundle: Bundle) -> Path:
+    """Where the coordinator keeps a Bundle's manifest."""
+    return folder / "state" / "blobs" / bundle.sha256[:2] / bundle.sha256
+
+
+async def broken(folder: Path) -> tuple[Place, m.Assignment, Bundle]:
+    """A coordinator that cannot take up its Run, an Assignment from before, and the Run's Bundle."""
+    before = open_place(folder)
+    bundle = bundle_in(folder)
+    await start(before.runs, bundle, plan())
+    await settle()
+    work = await assignment(before, "a")
+    before.tools.spool.open(update(work)[0], "a").close()
+    await before.runs.stop()
+    path = manifest(folder, bundle)
+    path.rename(path.with_suffix(".moved"))
+    path.mkdir()
+    place = open_place(folder)
+    await place.runs.start()
+    return place, work, bundle
+
+
+def mend(folder: Path, bundle: Bundle) -> None:
+    path = manifest(folder, bundle)
+    path.rmdir()
+    path.with_suffix(".moved").rename(path)
+
+
+def test_a_run_that_cannot_be_taken_up_is_listed_and_tells_devices_no_path(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, work, bundle = await broken(tmp_path)
+        (info,) = await place.runs.infos()
+        assert (info.run_id, info.state, info.reason) == ("run", RunState.RUNNING, REASON)
+        assert await place.runs.info("run") == info
+        with raises(Conflict, REASON):
+            await send(place, "a", work)
+        with raises(Conflict, REASON):
+            await place.runs.command(Command(command_id="1", run_id="run", what=Pause()))
+        # What its devices had sent is kept.
+        assert list((tmp_path / "state" / "spool").glob("*.header")) != []
+        mend(tmp_path, bundle)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("way", ["start", "resume"])
+def test_a_run_that_is_taken_up_later_serves_its_devices(tmp_path: Path, way: str) -> None:
+    async def main() -> None:
+        place, work, bundle = await broken(tmp_path)
+        mend(tmp_path, bundle)
+        if way == "start":
+            await start(place.runs, bundle, plan())
+        else:
+            await place.runs.command(Command(command_id="1", run_id="run", what=Resume()))
+        await settle()
+        assert (await place.runs.info("run")).reason == ""
+        assert [info.run_id for info in await place.runs.infos()] == ["run"]
+        assert (await send(place, "a", work)).update_state is m.UpdateState.ACCEPTED
+        for device in "bcd":
+            await send(place, device)
+        await settle()
+        assert (await place.runs.info("run")).version == 1
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_run_that_cannot_be_taken_up_can_be_stopped(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, _, _ = await broken(tmp_path)
+        for _ in range(2):
+            info = await place.runs.command(Command(command_id="1", run_id="run", what=Stop()))
+            assert (info.state, info.reason) == (RunState.STOPPED, f"by an operator; {REASON}")
+        assert [recorded.event for recorded in place.tools.runs.events("run")][-2:] == [
+            RoundFailed(round=1, reason="stopped by an operator"),
+            RunRested(state=RunState.STOPPED, reason="by an operator"),
+        ]
+
+    run_virtual(main())

@@ -1,0 +1,300 @@
+"""Errors that no try can mend, and operators who end a Run: every Round has a failure exit, with its reason.
+
+On a virtual clock, with the production coordinator.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.scenes import Scene, finished, play, versions
+from support.staleness import send, settle
+from support.virtual import Place, bundle_in, open_place, plan, start
+
+from fanin.clients.testing import run_virtual
+from fanin.protos.chunks import Artifact
+from fanin.protos.errors import Corrupted, StorageFull
+from fanin.protos.runs import (
+    Command,
+    Resume,
+    RoundClosed,
+    RoundFailed,
+    RoundOpened,
+    RunEvent,
+    RunInfo,
+    RunRested,
+    RunState,
+    Stop,
+)
+from fanin.server.blobs import Blobs
+from fanin.server.coordinator import Coordinator, Limits
+from fanin.server.disk import Durability
+from fanin.server.runs import Runs
+from fanin.server.spool import Spool, Upload
+from fanin.server.verify import verify_run
+
+ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=1)
+SEE_LOG = "the coordinator's log has the details"
+NO_SPACE = "no space left on the coordinator's disk; free some"
+
+
+def flip(path: Path) -> None:
+    """Change one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def payloads(folder: Path) -> list[Path]:
+    return sorted((folder / "state" / "updates").glob("run/*/*.payload"))
+
+
+def events(place: Place) -> list[RunEvent]:
+    return [recorded.event for recorded in place.tools.runs.events("run")]
+
+
+async def stop(place: Place, command_id: str = "stop") -> RunInfo:
+    return await place.runs.command(Command(command_id=command_id, run_id="run", what=Stop()))
+
+
+def rebuilt(place: Place, **changes: object) -> Place:
+    """The same folder with some other tools."""
+    tools = replace(place.tools, **changes)
+    runs = Runs(tools)
+    return Place(tools=tools, runs=runs, coordinator=Coordinator(runs, tools, Limits(), random.Random(0)))
+
+
+def test_a_damaged_update_fails_its_round_and_the_next_one_makes_the_version(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        await settle()
+        for device in ("a", "b"):
+            await send(scene.place, device)
+        # Another process must read the payloads again.
+        await scene.hang_up()
+        flip(payloads(tmp_path)[0])
+        scene.num_devices = 4
+        await scene.restart()
+        await scene.until(RoundFailed)
+        # The failure is in the record, so a restart does not resurrect the Round.
+        await scene.restart()
+        await finished(scene)
+
+    happened = play(tmp_path, story, plan(max_rounds=1), devices=0)
+    failed = RoundFailed(round=1, reason=f"the update of device a is damaged on the coordinator's disk; {SEE_LOG}")
+    assert [event for event in happened if isinstance(event, RoundFailed)] == [failed]
+    assert [event.round for event in versions(happened)] == [2]
+    assert happened[-1] == RunRested(state=RunState.FINISHED, reason="1 of 1 rounds done")
+
+
+def test_a_closed_set_that_cannot_be_folded_fails_its_round(tmp_path: Path) -> None:
+    wanted = plan(quorum=2)
+
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), wanted)
+        await settle()
+        for device in ("a", "b"):
+            await send(place, device)
+        await place.runs.stop()
+        # As a process leaves it that is killed right after the set was named.
+        place.tools.rounds.close("run", 1, cohort=wanted.cohort, now_s=2.0)
+        payloads(tmp_path)[1].write_bytes(b"cut")
+        again = open_place(tmp_path)
+        await again.runs.start()
+        await settle()
+        assert [type(event) for event in events(again)] == [RoundOpened, RoundClosed, RoundFailed, RoundOpened]
+        assert [verdict.problem for verdict in verify_run(again.tools, "run")] == [""]
+        assert (await again.runs.info("run")).reason == ""
+        await again.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_run_whose_newest_version_is_damaged_fails_and_can_be_rolled_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        bundle = bundle_in(tmp_path)
+        await start(place.runs, bundle, replace(ALONE, stop=replace(ALONE.stop, max_rounds=9)))
+        await settle()
+        newest = bundle.manifest.artifacts[bundle.manifest.initial].chunks[0].sha256
+        flip(tmp_path / "state" / "blobs" / newest[:2] / newest)
+        for _ in range(3):
+            await send(place, "a")
+            await settle()
+        info = await place.runs.info("run")
+        assert info.state is RunState.FAILED
+        assert info.reason == f"3 rounds in a row: version 0 is damaged on the coordinator's disk; {SEE_LOG}"
+        assert str(tmp_path) not in str(events(place))
+        # The operator puts the file back from a backup.
+        flip(tmp_path / "state" / "blobs" / newest[:2] / newest)
+        await place.runs.command(Command(command_id="resume", run_id="run", what=Resume(num_rounds=1)))
+        await settle()
+        await send(place, "a")
+        await settle()
+        assert (await place.runs.info("run")).version == 1
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+class OddBlobs(Blobs):
+    """Can neither read nor store parameters while it has an ``error``."""
+
+    error: Exception | None = None
+
+    def put_pieces(self, pieces: Iterable[bytes]) -> Artifact:
+        """Raises the error."""
+        if self.error is not None:
+            raise self.error
+        return super().put_pieces(pieces)
+
+    def read_artifact(self, what: str, artifact: Artifact) -> bytes:
+        """Raises the error, but for manifests."""
+        if self.error is not None and what != "manifest":
+            raise self.error
+        return super().read_artifact(what, artifact)
+
+
+async def stuck(folder: Path, error: Exception) -> tuple[Place, OddBlobs]:
+    """A Run whose first Round cannot be folded."""
+    blobs = OddBlobs(folder / "odd", Durability.PROCESS)
+    place = open_place(folder, blobs=blobs)
+    await start(place.runs, bundle_in(folder), ALONE)
+    await settle()
+    blobs.error = error
+    await send(place, "a")
+    await settle()
+    return place, blobs
+
+
+def test_a_fold_that_waits_for_space_says_so_and_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, blobs = await stuck(tmp_path, StorageFull(f"{tmp_path}: full"))
+        # Half a day is within the time that an operator is given.
+        await asyncio.sleep(43_200.0)
+        reason = f"Fold is tried again: {NO_SPACE}"
+        (listed,) = await place.runs.infos()
+        assert (listed.state, listed.reason) == (RunState.RUNNING, reason)
+        assert (await place.runs.describe("run", 1)).info.reason == reason
+        blobs.error = None
+        await asyncio.sleep(20.0)
+        info = await place.runs.info("run")
+        assert (info.state, info.version, info.reason) == (RunState.FINISHED, 1, "1 of 1 rounds done")
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_fold_that_waits_for_space_for_longer_than_a_day_fails_its_round(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, _ = await stuck(tmp_path, StorageFull("full"))
+        await asyncio.sleep(86_500.0)
+        (failed,) = [event for event in events(place) if isinstance(event, RoundFailed)]
+        assert failed.reason.startswith("Fold failed for 864")
+        assert failed.reason.endswith(NO_SPACE)
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_an_error_of_unknown_kind_fails_the_round_after_a_minute_and_shows_no_path(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, _ = await stuck(tmp_path, IsADirectoryError(21, "Is a directory", str(tmp_path / "blobs" / "39")))
+        unknown = f"unexpected error (IsADirectoryError); {SEE_LOG}"
+        assert (await place.runs.info("run")).reason == f"Fold is tried again: {unknown}"
+        assert not [event for event in events(place) if isinstance(event, RoundFailed)]
+        await asyncio.sleep(70.0)
+        (failed,) = [event for event in events(place) if isinstance(event, RoundFailed)]
+        assert failed.reason.endswith(f" s: {unknown}")
+        assert str(tmp_path) not in str(events(place))
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_an_operator_ends_a_run_whose_fold_is_stuck(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, blobs = await stuck(tmp_path, StorageFull("full"))
+        assert (await stop(place)).state is RunState.STOPPED
+        await settle()
+        info = await place.runs.info("run")
+        assert (info.state, info.reason) == (RunState.STOPPED, "by an operator")
+        assert place.runs.driver("run").is_idle
+        assert RoundFailed(round=1, reason="stopped by an operator") in events(place)
+        blobs.error = None
+        again = rebuilt(place)
+        await place.runs.stop()
+        await again.runs.start()
+        await settle()
+        assert [type(event) for event in events(again)][-2:] == [RoundFailed, RunRested]
+        await again.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_fold_that_gets_stuck_after_the_run_was_stopped_can_be_ended_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, _ = await stuck(tmp_path, StorageFull("full"))
+        # As if the command had come before the disk was full: then the closed Round goes on.
+        place.tools.control.stop(Command(command_id="early", run_id="run", what=Stop()), 5.0)
+        assert not place.runs.driver("run").is_idle
+        await stop(place, "late")
+        await settle()
+        assert place.runs.driver("run").is_idle
+        assert events(place)[-1] == RoundFailed(round=1, reason="stopped by an operator")
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_run_that_cannot_open_its_first_round_fails_with_the_reason(tmp_path: Path) -> None:
+    async def main() -> None:
+        blobs = OddBlobs(tmp_path / "odd", Durability.PROCESS)
+        blobs.error = Corrupted(f"{tmp_path}: damaged")
+        place = open_place(tmp_path, blobs=blobs)
+        await start(place.runs, bundle_in(tmp_path), plan())
+        await settle()
+        info = await place.runs.info("run")
+        assert info.state is RunState.FAILED
+        assert info.reason == f"the coordinator's own state does not verify; {SEE_LOG}"
+        blobs.error = None
+        await place.runs.command(Command(command_id="resume", run_id="run", what=Resume()))
+        await settle()
+        assert events(place)[-1] == RoundOpened(round=1, base_version=0)
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+class FullSpool(Spool):
+    """Has no space while it ``is_full``."""
+
+    is_full = False
+
+    def commit(self, upload: Upload, device: str) -> None:
+        """Raises StorageFull."""
+        if self.is_full:
+            raise StorageFull("spool: no space")
+        super().commit(upload, device)
+
+
+def test_a_run_whose_uploads_wait_for_space_says_so_until_one_is_stored(tmp_path: Path) -> None:
+    async def main() -> None:
+        state = tmp_path / "state"
+        spool = FullSpool(state / "spool", state / "updates", Durability.PROCESS)
+        place = rebuilt(open_place(tmp_path), spool=spool)
+        await start(place.runs, bundle_in(tmp_path), plan())
+        await settle()
+        spool.is_full = True
+        with pytest.raises(StorageFull):
+            await send(place, "a")
+        assert (await place.runs.info("run")).reason == f"uploads wait: {NO_SPACE}"
+        spool.is_full = False
+        await send(place, "a")
+        assert (await place.runs.info("run")).reason == ""
+        await place.runs.stop()
+
+    run_virtual(main())
