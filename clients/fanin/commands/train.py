@@ -213,6 +213,7 @@ def metrics_row(metrics: Metrics, config: TrainConfig) -> dict[str, object]:
         "best_evaluation": trained.best,
         "flat": trained.flat,
         "stopped": metrics.stopped,
+        "skipped_checkpoints": list(metrics.skipped_checkpoints),
         "seconds": metrics.train_s,
         "layer_times": list(metrics.layer_times),
         "stage_times": list(metrics.stage_times),
@@ -263,6 +264,7 @@ def _text(metrics: Metrics, config: TrainConfig) -> str:
         f"(right: {each.validation_accuracy:.4f})\n"
         for each in trained.evaluated
     ]
+    lines += [f"skipped a damaged checkpoint: {fault}\n" for fault in metrics.skipped_checkpoints]
     return "".join(lines) + (
         f"{len(trained.losses)} steps on mesh {metrics.mesh} in {metrics.train_s:.1f} s, "
         f"{metrics.units_per_second:.0f} {_unit(config)} a second, {metrics.peak_memory_bytes / 1e6:.0f} MB at most\n"
