@@ -169,6 +169,7 @@ class Checkpoints:
             raise Corrupted(
                 f"{self._folder}: got the checkpoints after {seen} steps, as ranks see them in their order, expected "
                 "the same ones; take a folder that all machines share"
+                + "".join(f"; {fault}" for rank in found for fault in rank.faults)
             )
         # The words of the first rank, for all.
         return found[0]
