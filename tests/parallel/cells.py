@@ -215,6 +215,16 @@ FAMILIES: Final = (
         )
     ),
 )
+# Models that nothing but data parallelism can spread: one by day. Its expert layers and all others come by night.
+UNPLANNED: Final = (
+    Cell(mesh="dp_shard=2", family="gpt2", tied=True),
+    *(
+        Cell(mesh="dp_shard=4", family=family, recompute="full", nightly=True)
+        for family in ("qwen3", "phi3", "mixtral", "gpt_neox", "opt", "bert")
+    ),
+    Cell(mesh="dp_replicate=2,dp_shard=2", family="mixtral", nightly=True),
+    Cell(mesh="dp_replicate=2", family="bert", nightly=True),
+)
 # Wherever a batch is taken in pieces, its statistics are those of a piece.
 STATISTICS: Final = (
     Cell(mesh="dp_shard=2", family="resnet8-batch", nightly=True),
@@ -292,4 +302,4 @@ FAULTS: Final = (
     Cell(mesh="tp=2", tied=True, fault="untied"),
     Cell(mesh="pp=2,dp_shard=2", microbatches=2, dtype="float32", clip=None, fault="no-root"),
 )
-CELLS: Final = (*_matrix(), *_schedules(), *SINGLES, *MODELS, *FAMILIES, *SEQUENCES, *_nights())
+CELLS: Final = (*_matrix(), *_schedules(), *SINGLES, *MODELS, *FAMILIES, *UNPLANNED, *SEQUENCES, *_nights())

@@ -122,6 +122,22 @@ def keep_last(folder: Path) -> dict[str, np.ndarray]:
     return {"names": np.array(found), "losses": np.array(list(train(engine, 0, 2)))}
 
 
+def take_older(folder: Path) -> dict[str, np.ndarray]:
+    """Which checkpoint each rank takes where one byte of the newest is another, and why not that one."""
+    path = folder / "kept" / "step-00000007" / "__3_0.distcp"
+    if dist.get_rank() == 0:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    dist.barrier()
+    with Checkpoints(folder / "kept", engine_of(Cell(mesh="dp_replicate=2,dp_shard=4"))) as checkpoints:
+        progress = checkpoints.load()
+        told = [None if progress is None else progress.step, checkpoints.skipped]
+    rows: list[object] = [None] * WORLD
+    dist.all_gather_object(rows, told)
+    return {"told": np.array([json.dumps(row) for row in rows])}
+
+
 def no_space(folder: Path) -> dict[str, np.ndarray]:
     """What each rank says where the last one has lost its trace, and where the first one's disk takes no more."""
     engine, told = engine_of(Cell(mesh="dp_replicate=2,dp_shard=4")), []
@@ -181,6 +197,7 @@ def checkpoints(folder: Path) -> None:
         for other in CONTINUED[name]:
             _leave(folder, f"{name}-{other.mesh}", go_on(folder, name, other))
     _leave(folder, "kept", keep_last(folder))
+    _leave(folder, "damaged", take_older(folder))
     _leave(folder, "refused", refusals(lambda engine: Checkpoints(folder / "untied", engine).load))
     _leave(folder, "full", no_space(folder))
 

@@ -29,6 +29,19 @@ PRETRAINED: Mapping[str, Mapping[str, object]] = {
     "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": LENGTH // 2},
 }
 """Kinds of ``transformers`` models, each with what tells it from the others; Qwen2 also has biases."""
+SIZES: Mapping[str, object] = {"hidden_size": 32, "num_attention_heads": 8}
+FEED_FORWARD: Mapping[str, object] = {"intermediate_size": 32}
+UNPLANNED: Mapping[str, Mapping[str, object]] = {
+    "qwen3": {**SIZES, **FEED_FORWARD, "num_key_value_heads": 4, "head_dim": 4},
+    "phi3": {**SIZES, **FEED_FORWARD, "num_key_value_heads": 4},
+    "mixtral": {**SIZES, **FEED_FORWARD, "num_key_value_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_neox": {**SIZES, **FEED_FORWARD},
+    "gpt2": {"n_embd": 32, "n_head": 8, "n_positions": LENGTH, "tie_word_embeddings": True},
+    "opt": {**SIZES, "ffn_dim": 32, "word_embed_proj_dim": 32, "max_position_embeddings": LENGTH},
+    "bert": {**SIZES, **FEED_FORWARD, "max_position_embeddings": LENGTH, "tie_word_embeddings": True},
+}
+"""Kinds of ``transformers`` models that ``tp`` cannot split, each with its own names of sizes."""
+DROPOUTS = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout", "attention_dropout", "hidden_dropout_prob")
 MASKED = ("encoder", *PRETRAINED)
 """Whose models take a mask of what is padding."""
 RESNET = LayoutSettings(
@@ -67,7 +80,7 @@ IMAGES: Mapping[str, tuple[Callable[[], nn.Module], LayoutSettings, tuple[int, .
 def model_of(cell: Cell) -> Model:
     """The same on every rank and in one process."""
     dtype = DTYPES[cell.dtype]
-    if cell.family in PRETRAINED:
+    if cell.family in {**PRETRAINED, **UNPLANNED}:
         return pretrained_model(module_of(pretrained_row(cell), cell.dtype, 1, cell.family))
     if cell.family in IMAGES:
         made, layout, _ = IMAGES[cell.family]
@@ -96,7 +109,12 @@ def model_of(cell: Cell) -> Model:
 
 
 def pretrained_row(cell: Cell) -> Mapping[str, object]:
-    """A small model of another library, as that library's config has it."""
+    """A small model of another library, as that library's config has it. Without dropout, which ranks draw alone."""
+    ends: Mapping[str, object] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    if cell.family in UNPLANNED:
+        own = {"model_type": cell.family, "vocab_size": VOCABULARY, "num_hidden_layers": cell.layers}
+        still = dict.fromkeys((*DROPOUTS, "attention_probs_dropout_prob"), 0.0)
+        return {**own, **ends, **still, "tie_word_embeddings": cell.tied, **UNPLANNED[cell.family]}
     return {
         "model_type": cell.family,
         "vocab_size": VOCABULARY,
@@ -106,9 +124,7 @@ def pretrained_row(cell: Cell) -> Mapping[str, object]:
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "tie_word_embeddings": cell.tied,
-        "pad_token_id": None,
-        "bos_token_id": None,
-        "eos_token_id": None,
+        **ends,
         **PRETRAINED[cell.family],
     }
 

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from parallel.cells import BATCH, CELLS, COMPILED, FAULTS, HALVES, STATISTICS, WORLD, Cell
-from parallel.families import MASKED, PRETRAINED, batches, model_of
+from parallel.families import MASKED, PRETRAINED, UNPLANNED, batches, model_of
 
 from fanin.datacenter.mesh import AXES, PIPELINE, SHARD
 from fanin.datacenter.parallel.build import Built, build, build_schedule, parameter_table
@@ -195,7 +195,7 @@ def main(folder: Path, wanted: list[str]) -> int:
     """Train what is wanted; how many processes failed."""
     known = (*CELLS, *HALVES, *FAULTS, *STATISTICS, *COMPILED)
     chosen = [cell for cell in known if cell.name in wanted or _group(cell) in wanted]
-    for family in {cell.family for cell in chosen} & {*PRETRAINED}:
+    for family in {cell.family for cell in chosen} & {*PRETRAINED, *UNPLANNED}:
         # Their modules load when first named: here, once, and not on every rank.
         model_of(Cell(mesh="none", family=family))
     # Processes of its own for each that is compiled, as a job has: torch 2.13 keeps things between compilations that

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from parallel.saving import engine_of, saved, step
 
 from fanin.datacenter.checkpoint import Checkpoints
-from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
-from fanin.datacenter.parallel.layout import decoder_layout
-from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.progress import Progress, latest, write_marker, write_progress
-from fanin.protos.errors import Corrupted, InvalidInput, StorageFull
+from fanin.protos.errors import InvalidInput, StorageFull
 
 PROGRAM = Path(__file__).with_name("checkpoints.py")
 TOLERANCE = 1e-10
@@ -99,29 +94,6 @@ def test_why_a_checkpoint_was_not_written_is_told_by_all_ranks_alike(folder: Pat
     assert lost == "StorageFull: the trace of the last rank"
     assert "step-00000002: the checkpoint could not be written ([Errno 21] Is a directory: " in full
     assert "step-00000003: the checkpoint could not be written ([Errno 17] File exists: " in blocked
-
-
-def engine_of(width: int = 16, optimizer: str = "adamw") -> Engine:
-    """A small decoder in this process."""
-    config = DecoderConfig(vocabulary=11, width=width, num_layers=1, num_heads=2, num_kv_heads=1, feed_forward=8)
-    assert optimizer in ("adamw", "sgd")
-    training = TrainingSettings(batch_size=2, learning_rate=0.1, optimizer="sgd" if optimizer == "sgd" else "adamw")
-    model = Model(module=Decoder(config), layout=decoder_layout(config))
-    return build_engine(model, ParallelSettings(), training, None)
-
-
-def step(engine: Engine, seed: int) -> float:
-    tokens = torch.from_numpy(np.random.default_rng(seed).integers(0, 11, (2, 6)))
-    return float(engine.step(Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:])).loss)
-
-
-def saved(folder: Path, *, optimizer: str = "adamw") -> Engine:
-    engine = engine_of(optimizer=optimizer)
-    with Checkpoints(folder, engine) as checkpoints:
-        assert checkpoints.load() is None
-        step(engine, 0)
-        checkpoints.save(Progress(step=1, seed=3))
-    return engine
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -205,36 +177,16 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     assert latest(tmp_path) == Progress(step=1, seed=3)
 
 
-def _cut_index(checkpoint: Path) -> None:
-    (checkpoint / ".metadata").write_bytes((checkpoint / ".metadata").read_bytes()[:40])
-
-
-def _cut_shard(checkpoint: Path) -> None:
-    (checkpoint / "__0_0.distcp").write_bytes(b"")
-
-
-def _no_folder(checkpoint: Path) -> None:
-    checkpoint.rename(checkpoint.with_name("elsewhere"))
-
-
-def _bad_progress(checkpoint: Path) -> None:
-    (checkpoint / "progress.json").write_text('{"format": 1, "step": -1}')
-
-
-def _bad_marker(checkpoint: Path) -> None:
-    (checkpoint.parent / "LATEST").write_text('{"format": 1, "folder": "../../etc"}')
-
-
-def _no_marker_json(checkpoint: Path) -> None:
-    (checkpoint.parent / "LATEST").write_text("[")
-
-
-@pytest.mark.parametrize("damage", [_cut_index, _cut_shard, _no_folder, _bad_progress, _bad_marker, _no_marker_json])
-def test_a_damaged_one_is_told_as_such(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    saved(tmp_path)
-    damage(tmp_path / "step-00000001")
-    with Checkpoints(tmp_path, engine_of()) as checkpoints, pytest.raises(Corrupted, match=str(tmp_path)):
-        checkpoints.load()
+def test_all_ranks_take_the_same_older_one_and_say_the_same(folder: Path) -> None:
+    rows = [json.loads(str(row)) for row in read(folder, "damaged")["told"]]
+    assert len(rows) == 8
+    assert all(row == rows[0] for row in rows)
+    taken, skipped = rows[0]
+    assert taken == 4
+    # One byte of the shard that the fourth rank wrote.
+    assert [fault.partition(": digest mismatch: ")[0] for fault in skipped] == [
+        f"{folder}/kept/step-00000007/__3_0.distcp"
+    ]
 
 
 @pytest.mark.parametrize(("width", "optimizer", "told"), [(32, "adamw", "0 are unknown"), (16, "sgd", "are missing")])
@@ -256,7 +208,7 @@ def test_progress_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory,
     assert latest(folder) is None
     checkpoint = folder / f"step-{progress.step:08d}"
     checkpoint.mkdir()
-    write_progress(checkpoint, progress)
+    write_progress(checkpoint, progress, {})
     assert latest(folder) is None, "nothing is taken before it is marked"
     write_marker(folder, progress.step)
     assert latest(folder) == progress

@@ -288,8 +288,8 @@ def test_sizes_that_make_no_model_are_refused(kind: type, sizes: dict[str, int])
         kind(**sizes)
 
 
-def test_a_model_without_a_plan_of_its_own_needs_a_layout() -> None:
-    with pytest.raises(UnsupportedModel, match="Decoder: got no plan for tensor parallelism"):
+def test_a_model_of_no_library_needs_a_layout() -> None:
+    with pytest.raises(UnsupportedModel, match="Decoder: got a module without config and base_model_prefix, expected"):
         pretrained_model(Decoder(CONFIG))
 
 

@@ -197,12 +197,12 @@ def test_what_one_rank_cannot_do_with_checkpoints_all_are_told(folder: Path) -> 
     assert first[0] == second[0]
     assert "InvalidInput: checkpoints: got folder /dev/null/apart, expected a place that can be written" in first[0]
     # Each names the folder that it was given itself.
-    said = "got the checkpoints after [0, None] steps, as ranks see it in their order, expected the same one"
-    assert said in first[1]
-    assert said in second[1]
-    assert first[2] == second[2]
-    assert "Corrupted: " in first[2]
-    assert "apart-1/LATEST: cannot be read" in first[2]
+    said = "got the checkpoints after [[0], []] steps, as ranks see them in their order, expected the same ones"
+    for told in (*first[1:], *second[1:]):
+        assert told.startswith("Corrupted: ")
+        assert said in told
+    for told in (first[2], second[2]):
+        assert "apart-1/LATEST: not JSON" in told
 
 
 def test_a_process_whose_parameters_are_on_the_cpu_is_the_same_job(folder: Path) -> None:

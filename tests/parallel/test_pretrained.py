@@ -204,7 +204,7 @@ def _other_names(given: Given) -> None:
         ),
         (lambda given: given.row(quantization_config={}), "config.json: got a quantized model, expected one whose"),
         (lambda given: given.row(model_type=["llama"]), "got model_type ['llama'], expected one that transformers"),
-        (lambda given: given.row(model_type="gpt2"), "GPT2LMHeadModel: got no plan for tensor parallelism and no"),
+        (lambda given: given.row(model_type="t5"), "got model_type 't5', expected a causal or a masked language model"),
         (lambda given: given.row(hidden_size="x"), "transformers cannot make this model (StrictDataclassFieldVal"),
         (lambda given: given.row(num_hidden_layers=-1), "cannot make this model (ValueError: got num_hidden_layers -1"),
         (lambda given: given.row(num_attention_heads=0), "cannot make this model (ZeroDivisionError"),

@@ -4,8 +4,10 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from io import StringIO
 from math import prod
 from pathlib import Path
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -13,13 +15,14 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from fanin.commands.main import main
+from fanin.commands.plan import progress_of
 from fanin.datacenter.counters import ALL_REDUCE, SEND, Amount
 from fanin.datacenter.flops import HARDWARE
 from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.parallel.schedules import SCHEDULES, Pipeline
 from fanin.datacenter.parallel.settings import ParallelSettings, check_job
-from fanin.datacenter.planner import Wanted, plan
+from fanin.datacenter.planner import Wanted, plan, price
 from fanin.datacenter.planner.bubble import bubble_share, bubble_units, live_pieces
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.links import LINKS, Link, Topology, link_of
@@ -256,8 +259,14 @@ def test_a_ring_takes_its_latency_and_its_bytes(size: int, ranks: int) -> None:
 def test_axes_that_leave_a_node_take_the_longer_way() -> None:
     sizes = MeshShape(pp=2, dp_shard=4, tp=4).sizes
     assert TOPOLOGY.link("tp", sizes) is TOPOLOGY.inside
-    assert TOPOLOGY.link("dp_shard", sizes) is TOPOLOGY.between
     assert TOPOLOGY.link("pp", sizes) is TOPOLOGY.between
+    # Two ranks of a group in each node: two ports.
+    port = TOPOLOGY.between.bytes_per_second
+    assert TOPOLOGY.link("dp_shard", sizes).bytes_per_second == 2 * port
+    assert TOPOLOGY.link("dp_shard", MeshShape(dp_shard=16, tp=8).sizes) is TOPOLOGY.between
+    assert TOPOLOGY.link("dp_shard", MeshShape(dp_shard=64).sizes).bytes_per_second == 8 * port
+    slow = replace(TOPOLOGY, inside=link_of("100"))
+    assert slow.link("dp_shard", MeshShape(dp_shard=64).sizes).bytes_per_second == 100e9
 
 
 @pytest.mark.parametrize("text", ["fast", "-3", "0", "nan", "inf"])
@@ -299,6 +308,74 @@ def test_the_command_tells_a_person_and_a_program(tmp_path: Path, capsys: pytest
     assert first["seconds_per_step"] <= second["seconds_per_step"]
     assert prod(first["mesh"].values()) == 4
     assert sum(first["memory_bytes"].values()) == first["peak_memory_bytes"] <= 20 * GIGABYTE
+
+
+def test_one_mesh_is_priced_also_if_it_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "price.json"
+    words = ["plan", "--model", "8b", "--batch", "16", "--mesh", "pp=2,dp_shard=4", "--top", "3"]
+    assert main([*words, "--memory", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "; 8 x h100; 0 of " in text
+    assert text.count("mesh pp=2,dp_shard=4") == 3
+    assert text.count(" GB: does not fit") == 3
+    assert "more than a rank has" in text
+    assert main([*words, "--memory", "80", "--json", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert (report["world"], report["efficiency"]) == (8, HARDWARE["h100"].efficiency)
+    assert all(choice["mesh"] == MeshShape.parse("pp=2,dp_shard=4").sizes for choice in report["choices"])
+    assert report["choices"][0]["fits"]
+    assert sum(report["choices"][0]["seconds"].values()) == pytest.approx(report["choices"][0]["seconds_per_step"])
+
+
+def test_the_price_of_a_mesh_is_that_of_the_search() -> None:
+    fitting = {describe(each.job.parallel): each for each in plan(wanted())}
+    priced = [each for each in price(wanted(), MeshShape(pp=2, dp_shard=4)) if each.fits]
+    assert priced
+    for each in priced:
+        other = fitting[describe(each.job.parallel)]
+        assert (each.timing, each.memory, each.reason) == (other.timing, other.memory, other.reason)
+
+
+def test_a_mesh_that_breaks_a_rule_is_told_with_the_rule() -> None:
+    with pytest.raises(InvalidInput, match="got heads 12 and tp 8, expected a multiple"):
+        price(wanted(), MeshShape(tp=8))
+    with pytest.raises(InvalidInput, match="= 4 ranks, got a world of 8"):
+        price(wanted(), MeshShape(dp_shard=4))
+
+
+class Terminal(StringIO):
+    """What is overwritten, as a terminal has it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "lines"), [(StringIO(), 2), (Terminal(), 6)])
+def test_a_long_search_reports_its_progress(stream: StringIO, lines: int) -> None:
+    times_s = iter([0.0, 0.5, 1.5, 2.6, 3.7, 4.8, 5.9, 7.0])
+    shown = progress_of(stream, lambda: next(times_s))
+    for number in range(7):
+        shown(number / 10, 1000 * number)
+    first, *others = stream.getvalue().replace("\r", "\n").strip().splitlines()
+    assert first == "plan: 10% of the meshes, 1,000 ways, 2 s"
+    assert len(others) == lines - 1
+
+
+def test_meshes_whose_parameters_alone_are_too_many_are_not_tried() -> None:
+    told: list[tuple[float, int]] = []
+    tight = wanted("8b", world=16, batch_size=16)
+    assert plan(tight, lambda share, num_ways: told.append((share, num_ways)))
+    # Each way that is tried is reported.
+    assert len(told) == told[-1][1] < sum(1 for _ in jobs(tight))
+    assert [share for share, _ in told] == sorted(share for share, _ in told)
+
+
+@pytest.mark.nightly
+def test_a_thousand_ranks_take_ten_seconds_of_a_processor() -> None:
+    started_s = process_time()
+    assert len(plan(wanted("8b", world=1024, batch_size=1024, sequence=8192))) > 1000
+    # Ten, and as much again for a machine that does other things.
+    assert process_time() - started_s < 20
 
 
 @pytest.mark.parametrize(

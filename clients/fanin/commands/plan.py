@@ -4,17 +4,19 @@ Nothing is started and no process group is made; the numbers come from formulas 
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Annotated, Final
+from time import monotonic
+from typing import Annotated, Final, TextIO
 
 import typer
 
 from fanin.commands.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.counters import by_axis
 from fanin.datacenter.flops import HARDWARE, Hardware, cpu_hardware
+from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.parallel.settings import Precision
-from fanin.datacenter.planner import Choice, Wanted
+from fanin.datacenter.planner import Choice, Wanted, price
 from fanin.datacenter.planner import plan as ways
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.links import LINKS, Topology, link_of
@@ -24,6 +26,10 @@ from fanin.datacenter.planner.timing import Machine
 from fanin.protos.errors import InvalidInput
 
 PRECISIONS: dict[str, Precision] = {"bf16": "bf16", "full": "full"}
+SHOWN_AFTER_S: Final = 1.0
+"""A search that takes longer reports its progress."""
+SHOWN_EVERY_S: Final = 5.0
+"""Seconds between two lines of progress where there is no terminal."""
 FOR_TENSORS: Final = 0.9
 """Of a device's memory; CUDA, NCCL and the gaps between tensors take of it, too."""
 
@@ -37,7 +43,12 @@ def plan(
     model: Annotated[
         str, typer.Option("--model", help=f"One of {', '.join(PRESETS)}, or a .toml file with a table [model.decoder].")
     ],
-    world: Annotated[int, typer.Option("--world", min=1, help="How many ranks there are.")],
+    world: Annotated[
+        int | None, typer.Option("--world", min=1, help="How many ranks; default: those of --mesh.")
+    ] = None,
+    mesh: Annotated[
+        str, typer.Option("--mesh", help="Price this mesh alone, such as pp=2,dp_shard=4, also if it does not fit.")
+    ] = "",
     memory: Annotated[
         float | None, typer.Option("--memory", help="Gigabytes (10^9) of each rank; default: 90 % of the device's.")
     ] = None,
@@ -54,8 +65,11 @@ def plan(
     sequence: Annotated[int, typer.Option("--sequence", min=1, help="Tokens of a sample.")] = 2048,
     precision: Annotated[str, typer.Option("--precision", help="bf16, or full: float32.")] = "bf16",
     efficiency: Annotated[
-        float, typer.Option("--efficiency", min=0.01, max=1.0, help="Of the peak, what large products reach.")
-    ] = 0.6,
+        float | None,
+        typer.Option(
+            "--efficiency", min=0.01, max=1.0, help="Of the peak, what products reach; default: the device's."
+        ),
+    ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="How many to show.")] = 10,
     json: JsonOption = "",
 ) -> int:
@@ -64,23 +78,44 @@ def plan(
         raise InvalidInput(f"--precision: got {precision!r}, expected one of {', '.join(PRECISIONS)}")
     if memory is not None and not 0.0 < memory * GIGABYTE < inf:
         raise InvalidInput(f"--memory: got {memory}, expected a positive number of gigabytes")
-    hardware = _hardware(device, memory)
+    hardware, shape = _hardware(device, memory), MeshShape.parse(mesh) if mesh else None
+    if world is None and shape is None:
+        raise InvalidInput("plan: got neither --world nor --mesh, expected the number of ranks, or a mesh to price")
     topology = Topology(inside=link_of(link), between=link_of(between or link), ranks_per_node=ranks_per_node)
     wanted = Wanted(
         facts=decoder_facts(model, config_of(model)),
-        machine=Machine(hardware=hardware, topology=topology, efficiency=efficiency),
-        world=world,
+        machine=Machine(hardware=hardware, topology=topology, efficiency=efficiency or hardware.efficiency),
+        world=world or (1 if shape is None else shape.num_ranks),
         memory_bytes=round(FOR_TENSORS * hardware.memory_bytes) if memory is None else round(memory * GIGABYTE),
         batch_size=batch,
         sequence=sequence,
         precision=PRECISIONS[precision],
     )
-    found = ways(wanted)
+    found = ways(wanted, progress_of(sys.stderr)) if shape is None else price(wanted, shape)
     if json:
         write_json(json, _report(wanted, found, top))
     else:
         sys.stdout.write(_text(wanted, found, top))
     return 0
+
+
+def progress_of(stream: TextIO, now: Callable[[], float] = monotonic) -> Callable[[float, int], None]:
+    """What a search calls on its way: it writes one line, which it overwrites on a terminal, else one now and then."""
+    begun_s = now()
+    due_s = begun_s + SHOWN_AFTER_S
+    overwrites = stream.isatty()
+
+    def shown(share: float, num_ways: int) -> None:
+        nonlocal due_s
+        time_s = now()
+        if time_s < due_s:
+            return
+        due_s = time_s + (SHOWN_AFTER_S if overwrites else SHOWN_EVERY_S)
+        line = f"plan: {share:.0%} of the meshes, {num_ways:,} ways, {time_s - begun_s:.0f} s"
+        stream.write(f"\r{line}" if overwrites else f"{line}\n")
+        stream.flush()
+
+    return shown
 
 
 def _hardware(name: str, memory: float | None) -> Hardware:
@@ -105,6 +140,7 @@ def _report(wanted: Wanted, found: Sequence[Choice], top: int) -> dict[str, obje
         "peak_flops_per_second": wanted.machine.hardware.flops_per_second,
         "batch_size": wanted.batch_size,
         "sequence": wanted.sequence,
+        "efficiency": wanted.machine.efficiency,
         "num_choices": len(found),
         "choices": [_row(choice) for choice in found[:top]],
     }
@@ -123,6 +159,7 @@ def _row(choice: Choice) -> dict[str, object]:
         "seconds": choice.timing.parts,
         "tokens_per_second": choice.tokens_per_second,
         "mfu": choice.mfu,
+        "fits": choice.fits,
         "peak_memory_bytes": memory.total,
         "memory_bytes": {
             "parameters": memory.parameters,
@@ -140,7 +177,9 @@ def _text(wanted: Wanted, found: Sequence[Choice], top: int) -> str:
     facts = wanted.facts
     work = facts.work.flops_per_token(wanted.sequence)
     head = f"{facts.name}: {facts.num_values / 1e6:,.1f} M parameters, {work / 1e9:,.2f} GFLOP a token"
-    lines = [f"{head}; {wanted.world} x {wanted.machine.hardware.name}; {len(found)} ways fit"]
+    num_fitting = sum(choice.fits for choice in found)
+    ways = f"{num_fitting} ways fit" if num_fitting == len(found) else f"{num_fitting} of {len(found)} ways fit"
+    lines = [f"{head}; {wanted.world} x {wanted.machine.hardware.name}; {ways}"]
     for number, choice in enumerate(found[:top], start=1):
         lines += [
             f"{number:3}. {describe(choice.job.parallel)}",
@@ -153,5 +192,5 @@ def _text(wanted: Wanted, found: Sequence[Choice], top: int) -> str:
 def _numbers(choice: Choice) -> str:
     return (
         f"{choice.timing.seconds:.3f} s a step, {choice.tokens_per_second:,.0f} tokens/s, MFU {choice.mfu:.1%}, "
-        f"{choice.memory.total / GIGABYTE:.1f} GB"
+        f"{choice.memory.total / GIGABYTE:.1f} GB" + ("" if choice.fits else ": does not fit")
     )

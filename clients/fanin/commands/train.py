@@ -221,6 +221,7 @@ def metrics_row(metrics: Metrics, config: TrainConfig) -> dict[str, object]:
         "flat": trained.flat,
         "skipped": trained.skipped,
         "stopped": metrics.stopped,
+        "skipped_checkpoints": list(metrics.skipped_checkpoints),
         "seconds": metrics.train_s,
         "layer_times": list(metrics.layer_times),
         "stage_times": list(metrics.stage_times),
@@ -277,6 +278,7 @@ def _text(metrics: Metrics, config: TrainConfig) -> str:
         f"(right: {each.validation_accuracy:.4f})\n"
         for each in trained.evaluated
     ]
+    lines += [f"skipped a damaged checkpoint: {fault}\n" for fault in metrics.skipped_checkpoints]
     return "".join(lines) + (
         f"{len(trained.losses)} steps on mesh {metrics.mesh} in {metrics.train_s:.1f} s on {metrics.device}, "
         f"{metrics.units_per_second:.0f} {_unit(config)} a second, {metrics.peak_memory_bytes / 1e6:.0f} MB at most\n"

@@ -5,43 +5,47 @@ one process, whatever the mesh. A save takes a copy of the state and returns; wh
 in this order, each line on all ranks before the next:
 
      1. every rank's shards, and DCP's own index of them, are written and synced
-     2. progress.json is written into the checkpoint's folder
+     2. progress.json is written into the checkpoint's folder, with the digest of each file
      3. the marker LATEST is moved to it (fanin.datacenter.progress)
      4. what is older than the last ``keep`` is removed
 
 In it are the parameters, the buffers, the optimizers' state, and the progress. A weight that is tied is in it once,
 under the original's name. The optimizer's settings are not: they are the job's, and may differ when it goes on.
 
+A load takes the newest checkpoint whose files have their digests, which the ranks compare together, each some of the
+files. A damaged one is skipped, with a line in the log, and all ranks take the same older one.
+
 DCP's index is a pickle. A checkpoint is for its own job's folder and must come from nowhere else; what leaves a job
 or enters it is safetensors (fanin.datacenter.weights).
 """
 
+import logging
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
+from fanin.datacenter.intact import Found, digests_of, faults_of, find
+from fanin.datacenter.named_state import OPTIMIZER, copy_ties, crooked, entries, loaded, saved
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.progress import (
     Progress,
     checkpoint_steps,
     folder_name,
     latest,
+    read_digests,
     read_progress,
     write_marker,
     write_progress,
@@ -49,10 +53,12 @@ from fanin.datacenter.progress import (
 from fanin.datacenter.slices import is_crooked, slices
 from fanin.protos.errors import Corrupted, Diverged, FaninError, InvalidInput, StorageFull, error_named
 
+LOGGER: Final = logging.getLogger(__name__)
 KEEP: Final = 2
+INDEX_FILE: Final = ".metadata"
+"""DCP's index, which the first rank writes."""
 WAIT_POLL_S: Final = 0.2
-MODEL: Final = "model"
-OPTIMIZER: Final = "optimizer"
+T = TypeVar("T")
 Shapes = dict[str, torch.Size | None]
 """Name in a checkpoint to whole shape; None for what is no tensor."""
 
@@ -81,6 +87,9 @@ class Checkpoints:
         self._pending: Future[None] | None = None
         self.while_waiting: Callable[[], None] = lambda: None
         """Called now and then while a save is waited for."""
+        self.skipped: tuple[str, ...] = ()
+        """What was wrong with the checkpoints that the last load did not take."""
+        self._damaged: set[int] = set()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -102,14 +111,15 @@ class Checkpoints:
         self.finish()
         path = self._folder / folder_name(progress.step)
         self._raise_first(failure or _diverged(path, self._engine))
-        if self._any(self._is_first and _marked(self._folder) == progress.step):
+        there = progress.step not in self._damaged and _marked(self._folder) == progress.step
+        if self._any(self._is_first and there):
             return
         obstacle = _emptied(path) if self._is_first else None
         self._raise_first(None if obstacle is None else _not_written(path, obstacle))
         # What DCP would cut wrongly is put together; it writes that once.
         state: dict[str, object] = {
             name: value.full_tensor() if isinstance(value, DTensor) and is_crooked(value) else value
-            for name, value in _saved(self._engine)
+            for name, value in saved(self._engine)
         }
         written = async_save(state, checkpoint_id=path, process_group=self._group, no_dist=self._group is None)
         assert isinstance(written, Future)
@@ -125,59 +135,96 @@ class Checkpoints:
         pending.result()
 
     def load(self) -> Progress | None:
-        """Go on from the newest whole checkpoint; None if there is none yet.
+        """Go on from the newest checkpoint that is whole; None if there is none yet.
 
-        Raises Corrupted, or InvalidInput, with nothing changed, if it is another model's or another optimizer's.
+        Damaged ones are skipped: ``skipped`` says why. Raises Corrupted if no other is left, or InvalidInput, with
+        nothing changed, if it is another model's or another optimizer's.
         """
         self.finish()
-        progress = self._latest()
-        if progress is None:
-            return None
-        path = self._folder / folder_name(progress.step)
+        found = self._found()
+        faults = list(found.faults)
+        for progress in found.whole:
+            path = self._folder / folder_name(progress.step)
+            damage = self._damage(path) or self._take(path)
+            if not damage:
+                self._report(tuple(faults), path)
+                return progress
+            self._damaged.add(progress.step)
+            faults += damage
+        if faults:
+            raise Corrupted(
+                f"{'; '.join(faults)}: no checkpoint in {self._folder} is whole; take another folder, or remove this "
+                "one to begin anew"
+            )
+        return None
+
+    def _report(self, faults: tuple[str, ...], path: Path) -> None:
+        self.skipped = faults
+        if faults and self._is_first:
+            LOGGER.warning("checkpoints: going on from %s, the newest whole one: %s", path, "; ".join(faults))
+
+    def _found(self) -> Found:
+        """The folder's checkpoints, as all ranks see them. Raises Corrupted, on all ranks, if they see others."""
+        found = self._gathered(find(self._folder))
+        seen = [[each.step for each in rank.whole] for rank in found]
+        if any(steps != seen[0] for steps in seen):
+            raise Corrupted(
+                f"{self._folder}: got the checkpoints after {seen} steps, as ranks see them in their order, expected "
+                "the same ones; take a folder that all machines share"
+                + "".join(f"; {fault}" for rank in found for fault in rank.faults)
+            )
+        # The words of the first rank, for all.
+        return found[0]
+
+    def _damage(self, path: Path) -> list[str]:
+        """What is wrong with a checkpoint's files, on all ranks alike; each rank reads some of them."""
+        faults: list[str] = []
+        try:
+            digests = read_digests(path)
+            names = sorted(set(digests) - {INDEX_FILE})
+            # Every rank opens the index, which is a pickle: not before it was compared.
+            faults = faults_of(
+                path, {INDEX_FILE: "a digest", **digests}, [INDEX_FILE, *names[self._rank :: self._world]]
+            )
+            if not faults:
+                _index(path)
+        except Corrupted as exc:
+            faults = [str(exc)]
+        return list(dict.fromkeys(fault for each in self._gathered(faults) for fault in each))
+
+    def _take(self, path: Path) -> list[str]:
+        """Load the values of a checkpoint whose files are whole; what kept DCP from it. Raises InvalidInput."""
         found = _index(path)
         resumes = any(name.startswith(f"{OPTIMIZER}.") for name in found)
-        state = _loaded(self._engine, resumes=resumes)
-        _check(path, found, self._gathered(state))
+        state = loaded(self._engine, resumes=resumes)
+        mine: Shapes = {name: value.shape for name, value in state.items()}
+        _check(path, found, {name: shape for each in self._gathered(mine) for name, shape in each.items()})
         if not resumes:
             for optimizer in self._engine.optimizers:
                 optimizer.state.clear()
-        crooked = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in _crooked(state)}
-        whole: dict[str, object] = {**state, **crooked}
+        bent = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in crooked(state)}
+        whole: dict[str, object] = {**state, **bent}
         try:
             load(whole, checkpoint_id=path, process_group=self._group, no_dist=self._group is None)
         except CheckpointException as exc:
-            raise Corrupted(f"{path}: cannot be read ({_cause(exc)})") from exc
-        for name, value in _crooked(state):
-            value.to_local().copy_(crooked[name][slices(value)])
-        _copy_ties(self._engine)
-        return progress
+            # DCP raises it on all ranks. An older checkpoint takes the place of all values.
+            return [f"{path}: cannot be read ({_cause(exc)})"]
+        for name, value in crooked(state):
+            value.to_local().copy_(bent[name][slices(value)])
+        copy_ties(self._engine)
+        return []
 
-    def _latest(self) -> Progress | None:
-        """How far the newest whole checkpoint is, as all ranks see it. Raises Corrupted, on all of them."""
-        progress, told = None, ""
-        try:
-            progress = latest(self._folder)
-        except Corrupted as exc:
-            told = str(exc)
-        mine = (told, None if progress is None else progress.step)
-        found = [mine]
-        if self._group is not None:
-            found = [mine] * dist.get_world_size()
-            dist.all_gather_object(found, mine, group=self._group)
-        for each, _ in found:
-            if each:
-                raise Corrupted(each)
-        steps = [step for _, step in found]
-        if len(set(steps)) > 1:
-            raise Corrupted(
-                f"{self._folder}: got the checkpoints after {steps} steps, as ranks see it in their order, expected "
-                "the same one; take a folder that all machines share"
-            )
-        return progress
+    @property
+    def _rank(self) -> int:
+        return 0 if self._group is None else dist.get_rank()
+
+    @property
+    def _world(self) -> int:
+        return 1 if self._group is None else dist.get_world_size()
 
     @property
     def _is_first(self) -> bool:
-        return self._group is None or dist.get_rank() == 0
+        return self._rank == 0
 
     def _any(self, mine: bool) -> bool:
         """Whether it is so on any rank."""
@@ -189,43 +236,46 @@ class Checkpoints:
 
     def _raise_first(self, mine: FaninError | None) -> None:
         """Raise on all ranks, in its words, what the first of them has failed with, if one has."""
-        told: list[tuple[str, str] | None] = [None if mine is None else (type(mine).__name__, str(mine))]
-        if self._group is not None:
-            told = told * dist.get_world_size()
-            dist.all_gather_object(told, told[0], group=self._group)
-        for each in told:
+        for each in self._gathered(None if mine is None else (type(mine).__name__, str(mine))):
             if each is not None:
                 error = error_named(*each)
                 assert error is not None, "one of our own"
                 raise error from (None if mine is None else mine.__cause__)
 
-    def _gathered(self, state: Mapping[str, Tensor]) -> Shapes:
-        """The whole shapes of what all ranks have together."""
-        mine: Shapes = {name: value.shape for name, value in state.items()}
-        if self._group is None:
-            return mine
-        found: list[Shapes] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(found, mine, group=self._group)
-        return {name: shape for each in found for name, shape in each.items()}
+    def _gathered(self, mine: T) -> list[T]:
+        """What each rank has, in their order."""
+        found = [mine] * self._world
+        if self._group is not None:
+            dist.all_gather_object(found, mine, group=self._group)
+        return found
 
     def _commit(self, written: "Future[object]", progress: Progress) -> None:
         """Steps 1 to 4 of a save, beside the training."""
         path = self._folder / folder_name(progress.step)
         failure: BaseException | None = None
+        digests: dict[str, str] = {}
         try:
             # Done where the first rank has written the index, and so after all ranks have written their shards.
             written.result()
+            mine = [each.name for each in path.glob(f"__{self._rank}_*")]
+            digests = digests_of(path, [*mine, *([INDEX_FILE] if self._is_first else [])])
+        except (CheckpointException, OSError) as exc:
+            failure = exc
+        self._raise_first(None if failure is None else _not_written(path, failure))
+        files = {name: digest for each in self._gathered(digests) for name, digest in each.items()}
+        try:
             if self._is_first:
-                write_progress(path, progress)
+                write_progress(path, progress, files)
                 write_marker(self._folder, progress.step)
                 self._remove_older(progress.step)
-        except (CheckpointException, OSError) as exc:
+        except OSError as exc:
             failure = exc
         self._raise_first(None if failure is None else _not_written(path, failure))
 
     def _remove_older(self, step: int) -> None:
         steps = [each for each in checkpoint_steps(self._folder) if each <= step]
-        whole = [each for each in steps if _is_whole(self._folder / folder_name(each))]
+        damaged = self._damaged - {step}
+        whole = [each for each in steps if each not in damaged and _is_whole(self._folder / folder_name(each))]
         for each in set(steps) - set(whole[-self._keep :]):
             shutil.rmtree(self._folder / folder_name(each), ignore_errors=True)
 
@@ -274,7 +324,7 @@ def _diverged(path: Path, engine: Engine) -> Diverged | None:
         for part in engine.parts.values()
         for name, value in part.named_parameters()
         if value.requires_grad
-        for entry in _entries(engine, name, value)
+        for entry in entries(engine, name, value)
     )
     local = ((name, value.to_local() if isinstance(value, DTensor) else value) for name, value in trained)
     finite = [(name, value.isfinite().all()) for name, value in local]
@@ -285,68 +335,6 @@ def _diverged(path: Path, engine: Engine) -> Diverged | None:
         f"{path}: got {broken} with values that are not finite, expected finite ones; nothing is saved, and the last "
         "checkpoint stays; resume from it with a lower learning rate or a clip_norm"
     )
-
-
-def _saved(engine: Engine) -> Iterator[tuple[str, Tensor]]:
-    """What this rank has of the state, by the names of one process: a tied weight's copy is left out."""
-    copied = None if engine.built.tie is None else engine.built.tie.copied
-    for part in engine.parts.values():
-        for name, value in _values(part).items():
-            if value is not copied:
-                yield from _entries(engine, name, value)
-
-
-def _loaded(engine: Engine, *, resumes: bool) -> dict[str, Tensor]:
-    """The tensors to load into, by the names in a checkpoint. ``resumes``: the optimizers' state is in it."""
-    if resumes:
-        for part, optimizer in _trained(engine):
-            # Makes the state where no step has made it yet; what is in it is about to be overwritten.
-            get_optimizer_state_dict(part, optimizer)
-    tie, found = engine.built.tie, dict(_saved(engine))
-    if tie is not None and tie.copied is not None and tie.original is None:
-        found |= _entries(engine, tie.original_name, tie.copied)
-    return {name: value for name, value in found.items() if resumes or not name.startswith(f"{OPTIMIZER}.")}
-
-
-def _copy_ties(engine: Engine) -> None:
-    """Where a rank has both ends of a tied weight, give the copy what the original has been given."""
-    tie = engine.built.tie
-    if tie is None or tie.copied is None or tie.original is None:
-        return
-    ends = [dict(_entries(engine, tie.original_name, value)) for value in (tie.original, tie.copied)]
-    with torch.no_grad():
-        for name, value in ends[1].items():
-            value.copy_(ends[0][name])
-
-
-def _entries(engine: Engine, name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A parameter or buffer and its optimizer's state, by their names in a checkpoint."""
-    yield f"{MODEL}.{name}", value.detach()
-    for optimizer in engine.optimizers:
-        for key, kept in optimizer.state.get(value, {}).items():
-            if isinstance(kept, Tensor):
-                yield f"{OPTIMIZER}.{name}.{key}", kept
-
-
-def _crooked(state: Mapping[str, Tensor]) -> Iterator[tuple[str, DTensor]]:
-    for name, value in state.items():
-        if isinstance(value, DTensor) and is_crooked(value):
-            yield name, value
-
-
-def _values(part: nn.Module) -> dict[str, Tensor]:
-    """A part's parameters, each once, and the buffers that are kept."""
-    kept = part.state_dict().keys()
-    buffers = {name: value for name, value in part.named_buffers() if name in kept}
-    return {**dict(part.named_parameters()), **buffers}
-
-
-def _trained(engine: Engine) -> Iterator[tuple[nn.Module, Optimizer]]:
-    for part in engine.parts.values():
-        mine = {id(value) for value in part.parameters()}
-        for optimizer in engine.optimizers:
-            if any(id(value) in mine for group in optimizer.param_groups for value in group["params"]):
-                yield part, optimizer
 
 
 def _index(path: Path) -> Shapes:

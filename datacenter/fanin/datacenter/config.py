@@ -42,7 +42,7 @@ NOTHING: Final[Tables] = MappingProxyType({})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     """What is trained: an App (``package.module:name`` or ``path/to/file.py:name``), a decoder or an encoder of these
-    sizes, or a causal language model of ``transformers`` out of its folder.
+    sizes, or a causal or masked language model of ``transformers`` out of its folder.
 
     ``mean_over``: what the loss is a mean of; an App's own loss is one of samples. ``initial``: what to begin with, a
     file of canonical parameters as a Version has them, or of all weights as ``.safetensors``.
@@ -87,6 +87,8 @@ class DataSettings:
     of token ids in such windows, or ``examples``, an .npz file.
 
     ``held_fraction`` of it is held out: of a text or tokens the end, of examples the same mix of labels.
+    ``mask_token``: the id that hides a token from an encoder or a masked model; by default the one after the data's
+    last.
     """
 
     text: str = ""
@@ -94,6 +96,7 @@ class DataSettings:
     length: int = 64
     examples: Path | None = None
     held_fraction: float = 0.1
+    mask_token: int | None = None
 
     def __post_init__(self) -> None:
         kinds = ("text", "tokens", "examples")
@@ -106,6 +109,8 @@ class DataSettings:
             raise InvalidInput(f"data: got length {self.length}, expected at least 1")
         if not 0.0 < self.held_fraction < 1.0:
             raise InvalidInput(f"data: got held_fraction {self.held_fraction}, expected between 0 and 1")
+        if self.mask_token is not None and self.mask_token < 0:
+            raise InvalidInput(f"data: got mask_token {self.mask_token}, expected 0 or more")
 
     @property
     def windows(self) -> bool:

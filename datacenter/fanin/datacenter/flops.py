@@ -40,7 +40,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One accelerator: peak dense bf16 FLOPs a second and those of whole float32, its memory and that one's speed."""
+    """One accelerator: peak dense bf16 FLOPs a second and those of whole float32, its memory and that one's speed.
+
+    ``efficiency``: the share of the peak that a training step's products reach, fitted to published runs
+    (docs/datacenter.md).
+    """
 
     name: str
     flops_per_second: float
@@ -48,18 +52,21 @@ class Hardware:
     memory_bytes: int
     memory_bytes_per_second: float
     source: str
+    efficiency: float
 
 
 def _gpu(
-    name: str, teraflops: tuple[float, float], gigabytes: int, terabytes_per_second: float, source: str
+    name: str, teraflops: tuple[float, float], memory: tuple[int, float], efficiency: float, source: str
 ) -> Hardware:
+    """``memory``: its gigabytes, and terabytes a second."""
     return Hardware(
         name=name,
         flops_per_second=teraflops[0] * 1e12,
         float32_flops_per_second=teraflops[1] * 1e12,
-        memory_bytes=gigabytes * 10**9,
-        memory_bytes_per_second=terabytes_per_second * 1e12,
+        memory_bytes=memory[0] * 10**9,
+        memory_bytes_per_second=memory[1] * 1e12,
         source=source,
+        efficiency=efficiency,
     )
 
 
@@ -70,17 +77,22 @@ HARDWARE: Final[Mapping[str, Hardware]] = MappingProxyType(
             _gpu(
                 "a100",
                 (312, 19.5),
-                80,
-                2.039,
+                (80, 2.039),
+                0.6,
                 "NVIDIA A100 80 GB SXM data sheet; peak as torchtitan/tools/utils.py has it",
             ),
-            _gpu("h100", (989, 67), 80, 3.35, "NVIDIA H100 SXM data sheet, without sparsity; torchtitan likewise"),
-            _gpu("h200", (989, 67), 141, 4.8, "NVIDIA H200 SXM data sheet, without sparsity; torchtitan likewise"),
+            _gpu(
+                "h100", (989, 67), (80, 3.35), 0.42, "NVIDIA H100 SXM data sheet, without sparsity; torchtitan likewise"
+            ),
+            _gpu(
+                "h200", (989, 67), (141, 4.8), 0.5, "NVIDIA H200 SXM data sheet, without sparsity; torchtitan likewise"
+            ),
             _gpu(
                 "b200",
                 (2250, 75),
-                180,
-                8.0,
+                (180, 8.0),
+                # Of no published run: dense models in bf16 were not found. As the H100's.
+                0.42,
                 "NVIDIA DGX B200 data sheet, an eighth, without sparsity; torchtitan likewise",
             ),
         )
@@ -130,6 +142,7 @@ def cpu_hardware(memory_bytes: int) -> Hardware:
         memory_bytes=memory_bytes,
         memory_bytes_per_second=_copy_speed(),
         source="measured: the best of square products and of copies",
+        efficiency=0.6,
     )
 
 

@@ -175,6 +175,7 @@ def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, sto
         stage_times=_stage_times(config.parallel, made.model.layout.sizes.num_layers),
         bytes_by_axis=traffic,
         predicted_bytes_by_axis=None if traffic is None else predicted_traffic(config),
+        skipped_checkpoints=keeper.skipped,
     )
     if table is None:
         return TrainResult(metrics=metrics)

@@ -88,7 +88,8 @@ class Metrics:
     has one. ``layer_times``: by what a pipeline was cut, and ``stage_times`` what that makes of each stage; empty where
     layers were dealt out evenly. ``stopped``: it was told to stop, and has saved what it came to. ``bytes_by_axis``:
     payload that the first rank sends in a step, as counted, and as the planner has it; None where it was not counted,
-    or the planner has no formula.
+    or the planner has no formula. ``skipped_checkpoints``: what was wrong with each damaged checkpoint that the job did
+    not resume from.
     """
 
     trained: Trained
@@ -103,6 +104,7 @@ class Metrics:
     stage_times: tuple[float, ...] = ()
     bytes_by_axis: Mapping[str, int] | None = None
     predicted_bytes_by_axis: Mapping[str, int] | None = None
+    skipped_checkpoints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

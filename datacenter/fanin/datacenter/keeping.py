@@ -43,16 +43,20 @@ class Keeper:
         self._stack = ExitStack()
         self._checkpoints: Checkpoints | None = None
         self._saved_step = -1
+        self.skipped: tuple[str, ...] = ()
+        """What was wrong with newer checkpoints than the one that the job goes on from."""
         progress = None
         if settings.folder is not None:
             _check_on_all(settings.folder)
             self._checkpoints = self._stack.enter_context(Checkpoints(settings.folder, engine, settings.keep))
             progress = self._checkpoints.load()
+            self.skipped = self._checkpoints.skipped
             # What is there need not be written again, by a job that has nothing left to do.
             self._saved_step = -1 if progress is None else progress.step
         if progress is None and settings.resume is not None and settings.resume != settings.folder:
             with Checkpoints(settings.resume, engine) as others:
                 progress = others.load()
+                self.skipped = others.skipped
             if progress is None:
                 raise InvalidInput(
                     f"checkpoints: got resume {settings.resume}, expected a folder with a whole checkpoint"

@@ -29,8 +29,8 @@ UINT64_BITS, FLOAT64_BITS = 64, 53
 class MaskedSamples:
     """A text as windows of ``length`` end to end, of which the last one begins earlier, so that it is whole.
 
-    ``num_tokens``: the text's, from 0; the mask is the next one. ``stream`` tells what is held out from what is trained
-    on. A window of which chance asks nothing is asked for the place that came next to it.
+    ``num_tokens``: the text's, from 0. ``mask``: the id of the mask, by default the next one. ``stream`` tells what is
+    held out from what is trained on. A window of which chance asks nothing is asked for the place that came next to it.
     """
 
     tokens: Tokens
@@ -40,6 +40,7 @@ class MaskedSamples:
     stream: int = 0
     epoch: int = 0
     per_token: bool = True
+    mask: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.tokens) < self.length:
@@ -55,7 +56,8 @@ class MaskedSamples:
         asked, way, other = self._draw(indices)
         hidden = _chosen(asked)
         others = (other * self.num_tokens).astype(np.int64)
-        shown = np.where(way < MASKED, self.num_tokens, np.where(way < MASKED + REPLACED, others, tokens))
+        mask = self.num_tokens if self.mask is None else self.mask
+        shown = np.where(way < MASKED, mask, np.where(way < MASKED + REPLACED, others, tokens))
         inputs, targets = np.where(hidden, shown, tokens), np.where(hidden, tokens, NO_TOKEN)
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 

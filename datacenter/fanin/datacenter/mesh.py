@@ -7,7 +7,6 @@ furthest apart, the ranks that share each layer speak most often and are neighbo
 """
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Final
 
 from fanin.protos.errors import InvalidInput
@@ -64,7 +63,7 @@ class MeshShape:
     @property
     def num_ranks(self) -> int:
         """How many processes the shape needs."""
-        return prod(self.sizes.values())
+        return self.pp * self.dp_replicate * self.dp_shard * self.tp
 
     @property
     def num_parts(self) -> int:

@@ -15,7 +15,7 @@ from fanin.datacenter.jobfiles import read_parameters
 from fanin.datacenter.masked import MaskedSamples
 from fanin.datacenter.models.decoder import Decoder
 from fanin.datacenter.models.encoder import Encoder
-from fanin.datacenter.models.pretrained import Pretrained, pretrained_module, vocabulary_of
+from fanin.datacenter.models.pretrained import Pretrained, positions_of, pretrained_module, vocabulary_of
 from fanin.datacenter.objectives import Scored, filled_objective, token_objective
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.pretrained import pretrained_model
@@ -25,8 +25,16 @@ from fanin.datacenter.trainer import Parts
 from fanin.edge.export.app import App, inputs_of, load_app
 from fanin.protos.errors import InvalidInput
 
-NO_PARAMETERS: Final = ("*.rotary_emb.inv_freq",)
-"""What older versions of transformers wrote beside the weights, and newer ones compute."""
+NO_PARAMETERS: Final = (
+    "*.rotary_emb.inv_freq",
+    "*.attn.bias",
+    "*.attn.masked_bias",
+    "*.attention.bias",
+    "*.attention.masked_bias",
+    "*.position_ids",
+)
+"""What older versions of transformers wrote beside the weights of Llama, GPT-2, GPT-NeoX and BERT. Newer ones compute
+it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +60,14 @@ def make(config: TrainConfig) -> Made:
     app = load_app(settings.app) if settings.app else None
     pretrained = None if settings.pretrained is None else pretrained_module(settings.pretrained, config.seed)
     module = _module(config, app) if pretrained is None else pretrained.module
-    parts = _parts(config, app, _vocabulary(settings, app, module))
+    masked = settings.encoder is not None or (pretrained is not None and pretrained.masked)
+    if config.data.mask_token is not None and not (masked and config.data.windows):
+        raise InvalidInput(
+            f"data: got mask_token {config.data.mask_token}, expected none: it hides tokens of a text from an encoder "
+            "or a masked model"
+        )
+    _check_pretrained(config, pretrained)
+    parts = _parts(config, app, _vocabulary(settings, app, module), masked=masked)
     over_samples = settings.mean_over == "samples"
     scored = Scored(token_objective(over_samples=over_samples) if app is None else filled_objective(app.loss))
     if settings.initial is not None and settings.initial.suffix != SAFETENSORS:
@@ -65,15 +80,36 @@ def make(config: TrainConfig) -> Made:
 
 
 def _made_of(pretrained: Pretrained, scored: Scored, parts: Parts) -> Made:
-    model = pretrained_model(pretrained.module, scored.objective)
+    module = pretrained.module
+    known = {name for name, _ in module.named_parameters()}
+    copies = (name for name, _ in module.named_parameters(remove_duplicate=False) if name not in known)
+    aside = (*NO_PARAMETERS, *copies)
+    model = pretrained_model(module, scored.objective)
     return Made(
         model=model,
         scored=scored,
         parts=parts,
         weights=pretrained.weights,
-        aside=(*NO_PARAMETERS, *(model.layout.tied or ())[:1]),
+        aside=aside,
         exported=pretrained.exported,
     )
+
+
+def _check_pretrained(config: TrainConfig, pretrained: Pretrained | None) -> None:
+    """Raise InvalidInput unless a model out of a folder can read the windows of the data."""
+    data = config.data
+    if pretrained is None or not data.windows:
+        return
+    limit = positions_of(pretrained.module)
+    if limit is not None and data.length > limit:
+        raise InvalidInput(
+            f"data: got length {data.length}, expected at most the model's {limit} positions (max_position_embeddings)"
+        )
+    if pretrained.masked and not pretrained.from_seed and data.mask_token is None:
+        raise InvalidInput(
+            f"data: got no mask_token for {type(pretrained.module).__name__} with weights, expected the id that its "
+            "tokenizer gives the mask; without weights the token after the data's last one is the mask"
+        )
 
 
 def _module(config: TrainConfig, app: App | None) -> torch.nn.Module:
@@ -155,7 +191,7 @@ def _only_array(path: Path) -> Tokens:
     return found
 
 
-def _parts(config: TrainConfig, app: App | None, vocabulary: int) -> Parts:
+def _parts(config: TrainConfig, app: App | None, vocabulary: int, *, masked: bool) -> Parts:
     data, per_token = config.data, app is None and config.model.mean_over != "samples"
     if not data.windows:
         rest, held = _examples(data, config, app, vocabulary)
@@ -169,18 +205,21 @@ def _parts(config: TrainConfig, app: App | None, vocabulary: int) -> Parts:
     else:
         text, where = read_characters(data.text), data.text
         num_tokens, halves = len(set(text)), split_text(text, data.held_fraction)
-    masks = config.model.encoder is not None
-    _check_vocabulary(num_tokens + masks, vocabulary, f"{where} and a mask" if masks else where)
+    mask = num_tokens if data.mask_token is None else data.mask_token
+    _check_vocabulary(
+        max(num_tokens, mask + 1) if masked else num_tokens, vocabulary, f"{where} and a mask" if masked else where
+    )
     train, held_out = (
         MaskedSamples(
             tokens=tokens,
             length=data.length,
             num_tokens=num_tokens,
+            mask=mask,
             seed=config.seed,
             stream=stream,
             per_token=per_token,
         )
-        if masks
+        if masked
         else WindowSamples(tokens, data.length, per_token=per_token)
         for stream, tokens in enumerate(halves)
     )

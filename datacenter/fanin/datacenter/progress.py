@@ -2,12 +2,13 @@
 
 A folder of checkpoints::
 
-    step-00000040/      what each rank wrote, and progress.json, the last of its files
+    step-00000040/      what each rank wrote, and progress.json, the last of its files, with the SHA-256 of all others
     step-00000050/
     LATEST              the name of the newest one that is whole
 
 ``LATEST`` is written aside, synced and renamed once everything that it names is on the disk: a save that was
-interrupted is never taken, however much of it is there. A launcher judges by it too, since torchrun ends with status 1
+interrupted is never taken, however much of it is there. What was damaged later is found by its digest
+(``fanin.datacenter.intact``). A launcher judges by it too, since torchrun ends with status 1
 when it is stopped in order. Nothing here is pickled, and nothing needs torch.
 """
 
@@ -17,14 +18,16 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from fanin.protos.errors import Corrupted, InvalidInput
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MARKER: Final = "LATEST"
 PROGRESS_FILE: Final = "progress.json"
+DIGEST: Final = "digest"
 COUNTS: Final = ("step", "epoch", "position", "seed")
 FOLDER_NAME: Final = re.compile(r"step-(\d{8,})\Z", re.ASCII)
 
@@ -64,39 +67,62 @@ def checkpoint_steps(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def latest(folder: Path) -> Progress | None:
-    """How far the newest whole checkpoint is; None if there is none. Raises Corrupted."""
+def marked_step(folder: Path) -> int | None:
+    """The step that LATEST names; None if there is no such file. Raises Corrupted."""
     row = _read(folder / MARKER, {"format", "folder"})
     if row is None:
         return None
     name = row["folder"]
-    if not isinstance(name, str) or not FOLDER_NAME.match(name):
+    match = FOLDER_NAME.match(name) if isinstance(name, str) else None
+    if match is None:
         raise Corrupted(f"{folder / MARKER}: got folder {name!r}, expected a checkpoint's, such as {folder_name(40)}")
-    progress = read_progress(folder / name)
+    return int(match[1])
+
+
+def latest(folder: Path) -> Progress | None:
+    """How far the checkpoint is that LATEST names; None if there is none. Raises Corrupted."""
+    step = marked_step(folder)
+    if step is None:
+        return None
+    progress = read_progress(folder / folder_name(step))
     if progress is None:
-        raise Corrupted(f"{folder / MARKER}: names {name}, which is not there; remove the marker to begin anew")
+        raise Corrupted(f"{folder / MARKER}: names {folder_name(step)}, which is not there or not whole")
     return progress
 
 
 def read_progress(checkpoint: Path) -> Progress | None:
     """How far one checkpoint is; None if it is not whole. Raises Corrupted."""
-    path = checkpoint / PROGRESS_FILE
-    row = _read(path, {"format", *(each.name for each in fields(Progress))})
+    row = _progress_row(checkpoint)
     if row is None:
         return None
+    path = checkpoint / PROGRESS_FILE
     counts = {name: value for name in COUNTS if isinstance(value := row[name], int)}
     measures = row["measures"]
     if not isinstance(measures, dict) or len(counts) < len(COUNTS):
         raise Corrupted(f"{path}: got {str(row)[:80]}, expected whole numbers, and an object of measures")
+    if checkpoint.name != folder_name(counts["step"]):
+        raise Corrupted(f"{path}: got step {counts['step']}, expected that of its folder, {checkpoint.name}")
     try:
         return Progress(**counts, measures=measures)
     except InvalidInput as exc:
         raise Corrupted(f"{path}: {exc}") from exc
 
 
-def write_progress(checkpoint: Path, progress: Progress) -> None:
-    """Say that a checkpoint is whole: all of its other files must be on the disk."""
-    _write(checkpoint / PROGRESS_FILE, {"format": FORMAT, **asdict(progress)})
+def read_digests(checkpoint: Path) -> dict[str, str]:
+    """The SHA-256, in hexadecimal, of each other file of a checkpoint, by name. Raises Corrupted."""
+    row, path = _progress_row(checkpoint), checkpoint / PROGRESS_FILE
+    if row is None:
+        raise Corrupted(f"{path}: is missing, expected the digests of the checkpoint's files")
+    files = row["files"]
+    if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
+        raise Corrupted(f"{path}: got files {str(files)[:80]}, expected an object from names to digests")
+    return files
+
+
+def write_progress(checkpoint: Path, progress: Progress, digests: Mapping[str, str]) -> None:
+    """Say that a checkpoint is whole: all of its other files, with these digests, must be on the disk."""
+    row = {"format": FORMAT, **asdict(progress), "files": dict(digests)}
+    _write(checkpoint / PROGRESS_FILE, {**row, DIGEST: _digest(row)})
 
 
 def write_marker(folder: Path, step: int) -> None:
@@ -124,13 +150,31 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _digest(row: Mapping[str, object]) -> str:
+    return sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
+
+
+def _progress_row(checkpoint: Path) -> dict[str, object] | None:
+    """What progress.json holds, if its digest is right; None if it is missing. Raises Corrupted."""
+    path = checkpoint / PROGRESS_FILE
+    row = _read(path, {"format", "files", DIGEST, *(each.name for each in fields(Progress))})
+    if row is None:
+        return None
+    digest = row.pop(DIGEST)
+    if digest != _digest(row):
+        raise Corrupted(f"{path}: digest mismatch: received {digest!r}, expected {_digest(row)}; the file was changed")
+    return row
+
+
 def _read(path: Path, keys: set[str]) -> dict[str, object] | None:
     try:
         row = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as exc:
-        raise Corrupted(f"{path}: cannot be read ({exc})") from exc
+    except OSError as exc:
+        raise Corrupted(f"{path}: cannot be read ({exc.strerror})") from exc
+    except (ValueError, RecursionError) as exc:
+        raise Corrupted(f"{path}: not JSON, expected an object with format {FORMAT}") from exc
     if not isinstance(row, dict) or row.get("format") != FORMAT or set(row) != keys:
         raise Corrupted(f"{path}: got {str(row)[:80]}, expected format {FORMAT} and the keys {', '.join(sorted(keys))}")
     return row

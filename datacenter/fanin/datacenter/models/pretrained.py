@@ -1,4 +1,4 @@
-"""A causal language model of the ``transformers`` library, out of a local folder as that library writes it.
+"""A causal or masked language model of the ``transformers`` library, out of a local folder as that library writes it.
 
     config.json                     its sizes; alone, the model begins from our seed
     model.safetensors               its weights, or
@@ -6,9 +6,11 @@
 
 Nothing is fetched, no code of the folder runs and nothing is unpickled: only the config's own kind of model, which the
 library must know, and safetensors. Weights are not read here: each rank reads its own slices (``weights.py``), and
-until then the values are pages that nobody has touched, which take no memory.
+until then the values are pages that nobody has touched, which take no memory. The exception is a file with the names of
+an older release of the library (Mixtral, GPT-NeoX): the library translates it, and each rank reads all of it.
 """
 
+import copy
 import importlib
 import json
 import logging
@@ -32,6 +34,14 @@ ONE_FILE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 DTYPES: Final = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64})
 SIZES: Final = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+"""Sizes that must be positive in a config that has them. Not every kind of model names each of them."""
+MASKED_HEAD: Final = "ForMaskedLM"
+HEADER_BYTES: Final = 8
+"""Of a safetensors file: the size of its header, little-endian."""
+MAX_HEADER_BYTES: Final = 100_000_000
+"""The limit of the safetensors library."""
+MAX_OFFSET: Final = 2
+"""Rows that a table of positions has before the first position (OPT)."""
 OTHERS: Final = ("*.bin", "*.pt", "*.pth", "*.safetensors")
 """What there must be none of where neither file of weights is: they would be left unread without a word."""
 UNTOLD: Final = ("auto_map", "attn_implementation", "base_model_tp_plan", "base_model_pp_plan")
@@ -40,10 +50,20 @@ plans, which are the library's to say."""
 Row = Mapping[str, object]
 
 
-class Tied(Protocol):
+class LanguageModel(Protocol):
     """What is called of such a model."""
 
     def tie_weights(self) -> None: ...
+
+    def get_input_embeddings(self) -> nn.Embedding: ...
+
+    def set_experts_implementation(self, name: str) -> None: ...
+
+
+class _Head(Protocol):
+    """A class of the library that builds models of one kind of head."""
+
+    def from_config(self, config: object, **settings: object) -> nn.Module: ...
 
 
 @contextmanager
@@ -71,12 +91,15 @@ class PretrainedSettings:
 class Pretrained:
     """A model out of its folder, the file with its ``weights``, which are not in it yet, and the ``exported`` config.
 
-    The folder is read once: when the job ends it may be gone.
+    ``masked``: the model predicts hidden tokens, not the next one. ``from_seed``: no file has its values. The folder is
+    read once: when the job ends it may be gone.
     """
 
     module: nn.Module
     weights: Path | None
     exported: bytes
+    masked: bool
+    from_seed: bool
 
 
 def read_config(folder: Path) -> Row:
@@ -120,9 +143,19 @@ def pretrained_skeleton(settings: PretrainedSettings) -> nn.Module:
 
 def pretrained_module(settings: PretrainedSettings, seed: int) -> Pretrained:
     """The model; without a file of weights it begins from ``seed``. Raises as ``pretrained_skeleton``."""
-    weights, row = weights_in(settings.folder), read_config(settings.folder)
-    module = module_of(row, settings.dtype, seed if weights is None else None, str(settings.folder))
-    return Pretrained(module=module, weights=weights, exported=_exported(row, settings.dtype))
+    weights, row, where = weights_in(settings.folder), read_config(settings.folder), str(settings.folder)
+    module = module_of(row, settings.dtype, seed if weights is None else None, where)
+    exported, masked = _exported(row, settings.dtype), _is_masked(module)
+    translated = weights is not None and _is_renamed(module, weights)
+    if translated:
+        _load_translated(module, settings)
+    return Pretrained(
+        module=module,
+        weights=None if translated else weights,
+        exported=exported,
+        masked=masked,
+        from_seed=weights is None,
+    )
 
 
 @_hushed()
@@ -136,20 +169,105 @@ def module_of(row: Row, dtype: str, seed: int | None, where: str) -> nn.Module:
     try:
         told = {key: value for key, value in row.items() if key not in UNTOLD}
         config = library.CONFIG_MAPPING[kind].from_dict(told)
+        head, model = _head_of(library, config, row, where)
         with begun:
-            module: nn.Module = library.AutoModelForCausalLM.from_config(
-                config, dtype=DTYPES[dtype], attn_implementation="sdpa", trust_remote_code=False
+            module: nn.Module = head.from_config(
+                config,
+                dtype=DTYPES[dtype],
+                attn_implementation="sdpa" if getattr(model, "_supports_sdpa", False) else "eager",
+                trust_remote_code=False,
             )
+        if dtype == "float64" and hasattr(module, "set_experts_implementation"):
+            # torch's product of all experts at once takes no float64.
+            cast(LanguageModel, module).set_experts_implementation("eager")
         if seed is None:
             # Who leaves the values out leaves this out with them.
-            cast(Tied, module).tie_weights()
-        for name, value in _sizes(module).items():
-            if value < 1:
+            cast(LanguageModel, module).tie_weights()
+        for name in SIZES:
+            value = getattr(module.config, name, 1)
+            if isinstance(value, int) and value < 1:
                 raise ValueError(f"got {name} {value}, expected at least 1")
     except _refused() as exc:
         text = " ".join(str(exc).split())
         raise InvalidInput(f"{where}: transformers cannot make this model ({type(exc).__name__}: {text})") from exc
     return module
+
+
+def _head_of(library: ModuleType, config: object, row: Row, where: str) -> tuple[_Head, type]:
+    """(the library's class that builds a model of this config, the model's class). Raises UnsupportedModel.
+
+    A config that both heads fit is a masked model, unless its ``architectures`` or ``is_decoder`` name the other: with
+    the next token for a target, attention to both sides sees the answer.
+    """
+    causal, masked = library.MODEL_FOR_CAUSAL_LM_MAPPING, library.MODEL_FOR_MASKED_LM_MAPPING
+    names, kind = row.get("architectures"), type(config)
+    named = isinstance(names, list) and any(str(name).endswith(MASKED_HEAD) for name in names)
+    both_sides = getattr(config, "is_decoder", True) is False and not getattr(config, "is_encoder_decoder", False)
+    if kind in masked and (named or both_sides or kind not in causal):
+        return library.AutoModelForMaskedLM, masked[kind]
+    if kind in causal:
+        return library.AutoModelForCausalLM, causal[kind]
+    raise UnsupportedModel(
+        f"{where}: got model_type {row.get('model_type')!r}, expected a causal or a masked language model of "
+        "transformers; this kind has no such head"
+    )
+
+
+def _is_masked(module: nn.Module) -> bool:
+    return type(module).__name__.endswith(MASKED_HEAD)
+
+
+def _is_renamed(module: nn.Module, weights: Path) -> bool:
+    """Whether a file's tensors have other names than the model's parameters; what cannot be read has no names."""
+    names = _names_in(weights)
+    known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    mine = {name for name, _ in module.named_parameters()}
+    return bool(mine - names) and bool(names - known)
+
+
+def _names_in(weights: Path) -> set[str]:
+    try:
+        if weights.name == INDEX:
+            return set(json.loads(weights.read_bytes())["weight_map"])
+        with weights.open("rb") as file:
+            size = int.from_bytes(file.read(HEADER_BYTES), "little")
+            return set(json.loads(file.read(min(size, MAX_HEADER_BYTES)))) - {"__metadata__"}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return set()
+
+
+@_hushed()
+def _load_translated(module: nn.Module, settings: PretrainedSettings) -> None:
+    """Take over weights whose names are those of an older release of the library. Raises InvalidInput."""
+    where = settings.folder
+    unreadable: tuple[type[Exception], ...] = (
+        *_refused(),
+        OSError,
+        importlib.import_module("safetensors").SafetensorError,
+    )
+    try:
+        loaded, report = type(module).from_pretrained(  # type: ignore[attr-defined]
+            where,
+            config=copy.deepcopy(module.config),
+            dtype=DTYPES[settings.dtype],
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except unreadable as exc:
+        text = " ".join(str(exc).split())
+        raise InvalidInput(f"{where}: transformers cannot read its weights ({type(exc).__name__}: {text})") from exc
+    missing, wrong = (sorted(map(str, report.get(name, ()))) for name in ("missing_keys", "mismatched_keys"))
+    if missing or wrong:
+        raise InvalidInput(
+            f"{where}: got weights of which {len(wrong)} have another shape and {len(missing)} are missing, such as "
+            f"{(missing or wrong)[0]}, expected all of {type(module).__name__}; have transformers write the model anew "
+            "by save_pretrained"
+        )
+    with torch.no_grad():
+        values = dict(loaded.named_parameters())
+        for name, value in module.named_parameters():
+            value.copy_(values[name])
 
 
 def _exported(row: Row, dtype: str) -> bytes:
@@ -160,11 +278,16 @@ def _exported(row: Row, dtype: str) -> bytes:
 
 def vocabulary_of(module: nn.Module) -> int:
     """How many tokens a model of ``transformers`` knows."""
-    return _sizes(module)["vocab_size"]
+    return cast(LanguageModel, module).get_input_embeddings().num_embeddings
 
 
-def _sizes(module: nn.Module) -> dict[str, int]:
-    return {name: int(getattr(module.config, name)) for name in SIZES}
+def positions_of(module: nn.Module) -> int | None:
+    """The longest sequence that a model's table of positions has rows for; None where it has no table."""
+    limit = getattr(module.config, "max_position_embeddings", None)
+    words = cast(LanguageModel, module).get_input_embeddings()
+    tables = [each for each in module.modules() if isinstance(each, nn.Embedding) and each is not words]
+    fits = isinstance(limit, int) and any(0 <= each.num_embeddings - limit <= MAX_OFFSET for each in tables)
+    return limit if fits else None
 
 
 def _transformers() -> ModuleType:

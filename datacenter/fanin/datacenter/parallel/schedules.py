@@ -82,7 +82,9 @@ class Pipeline:
 
     def rank_of(self, stage: int) -> int:
         """The rank that has a stage."""
-        return next(rank for rank in range(self.num_ranks) if stage in self.stages_of(rank))
+        if self.rules.folded:
+            return min(stage, self.num_stages - 1 - stage)
+        return stage % self.num_ranks
 
     def _unknown(self) -> str | None:
         known = ", ".join(SCHEDULES)

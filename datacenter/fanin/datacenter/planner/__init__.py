@@ -5,6 +5,6 @@ keeps and waits; ``links`` and ``timing``: how long that takes; ``search``: all 
 models by name.
 """
 
-from fanin.datacenter.planner.search import Choice, Wanted, plan
+from fanin.datacenter.planner.search import Choice, Wanted, plan, price
 
-__all__ = ["Choice", "Wanted", "plan"]
+__all__ = ["Choice", "Wanted", "plan", "price"]

@@ -55,11 +55,12 @@ class Weight:
         return ceil(rows / num_shards) * prod(rest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelFacts:
     """A model of equal layers: sizes, and the parameters before the layers, of each of them, and after them.
 
-    A tied table stands among ``inputs`` alone.
+    A tied table stands among ``inputs`` alone. Two are equal if they are one object: the planner's caches ask for that
+    many thousand times.
     """
 
     name: str

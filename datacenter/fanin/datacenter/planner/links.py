@@ -6,13 +6,13 @@ latencies are round numbers, to be replaced by measured ones where they matter.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
+from math import inf, prod
 from types import MappingProxyType
 from typing import Final
 
 from fanin.datacenter.counters import ALL_REDUCE, SEND, Amount
-from fanin.datacenter.mesh import AXES
+from fanin.datacenter.mesh import AXES, PIPELINE
 from fanin.protos.errors import InvalidInput
 
 OWN_LATENCY_S: Final = 10e-6
@@ -88,10 +88,16 @@ class Topology:
             raise InvalidInput(f"topology: got {self.ranks_per_node} ranks a node, expected at least 1")
 
     def link(self, axis: str, sizes: Mapping[str, int]) -> Link:
-        """What the ranks along an axis are connected by: neighbours on the last axes stand closest."""
-        span = 1
-        for each in reversed(AXES):
-            span *= sizes[each]
-            if each == axis:
-                break
-        return self.inside if span <= self.ranks_per_node else self.between
+        """What the ranks along an axis are connected by: neighbours on the last axes stand closest.
+
+        A collective that leaves the node uses the ports of all of its ranks there: NCCL lays one ring through each. It
+        is as fast as they are together, or as the link inside. A pipeline's message has its sender's port alone.
+        """
+        inner = prod(sizes[each] for each in AXES[AXES.index(axis) + 1 :])
+        if inner * sizes[axis] <= self.ranks_per_node:
+            return self.inside
+        num_ports = 1 if axis == PIPELINE else min(sizes[axis], max(1, self.ranks_per_node // inner))
+        speed = min(self.inside.bytes_per_second, num_ports * self.between.bytes_per_second)
+        if speed <= self.between.bytes_per_second:
+            return self.between
+        return replace(self.between, bytes_per_second=speed)

@@ -146,9 +146,9 @@ def _moments(
     num_layers, sharded = stage.num_layers, job.parallel.sharded
     layers = num_layers * found.kept
     held = found.logits if stage.last else found.stream
-    ends = job.ends(stage)
-    fetched = job.parallel.sharded and job.parallel.reshards
-    unit, root = (job.local_values(each) * job.stream_bytes for each in (job.facts.layer, ends))
+    fetched = sharded and job.parallel.reshards
+    shards = job.num_shards
+    unit, root = (shards * values * job.stream_bytes for values in (job.layer_values, job.end_values(stage)))
     fetch = unit if sharded else 0
     # The end of the forward pass: the ends of the model are there, and the last layer's buffer.
     yield layers + (found.norm if stage.last else 0) + held, 0, fetch + (root if fetched else 0)
@@ -158,11 +158,12 @@ def _moments(
         # The head, fetched anew: its buffer, itself, and the gradient of the logits.
         yield layers + found.norm + 2 * held, 0, 2 * root if fetched else fetch
     inside = max(found.again + _arriving(job), unit + found.layer // 4)
-    whole = job.local_values(job.facts.layer) * FULL_BYTES
+    whole = shards * job.layer_values * FULL_BYTES
     # Before the last piece FSDP2 sums nothing, and a layer's gradients stay whole.
-    mine = job.shard_values(job.facts.layer) * FULL_BYTES if sharded and last else whole
+    mine = job.layer_values * FULL_BYTES if sharded and last else whole
     summed = whole if sharded and last else 0
-    for done in range(num_layers):
+    # In between the sum is linear in ``done``: its highest is at an end.
+    for done in sorted({0, 1, num_layers - 2, num_layers - 1} & set(range(num_layers))):
         # Where pieces before have left gradients, a layer's are in place already, and go as they are summed.
         gradients = (0 if waiting else done * mine) + (summed if done else 0)
         next_one = unit if fetched and done < num_layers - 1 else 0

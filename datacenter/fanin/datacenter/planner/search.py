@@ -4,8 +4,9 @@ A way that breaks a rule of ``parallel.settings`` is none; one that does not fit
 left the error names the least memory that would do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Final, get_args
 
@@ -23,8 +24,8 @@ from fanin.datacenter.parallel.settings import (
 )
 from fanin.datacenter.planner.bubble import bubble_share
 from fanin.datacenter.planner.facts import ModelFacts
-from fanin.datacenter.planner.memory import Memory, worst_memory
-from fanin.datacenter.planner.spread import Job
+from fanin.datacenter.planner.memory import STATE_VALUES, Memory, worst_memory
+from fanin.datacenter.planner.spread import FULL_BYTES, Job
 from fanin.datacenter.planner.timing import Machine, Timing, predict_timing
 from fanin.protos.errors import InvalidInput
 
@@ -32,6 +33,18 @@ GIGABYTE: Final = 10**9
 MAX_PIECES: Final = 64
 """Microbatches a stage of the pipeline that are looked at; more shorten the bubble by less than 2 %."""
 ANY_RATE: Final = 1.0
+LEAST_SCHEDULE: Final = "GPipe"
+"""It runs any number of microbatches on one stage a rank: a mesh that breaks a rule with it breaks it with all."""
+Progress = Callable[[float, int], None]
+
+
+def _silent(share: float, num_ways: int) -> None:
+    """Report nothing."""
+
+
+@cache
+def _training(batch_size: int) -> TrainingSettings:
+    return TrainingSettings(batch_size=batch_size, learning_rate=ANY_RATE, clip_norm=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +67,7 @@ class Wanted:
 
     def job(self, parallel: ParallelSettings) -> Job:
         """The job under these settings. Raises InvalidInput if they are against the rules."""
-        training = TrainingSettings(batch_size=self.batch_size, learning_rate=ANY_RATE, clip_norm=1.0)
+        training = _training(self.batch_size)
         check_job(self.facts.layout, parallel, training, self.world)
         check_sequence(parallel, self.sequence)
         return Job(facts=self.facts, parallel=parallel, training=training, sequence=self.sequence)
@@ -68,7 +81,17 @@ class Choice:
     timing: Timing
     memory: Memory
     machine: Machine
-    reason: str
+    memory_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether it needs no more memory than a rank has."""
+        return self.memory.total <= self.memory_bytes
+
+    @property
+    def reason(self) -> str:
+        """What the time goes to, largest first, and what fills the memory."""
+        return _reason(self.job, self.timing, self.memory, self.memory_bytes)
 
     @property
     def tokens_per_second(self) -> float:
@@ -84,46 +107,64 @@ class Choice:
         )
 
 
-def plan(wanted: Wanted) -> list[Choice]:
-    """All ways that are legal and fit, the fastest first, equal ones by memory. Raises InvalidInput if none is."""
-    fused = wanted.machine.hardware.name != "cpu"
-    fitting, least = [], None
-    for job in jobs(wanted):
-        memory = worst_memory(job, fused_norms=fused)
-        if memory.total <= wanted.memory_bytes:
-            fitting.append((job, memory))
-        if least is None or memory.total < least[1].total:
-            least = (job, memory)
-    if least is None:
-        sizes = wanted.facts.sizes
-        raise InvalidInput(
-            f"plan: no mesh of {wanted.world} ranks fits {wanted.facts.name}: {sizes.num_layers} layers, "
-            f"{sizes.num_heads} heads, {sizes.num_kv_heads} kv heads, feed-forward {sizes.feed_forward}, batch "
-            f"{wanted.batch_size}; take a batch that is a multiple of the ranks, or another number of ranks"
-        )
+def plan(wanted: Wanted, progress: Progress = _silent) -> list[Choice]:
+    """All ways that are legal and fit, the fastest first, equal ones by memory. Raises InvalidInput if none is.
+
+    ``progress`` is called with the share of the work that is done, 0.0 to 1.0, and the number of ways until then.
+    """
+    fitting, num_ways = list[Choice](), 0
+    meshes = list(_meshes(wanted))
+    for done, mesh in enumerate(meshes):
+        for job in _of_mesh(wanted, mesh):
+            if _parameters_alone(job) > wanted.memory_bytes:
+                # All ways on this mesh keep as many parameters, or more.
+                break
+            num_ways += 1
+            progress(done / len(meshes), num_ways)
+            memory = _memory(job, wanted)
+            if memory.total <= wanted.memory_bytes:
+                fitting.append(_choice(job, memory, wanted))
     if not fitting:
-        raise InvalidInput(
-            f"plan: {wanted.facts.name} does not fit: got {_gigabytes(wanted.memory_bytes)} a rank, expected at least "
-            f"{_gigabytes(least[1].total)}, which {describe(least[0].parallel)} would need; give each rank more "
-            "memory, or take more ranks, a shorter sequence or a smaller batch"
-        )
-    found = [_choice(job, memory, wanted) for job, memory in fitting]
-    return sorted(found, key=lambda each: (each.timing.seconds, each.memory.total, str(each.job.parallel.mesh)))
+        raise _nothing_fits(wanted)
+    return sorted(fitting, key=lambda each: (each.timing.seconds, each.memory.total, str(each.job.parallel.mesh)))
+
+
+def price(wanted: Wanted, mesh: MeshShape) -> list[Choice]:
+    """All ways on one mesh, those that fit first, the fastest of each first; also if none fits. Raises InvalidInput."""
+    found = [_choice(job, _memory(job, wanted), wanted) for job in _of_mesh(wanted, mesh)]
+    if not found:
+        # Its words say which rule the mesh breaks.
+        wanted.job(ParallelSettings(mesh=mesh, precision=wanted.precision, schedule=LEAST_SCHEDULE, microbatches=1))
+        raise InvalidInput(f"plan: no schedule runs {wanted.facts.name} on mesh {mesh}; take another batch")
+    return sorted(found, key=lambda each: (not each.fits, each.timing.seconds, each.memory.total))
 
 
 def jobs(wanted: Wanted) -> Iterator[Job]:
     """Every way that is against no rule."""
+    for mesh in _meshes(wanted):
+        yield from _of_mesh(wanted, mesh)
+
+
+def _meshes(wanted: Wanted) -> Iterator[MeshShape]:
     for pp, replicate, shard, tp in factorisations(wanted.world):
         mesh = MeshShape(pp=pp, dp_replicate=replicate, dp_shard=shard, tp=tp)
-        if wanted.batch_size % mesh.num_parts:
+        if wanted.batch_size % mesh.num_parts == 0:
+            yield mesh
+
+
+def _of_mesh(wanted: Wanted, mesh: MeshShape) -> Iterator[Job]:
+    """Every way on one mesh that is against no rule. What breaks one whatever the rest is asked first."""
+    if not _legal(wanted, mesh, LEAST_SCHEDULE, 1):
+        return
+    pp, tp = mesh.pp, mesh.tp
+    schedules = tuple(SCHEDULES) if pp > 1 else (DEFAULT_SCHEDULE,)
+    pieces = [number for number in _divisors(wanted.batch_size // mesh.num_parts) if number <= MAX_PIECES * pp]
+    reshards = (None, False) if mesh.dp_shard > 1 and pp == 1 else (None,)
+    splits = (False, True) if tp > 1 and wanted.facts.layout.sequence == "model" else (False,)
+    for schedule, number in product(schedules, pieces):
+        if not _legal(wanted, mesh, schedule, number):
             continue
-        schedules = tuple(SCHEDULES) if pp > 1 else (DEFAULT_SCHEDULE,)
-        pieces = [number for number in _divisors(wanted.batch_size // mesh.num_parts) if number <= MAX_PIECES * pp]
-        reshards = (None, False) if shard > 1 and pp == 1 else (None,)
-        splits = (False, True) if tp > 1 and wanted.facts.layout.sequence == "model" else (False,)
-        for schedule, number, again, reshard, split in product(
-            schedules, pieces, get_args(Recompute), reshards, splits
-        ):
+        for again, reshard, split in product(get_args(Recompute), reshards, splits):
             try:
                 yield wanted.job(
                     ParallelSettings(
@@ -139,6 +180,46 @@ def jobs(wanted: Wanted) -> Iterator[Job]:
             except InvalidInput:
                 # The rules say no; there are others.
                 continue
+
+
+def _legal(wanted: Wanted, mesh: MeshShape, schedule: str, microbatches: int) -> bool:
+    try:
+        wanted.job(ParallelSettings(mesh=mesh, schedule=schedule, microbatches=microbatches))
+    except InvalidInput:
+        return False
+    return True
+
+
+def _memory(job: Job, wanted: Wanted) -> Memory:
+    return worst_memory(job, fused_norms=wanted.machine.hardware.name != "cpu")
+
+
+def _parameters_alone(job: Job) -> int:
+    """Bytes of parameters and optimizer of a rank at least, whatever the schedule and the rest of the settings."""
+    facts, pp = job.facts, job.parallel.mesh.pp
+    layers = facts.sizes.num_layers // pp * job.layer_values
+    return (1 + STATE_VALUES[job.training.optimizer]) * FULL_BYTES * layers
+
+
+def _nothing_fits(wanted: Wanted) -> InvalidInput:
+    """The error for a model that fits no mesh, with the least memory that one takes."""
+    least = min(
+        ((_memory(job, wanted).total, describe(job.parallel)) for job in jobs(wanted)),
+        key=lambda each: each[0],
+        default=None,
+    )
+    if least is None:
+        sizes = wanted.facts.sizes
+        return InvalidInput(
+            f"plan: no mesh of {wanted.world} ranks fits {wanted.facts.name}: {sizes.num_layers} layers, "
+            f"{sizes.num_heads} heads, {sizes.num_kv_heads} kv heads, feed-forward {sizes.feed_forward}, batch "
+            f"{wanted.batch_size}; take a batch that is a multiple of the ranks, or another number of ranks"
+        )
+    return InvalidInput(
+        f"plan: {wanted.facts.name} does not fit: got {_gigabytes(wanted.memory_bytes)} a rank, expected at least "
+        f"{_gigabytes(least[0])}, which {least[1]} would need; give each rank more memory, or take more ranks, a "
+        "shorter sequence or a smaller batch"
+    )
 
 
 def factorisations(number: int, parts: int = 4) -> Iterator[tuple[int, ...]]:
@@ -173,13 +254,10 @@ def _divisors(number: int) -> list[int]:
 
 def _choice(job: Job, memory: Memory, wanted: Wanted) -> Choice:
     timing = predict_timing(job, wanted.machine)
-    return Choice(
-        job=job, timing=timing, memory=memory, machine=wanted.machine, reason=_reason(job, timing, memory, wanted)
-    )
+    return Choice(job=job, timing=timing, memory=memory, machine=wanted.machine, memory_bytes=wanted.memory_bytes)
 
 
-def _reason(job: Job, timing: Timing, memory: Memory, wanted: Wanted) -> str:
-    """What the time goes to, largest first, and what fills the memory."""
+def _reason(job: Job, timing: Timing, memory: Memory, memory_bytes: int) -> str:
     shares = sorted(timing.parts.items(), key=lambda item: -item[1])
     spent = ", ".join(
         f"{name} {share / timing.seconds:.0%}" for name, share in shares if share / timing.seconds > 0.005
@@ -199,8 +277,8 @@ def _reason(job: Job, timing: Timing, memory: Memory, wanted: Wanted) -> str:
     }
     name, most = max(kept.items(), key=lambda item: item[1])
     words.append(f"most memory is {name}, {_gigabytes(most)} of {_gigabytes(memory.total)}")
-    spare = 1 - memory.total / wanted.memory_bytes
-    words.append(f"{spare:.0%} is free")
+    spare = 1 - memory.total / memory_bytes
+    words.append(f"{spare:.0%} is free" if spare >= 0 else f"{-spare:.0%} more than a rank has")
     return "; ".join(words)
 
 

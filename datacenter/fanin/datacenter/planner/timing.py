@@ -4,7 +4,8 @@
 
 Computing is as fast as the peak times ``efficiency`` (what large products reach of a data sheet's peak), or as the
 weights can be read. Sums over dp run beside the backward pass and count as far as they outlast it, but for one layer's,
-which nothing hides. The numbers rank layouts; they are no promise for a machine.
+which nothing hides. Held to published runs within a stated ratio (tests/unit/test_planner_published.py), the numbers
+rank layouts; they are no promise for a machine.
 """
 
 from dataclasses import dataclass

@@ -80,8 +80,8 @@ def _shard(found: Counts, job: Job, stage: Stage) -> None:
         times = job.training.accumulate * (parallel.microbatches + 1 if parallel.reshards else 1)
     else:
         times = job.turns * (2 if parallel.reshards else 1)
-    for weights, number in ((job.facts.layer, stage.num_layers), (job.ends(stage), 1)):
-        values = job.local_values(weights)
+    for kept, number in ((job.layer_values, stage.num_layers), (job.end_values(stage), 1)):
+        values = job.num_shards * kept
         if not values:
             continue
         if mesh.dp_shard > 1:
@@ -107,7 +107,7 @@ def _pipeline(found: Counts, job: Job, stage: Stage, rank: int) -> None:
             _add(found, (PIPELINE, SEND), job.turns, size)
     first, last = pipeline.rank_of(0), pipeline.rank_of(pipeline.num_stages - 1)
     if job.facts.tied and first != last and (stage.first or stage.last):
-        _add(found, (PIPELINE, SEND), 1, job.shard_values(job.facts.inputs) * FULL_BYTES)
+        _add(found, (PIPELINE, SEND), 1, job.part_values("inputs") * FULL_BYTES)
 
 
 def _small(found: Counts, job: Job, rank: int) -> None:

@@ -1,0 +1,37 @@
+"""A small decoder in this process, its steps, and a checkpoint of it."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fanin.datacenter.checkpoint import Checkpoints
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig
+from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
+from fanin.datacenter.parallel.layout import decoder_layout
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.progress import Progress
+
+
+def engine_of(width: int = 16, optimizer: str = "adamw") -> Engine:
+    """A small decoder in this process."""
+    config = DecoderConfig(vocabulary=11, width=width, num_layers=1, num_heads=2, num_kv_heads=1, feed_forward=8)
+    assert optimizer in ("adamw", "sgd")
+    training = TrainingSettings(batch_size=2, learning_rate=0.1, optimizer="sgd" if optimizer == "sgd" else "adamw")
+    model = Model(module=Decoder(config), layout=decoder_layout(config))
+    return build_engine(model, ParallelSettings(), training, None)
+
+
+def step(engine: Engine, seed: int) -> float:
+    tokens = torch.from_numpy(np.random.default_rng(seed).integers(0, 11, (2, 6)))
+    return float(engine.step(Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:])).loss)
+
+
+def saved(folder: Path, *, optimizer: str = "adamw") -> Engine:
+    engine = engine_of(optimizer=optimizer)
+    with Checkpoints(folder, engine) as checkpoints:
+        assert checkpoints.load() is None
+        step(engine, 0)
+        checkpoints.save(Progress(step=1, seed=3))
+    return engine

@@ -1,0 +1,203 @@
+"""A damaged checkpoint is found, whatever is damaged, and the newest whole one is taken in its place."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from parallel.saving import engine_of, step
+
+from fanin.datacenter.checkpoint import Checkpoints
+from fanin.datacenter.config import parse_config
+from fanin.datacenter.job import train
+from fanin.datacenter.progress import Progress, latest
+from fanin.protos.errors import Corrupted
+
+
+def _cut_index(checkpoint: Path) -> None:
+    (checkpoint / ".metadata").write_bytes((checkpoint / ".metadata").read_bytes()[:40])
+
+
+def _cut_shard(checkpoint: Path) -> None:
+    (checkpoint / "__0_0.distcp").write_bytes(b"")
+
+
+def _no_shard(checkpoint: Path) -> None:
+    (checkpoint / "__0_0.distcp").unlink()
+
+
+def _flip_in_a_tensor(checkpoint: Path) -> None:
+    path = checkpoint / "__0_0.distcp"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+def _no_folder(checkpoint: Path) -> None:
+    shutil.move(checkpoint, checkpoint.parent.parent / "elsewhere")
+
+
+def _bad_progress(checkpoint: Path) -> None:
+    (checkpoint / "progress.json").write_text('{"format": 2, "step": -1}')
+
+
+def _no_text(checkpoint: Path) -> None:
+    (checkpoint / "progress.json").write_bytes(b"\xff\xfe\x00 garbage")
+
+
+def _another_place(checkpoint: Path) -> None:
+    path = checkpoint / "progress.json"
+    path.write_text(path.read_text().replace('"seed": 3', '"seed": 4'))
+
+
+def _no_progress(checkpoint: Path) -> None:
+    (checkpoint / "progress.json").unlink()
+
+
+def _bad_marker(checkpoint: Path) -> None:
+    (checkpoint.parent / "LATEST").write_text('{"format": 2, "folder": "../../etc"}')
+
+
+def _no_marker_json(checkpoint: Path) -> None:
+    (checkpoint.parent / "LATEST").write_text("[")
+
+
+def _empty_marker(checkpoint: Path) -> None:
+    (checkpoint.parent / "LATEST").write_bytes(b"")
+
+
+def _marker_of_bytes(checkpoint: Path) -> None:
+    (checkpoint.parent / "LATEST").write_bytes(b"\xff\xfe")
+
+
+def _no_marker(checkpoint: Path) -> None:
+    (checkpoint.parent / "LATEST").unlink()
+
+
+DAMAGES = {
+    _cut_index: ".metadata: digest mismatch: received",
+    _cut_shard: "__0_0.distcp: digest mismatch: received",
+    _no_shard: "__0_0.distcp: cannot be read (No such file or directory)",
+    _flip_in_a_tensor: "__0_0.distcp: digest mismatch: received",
+    _no_folder: "LATEST: names step-00000003, which is not there",
+    _bad_progress: "progress.json: got {'format': 2, 'step': -1}, expected format 2 and the keys",
+    _no_text: "progress.json: not JSON, expected an object",
+    _another_place: "progress.json: digest mismatch: received",
+    _no_progress: "step-00000003: has no progress.json, though LATEST names it",
+}
+"""What happens to the newest checkpoint, and what is said of it."""
+MARKERS = {
+    _bad_marker: "LATEST: got folder '../../etc', expected a checkpoint's",
+    _no_marker_json: "LATEST: not JSON, expected an object with format 2",
+    _empty_marker: "LATEST: not JSON",
+    _marker_of_bytes: "LATEST: not JSON",
+    _no_marker: "LATEST: is missing, though there are whole checkpoints",
+}
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, torch.Tensor]]]:
+    """A folder with the checkpoints after 1, 2 and 3 steps, and the parameters of each."""
+    folder, engine, values = tmp_path_factory.mktemp("three") / "kept", engine_of(), []
+    with Checkpoints(folder, engine, keep=3) as checkpoints:
+        for number in (1, 2, 3):
+            step(engine, number)
+            checkpoints.save(Progress(step=number, seed=3))
+            checkpoints.finish()
+            values.append({name: value.clone() for name, value in engine.full_parameters().items()})
+    return folder, values
+
+
+@pytest.mark.parametrize(
+    ("damage", "taken", "said"),
+    [(damage, 2, said) for damage, said in DAMAGES.items()] + [(damage, 3, said) for damage, said in MARKERS.items()],
+    ids=lambda value: getattr(value, "__name__", "").strip("_"),
+)
+def test_a_damaged_one_is_skipped_for_the_newest_whole_one(
+    three: tuple[Path, list[dict[str, torch.Tensor]]],
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    taken: int,
+    said: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder, values = tmp_path / "kept", three[1]
+    shutil.copytree(three[0], folder)
+    damage(folder / "step-00000003")
+    engine = engine_of()
+    with Checkpoints(folder, engine, keep=3) as checkpoints:
+        assert checkpoints.load() == Progress(step=taken, seed=3)
+        assert len(checkpoints.skipped) == 1
+        assert said in checkpoints.skipped[0]
+        assert all(torch.equal(engine.full_parameters()[name], value) for name, value in values[taken - 1].items())
+        (line,) = (record.getMessage() for record in caplog.records if record.name == "fanin.datacenter.checkpoint")
+        assert line.startswith(f"checkpoints: going on from {folder}/step-{taken:08d}, the newest whole one: ")
+        assert said in line
+        # The next save takes the place of the damaged one, and LATEST names it again.
+        checkpoints.save(Progress(step=3, seed=5 if taken == 2 else 3))
+        checkpoints.finish()
+        if taken == 2:
+            assert checkpoints.load() == Progress(step=3, seed=5)
+            assert checkpoints.skipped == ()
+
+
+def test_a_damaged_one_counts_for_none_of_those_that_are_kept(
+    three: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "kept"
+    shutil.copytree(three[0], folder)
+    _flip_in_a_tensor(folder / "step-00000003")
+    with Checkpoints(folder, engine_of(), keep=2) as checkpoints:
+        assert checkpoints.load() == Progress(step=2, seed=3)
+        checkpoints.save(Progress(step=4))
+    assert sorted(path.name for path in folder.iterdir()) == ["LATEST", "step-00000002", "step-00000004"]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, _bad_marker], ids=lambda value: value.__name__.strip("_"))
+def test_where_no_other_is_left_the_damage_is_told(
+    three: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "kept"
+    shutil.copytree(three[0], folder)
+    for number in (1, 2):
+        shutil.rmtree(folder / f"step-{number:08d}")
+    damage(folder / "step-00000003")
+    if damage is _bad_marker:
+        _cut_shard(folder / "step-00000003")
+    engine = engine_of()
+    before = {name: value.clone() for name, value in engine.full_parameters().items()}
+    with (
+        Checkpoints(folder, engine) as checkpoints,
+        pytest.raises(Corrupted, match=f"^{folder}.*: no checkpoint in {folder} is whole; take another folder, or"),
+    ):
+        checkpoints.load()
+    assert all(torch.equal(engine.full_parameters()[name], value) for name, value in before.items())
+
+
+def test_a_job_says_in_its_result_what_it_skipped(tmp_path: Path) -> None:
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 11, 90, np.uint16))
+    text = f"""
+        model.decoder = {{ vocabulary = 11, width = 8, num_layers = 1, num_heads = 2, num_kv_heads = 1 }}
+        data = {{ tokens = "{tmp_path / "tokens.npy"}", length = 6 }}
+        training = {{ batch_size = 4, learning_rate = 0.01 }}
+        stop = {{ steps = 4 }}
+        checkpoints = {{ folder = "{tmp_path / "kept"}", every = 2 }}
+    """
+    whole = train(parse_config(text, "here"), 0, 1).metrics
+    assert whole.skipped_checkpoints == ()
+    _flip_in_a_tensor(tmp_path / "kept" / "step-00000004")
+    again = train(parse_config(text, "here"), 0, 1).metrics
+    assert again.trained.losses == whole.trained.losses
+    (fault,) = again.skipped_checkpoints
+    assert "step-00000004/__0_0.distcp: digest mismatch: received " in fault
+    assert latest(tmp_path / "kept").step == 4
+    assert train(parse_config(text, "here"), 0, 1).metrics.skipped_checkpoints == ()
+
+
+def test_a_folder_with_a_save_that_was_interrupted_alone_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "step-00000003").mkdir()
+    (tmp_path / "step-00000003" / "__0_0.distcp").write_bytes(b"half of it")
+    with Checkpoints(tmp_path, engine_of()) as checkpoints:
+        assert checkpoints.load() is None

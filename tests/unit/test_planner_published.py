@@ -1,0 +1,224 @@
+"""Predictions of the planner beside published runs, each within the ratio that docs/datacenter.md states.
+
+Every number of a run is from the page that ``source`` names; a run whose page leaves out what a prediction needs is not
+here. MPT and GPT have two matrices in their feed-forward: a third as much width in ours has as many values.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+from fanin.datacenter.flops import HARDWARE
+from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.models.decoder import DecoderConfig
+from fanin.datacenter.parallel.settings import ParallelSettings, Recompute
+from fanin.datacenter.planner import Choice, Wanted
+from fanin.datacenter.planner.facts import ModelFacts, decoder_facts
+from fanin.datacenter.planner.links import LINKS, Link, Topology, link_of
+from fanin.datacenter.planner.memory import worst_memory
+from fanin.datacenter.planner.presets import PRESETS
+from fanin.datacenter.planner.timing import Machine, predict_timing
+
+TITAN_A100 = "torchtitan docs/performance.md (2024), 64 A100"
+TITAN_H100 = "torchtitan benchmarks/llama3_h100_202412_torchtitan.md (2024-12)"
+FOUNDRY = "MosaicML llm-foundry scripts/train/benchmarking/README.md (2023)"
+IBM = "pytorch.org blog, Maximizing training throughput using PyTorch FSDP (2024-03-13), table 1"
+KEMPNER = "KempnerForge benchmarks/mfu_scaling/mfu_scaling_2026-04-05.md"
+RATIOS = {"a100": 1.2, "h100": 1.3, "h200": 1.5}
+"""How far a prediction may be from a published speed, either way."""
+MEMORY_RATIO = 1.3
+
+
+def _decoder(width: int, num_layers: int, heads: tuple[int, int], feed_forward: int, vocabulary: int) -> DecoderConfig:
+    return DecoderConfig(
+        vocabulary=vocabulary,
+        width=width,
+        num_layers=num_layers,
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        feed_forward=feed_forward,
+    )
+
+
+def _mpt(width: int, num_layers: int, num_heads: int) -> DecoderConfig:
+    # 8 x width^2 values of two matrices of 4 x width, in three.
+    return DecoderConfig(
+        vocabulary=50_432,
+        width=width,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        feed_forward=round(8 * width / 3),
+        tied=True,
+    )
+
+
+MODELS = {
+    "llama3-8b": PRESETS["8b"],
+    "llama3-70b": PRESETS["70b"],
+    "llama3-13b": _decoder(5120, 40, (40, 8), 17_920, 128_256),
+    "llama2-7b": _decoder(4096, 32, (32, 32), 11_008, 32_000),
+    "llama2-13b": _decoder(5120, 40, (40, 40), 13_824, 32_000),
+    "llama2-70b": _decoder(8192, 80, (64, 8), 28_672, 32_000),
+    "mpt-1b": _mpt(2048, 24, 16),
+    "mpt-3b": _mpt(2560, 32, 20),
+    "mpt-7b": _mpt(4096, 32, 32),
+    "mpt-13b": _mpt(5120, 40, 40),
+    "mpt-30b": _mpt(7168, 48, 56),
+    "mpt-70b": _mpt(8192, 80, 64),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What runs were on; links whose speed the page leaves out are those of the machine's usual kind."""
+
+    device: str
+    inside: str
+    between: Link
+    ranks_per_node: int = 8
+
+
+A100 = Cluster(device="a100", inside="nvlink3", between=LINKS["ib-hdr"])
+H100 = Cluster(device="h100", inside="nvlink4", between=LINKS["ib-ndr"])
+H200 = Cluster(device="h200", inside="nvlink4", between=LINKS["ib-ndr"], ranks_per_node=4)
+# 400 and 800 Gbit/s a node of 8.
+A100_SLOW = Cluster(device="a100", inside="nvlink3", between=link_of("6.25"))
+H100_SLOW = Cluster(device="h100", inside="nvlink4", between=link_of("12.5"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A published run: ``speed`` in tokens a second of each GPU."""
+
+    source: str
+    cluster: Cluster
+    model: str
+    mesh: str
+    batch: int
+    sequence: int
+    pieces: int
+    recompute: Recompute
+    speed: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.cluster.device} {self.model} {self.mesh} {self.recompute}"
+
+
+def _run(
+    source: str, cluster: Cluster, what: tuple[str, str, Recompute], work: tuple[int, int, int], speed: float
+) -> Run:
+    """``what``: model, mesh, recomputation. ``work``: global batch, sequence, pieces of a rank's part."""
+    return Run(
+        source=source,
+        cluster=cluster,
+        model=what[0],
+        mesh=what[1],
+        recompute=what[2],
+        batch=work[0],
+        sequence=work[1],
+        pieces=work[2],
+        speed=speed,
+    )
+
+
+RUNS = [
+    _run(TITAN_A100, A100, ("llama3-8b", "dp_shard=64", "selective"), (64, 8192, 1), 2973),
+    _run(TITAN_A100, A100, ("llama3-70b", "dp_shard=64", "full"), (64, 8192, 1), 331),
+    _run(TITAN_A100, A100, ("llama2-13b", "dp_shard=64", "none"), (128, 4096, 1), 2162),
+    _run(TITAN_A100, A100, ("llama2-13b", "dp_shard=64", "selective"), (128, 4096, 1), 1904),
+    _run(TITAN_A100, A100, ("llama2-70b", "dp_shard=64", "full"), (128, 4096, 1), 353),
+    _run(FOUNDRY, A100, ("mpt-1b", "dp_shard=8", "none"), (448, 2048, 4), 20_513),
+    _run(FOUNDRY, A100, ("mpt-7b", "dp_shard=8", "none"), (96, 2048, 2), 4641),
+    _run(FOUNDRY, A100, ("mpt-13b", "dp_shard=8", "none"), (48, 2048, 3), 2262),
+    _run(FOUNDRY, A100, ("mpt-30b", "dp_shard=8", "full"), (504, 2048, 21), 916),
+    _run(FOUNDRY, A100, ("mpt-70b", "dp_shard=64", "full"), (2048, 2048, 4), 410),
+    _run(IBM, A100_SLOW, ("llama2-7b", "dp_shard=128", "none"), (256, 4096, 1), 3700),
+    _run(IBM, A100_SLOW, ("llama2-13b", "dp_shard=128", "selective"), (256, 4096, 1), 1800),
+    _run(IBM, A100_SLOW, ("llama2-70b", "dp_shard=128", "full"), (256, 4096, 1), 370),
+    _run(TITAN_H100, H100, ("llama3-8b", "dp_shard=8", "selective"), (16, 8192, 1), 5762),
+    _run(TITAN_H100, H100, ("llama3-8b", "dp_shard=128", "selective"), (256, 8192, 1), 5605),
+    _run(FOUNDRY, H100, ("mpt-1b", "dp_shard=8", "none"), (112, 2048, 1), 45_455),
+    _run(FOUNDRY, H100, ("mpt-3b", "dp_shard=64", "none"), (1152, 2048, 3), 22_525),
+    _run(FOUNDRY, H100, ("mpt-7b", "dp_shard=8", "none"), (48, 2048, 1), 10_643),
+    _run(FOUNDRY, H100, ("mpt-13b", "dp_shard=8", "none"), (16, 2048, 1), 4792),
+    _run(FOUNDRY, H100, ("mpt-13b", "dp_shard=64", "none"), (128, 2048, 1), 4800),
+    _run(FOUNDRY, H100, ("mpt-30b", "dp_shard=8", "full"), (504, 2048, 21), 2002),
+    _run(FOUNDRY, H100, ("mpt-70b", "dp_shard=64", "full"), (2048, 2048, 4), 1039),
+    _run(IBM, H100_SLOW, ("llama2-7b", "dp_shard=96", "none"), (192, 4096, 1), 7500),
+    _run(IBM, H100_SLOW, ("llama2-13b", "dp_shard=96", "selective"), (192, 4096, 1), 3800),
+    _run(IBM, H100_SLOW, ("llama2-70b", "dp_shard=96", "full"), (192, 4096, 1), 800),
+    _run(KEMPNER, H200, ("llama3-8b", "none", "full"), (8, 4096, 4), 10_471),
+    _run(KEMPNER, H200, ("llama3-8b", "dp_shard=2", "full"), (16, 4096, 4), 18_728 / 2),
+    _run(KEMPNER, H200, ("llama3-8b", "dp_shard=4", "full"), (32, 4096, 2), 38_983 / 4),
+    _run(KEMPNER, H200, ("llama3-8b", "tp=2", "full"), (8, 4096, 2), 13_163 / 2),
+    _run(KEMPNER, H200, ("llama3-8b", "tp=4", "full"), (8, 4096, 2), 25_135 / 4),
+    _run(KEMPNER, H200, ("llama3-8b", "dp_shard=2,tp=2", "full"), (16, 4096, 2), 25_980 / 4),
+    _run(KEMPNER, H200, ("llama3-8b", "dp_shard=2,tp=4", "full"), (16, 4096, 2), 44_299 / 8),
+    _run(KEMPNER, H200, ("llama3-13b", "dp_shard=8", "full"), (128, 4096, 4), 35_405 / 8),
+    _run(KEMPNER, H200, ("llama3-13b", "dp_shard=2,tp=4", "full"), (32, 4096, 4), 27_345 / 8),
+    _run(KEMPNER, H200, ("llama3-13b", "dp_shard=8,tp=4", "full"), (128, 4096, 4), 104_309 / 32),
+    _run(KEMPNER, H200, ("llama3-70b", "dp_shard=8,tp=4", "full"), (64, 4096, 4), 17_657 / 32),
+]
+MEMORIES = {
+    # In eager mode: what is compiled keeps less than the formula says.
+    "h100 llama3-8b dp_shard=8 selective": 82.4,
+    "h100 llama3-8b dp_shard=128 selective": 67.0,
+    "h200 llama3-13b dp_shard=8 full": 88.5,
+}
+"""Published GiB of a GPU, by run."""
+
+
+@cache
+def facts(model: str) -> ModelFacts:
+    """A model's facts, which take a module to count."""
+    return decoder_facts(model, MODELS[model])
+
+
+def predicted(run: Run) -> Choice:
+    """What the planner has of a run."""
+    cluster, shape = run.cluster, MeshShape.parse(run.mesh)
+    hardware = HARDWARE[cluster.device]
+    topology = Topology(inside=LINKS[cluster.inside], between=cluster.between, ranks_per_node=cluster.ranks_per_node)
+    wanted = Wanted(
+        facts=facts(run.model),
+        machine=Machine(hardware=hardware, topology=topology, efficiency=hardware.efficiency),
+        world=shape.num_ranks,
+        memory_bytes=hardware.memory_bytes,
+        batch_size=run.batch,
+        sequence=run.sequence,
+    )
+    job = wanted.job(
+        ParallelSettings(mesh=shape, microbatches=run.pieces, recompute=run.recompute, precision=wanted.precision)
+    )
+    timing = predict_timing(job, wanted.machine)
+    memory = worst_memory(job, fused_norms=True)
+    return Choice(job=job, timing=timing, memory=memory, machine=wanted.machine, memory_bytes=wanted.memory_bytes)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_a_published_speed_is_predicted_within_the_ratio(run: Run) -> None:
+    found = predicted(run)
+    ratio = found.tokens_per_second / found.job.parallel.mesh.num_ranks / run.speed
+    assert 1 / RATIOS[run.cluster.device] < ratio < RATIOS[run.cluster.device]
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_published_memory_is_predicted_within_the_ratio(name: str) -> None:
+    (run,) = (run for run in RUNS if run.name == name)
+    ratio = predicted(run).memory.total / 2**30 / MEMORIES[name]
+    # Above: a plan that fits by the formula fits.
+    assert 1 < ratio < MEMORY_RATIO
+
+
+def test_each_accelerator_is_held_to_three_runs_and_is_neither_fast_nor_slow_on_the_whole() -> None:
+    for device in RATIOS:
+        runs = [run for run in RUNS if run.cluster.device == device]
+        assert len(runs) >= 3
+        product = 1.0
+        for run in runs:
+            found = predicted(run)
+            product *= found.tokens_per_second / found.job.parallel.mesh.num_ranks / run.speed
+        assert 0.92 < product ** (1 / len(runs)) < 1.08
