@@ -24,7 +24,7 @@ settings.register_profile(
     "change",
     deadline=None,
     derandomize=True,
-    max_examples=40,
+    max_examples=25,
     database=None,
     suppress_health_check=(HealthCheck.too_slow,),
 )

@@ -195,6 +195,8 @@ def plain_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
+# In CI the demo proves it: its int8 model agrees with the float one after a federation.
+@pytest.mark.nightly
 def test_int8_agrees_with_float_on_a_trained_model(both_formats: Callable[[str], Bundle]) -> None:
     app = app_of("cnn")
     first = both_formats("cnn")

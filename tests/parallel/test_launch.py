@@ -170,7 +170,7 @@ def test_an_error_of_ours_comes_back_as_itself(config: TrainConfig, folder: Path
     [
         ("crashing", r"(?s)1/stderr\.log ends:\n.*ArithmeticError: the App broke on rank 1"),
         # Nobody wrote a last word but torchrun, or the rank that waited for it.
-        ("killed", r"(torchrun|stderr)\.log ends:\n"),
+        pytest.param("killed", r"(torchrun|stderr)\.log ends:\n", marks=pytest.mark.nightly),
     ],
 )
 def test_a_rank_that_fails_is_told_with_the_end_of_its_log(
@@ -240,6 +240,7 @@ def test_a_rank_may_take_longer_to_save_than_torchrun_gives_it(tmp_path: Path) -
     assert (tmp_path / "saved").exists()
 
 
+@pytest.mark.nightly
 def test_a_second_signal_ends_a_rank_that_takes_its_time(tmp_path: Path) -> None:
     caller, pid = slow(tmp_path, 50.0)
     time.sleep(1.0)
