@@ -21,8 +21,9 @@ from fanin.edge.manifest import Port, SlotKind
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import UnsupportedModel
 
-SMALL_GAP = 0.1
-"""Of logits of size 1, before and after rounding to 8 bits in every layer."""
+SMALL_GAP = 0.15
+"""Of logits of size 1, before and after rounding to 8 bits in every layer. Int8 kernels differ between processors: the
+largest difference seen is 0.105, on one without VNNI."""
 
 
 class Mixed(nn.Module):
