@@ -153,7 +153,7 @@ def test_half_precision_learns_as_well(matrix: Path, cell: Cell) -> None:
 
 def test_ranks_evaluate_the_parameters_that_they_load(matrix: Path) -> None:
     small = [cell for cell in CELLS if cell.shape.num_ranks < WORLD and not cell.nightly]
-    assert {cell.shape.pp for cell in small} == {1, 2, 4}
+    assert {cell.shape.pp for cell in small} == {1, 2}
     for cell in small:
         got, expected = read(matrix, cell.name), read(matrix, cell.reference)
         assert np.abs(got["reloaded"] - expected["reloaded"]) <= LOSS[cell.dtype], cell.name
