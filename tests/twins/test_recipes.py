@@ -267,12 +267,9 @@ def test_adam_has_torchs_losses_and_moments(name: str) -> None:
     np.testing.assert_allclose(losses, expected.losses, rtol=1e-4)
     got = states_of(name, state)
     for kind in ("mean", "square"):
-        size = max(np.abs(value).max() for key, value in expected.states.items() if key.startswith(f"{kind}."))
-        assert_alike(
-            {key: got[key] / size for key in got if key.startswith(f"{kind}.")},
-            {key: value / size for key, value in expected.states.items() if key.startswith(f"{kind}.")},
-            1e-4,
-        )
+        names = [key for key in expected.states if key.startswith(f"{kind}.")]
+        size = max(np.abs(expected.states[key]).max() for key in names)
+        assert_alike(*({key: values[key] / size for key in names} for values in (got, expected.states)), 1e-4)
 
 
 def random_vectors(prepared: Prepared, seed: int, size: float) -> dict[str, Tensor]:

@@ -1,33 +1,19 @@
 """The device's client over a line that is made by hand: what each failure is to it, and what it keeps and counts."""
 
-import random
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.errors import raises
-from support.values import GRID, PUBLISHER, assignment
+from support.scripted import FailingTrainer, LosingRuntime, Script, Store, client_of, run, scripted
 
 from fanin.clients.cache import Cache
-from fanin.clients.client import Client, Options, Parts
-from fanin.clients.data import Examples
-from fanin.clients.models import OpenedModel
-from fanin.clients.operator import ref_of
-from fanin.clients.serving import Serving
-from fanin.clients.testing import SyntheticTrainer, synthetic_bundle
 from fanin.clients.training import RuntimeTrainer
 from fanin.clients.transport import ReadPayload
-from fanin.clients.updates import Trainer, TrainingOutcome
-from fanin.edge.bundle import Bundle
-from fanin.edge.runtimes.base import Batch, Evaluate, Evaluated, Predict, TrainStep
-from fanin.edge.tensors import Float32s
-from fanin.edge.versions import sign_version
 from fanin.protos import messages as m
-from fanin.protos.chunks import Artifact, ChunkRef, artifact_of, cut
+from fanin.protos.chunks import Artifact, ChunkRef, artifact_of
 from fanin.protos.errors import (
     STATUS,
     Conflict,
@@ -40,122 +26,10 @@ from fanin.protos.errors import (
     Unavailable,
 )
 
-SHAPES = {"a": (2, 3), "b": (4,), "c": ()}
-THREE = Examples(x=np.zeros((3, 1), np.float32), y=np.zeros(3, np.int32))
-OPEN, CLOSED = m.RoundState.OPEN, m.RoundState.CLOSED
-
-
-@dataclass
-class Script:
-    """A coordinator that has one Assignment. ``faults`` are raised once each, by the name of the call."""
-
-    bundle: Bundle
-    work: m.Assignment
-    faults: dict[str, Exception] = field(default_factory=dict)
-    break_at: int = -1
-    answer: m.CheckInAnswer | None = None
-    calls: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-    headers: list[m.UpdateHeader] = field(default_factory=list)
-    served: dict[str, int] = field(default_factory=dict)
-    stop: Callable[[], None] = lambda: None
-
-    def enroll(self, token: str) -> str:
-        self._call("enroll")
-        return "device"
-
-    def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
-        self._call("check_in")
-        if self.answer is not None:
-            self.stop()
-        return self.answer or m.Assigned(assignment=self.work)
-
-    def download(self, download: m.Download) -> Iterator[bytes]:
-        self._call("download")
-        names = self.bundle.manifest.artifacts
-        known = (self.bundle.signed.data, *(self.bundle.artifact(name) for name in names))
-        data = {ref.sha256: piece for artifact in known for ref, piece in cut(artifact)}[download.sha256]
-        for at in range(download.offset, len(data)):
-            if sum(self.served.values()) == self.break_at:
-                self.break_at = -1
-                raise Unavailable("the line broke")
-            self.served[download.sha256] = self.served.get(download.sha256, 0) + 1
-            yield data[at : at + 1]
-
-    def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
-        self._call("upload")
-        self.headers.append(header)
-        return m.UploadReply(round_state=CLOSED, update_state=m.UpdateState.ACCEPTED)
-
-    def report(self, report: m.Report) -> m.UploadReply:
-        self._call("report")
-        self.failures.append(report.failure)
-        self.stop()
-        return m.UploadReply(round_state=OPEN, update_state=m.UpdateState.DISCARDED)
-
-    def close(self) -> None:
-        self._call("close")
-
-    def _call(self, name: str) -> None:
-        self.calls[name] += 1
-        if name in self.faults:
-            raise self.faults.pop(name)
-
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
-    version = sign_version(
-        PUBLISHER,
-        parent=None,
-        run_id="run",
-        bundle_sha256=bundle.sha256,
-        parameters=bundle.manifest.artifacts["initial"],
-    )
-    work = replace(assignment(), bundle=ref_of(bundle.signed), version=version, grid=GRID)
-    return Script(bundle=bundle, work=work)
-
-
-@dataclass
-class FailingTrainer:
-    """Fails once, then draws its Update."""
-
-    fault: Exception | None
-    runtime: str = "synthetic 1"
-    graph_format: str = "onnx"
-
-    def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
-        fault, self.fault = self.fault, None
-        if fault is not None:
-            raise fault
-        return SyntheticTrainer(partition=0).train(model, assignment, bytes_downloaded)
-
-
-def client_of(
-    script: Script,
-    folder: Path,
-    trainer: Trainer | None = None,
-    max_bytes: int = 1 << 20,
-    may_work: Callable[[], bool] = lambda: True,
-) -> Client:
-    """A client that stops when its Update is accepted, or when it gave an Assignment up."""
-    parts = Parts(
-        transport=script,
-        cache=Cache(folder / "device", max_bytes),
-        trainer=trainer or SyntheticTrainer(partition=0),
-        trusted=(PUBLISHER.public,),
-        rng=random.Random(1),
-    )
-    client = Client(parts, Options(token="token", max_updates=1, may_work=may_work, recheck_s=0.001))
-    script.stop = client.stop
-    return client
-
-
-def run(script: Script, folder: Path, trainer: Trainer | None = None, max_bytes: int = 1 << 20) -> Client:
-    """Run a client until its Update is accepted, or it gave an Assignment up."""
-    client = client_of(script, folder, trainer, max_bytes)
-    client.run()
-    return client
+    return scripted(tmp_path)
 
 
 def test_an_update_is_accepted_and_forgotten(script: Script, tmp_path: Path) -> None:
@@ -357,110 +231,8 @@ def test_a_fetch_that_fails_makes_room_but_not_of_what_the_next_try_needs(
     assert not cache.has(old)
 
 
-@dataclass(frozen=True)
-class LosingRuntime:
-    """Finds a loss that is no number."""
-
-    loss_sum: float
-    infer: Float32s | None = None
-    name: str = "losing 1"
-    graph_format: str = "onnx"
-
-    def open_train(self, bundle: Bundle) -> TrainStep:
-        raise AssertionError("nothing is trained from such a Version")
-
-    def open_evaluate(self, bundle: Bundle) -> Evaluate:
-        def evaluate(parameters: Float32s, batch: Batch) -> Evaluated:
-            return Evaluated(loss_sum=self.loss_sum, predicted=batch.y)
-
-        return evaluate
-
-    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
-        return lambda x: np.zeros((len(x), 1), np.float32) if self.infer is None else self.infer
-
-
-@dataclass(frozen=True)
-class Store:
-    """Three examples."""
-
-    partition: int = 0
-    train: Examples = THREE
-    validation: Examples = THREE
-
-
 @pytest.mark.parametrize("loss_sum", [float("inf"), float("nan")])
 def test_a_version_whose_loss_is_no_number_is_told(script: Script, tmp_path: Path, loss_sum: float) -> None:
     run(script, tmp_path, RuntimeTrainer(LosingRuntime(loss_sum), Store()))
     (reason,) = script.failures
     assert reason.startswith(f"training: the Version's loss is not finite on these examples (got {loss_sum})")
-
-
-@dataclass
-class Idle(Script):
-    """A coordinator without work: it names a Version, and notes what each check-in reports to serve."""
-
-    newest: m.Publication | None = None
-    reported: list[m.ServedVersion | None] = field(default_factory=list)
-
-    def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
-        self.reported.append(check_in.served)
-        newest, self.newest = self.newest, None
-        if newest is None:
-            self.stop()
-        return m.Wait(retry_min_s=0.0, retry_max_s=0.0, newest=newest)
-
-
-def refresh(script: Script, folder: Path, infer: Float32s | None = None) -> tuple[Client, Idle]:
-    """A client that serves and has no work, after it was told of a Version; ``infer`` is what its model predicts."""
-    publication = replace(script.work.publication, download_id="run.v0.device")
-    idle = Idle(bundle=script.bundle, work=script.work, newest=publication, faults=script.faults)
-    cache, runtime = Cache(folder / "device"), LosingRuntime(0.0, infer=infer)
-    parts = Parts(
-        transport=idle,
-        cache=cache,
-        trainer=RuntimeTrainer(runtime, Store()),
-        trusted=(PUBLISHER.public,),
-        rng=random.Random(1),
-        serving=Serving(runtime, cache, (PUBLISHER.public,)),
-    )
-    client = Client(parts, Options(token="token"))
-    idle.stop = client.stop
-    client.run()
-    return client, idle
-
-
-NONE_YET, ZERO = m.ServedVersion(), m.ServedVersion(run_id="run", number=0)
-
-
-def test_a_client_without_work_serves_the_version_that_a_check_in_names(script: Script, tmp_path: Path) -> None:
-    client, idle = refresh(script, tmp_path)
-    assert client.served_version == ("run", 0)
-    assert idle.reported == [NONE_YET, ZERO]
-    assert idle.calls["report"] == 0
-    # It is durable: a restart serves it, and asks for newer ones only.
-    again = Serving(LosingRuntime(0.0), Cache(tmp_path / "device"), (PUBLISHER.public,))
-    assert (again.version, again.latest) == (("run", 0), ZERO)
-
-
-def test_a_version_that_is_refused_is_not_downloaded_again_and_again(script: Script, tmp_path: Path) -> None:
-    client, idle = refresh(script, tmp_path, infer=np.full((1, 1), np.nan, np.float32))
-    assert client.served_version is None
-    assert idle.reported == [NONE_YET, ZERO]
-
-
-def test_a_named_version_that_does_not_verify_is_not_asked_for_again(script: Script, tmp_path: Path) -> None:
-    script.work = replace(script.work, version=replace(script.work.version, signature=bytes(64)))
-    client, idle = refresh(script, tmp_path)
-    assert client.served_version is None
-    assert idle.reported == [NONE_YET, ZERO]
-    assert idle.failures == []
-
-
-@pytest.mark.parametrize("fault", [Unavailable("line"), StorageFull("disk"), NotFound("gone")], ids=repr)
-def test_a_download_that_fails_leaves_the_version_to_the_next_answer(
-    script: Script, tmp_path: Path, fault: FaninError
-) -> None:
-    script.faults = {"download": fault}
-    client, idle = refresh(script, tmp_path)
-    assert client.served_version is None
-    assert idle.reported == [NONE_YET, NONE_YET]

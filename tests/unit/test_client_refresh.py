@@ -1,0 +1,99 @@
+"""A client without work downloads the Version that a check-in names, and serves it."""
+
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.scripted import LosingRuntime, Script, Store, scripted
+from support.values import PUBLISHER
+
+from fanin.clients.cache import Cache
+from fanin.clients.client import Client, Options, Parts
+from fanin.clients.serving import Serving
+from fanin.clients.training import RuntimeTrainer
+from fanin.edge.tensors import Float32s
+from fanin.protos import messages as m
+from fanin.protos.errors import (
+    FaninError,
+    NotFound,
+    StorageFull,
+    Unavailable,
+)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    return scripted(tmp_path)
+
+
+@dataclass
+class Idle(Script):
+    """A coordinator without work: it names a Version, and notes what each check-in reports to serve."""
+
+    newest: m.Publication | None = None
+    reported: list[m.ServedVersion | None] = field(default_factory=list)
+
+    def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
+        self.reported.append(check_in.served)
+        newest, self.newest = self.newest, None
+        if newest is None:
+            self.stop()
+        return m.Wait(retry_min_s=0.0, retry_max_s=0.0, newest=newest)
+
+
+def refresh(script: Script, folder: Path, infer: Float32s | None = None) -> tuple[Client, Idle]:
+    """A client that serves and has no work, after it was told of a Version; ``infer`` is what its model predicts."""
+    publication = replace(script.work.publication, download_id="run.v0.device")
+    idle = Idle(bundle=script.bundle, work=script.work, newest=publication, faults=script.faults)
+    cache, runtime = Cache(folder / "device"), LosingRuntime(0.0, infer=infer)
+    parts = Parts(
+        transport=idle,
+        cache=cache,
+        trainer=RuntimeTrainer(runtime, Store()),
+        trusted=(PUBLISHER.public,),
+        rng=random.Random(1),
+        serving=Serving(runtime, cache, (PUBLISHER.public,)),
+    )
+    client = Client(parts, Options(token="token"))
+    idle.stop = client.stop
+    client.run()
+    return client, idle
+
+
+NONE_YET, ZERO = m.ServedVersion(), m.ServedVersion(run_id="run", number=0)
+
+
+def test_a_client_without_work_serves_the_version_that_a_check_in_names(script: Script, tmp_path: Path) -> None:
+    client, idle = refresh(script, tmp_path)
+    assert client.served_version == ("run", 0)
+    assert idle.reported == [NONE_YET, ZERO]
+    assert idle.calls["report"] == 0
+    # It is durable: a restart serves it, and asks for newer ones only.
+    again = Serving(LosingRuntime(0.0), Cache(tmp_path / "device"), (PUBLISHER.public,))
+    assert (again.version, again.latest) == (("run", 0), ZERO)
+
+
+def test_a_version_that_is_refused_is_not_downloaded_again_and_again(script: Script, tmp_path: Path) -> None:
+    client, idle = refresh(script, tmp_path, infer=np.full((1, 1), np.nan, np.float32))
+    assert client.served_version is None
+    assert idle.reported == [NONE_YET, ZERO]
+
+
+def test_a_named_version_that_does_not_verify_is_not_asked_for_again(script: Script, tmp_path: Path) -> None:
+    script.work = replace(script.work, version=replace(script.work.version, signature=bytes(64)))
+    client, idle = refresh(script, tmp_path)
+    assert client.served_version is None
+    assert idle.reported == [NONE_YET, ZERO]
+    assert idle.failures == []
+
+
+@pytest.mark.parametrize("fault", [Unavailable("line"), StorageFull("disk"), NotFound("gone")], ids=repr)
+def test_a_download_that_fails_leaves_the_version_to_the_next_answer(
+    script: Script, tmp_path: Path, fault: FaninError
+) -> None:
+    script.faults = {"download": fault}
+    client, idle = refresh(script, tmp_path)
+    assert client.served_version is None
+    assert idle.reported == [NONE_YET, NONE_YET]
