@@ -60,6 +60,7 @@ JSON = st.recursive(
 
 @given(st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_header_is_refused_or_canonical(text: bytes) -> None:
+    text += b" " * (-(12 + len(text)) % 64)
     data = MAGIC + len(text).to_bytes(4, "little") + text
     try:
         found, values = decode_parameters(data)

@@ -173,8 +173,9 @@ def _requests(
 
 def read_parameters(data: bytes, shapes: dict[str, list[int]]) -> Model:
     """The layout and the values of a Version's parameters."""
-    assert data[:8] == b"fanin-t1"
+    assert data[:8] == b"fanin-t2"
     (length,) = struct.unpack_from("<I", data, 8)
+    assert (12 + length) % 64 == 0
     rows = json.loads(data[12 : 12 + length])
     assert dict(rows) == shapes and [name for name, _ in rows] == sorted(shapes)
     blocks, first = [], 0

@@ -285,7 +285,6 @@ def test_fedprox_pulls_towards_its_anchor() -> None:
     state, losses = ran("outside", StepSettings(learning_rate=0.05, proximal_weight=0.7, anchor=flat))
     expected = eager("outside", proximal=(0.7, anchor))
     assert_alike(parameters_of("outside", state), expected.values)
-    # What is told is the loss alone: devices with different anchors are compared by it.
     np.testing.assert_allclose(losses, expected.losses, rtol=1e-5, atol=1e-6)
     free, _ = ran("outside")
     assert np.linalg.norm(state.parameters - flat) < 0.9 * np.linalg.norm(free.parameters - flat)
@@ -318,7 +317,6 @@ def test_scaffolds_control_is_added_to_the_clipped_gradient() -> None:
 def test_running_statistics_travel_and_padding_has_no_say_in_them() -> None:
     bundle = bundle_for("batchnorm")
     tracked = {key for key in parameters_of("batchnorm", ran("batchnorm")[0]) if "running" in key}
-    # The frozen norm's statistics are constants.
     assert tracked == {f"{norm}.running_{kind}" for norm in ("body.1", "norm") for kind in ("mean", "var")}
     assert not any("running" in spec.name for spec in optimizer_table(bundle.manifest).specs)
     step = OnnxRuntime().open_train(bundle)

@@ -23,6 +23,7 @@ from fanin.protos.errors import InvalidInput
 def framed(header: str, num_values: int = 0) -> bytes:
     """Canonical bytes around any header."""
     text = header.encode()
+    text += b" " * (-(12 + len(text)) % 64)
     return MAGIC + struct.pack("<I", len(text)) + text + bytes(4 * num_values)
 
 
@@ -71,17 +72,29 @@ def test_a_table_that_is_too_large_in_all_is_refused() -> None:
 def test_the_layout_of_the_bytes() -> None:
     table = TensorTable.of({"b": (1,), "\u00e4": ()})
     data = encode_parameters(table, np.array([1.0, -2.0], np.float32))
-    assert data == b'fanin-t1\x14\0\0\0[["b",[1]],["\xc3\xa4",[]]]\0\0\x80\x3f\0\0\0\xc0'.replace(
-        b"\x14", bytes([len('[["b",[1]],["\u00e4",[]]]'.encode())])
-    )
+    text = b'[["b",[1]],["\xc3\xa4",[]]]'
+    assert data == b"fanin-t2\x34\0\0\0" + text.ljust(52) + b"\0\0\x80\x3f\0\0\0\xc0"
 
 
+@pytest.mark.parametrize("name", ["a" * length for length in range(1, 66)], ids=len)
+def test_decoded_values_are_aligned(name: str) -> None:
+    table = TensorTable.of({name: (3,)})
+    data = encode_parameters(table, np.ones(3, np.float32))
+    assert len(table.header()) % 64 == 0 and len(data) - len(table.header()) == 12
+    _, values = decode_parameters(data)
+    assert values.ctypes.data % 16 == 0
+
+
+UNPADDED = MAGIC + struct.pack("<I", 11) + b'[["a",[1]]]' + bytes(4)
 WRONG = [
-    (b"", "parameters: got magic b'', expected b'fanin-t1'"),
-    (b"fanin-t2" + bytes(10), "parameters: got magic b'fanin-t2', expected b'fanin-t1'"),
+    (b"", "parameters: got magic b'', expected b'fanin-t2'"),
+    (b"fanin-t1" + bytes(10), "parameters: got magic b'fanin-t1', expected b'fanin-t2'"),
     (MAGIC + b"\0\0", "parameters: got 10 bytes, expected at least 12"),
     (MAGIC + struct.pack("<I", 3) + b"[]", "parameters: got a header of 3 bytes, expected at most 2"),
-    (framed('[["a",[1]]] '), "parameters: the header is not in canonical form"),
+    (framed('[["a",[1]]]' + 64 * " "), "parameters: the header is not in canonical form"),
+    (framed('[["a",[1]]]' + 41 * " " + "\n"), "parameters: the header is not in canonical form"),
+    (framed(' [["a",[1]]]'), "parameters: the header is not in canonical form"),
+    (UNPADDED, "parameters: the header is not in canonical form"),
     (framed('[["a", [1]]]'), "parameters: the header is not in canonical form"),
     (framed('[["a",[1],0]]'), "parameters: the header is not in canonical form"),
     (framed('[["\\u0061",[1]]]'), "parameters: the header is not in canonical form"),

@@ -7,10 +7,15 @@ the outer step and the digest, and a tensor is a view, never a copy.
 Canonical bytes (what ``version_sha256`` covers), little-endian::
 
     offset  size  field
-    0       8     magic b"fanin-t1" (the digit is the format number)
+    0       8     magic b"fanin-t2" (the digit is the format number)
     8       4     H: length of the header
-    12      H     header: JSON [[name, [dim, ...]], ...] in name order, no spaces, UTF-8
+    12      H     header: JSON [[name, [dim, ...]], ...] in name order, without spaces, UTF-8;
+                  then the fewest spaces (0 to 63) that make 12+H a multiple of 64
     12+H    4*n   float32 values, C order, in the header's order
+
+The values begin at a multiple of 64 bytes, the size of a cache line. CPython stores the content of bytes at a multiple
+of 16, so the decoded vector, a view of these bytes, is as aligned as numpy's own arrays. At an odd address an addition
+takes almost twice as long, and a dot product several times as long.
 """
 
 import hashlib
@@ -30,8 +35,10 @@ from fanin.protos.errors import InvalidInput
 Float32s = npt.NDArray[np.float32]
 """A flat vector (num_values,) or any tensor of float32."""
 
-MAGIC: Final = b"fanin-t1"
+MAGIC: Final = b"fanin-t2"
 _LENGTH: Final = struct.Struct("<I")
+ALIGNMENT: Final = 64
+"""The values begin at a multiple of this many bytes."""
 MAX_HEADER_BYTES: Final = 1 << 24
 """Longest header that is parsed: about 200,000 tensors; a peer must not make us build more."""
 MAX_RANK: Final = 8
@@ -118,9 +125,10 @@ class TensorTable:
         return flat
 
     def header(self) -> bytes:
-        """Magic, length and JSON header of the canonical bytes."""
+        """Magic, length and JSON header of the canonical bytes; its length is a multiple of ``ALIGNMENT``."""
         rows = [[spec.name, list(spec.shape)] for spec in self.specs]
         text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-(len(MAGIC) + _LENGTH.size + len(text)) % ALIGNMENT)
         return MAGIC + _LENGTH.pack(len(text)) + text
 
 

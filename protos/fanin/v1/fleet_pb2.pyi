@@ -605,9 +605,10 @@ class Version(_message.Message):
     The parameters are the tensors of the manifest's "parameters" in canonical form:
 
         offset   size   field
-        0        8      "fanin-t1"
-        8        4      H, unsigned
-        12       H      JSON [["NAME",[dim,..]],..] in UTF-8, without spaces, names in the order of their code points
+        0        8      "fanin-t2"
+        8        4      H, unsigned; 12 + H is a multiple of 64
+        12       H      JSON [["NAME",[dim,..]],..] in UTF-8, without spaces, names in the order of their code points;
+                        then 0 to 63 spaces, as many as make 12 + H a multiple of 64
         12 + H   4 n    n float32 values: the tensors in that order, each in C order (the last dimension is contiguous)
 
     These n values are the *flat vector*; a *block* is one tensor in it. A scalar has the shape [] and one value.
@@ -616,10 +617,10 @@ class Version(_message.Message):
     and BUNDLE is dbd57db8519f842150507826037230563a17b05c2dc1d75eb842669e4687cbf6. The tensors a (2, 3), b (4) and c ()
     with the values 0.0, 0.125, 0.25, .. 1.25 have the canonical bytes
 
-        66616e696e2d7431200000005b5b2261222c5b322c335d5d2c5b2262222c5b345d5d2c5b2263222c5b5d5d5d00000000
-        0000003e0000803e0000c03e0000003f0000203f0000403f0000603f0000803f0000903f0000a03f
+        66616e696e2d7432340000005b5b2261222c5b322c335d5d2c5b2262222c5b345d5d2c5b2263222c5b5d5d5d20202020202020202020
+        20202020202020202020000000000000003e0000803e0000c03e0000003f0000203f0000403f0000603f0000803f0000903f0000a03f
 
-    whose digest is ebc1834e8a989f31c53250a821a16c63a68d068941b84676373535426d7cede7. For the Run "run" the delegation
+    whose digest is 183719ec2a1d63f9a52b2fe3ac13089b5913a689bd6f5b735ec70179a2da0203. For the Run "run" the delegation
     to the run key has the signature
 
         a387cb6afef4f6a769cf0b38eadfdbf31ea691dab80a093d078d4c8dc9471eec
@@ -629,12 +630,12 @@ class Version(_message.Message):
     two)
 
         ["run",1,0,"dbd57db8519f842150507826037230563a17b05c2dc1d75eb842669e4687cbf6",
-        "ebc1834e8a989f31c53250a821a16c63a68d068941b84676373535426d7cede7"]
+        "183719ec2a1d63f9a52b2fe3ac13089b5913a689bd6f5b735ec70179a2da0203"]
 
     with the signature
 
-        a88007c9294ba84378fa3d4e9e96f1a50797040d20ff9384d84b67fa1c6e5a91
-        c44d9a4aee6010ee50cba0a87b045b8c8d0c8ffe379effc870457e6e8fc61c0b
+        7f55d2446160b5604f6dd692e5ff8e5b01ddf457a3e77dcf0f216a8568ce930a
+        604c98bc1a503a004dedd7ef8a003c3b4931b7a1312e1aa9064b4d5fb2484e06
     """
 
     DESCRIPTOR: _descriptor.Descriptor

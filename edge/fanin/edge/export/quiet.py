@@ -7,12 +7,13 @@ stderr. None of it is about the App, whose code does not run while a graph is co
 import logging
 import os
 import re
+import sys
+import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
-
-from fanin.edge.runtimes.quiet import quiet_stderr
 
 LOGGERS: Final = ("torchao", "torchao.kernel.intmm", "torch.utils._pytree")
 """Who tells at import which of its optional parts are missing here."""
@@ -23,6 +24,9 @@ ENVIRONMENT: Final = {
 }
 """The converter's settings: no progress bar, hands off the loggers of torch, and how layouts are chosen at first."""
 FROM_NATIVE_CODE: Final = re.compile(rb"[IW]\d{4} |WARNING: All log messages before absl")
+STDERR: Final = 2
+_ONE_AT_A_TIME: Final = threading.Lock()
+"""Two threads that each restore the other's redirection would leave the process without a standard error."""
 
 
 @contextmanager
@@ -53,6 +57,32 @@ def quiet_converter() -> Iterator[None]:
             stack.callback(logger.removeFilter, _no_warning)
         stack.enter_context(quiet_torch())
         yield
+
+
+@contextmanager
+def quiet_stderr(noise: re.Pattern[bytes]) -> Iterator[None]:
+    """Leave out the lines on standard error that begin with ``noise``; the other lines follow when this ends.
+
+    The redirection holds for the whole process. Only an export uses it, never what runs on a device.
+    """
+    with _ONE_AT_A_TIME, tempfile.TemporaryFile() as lines:
+        sys.stderr.flush()
+        try:
+            kept = os.dup(STDERR)
+        except OSError:
+            # A process without a standard error shows no noise.
+            yield
+            return
+        os.dup2(lines.fileno(), STDERR)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, STDERR)
+            os.close(kept)
+            lines.seek(0)
+            if rest := b"".join(line for line in lines if not noise.match(line)):
+                os.write(STDERR, rest)
 
 
 def _no_warning(record: logging.LogRecord) -> bool:

@@ -5,9 +5,12 @@ outputs out: nothing that a caller holds is the interpreter's own memory, and st
 
 Slots lie in the file as zeros at the offsets that the manifest tells; the values of a Version are written into a
 copy, which is opened then. A graph has one batch size: more samples run in several batches, fewer are padded.
+
+The first run of a process prints one line, ``INFO: Created TensorFlow Lite XNNPACK delegate for CPU.``, on standard
+error. Neither library has a setting for it. It is not filtered here: a redirected standard error would delay or
+reorder the output of the app's other threads.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -21,7 +24,6 @@ from fanin.edge.runtimes.base import Evaluate, Model, ModelPort, Predict, TrainS
 from fanin.edge.runtimes.flatbuffer import check_file
 from fanin.edge.runtimes.graphs import Array, Feed, GraphEvaluate, GraphPredict
 from fanin.edge.runtimes.models import GraphModel
-from fanin.edge.runtimes.quiet import quiet_stderr
 from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidBundle, InvalidInput, RuntimeMissing
@@ -34,8 +36,6 @@ MakeInterpreter = Callable[..., "Interpreter"]
 """From ``model_content`` and ``num_threads`` to an interpreter."""
 
 
-DELEGATE: Final = re.compile(rb"INFO: Created TensorFlow Lite ")
-"""What an interpreter tells at its first run."""
 ERRORS: Final = (ValueError, RuntimeError)
 """What an interpreter raises for a graph that it cannot open or run."""
 
@@ -131,22 +131,6 @@ def with_slots(graph: bytes, slots: Sequence[Slot], values: Mapping[str, SlotVal
     return filled.tobytes()
 
 
-class _QuietAtFirst:
-    """What runs a graph; its first run is when the library tells what it made for it."""
-
-    def __init__(self, run: Callable[..., Mapping[str, Array]]) -> None:
-        self._run = run
-        self._is_new = True
-
-    def __call__(self, **feed: Array) -> Mapping[str, Array]:
-        if not self._is_new:
-            return self._run(**feed)
-        with quiet_stderr(DELEGATE):
-            found = self._run(**feed)
-        self._is_new = False
-        return found
-
-
 class _Graph:
     """A ``RunGraph`` over one Signature of a file."""
 
@@ -157,7 +141,6 @@ class _Graph:
         try:
             # Threads share sums, and what one gets depends on the others: one thread gives the same bits each time.
             self._runner = interpreter(model_content=graph, num_threads=1).get_signature_runner(signature)
-            self._run = _QuietAtFirst(self._runner)
             self._ports = {
                 "inputs": {name: _form(found) for name, found in self._runner.get_input_details().items()},
                 "outputs": {name: _form(found) for name, found in self._runner.get_output_details().items()},
@@ -172,7 +155,7 @@ class _Graph:
 
     def __call__(self, outputs: Sequence[str], feed: Feed) -> Sequence[Array]:
         try:
-            found = self._run(**feed)
+            found = self._runner(**feed)
         except ERRORS as exc:
             raise InvalidBundle(f"{self._what}: {self._library} cannot run it ({_one_line(exc)})") from exc
         return [found[name] for name in outputs]
@@ -223,11 +206,9 @@ def _model(interpreter: "Interpreter", what: str, library: str, signature: str) 
         outputs = _by_name("output", interpreter.get_output_details())
         runner = _Tensors(interpreter, inputs, outputs)
 
-    quiet = _QuietAtFirst(runner)
-
     def run(names: Sequence[str], feed: Feed) -> Sequence[Array]:
         try:
-            found = quiet(**feed)
+            found = runner(**feed)
         except ERRORS as exc:
             raise InvalidBundle(f"{what}: {library} cannot run it ({_one_line(exc)})") from exc
         return [found[name] for name in names]
