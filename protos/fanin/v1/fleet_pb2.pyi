@@ -934,9 +934,9 @@ Global___Telemetry: _TypeAlias = Telemetry  # noqa: Y015
 @_typing.final
 class Statistics(_message.Message):
     """Facts about the data. They are summed over the devices like the tensors, so they are integers. `examples` is at
-    least 1; the others may be missing. A count is at most 2^40 in magnitude and not negative, except for the losses. An
-    Update with any other name, or with counts that no data can have, is refused. The sums over more examples than the
-    Plan's max_examples are scaled down to that many.
+    least 1; the others may be missing. A count is at most 2^40 in magnitude and not negative, except for the losses.
+    There are at most 64. An Update with any other name, or with counts that no data can have, is refused. The sums of a
+    device with more examples than the Plan lets count are scaled down to that many.
 
         examples               examples that the device trained on, at most 2^32 - 1: the weight of the Update
         train_loss_q16         sum of the training loss over these examples, mean of the epochs, in units of 2^-16
