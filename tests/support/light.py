@@ -1,8 +1,8 @@
 """Which test files are light: their imports reach no heavy library, process or coordinator.
 
 ``make quick`` runs the light files alone. A file is light if no import at the top of it, or at the top of any module
-that it imports, is in ``HEAVY``. Imports within functions do not count: they run when a test needs them, and
-``test_light`` runs the light files to prove that none of them loads a heavy library.
+that it imports, is in ``HEAVY``. Imports within functions, and under a top-level ``if`` or ``try``, do not count.
+``test_light`` collects the light files to prove that none of them loads a heavy library.
 """
 
 import ast

@@ -50,7 +50,7 @@ class Context:
 @pytest.fixture
 def rim(tmp_path: Path) -> Rim:
     tools = open_state(tmp_path, Durability.PROCESS, (inline, inline), time.time, LogObserver())
-    return Rim(Registry(tools.devices, tools.wall), tools, Waits(first_request_s=0.05), RefusedCalls(LOG))
+    return Rim(Registry(tools.devices, tools.wall), Waits(first_request_s=0.05), RefusedCalls(LOG))
 
 
 async def silent() -> AsyncIterator[bytes]:
@@ -102,7 +102,7 @@ async def no_lane(work: Callable[[], T]) -> T:
 def test_callers_whom_nobody_knows_never_reach_the_store(tmp_path: Path) -> None:
     tools = open_state(tmp_path, Durability.PROCESS, (no_lane, inline), time.time, LogObserver())
     registry = Registry(tools.devices, tools.wall)
-    rim = Rim(registry, tools, Waits(), RefusedCalls(LOG))
+    rim = Rim(registry, Waits(), RefusedCalls(LOG))
     stranger = sign(STRANGER, "CheckIn", b"").metadata
     invented = sign(STRANGER, "CheckIn", b"", device_id="0123456789abcdef" * 2).metadata
     for metadata, text in ((stranger, "not enrolled here"), (invented, "not enrolled here"), ((), "carries no valid")):

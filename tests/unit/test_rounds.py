@@ -240,9 +240,18 @@ def test_a_round_fails_when_the_record_says_that_the_quorum_was_missed() -> None
 
 def test_a_round_whose_deadline_was_lost_gets_one_with_its_first_update() -> None:
     """A restart before the deadline was recorded: the devices at work only upload, none checks in any more."""
-    state, asked = follow(Round(rules=SYNCHRONOUS), *commit("a"), now=100.0)
+    state, asked = follow(Round(rules=SYNCHRONOUS, was_resumed=True), *commit("a"), now=100.0)
     assert asked == [e.KeepDeadline(deadline=160.0), e.Accumulate(device="a")]
     assert follow(state, e.TimePassed(), now=160.0)[0].phase is Phase.CLOSING
+
+
+def test_an_update_of_a_device_without_a_place_starts_no_deadline_before_the_quorum_is_there() -> None:
+    """A device that gave up can still upload: it must not close, and so fail, a Round that waits for its quorum."""
+    rules = Rules(concurrency=3, buffer=3, quorum=3, deadline_s=60.0)
+    state, asked = follow(Round(rules=rules), *check_in("a"), e.GaveUp(device="a"), *commit("a"))
+    assert asked == [e.Assign(device="a"), e.Accumulate(device="a")]
+    assert (state.deadline, state.accepted) == (None, ("a",))
+    assert follow(state, e.TimePassed(), now=1e9)[0].phase is Phase.SELECTING
 
 
 def test_a_commit_that_was_under_way_while_closing_is_in_the_set() -> None:

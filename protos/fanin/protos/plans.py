@@ -24,8 +24,8 @@ T = TypeVar("T")
 CODEC_BITS: Final = {"fixed32": 32, "int8": 8}
 """The codecs that a Plan may name, and the bits of one value with its sign."""
 DEFAULT_MAX_SHIFTS: Final = {"fixed32": 0, "int8": 12}
-"""W where a Plan leaves it out. With 12, the updates of ``int8`` use all their bits if their largest value is from
-a 16th of the last mean's to 256 times it, and the headroom still admits a million full Updates."""
+"""W where a Plan leaves it out. With 12, the updates of ``int8`` use all their bits in a block if their largest value
+is from a 32nd of its reach (``edge.grid``) to 127 times it, and the headroom still admits a million full Updates."""
 WEIGHT_UNIT: Final = 256
 """The integer weight of one example in a fresh Update."""
 HEADROOM_BITS: Final = 62

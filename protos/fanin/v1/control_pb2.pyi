@@ -994,7 +994,7 @@ class VersionPublished(_message.Message):
     num_stale: _builtins.int
     """Updates that were trained from an older Version than the parent."""
     rounds: _builtins.int
-    """How many Rounds are to be run from it, if it is not of a Round; 0: those that were left."""
+    """How many Rounds are to be run from it, if it is not of a Round; 0: none."""
     bytes_down_resumed: _builtins.int
     """Bytes that were not sent twice, for they had come before a transfer was cut: downloads and uploads."""
     bytes_up_resumed: _builtins.int

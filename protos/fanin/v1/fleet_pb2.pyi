@@ -71,7 +71,8 @@ repeat a Report with a failure. Use one key for one coordinator: the signature d
 
 ERRORS
 
-The trailing metadata fanin-error has the kind of the error, fanin-server-time is always there.
+Errors that the coordinator raises carry two trailing metadata entries: fanin-error, the kind of the error, and
+fanin-server-time. Errors that gRPC raises by itself carry neither.
 
     INVALID_ARGUMENT      the request is wrong; do not send it again
     UNAUTHENTICATED       unknown device, wrong signature or token; no retry will help
@@ -80,6 +81,7 @@ The trailing metadata fanin-error has the kind of the error, fanin-server-time i
     RESOURCE_EXHAUSTED    the coordinator has no space left; retry with back-off
     DATA_LOSS             the coordinator's own files are damaged; its operator must repair them; retry with back-off
     UNAVAILABLE           retry with back-off, from the offset that was reached; nothing was lost
+    any other             retry with back-off
 
 CONSTANTS
 
@@ -533,7 +535,11 @@ class BundleRef(_message.Message):
         evaluate  <p>.., x, y, mask                             ->  loss_sum, predicted
 
     mask is 1.0 for an example and 0.0 for a row that fills up the batch. Optional inputs of train: step (float32, from
-    1.0); anchor.<p> (the Version's parameters) and proximal_weight; control.<p>.
+    1.0); anchor.<p> (the Version's parameters) and proximal_weight. No Run has a Bundle with inputs control.<p>.
+
+    loss is the mean over the examples with mask 1.0, loss_sum the sum over them. predicted has the class with the largest
+    logit of each label (int32), or the values (float32). y has classes or next tokens (int32, -1 for none), or values
+    (float32). train_loss_q16 is the sum over all steps of loss times the sum of mask, divided by the epochs.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -71,7 +71,8 @@ repeat a Report with a failure. Use one key for one coordinator: the signature d
 
 ERRORS
 
-The trailing metadata fanin-error has the kind of the error, fanin-server-time is always there.
+Errors that the coordinator raises carry two trailing metadata entries: fanin-error, the kind of the error, and
+fanin-server-time. Errors that gRPC raises by itself carry neither.
 
     INVALID_ARGUMENT      the request is wrong; do not send it again
     UNAUTHENTICATED       unknown device, wrong signature or token; no retry will help
@@ -80,6 +81,7 @@ The trailing metadata fanin-error has the kind of the error, fanin-server-time i
     RESOURCE_EXHAUSTED    the coordinator has no space left; retry with back-off
     DATA_LOSS             the coordinator's own files are damaged; its operator must repair them; retry with back-off
     UNAVAILABLE           retry with back-off, from the offset that was reached; nothing was lost
+    any other             retry with back-off
 
 CONSTANTS
 

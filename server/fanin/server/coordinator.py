@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from fanin.protos import messages as m
 from fanin.protos.chunks import short
-from fanin.protos.errors import InvalidUpdate, NotFound, StorageFull, Unavailable
+from fanin.protos.errors import Conflict, InvalidUpdate, NotFound, StorageFull, Unavailable
 from fanin.protos.names import check_name
 from fanin.server.bulletin import Bulletin
 from fanin.server.downloads import pieces_of
@@ -298,6 +298,9 @@ class Coordinator:
             return self._runs.driver(run_id)
         except NotFound as exc:
             raise NotFound(f"assignment {short(rest[1])} of run {run_id}: {exc}; check in again") from exc
+        except Conflict as exc:
+            # The Run waits for its operator. Its devices keep what they have until it is taken up.
+            raise Unavailable(f"assignment {short(rest[1])} of run {run_id}: {exc}") from exc
 
     def _on_change(self) -> None:
         self._hand_out()

@@ -74,15 +74,18 @@ class Course:
         if work is self.work and self.round is not None and not self.round.has_ended:
             self.step(event)
 
-    def begin(self, made: Made, recorded: tuple[CommittedUpdate, ...] = ()) -> RoundWork:
-        """Start the machine of a Round whose record has some Updates already."""
+    def begin(self, made: Made, recorded: tuple[CommittedUpdate, ...] = (), *, resumes: bool = False) -> RoundWork:
+        """Start the machine of a Round whose record has some Updates already.
+
+        ``resumes``: the Round was under way in a process that ended.
+        """
         self.recent.add(made)
         moment = Moment(now=self.now(), wall_s=self._tools.wall())
         carried = self.at_work.carry(self.recent, made.record, moment.now)
         self.work = RoundWork(made, self.recent, self.run.start, self.model, self._tools)
         # Those of the record were assigned, or they could not have sent anything.
         devices = carried | {update.device_id for update in recorded}
-        self.round, effects = begun(self.run, made.record, devices, moment)
+        self.round, effects = begun(self.run, made.record, devices, moment, resumes=resumes)
         self._put(effects)
         for update in recorded:
             self.work.add_committed(update.device_id, update.header)

@@ -240,7 +240,7 @@ class RunDriver:
         base = await tools.store_lane(lambda: tools.runs.version(self.run_id, record.base_version))
         updates = await tools.store_lane(lambda: tools.rounds.updates(self.run_id, record.round))
         assert base is not None, "a round has its base version"
-        course.begin(Made(record=record, base=base), updates)
+        course.begin(Made(record=record, base=base), updates, resumes=True)
         if record.mark is RoundMark.CLOSED:
             # The set was named before the restart: it must not be named again, only folded.
             course.worker.drop_all()

@@ -32,7 +32,6 @@ from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unava
 from fanin.server.population import Device
 from fanin.server.refused import RefusedCalls
 from fanin.server.registry import Registry
-from fanin.server.work import Tools
 
 LOG = logging.getLogger("fanin.server.rim")
 FLEET: Final = "/fanin.v1.Fleet/"
@@ -114,9 +113,8 @@ class _Guarded:
 class Rim(aio.ServerInterceptor):
     """Wraps every handler of Fleet and Control."""
 
-    def __init__(self, registry: Registry, tools: Tools, waits: Waits, refused: RefusedCalls) -> None:
+    def __init__(self, registry: Registry, waits: Waits, refused: RefusedCalls) -> None:
         self._registry = registry
-        self._tools = tools
         self._waits = waits
         self._refused = refused
 
@@ -229,25 +227,27 @@ class Rim(aio.ServerInterceptor):
             # gRPC cannot send or receive: the peer has hung up, and the cancellation that says so has not come yet.
             raise asyncio.CancelledError from exc
         except asyncio.CancelledError:
-            # A newer upload of the same Update took its place, or its line broke: gRPC by itself tells a peer nothing.
+            # A newer upload of this device took its place, or its line broke: gRPC by itself tells a peer nothing.
             with suppress(Exception):
                 async with asyncio.timeout(REPLACED_S):
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "call: ended for a newer one; try again later")
+                    text = "call: ended for a newer one; try again later"
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, text, self._trailing("Unavailable"))
             raise
         except Exception:  # The rim: a bug must end one call, never the coordinator, and never leak its text.
             LOG.exception("%s: unexpected error", method)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error; the coordinator's log has the details")
+            text = "internal error; the coordinator's log has the details"
+            await context.abort(grpc.StatusCode.INTERNAL, text, self._trailing("Internal"))
 
     async def _abort(self, error: FaninError, context: Context) -> None:
-        status = status_of(error)
-        trailing = (
-            (calls.ERROR, type(error).__name__),
-            (calls.SERVER_TIME, str(self._registry.now_us)),
-        )
+        status, trailing = status_of(error), self._trailing(type(error).__name__)
         # One that does not read does not read this either; gRPC keeps the status for it as long as its line is up.
         with suppress(TimeoutError, aio.InternalError):
             async with asyncio.timeout(self._waits.read_s):
                 await context.abort(grpc.StatusCode[status.code], public_text(error)[:MAX_TEXT_CHARS], trailing)
+
+    def _trailing(self, kind: str) -> tuple[tuple[str, str], ...]:
+        """The metadata of every refusal: the kind of the error, and this clock in microseconds."""
+        return (calls.ERROR, kind), (calls.SERVER_TIME, str(self._registry.now_us))
 
 
 def _parsed(method: str, handler: _Handler, data: bytes) -> Message:

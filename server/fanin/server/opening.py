@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
+from fanin.protos.errors import Corrupted, NotFound
 from fanin.protos.runs import RunState
 from fanin.server import events as e
 from fanin.server import rounds as r
@@ -10,6 +11,7 @@ from fanin.server.grids import first_grid_from, recorded_grid
 from fanin.server.recent import Made, RecentRounds
 from fanin.server.store.rounds import RoundMark, RoundRecord
 from fanin.server.store.runs import RunRecord
+from fanin.server.troubles import Damaged
 from fanin.server.work import Model, Tools
 
 
@@ -28,7 +30,10 @@ async def next_round(run: RunRecord, model: Model, tools: Tools) -> Made | None:
     grid = await tools.store_lane(lambda: recorded_grid(base, tools.runs, tools.rounds))
     if grid is None:
         table, codec = model.table, run.start.plan.codec
-        grid = await tools.disk_lane(lambda: first_grid_from(base, table, codec, tools.blobs))
+        try:
+            grid = await tools.disk_lane(lambda: first_grid_from(base, table, codec, tools.blobs))
+        except (Corrupted, NotFound) as exc:
+            raise Damaged(f"version {base.number} is damaged on the coordinator's disk") from exc
     record = RoundRecord(
         run_id=run_id,
         round=1 if last is None else last.round + 1,
@@ -50,9 +55,12 @@ class Moment:
 
 
 def begun(
-    run: RunRecord, record: RoundRecord, at_work: frozenset[str], moment: Moment
+    run: RunRecord, record: RoundRecord, at_work: frozenset[str], moment: Moment, *, resumes: bool
 ) -> tuple[r.Round, tuple[e.Effect, ...]]:
-    """The machine of a Round as its record has it, and what to do now."""
+    """The machine of a Round as its record has it, and what to do now.
+
+    ``resumes``: the Round was under way in a process that ended.
+    """
     cohort = run.start.plan.cohort
     rules = r.Rules(
         concurrency=cohort.concurrency,
@@ -69,9 +77,10 @@ def begun(
         # A wall clock that was set back meanwhile must not put the deadline off.
         left_s = min(left_s, cohort.deadline_s)
     if is_paused:
-        return r.Round(rules=rules, phase=r.Phase.PAUSED, at_work=at_work, left_s=left_s), ()
+        paused = r.Round(rules=rules, phase=r.Phase.PAUSED, at_work=at_work, left_s=left_s, was_resumed=resumes)
+        return paused, ()
     deadline = None if left_s is None else moment.now + left_s
-    return r.opened(r.Round(rules=rules, deadline=deadline, at_work=at_work), moment.now)
+    return r.opened(r.Round(rules=rules, deadline=deadline, at_work=at_work, was_resumed=resumes), moment.now)
 
 
 async def recall(run_id: str, recent: RecentRounds, tools: Tools) -> None:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from fanin.protos.calls import device_id_of
 
-ID_CHARS: Final = 32
 KEY_BYTES: Final = 32
 _PREFIX_CHARS: Final = 16
 MAX_RECENT: Final = 1 << 16

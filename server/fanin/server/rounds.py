@@ -2,7 +2,7 @@
 
 Rule 1: every transition of a Round is in ``TRANSITIONS``; the diagram in docs/rounds.md is made from it.
 Rule 2: no clock, no IO, no randomness. ``step(event, now)`` returns the next Round and what has to be done;
-the coordinator does it and tells the outcome as the next event.
+the driver does it and reports the outcome as the next event.
 Rule 3: an event that the table does not have raises ``IllegalEvent`` and changes nothing.
 
 Walk of a Round::
@@ -68,6 +68,7 @@ class Round:
 
     The ``deadline`` starts once as many devices as the quorum have a part in the Round. Before that no Version could
     come of it, however long they had. While the Round is paused there is no deadline, but ``left_s``, the rest of it.
+    A Round that ``was_resumed`` was under way when the coordinator ended.
     """
 
     rules: Rules
@@ -76,6 +77,7 @@ class Round:
     accepted: tuple[str, ...] = field(default=())
     deadline: float | None = None
     left_s: float | None = None
+    was_resumed: bool = False
 
     def step(self, event: e.Event, now: float) -> tuple["Round", tuple[e.Effect, ...]]:
         """The Round after ``event``, and what to do now. Raises IllegalEvent and changes nothing."""
@@ -146,9 +148,10 @@ def _commit(state: Round, event: e.Event, now: float) -> tuple[Round, tuple[e.Ef
     effects: tuple[e.Effect, ...] = (e.Accumulate(device=event.device),)
     if state.phase is Phase.PAUSED:
         return after, effects
-    # A device that was assigned before a restart: how many others were is forgotten, and perhaps the deadline too.
-    is_unknown = event.device not in state.at_work
-    after, started = _start_deadline(after, now, has_quorum=is_unknown)
+    # Assigned before a restart: the process that ended may have died before it recorded the deadline, and how many
+    # other devices it had assigned is forgotten. So the deadline begins here.
+    was_assigned_before = state.was_resumed and event.device not in state.at_work
+    after, started = _start_deadline(after, now, has_quorum=was_assigned_before)
     effects = (*started, *effects)
     if len(accepted) < state.rules.buffer and (after.wake_at is None or now < after.wake_at):
         return _by_places(after), effects

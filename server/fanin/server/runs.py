@@ -94,7 +94,7 @@ class Runs:
         return self._drivers.get(run_id)
 
     def driver(self, run_id: str) -> RunDriver:
-        """The driver of a Run. Raises NotFound."""
+        """The driver of a Run. Raises NotFound, Conflict for a Run that could not be taken up."""
         driver = self._drivers.get(run_id)
         if run_id in self._broken:
             raise Conflict(self._broken[run_id])

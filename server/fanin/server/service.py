@@ -214,7 +214,7 @@ def bind_server(services: Services, identity: ServerIdentity, address: str) -> B
     """Take the port. Raises Conflict if the address is taken."""
     _check_free(address)
     refused = RefusedCalls(LOG, services.max_refused_lines)
-    rim = Rim(services.registry, services.tools, services.waits, refused)
+    rim = Rim(services.registry, services.waits, refused)
     server = aio.server(interceptors=(rim,), options=(*SERVER_OPTIONS, *services.connections.options()))
     fleet = FleetService(services.coordinator, services.registry, services.tools)
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)

@@ -19,7 +19,7 @@ from fanin.protos.runs import (
 )
 
 MAX_FAILED_ROUNDS: Final = 3
-"""Rounds that may fail in a row before a Run gives up; each has waited for a whole deadline."""
+"""Rounds that may fail in a row, for whatever reason, before the Run fails."""
 MAX_RUNTIMES: Final = 50
 OTHER_RUNTIMES: Final = "other"
 MAX_RISE: Final = 1e9

@@ -36,8 +36,11 @@ class RoundMark(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """A Round as it is kept; ``deadline_at_s`` is wall time, None until a device was assigned and while the Run is
-    paused, when ``left_s`` is what was left of it."""
+    """A Round as it is kept.
+
+    ``deadline_at_s`` is wall time. It is None until as many devices as the quorum have a part in the Round, and while
+    the Run is paused: ``left_s`` is then the rest of it.
+    """
 
     run_id: str
     round: int
