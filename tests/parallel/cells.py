@@ -302,6 +302,5 @@ FAULTS: Final = (
     Cell(mesh="dp_shard=2", fault="mean-of-means"),
     Cell(mesh="pp=2", microbatches=2, tied=True, fault="untied"),
     Cell(mesh="tp=2", tied=True, fault="untied"),
-    Cell(mesh="pp=2,dp_shard=2", microbatches=2, dtype="float32", clip=None, fault="no-root"),
 )
 CELLS: Final = (*_matrix(), *_schedules(), *SINGLES, *MODELS, *FAMILIES, *UNPLANNED, *SEQUENCES, *_nights())

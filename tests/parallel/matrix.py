@@ -18,18 +18,16 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from parallel.cells import BATCH, CELLS, COMPILED, FAULTS, HALVES, STATISTICS, WORLD, Cell
 from parallel.families import MASKED, PRETRAINED, UNPLANNED, batches, model_of
 
-from fanin.datacenter.mesh import AXES, PIPELINE, SHARD
-from fanin.datacenter.parallel.build import Built, build, build_schedule, parameter_table
+from fanin.datacenter.mesh import AXES
+from fanin.datacenter.parallel.build import Built, build
 from fanin.datacenter.parallel.engine import Batch, Engine
 from fanin.datacenter.parallel.optimizer import build_optimizer
-from fanin.datacenter.parallel.pipeline import Skip, split
 from fanin.datacenter.parallel.quiet import quiet
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.edge.runtimes.graphs import NO_TOKEN
@@ -101,8 +99,6 @@ def evaluated(engine: Engine, turns: Sequence[Batch]) -> np.ndarray:
 
 def built_of(cell: Cell, mesh: DeviceMesh) -> Built:
     """The cell's model on this rank, as it should be or wrong on purpose."""
-    if cell.fault == "no-root":
-        return without_root(cell, mesh)
     training = training_of(cell)
     built = build(model_of(cell), parallel_of(cell), training, mesh, CPU)
     if cell.fault == "untied" and cell.shape.pp == 1:
@@ -112,33 +108,6 @@ def built_of(cell: Cell, mesh: DeviceMesh) -> Built:
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
         return dataclasses.replace(built, optimizers=(build_optimizer(part, training),))
     return dataclasses.replace(built, tie=None) if cell.fault == "untied" else built
-
-
-def without_root(cell: Cell, mesh: DeviceMesh) -> Built:
-    """Sharded layers in a stage that is not sharded itself: torch runs it without a word."""
-    model, parallel, training = model_of(cell), parallel_of(cell), training_of(cell)
-    table = parameter_table(model, parallel)
-    stages = split(model.module, model.layout, parallel.pipeline(), mesh.get_local_rank(PIPELINE), ())
-    parts = {stage.index: stage.part for stage in stages}
-    for part in parts.values():
-        for layer in part.get_submodule(model.layout.layers).children():
-            if not isinstance(layer, Skip):
-                wrapped = fully_shard(layer, mesh=mesh[SHARD], reshard_after_forward=False)
-                wrapped.set_gradient_divide_factor(1.0)
-                wrapped.set_force_sum_reduction_for_comms(True)
-    return Built(
-        objective=model.objective,
-        parallel=parallel,
-        training=training,
-        mesh=mesh,
-        device=CPU,
-        parts=parts,
-        runners=parts,
-        optimizers=tuple(build_optimizer(part, training) for part in parts.values()),
-        schedule=build_schedule(parts, model.objective, parallel, mesh, CPU),
-        tie=None,
-        table=table,
-    )
 
 
 def canary() -> dict[str, np.ndarray]:

@@ -75,7 +75,7 @@ def test_a_step_is_that_of_transformers_and_torch(family: str) -> None:
     module = module_of(row_of(family), "float64", 1, "here")
     alone = copy.deepcopy(module).train()
     before = {name: value.detach().clone() for name, value in alone.named_parameters()}
-    inputs, targets = next(batches())
+    inputs, targets = next(batches(1))
     loss = cross_entropy(alone(inputs).logits.flatten(0, 1), targets.flatten(), ignore_index=NO_TOKEN)
     loss.backward()
     training = TrainingSettings(batch_size=len(inputs), learning_rate=1.0, optimizer="sgd", momentum=0.0)

@@ -75,15 +75,27 @@ class OnnxRuntime:
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
         manifest = bundle.manifest
         values = fill_slots(manifest.slots.get(FORMAT, ()), manifest.table, parameters, manifest.derived)
-        return GraphPredict(bundle.manifest, self._open(bundle, "infer", values))
+        try:
+            return GraphPredict(manifest, self._open(bundle, "infer", values, exact=True))
+        except InvalidBundle:
+            # onnxruntime 1.31 cannot open a graph with exact kernels if two products share a weight.
+            return GraphPredict(manifest, self._open(bundle, "infer", values))
 
     def open_model(self, graph: bytes, what: str, signature: str = "") -> Model:
         opened = _Graph(graph, what, {}, self._options())
         inputs, outputs = opened.ports()
         return GraphModel(inputs, outputs, opened)
 
-    def _open(self, bundle: Bundle, signature: str, slots: Mapping[str, SlotValue]) -> "_Graph":
-        graph = _Graph(bundle.graph(signature, FORMAT), f"{signature} graph", slots, self._options())
+    def _open(self, bundle: Bundle, signature: str, slots: Mapping[str, SlotValue], *, exact: bool = False) -> "_Graph":
+        """Open a Signature's graph.
+
+        ``exact``: x86 processors without VNNI add pairs of 8-bit products in 16 bits, which saturate. Take kernels that
+        do not, so that an int8 model gives the same logits on every processor. Other processors ignore the option.
+        """
+        options = self._options()
+        if exact:
+            options.add_session_config_entry("session.x64quantprecision", "1")
+        graph = _Graph(bundle.graph(signature, FORMAT), f"{signature} graph", slots, options)
         graph.check_ports(bundle.manifest.signatures[signature])
         return graph
 
