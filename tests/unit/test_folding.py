@@ -55,7 +55,7 @@ class Made:
         return embed_slots(self.int8.model, values)
 
     def logits(self, flat: Float32s, *, exact: bool = True) -> Float32s:
-        """The logits, by exact kernels as on devices; graphs whose products share a weight cannot be opened with them."""
+        """The logits, by exact kernels as on devices. Not for graphs in which two products share a weight."""
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry("session.x64quantprecision", str(int(exact)))
         options.intra_op_num_threads = 1
