@@ -30,8 +30,9 @@ ROOTS := server clients edge datacenter protos
 SOURCES := $(shell find $(ROOTS) -type f -not -path '*/__pycache__/*')
 BIN := $(VENV)/bin
 PIP_INSTALL := pip install --quiet --no-compile $(PIP_FLAGS)
-# pip makes bytecode on one core, this on all. Packages have templates that are no Python, which it reports as errors.
-COMPILE := -m compileall -q -j 0
+# pip makes bytecode on one core, this on all. Without it, a first import under the tests would raise the warnings that
+# compiling brings. Packages have templates that are no Python, which it reports as errors.
+COMPILE := -m compileall -q -j 0 -x /tests/
 STAMPS := $(DEVICES:%=%/.installed)
 
 .PHONY: help
@@ -130,10 +131,10 @@ $(VENV)/.tools: $(CONSTRAINTS)
 	$(BIN)/$(PIP_INSTALL) -c $(CONSTRAINTS) build hatchling
 	@touch $@
 
-# Without bytecode: most modules of the large libraries are never imported, and those that are get it at first import.
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/.tools
 	@echo "$(VENV): installing (the first time takes minutes: torch is large)"
 	$(BIN)/$(PIP_INSTALL) -c $(CONSTRAINTS) -e ".[$(EXTRAS)]"
+	@$(BIN)/python $(COMPILE) $(VENV)/lib > /dev/null || true
 	@touch $@
 
 dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.tools
@@ -146,8 +147,7 @@ dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.tools
 .venv-device-tflite/.installed: private EXTRA := tflite
 .venv-device-tflite/.installed: private CONSTRAINTS := $(TFLITE_CONSTRAINTS)
 
-# The first command brings what the wheel needs, the second the wheel itself even if its version is the same. With
-# bytecode: devices start many at a time, and each would compile the same modules.
+# The first command brings what the wheel needs, the second the wheel itself even if its version is the same.
 $(STAMPS): %/.installed: dist/.built $(CONSTRAINTS) $(TFLITE_CONSTRAINTS)
 	@test -x $*/bin/python || $(PYTHON) -m venv $*
 	@echo "$*: installing the wheel with [$(EXTRA)]"
