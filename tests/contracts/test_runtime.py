@@ -189,9 +189,10 @@ def test_the_slotted_graph_is_the_edited_graph_bit_for_bit(bundle: Bundle) -> No
 
 
 def plain_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """A session over a saved model, as anybody would open it but for the one thread."""
+    """A session over a saved model, on one thread and with the exact int8 kernels that devices take."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.x64quantprecision", "1")
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 

@@ -100,7 +100,8 @@ def test_a_connection_that_stops_after_tls_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_connection_without_a_call_is_closed_and_the_next_call_opens_another(tmp_path: Path) -> None:
-    with serving(tmp_path, Connections(idle_s=0.2)) as host:
+    # Long enough for the channel's watcher, which looks five times a second, to see each state.
+    with serving(tmp_path, Connections(idle_s=1.0)) as host:
         credentials = grpc.ssl_channel_credentials(host.ca)
         states: list[grpc.ChannelConnectivity] = []
         with grpc.secure_channel(host.address, credentials) as channel:
@@ -110,7 +111,7 @@ def test_a_connection_without_a_call_is_closed_and_the_next_call_opens_another(t
                 with pytest.raises(grpc.RpcError) as error:
                     ask(b"", timeout=SOON_S)
                 assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
-                assert states.count(grpc.ChannelConnectivity.READY) == num_calls
+                await_true(lambda num=num_calls: states.count(grpc.ChannelConnectivity.READY) == num)
                 await_true(lambda: states[-1] is grpc.ChannelConnectivity.IDLE)
 
 
