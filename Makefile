@@ -45,7 +45,7 @@ demo: $(VENV)/.installed .venv-device/.installed ## the whole loop on this machi
 	$(BIN)/fanin demo $(ARGS)
 
 .PHONY: quick
-quick: $(VENV)/.installed ## form, types, imports and the light tests: seconds, without torch or device environments
+quick: $(VENV)/.installed ## form, types, imports and the light tests: under a minute, without torch or device environments
 	@$(MAKE) $(PARALLEL) types light lint imports
 
 .PHONY: test
@@ -61,7 +61,7 @@ nightly: ## the tests that are too long for every change, and the laws on many m
 
 .PHONY: light
 light: $(VENV)/.installed ## the tests that need neither torch nor a device environment nor a process
-	$(BIN)/pytest --light -q --ignore tests/stories $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --light -q --ignore tests/stories $(ARGS)
 
 .PHONY: kills
 kills: $(VENV)/.installed ## a coordinator killed before and after every effect, and at every other moment of a Run
