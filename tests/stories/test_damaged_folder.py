@@ -108,6 +108,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda state: (state / "tls" / "ca.key").write_bytes(b"garbage"),
         "tls/ca.key: not readable as a private key without a password; restore ",
     ),
+    "garbage ca.pem, and a token that would be issued": (
+        lambda state: ((state / "tls" / "ca.pem").write_bytes(b"garbage"), (state / OPERATOR_TOKEN).unlink()),
+        "tls/ca.pem: not readable as a certificate; restore it from a backup or from a device, or remove this file ",
+    ),
 }
 
 
@@ -119,6 +123,16 @@ def test_a_damaged_folder_is_refused_in_one_line_and_not_changed(fanin: Fanin, s
     line = one_line(fanin("serve", "--state", state, "--listen", "127.0.0.1:0"), "serve")
     assert line.startswith(f"{state}/{text}"), line
     assert contents(state) == before
+
+
+def test_a_foreign_file_among_the_updates_does_not_prove_an_earlier_coordinator(tmp_path: Path, fanin: Fanin) -> None:
+    (tmp_path / "updates").mkdir()
+    (tmp_path / "updates" / ".DS_Store").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        outcome = fanin("serve", "--state", tmp_path, "--listen", address)
+    # It comes as far as the port.
+    assert one_line(outcome, "serve").startswith(f"{address}: cannot be listened on (Address already in use); ")
 
 
 def test_verify_does_not_make_a_database_where_one_is_missing(fanin: Fanin, state: Path) -> None:

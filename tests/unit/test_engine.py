@@ -1,6 +1,8 @@
 """Opening the database: what is none, what a newer fanin wrote, and what a killed process left."""
 
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from sqlalchemy import Engine, event, text
@@ -67,3 +69,20 @@ def test_a_database_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path) 
         "the file and of its folder",
     ):
         open_engine(path, Durability.PROCESS)
+
+
+def test_a_disk_that_fails_is_not_called_full(tmp_path: Path) -> None:
+    path = tmp_path / "fanin.db"
+    opened = open_engine(path, Durability.PROCESS)
+    links = {link.name: str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    descriptors = [int(name) for name, target in links.items() if target in (str(path), f"{path}-wal")]
+    folder = os.open(tmp_path, os.O_RDONLY)
+    for descriptor in descriptors:
+        # Reads of a folder's descriptor fail, as those of a broken disk do.
+        os.dup2(folder, descriptor)
+    os.close(folder)
+    # What another connection writes has to be read.
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA user_version = 1")
+    with raises(OSError, f"[Errno 5] {path}: the disk failed (disk I/O error, SQLITE_IOERR_READ)"):
+        DeviceStore(opened)

@@ -89,11 +89,12 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    # Before the database: a folder whose certificates cannot be used is refused with its database as it was.
+    identity = local_identity(settings.state / "tls", settings.all_names, datetime.now(UTC))
     tools = open_state(settings.state, settings.durability, (lanes.store, lanes.disk), time.time, observer)
     registry = Registry(tools.devices, tools.wall)
     ensure_token(settings.state / DEVICE_TOKEN, Role.DEVICE, registry)
     ensure_token(settings.state / OPERATOR_TOKEN, Role.OPERATOR, registry)
-    identity = local_identity(settings.state / "tls", settings.all_names, datetime.now(UTC))
     runs = Runs(tools)
     limits, connections = _share_descriptors(Limits())
     coordinator = Coordinator(runs, tools, limits, random.Random())

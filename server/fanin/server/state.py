@@ -88,7 +88,7 @@ def _check_complete(folder: Path) -> None:
     database = folder / "fanin.db"
     if database.exists() and database.stat().st_size:
         return
-    patterns = ("blobs/??/*", "updates/*", "tokens/*.token")
+    patterns = ("blobs/??/*", "updates/*/*/*.payload", "tokens/*.token")
     left = [pattern.partition("/")[0] for pattern in patterns if any(folder.glob(pattern))]
     if left:
         problem = "empty" if database.exists() else "missing"

@@ -81,9 +81,9 @@ def _device_rows(engine: Engine) -> Iterator[Sequence[tuple[str, str]]]:
     """(device id, public key) in batches, by the driver's own cursor: rows of SQLAlchemy take three times as long."""
     query = str(select(schema.devices.c.device_id, schema.devices.c.public_key).compile(engine))
     with engine.connect() as connection:
-        cursor = connection.connection.cursor()
+        # SQLAlchemy executes it, so that its errors become ours.
+        cursor = connection.exec_driver_sql(query).cursor
         try:
-            cursor.execute(query)
             while batch := cursor.fetchmany(BATCH_ROWS):
                 yield batch
         finally:

@@ -4,6 +4,8 @@ SQLite runs with a write-ahead log; with ``durability = host`` every commit is s
 with ``process`` only checkpoints are. The coordinator uses one connection from one thread at a time.
 """
 
+import errno
+import sqlite3
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,8 @@ from fanin.server.disk import Durability
 
 _NOT_WRITABLE: Final = ("unable to open database file", "readonly database")
 """SQLite's texts for a file that this user may not open or write, or that is a folder."""
+_CANNOT_GROW: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
+"""A full disk, a quota or a limit on file sizes, and a full disk when the write-ahead log's index grows."""
 
 
 def open_engine(path: Path, durability: Durability, *, only_look: bool = False) -> Engine:
@@ -55,11 +59,9 @@ def open_engine(path: Path, durability: Durability, *, only_look: bool = False) 
 
     @event.listens_for(engine, "handle_error")
     def translate(context: ExceptionContext) -> None:
-        text = str(context.original_exception)
-        if "disk is full" in text or "disk I/O error" in text:
-            raise StorageFull(f"{path}: the database cannot grow ({text})")
-        if "locked" in text or "busy" in text:
-            raise Unavailable(f"{path}: somebody else holds the database ({text})")
+        error = context.original_exception
+        if isinstance(error, sqlite3.Error):
+            _translate(error, path)
 
     try:
         with engine.connect() as connection:
@@ -90,6 +92,21 @@ def migrate(connection: Connection) -> None:
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+def _translate(error: sqlite3.Error, path: Path) -> None:
+    """Raise our own error for SQLite's result code, if there is one; https://www.sqlite.org/rescode.html."""
+    # Errors that the driver raises by itself have no code.
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        return
+    primary = code & 0xFF
+    if code in _CANNOT_GROW:
+        raise StorageFull(f"{path}: the database cannot grow ({error})")
+    if primary == sqlite3.SQLITE_IOERR:
+        raise OSError(errno.EIO, f"{path}: the disk failed ({error}, {error.sqlite_errorname})")
+    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        raise Unavailable(f"{path}: another process holds the database ({error})")
 
 
 def _check_known(connection: Connection, path: Path) -> None:
