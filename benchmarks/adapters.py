@@ -23,17 +23,17 @@ import torch
 from federation import Device, running
 from pretraining import pretrain
 
-from fanin.clients.data import Examples, batches_in_order, hold_out
-from fanin.clients.datasets import Cutting, Shakespeare, shakespeare
+from fanin.clients.data.examples import Examples, batches_in_order, hold_out
+from fanin.clients.data.public import Cutting, Shakespeare, shakespeare
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
 from fanin.datacenter.parallel.settings import TrainingSettings
+from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import Adapters, App, Recipe, Sgd, export_app, next_token
-from fanin.edge.keys import SigningKey
-from fanin.edge.measure import Measured, measure
 from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.measure import Measured, measure
+from fanin.protos.control import RoundClosed, RunRested, VersionPublished
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
-from fanin.protos.runs import RoundClosed, RunRested, VersionPublished
 
 CUTTING: Final = Cutting(length=64, min_characters=8000)
 BATCH_SIZE: Final = 8

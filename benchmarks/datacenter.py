@@ -26,12 +26,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fanin.datacenter.devices import build_mesh
-from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.engine import Batch, build_engine
 from fanin.datacenter.parallel.layout import Layout, ModelSizes, decoder_layout
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import sample_objective
 from fanin.datacenter.parallel.quiet import quiet
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings

@@ -25,18 +25,18 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from fanin.datacenter.config import DataSettings, ModelSettings, StopSettings, TrainConfig
-from fanin.datacenter.devices import build_mesh
-from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.data.samples import WindowSamples
+from fanin.datacenter.jobs.config import DataSettings, ModelSettings, StopSettings, TrainConfig
+from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.objectives import Scored
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import TOKENS
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.samples import WindowSamples
-from fanin.datacenter.trainer import Parts, Trainer
+from fanin.datacenter.training.objectives import Scored
+from fanin.datacenter.training.trainer import Parts, Trainer
 
 NUM_RANKS: Final = 2
 GATE: Final = 0.93

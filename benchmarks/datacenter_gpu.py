@@ -6,7 +6,7 @@
 bf16, torch.compile a layer, flash attention (scaled_dot_product_attention), selective recomputation, AdamW. ``fanin``
 is the engine that ``fanin train`` uses, on one process; ``plain`` a loop as one would write it by hand, with the same
 module, compile, recomputation and optimizer. The two take turns, step by step, in one process; the median of the steps
-after the warm-up counts. MFU by the definition of ``fanin.datacenter.flops``. The gate is 45 %, the goal 55 %, for
+after the warm-up counts. MFU as in ``fanin.datacenter.watch.flops``. The gate is 45 %, the goal 55 %, for
 1.5 B at a sequence of 2048 on an H200. Peak memory is that of one with the other left out, on a CPU that of the whole
 process. Without a CUDA device it refuses, unless the CPU is asked for by name.
 """
@@ -27,8 +27,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from fanin.datacenter.flops import best_gemm, hardware_of, mfu
-from fanin.datacenter.meters import peak_resident_bytes
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.engine import Batch, build_engine
@@ -37,6 +35,8 @@ from fanin.datacenter.parallel.recompute import keep_dear
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.presets import PRESETS
+from fanin.datacenter.watch.flops import best_gemm, hardware_of, mfu
+from fanin.datacenter.watch.meters import peak_resident_bytes
 
 GATE, GOAL = 0.45, 0.55
 RATE: Final = 1e-4
@@ -159,7 +159,9 @@ def _peak_flops(device: torch.device) -> float:
     name = torch.cuda.get_device_name(device)
     known = hardware_of(name)
     if known is None:
-        raise SystemExit(f"datacenter_gpu: got {name!r}, whose peak is not in fanin.datacenter.flops; add its row")
+        raise SystemExit(
+            f"datacenter_gpu: got {name!r}, whose peak is not in fanin.datacenter.watch.flops; add its row"
+        )
     return known.flops_per_second
 
 

@@ -29,7 +29,7 @@ from edge_fleet import PUBLISHER, accuracy, memory
 from edge_models import MODELS, app_of, examples_of
 from edge_report import gates, text_of
 
-from fanin.edge.bundle import MANIFEST_FILE, Bundle, open_folder
+from fanin.edge.bundles.bundle import MANIFEST_FILE, Bundle, open_folder
 from fanin.edge.export import export_app
 
 

@@ -14,11 +14,11 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from fanin.clients.data import batches_in_order, read_npz
-from fanin.edge.bundle import Bundle, open_folder
-from fanin.edge.measure import measure
+from fanin.clients.data.examples import batches_in_order, read_npz
+from fanin.edge.bundles.bundle import Bundle, open_folder
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Runtime, StepSettings
+from fanin.edge.runtimes.measure import measure
 
 Call = Callable[[], object]
 SETTINGS: Final = StepSettings(learning_rate=0.01)

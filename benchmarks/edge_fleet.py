@@ -15,18 +15,18 @@ from edge_children import WORKING_TREE, Row, child, device_command, python_of, r
 from federation import Device, Federation, running
 from pretraining import pretrain
 
-from fanin.clients.data import Examples, Split, hold_out
-from fanin.clients.datafiles import DATA_VARIABLE
-from fanin.clients.datasets import FASHION_MNIST, split_fashion_mnist
-from fanin.clients.digits import split_digits
+from fanin.clients.data.digits import split_digits
+from fanin.clients.data.examples import Examples, Split, hold_out
+from fanin.clients.data.files import DATA_VARIABLE
+from fanin.clients.data.public import FASHION_MNIST, split_fashion_mnist
 from fanin.datacenter.models import digits_app, fashion_app
 from fanin.datacenter.models.fashion_app import FashionCnn
 from fanin.datacenter.parallel.settings import TrainingSettings
+from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import App, export_app
-from fanin.edge.keys import SigningKey
+from fanin.protos.control import RunRested, VersionPublished
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
-from fanin.protos.runs import RunRested, VersionPublished
 
 PUBLISHER: Final = SigningKey(bytes(range(32)))
 NUM_CALIBRATION: Final = 256

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fanin.clients.data import Examples
+from fanin.clients.data.examples import Examples
 from fanin.datacenter.models import cnn, ds_cnn, mlp, mobilenet, resnet8
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.models.ds_cnn import DsCnn

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from fanin.clients.data import Examples
+from fanin.clients.data.examples import Examples
 from fanin.clients.operator import Operator
 from fanin.clients.textfiles import read_token
 from fanin.clients.transport import Line

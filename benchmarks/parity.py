@@ -39,9 +39,9 @@ from fanin.datacenter.models import cnn, ds_cnn, mlp, mobilenet, resnet8
 from fanin.datacenter.models.layers import Norm
 from fanin.datacenter.models.recurrent import RecurrentClassifier, RecurrentShape
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
-from fanin.edge.bundle import Bundle, open_folder, read_signed_manifest
+from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
+from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import App, Recipe, Sgd, export_app, next_token
-from fanin.edge.keys import SigningKey
 from fanin.edge.runtimes.base import Batch, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Float32s, TensorTable

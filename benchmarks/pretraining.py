@@ -4,15 +4,15 @@ from pathlib import Path
 
 from torch import nn
 
-from fanin.clients.data import Examples
-from fanin.datacenter.config import DataSettings, EvaluationSettings, ModelSettings, StopSettings, TrainConfig
-from fanin.datacenter.jobfiles import Evaluated
-from fanin.datacenter.objectives import SampleLoss, Scored, filled_objective
+from fanin.clients.data.examples import Examples
+from fanin.datacenter.data.samples import ExampleSamples
+from fanin.datacenter.jobs.config import DataSettings, EvaluationSettings, ModelSettings, StopSettings, TrainConfig
+from fanin.datacenter.jobs.jobfiles import Evaluated
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.settings import TrainingSettings
-from fanin.datacenter.samples import ExampleSamples
-from fanin.datacenter.trainer import Parts, Trainer
+from fanin.datacenter.training.objectives import SampleLoss, Scored, filled_objective
+from fanin.datacenter.training.trainer import Parts, Trainer
 
 
 def pretrain(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.light import is_light
 
-from fanin.edge.bundle import SIGNATURE_FILE, Bundle
+from fanin.edge.bundles.bundle import SIGNATURE_FILE, Bundle
 
 BundleOf = Callable[[str], Bundle]
 

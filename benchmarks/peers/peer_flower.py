@@ -11,7 +11,7 @@ from typing import Final
 
 from work import Work, free_ports, seconds_between
 
-from fanin.server.authority import local_identity
+from fanin.server.access.authority import local_identity
 
 APP: Final = Path(__file__).parent / "flower_app"
 START_S: Final = 60.0

@@ -8,7 +8,7 @@ has learnt nothing do not fit it later.
 import torch
 from torch import nn
 
-from fanin.clients.digits import split_digits
+from fanin.clients.data.digits import split_digits
 from fanin.edge.export import App, cross_entropy
 
 

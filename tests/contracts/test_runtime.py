@@ -29,8 +29,8 @@ from support.models import (
 )
 from support.remote_runtime import runtime_of
 
-from fanin.edge.bundle import Bundle
-from fanin.edge.quantize import fill_slots
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.quantize import fill_slots
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Batch, Runtime, StepSettings, TrainState
 from fanin.edge.runtimes.reference import embed_slots
@@ -231,7 +231,7 @@ for name in ("torch", "onnx", "jax", "litert_torch"):
     sys.modules[name] = None
 from pathlib import Path
 import numpy as np
-from fanin.edge.bundle import open_folder
+from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.runtimes.base import Batch, StepSettings
 from fanin.edge.runtimes.available import open_runtime
 

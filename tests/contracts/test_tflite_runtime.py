@@ -9,11 +9,11 @@ import torch
 from support.models import with_artifact
 from support.remote_runtime import runtime_of
 
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.manifest import Slot, SlotKind
 from fanin.edge.export.formats import MODEL_FILE
-from fanin.edge.export.tflite import to_tflite
-from fanin.edge.export.trace import Traced
-from fanin.edge.manifest import Slot, SlotKind
+from fanin.edge.export.tflite.writer import to_tflite
+from fanin.edge.export.tracing.trace import Traced
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.tflite import with_slots
 from fanin.protos.errors import InvalidBundle

@@ -32,13 +32,13 @@ from support.values import (
     version,
 )
 
-from fanin.edge.keys import BUNDLE_CONTEXT, CALL_CONTEXT
-from fanin.edge.manifest import dump_manifest
+from fanin.edge.bundles.keys import BUNDLE_CONTEXT, CALL_CONTEXT
+from fanin.edge.bundles.manifest import dump_manifest
 from fanin.edge.tensors import encode_parameters
+from fanin.protos import control as r
 from fanin.protos import convert as c
-from fanin.protos import convert_runs as cr
+from fanin.protos import convert_control as cr
 from fanin.protos import messages as m
-from fanin.protos import runs as r
 from fanin.protos.calls import Call, device_id_of
 from fanin.v1 import control_pb2, fleet_pb2
 

@@ -1,4 +1,4 @@
-"""Makes clients/fanin/clients/digits.npz from scikit-learn's copy of the UCI digits.
+"""Makes clients/fanin/clients/data/digits.npz from scikit-learn's copy of the UCI digits.
 
     python -m pip install scikit-learn==1.9.1
     python tests/golden/make_digits.py
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-TARGET = Path(__file__).parents[2] / "clients" / "fanin" / "clients" / "digits.npz"
+TARGET = Path(__file__).parents[2] / "clients" / "fanin" / "clients" / "data" / "digits.npz"
 
 
 def main() -> None:

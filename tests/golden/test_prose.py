@@ -9,13 +9,14 @@ import pytest
 from golden import frames
 from support.values import BUNDLE, DELEGATION, DEVICE_KEY, PUBLISHER, RUN_KEY
 
-from fanin.edge import evaluations, keys
-from fanin.edge.bundle import MAX_MANIFEST_BYTES
-from fanin.edge.codecs import CODECS
+from fanin.edge.bundles import keys
+from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES
+from fanin.edge.codecs.fixed import CODECS
+from fanin.edge.runtimes import evaluations
 from fanin.edge.tensors import TensorTable
 from fanin.protos import calls, chunks
 from fanin.protos import messages as m
-from fanin.server.replays import NUM_TIMES
+from fanin.server.access.replays import NUM_TIMES
 
 TEXT = (Path(__file__).parents[2] / "protos" / "fanin" / "v1" / "fleet.proto").read_text()
 PROSE = re.sub(r"\s+", " ", re.sub(r"^\s*//", " ", TEXT, flags=re.MULTILINE))

@@ -22,7 +22,7 @@ from house.tree import (
 from fanin.commands.main import SUBCOMMANDS
 
 WRONG = {
-    "layers": ("server/fanin/server/wrong.py", "import fanin.clients.session"),
+    "layers": ("server/fanin/server/wrong.py", "import fanin.clients.device.session"),
     "commands": ("datacenter/fanin/datacenter/wrong.py", "import fanin.commands.main"),
     "subcommands": ("clients/fanin/commands/watch.py", "import fanin.commands.run"),
     "torch": ("edge/fanin/edge/wrong.py", "def later():\n    import torch.nn"),
@@ -37,8 +37,8 @@ WRONG = {
     "onnx": ("edge/fanin/edge/runtimes/wrong.py", "import onnx.helper"),
     "database": ("server/fanin/server/wrong.py", "import sqlalchemy.orm"),
     "terminal": ("clients/fanin/clients/wrong.py", "import rich.table"),
-    "pure-cores": ("edge/fanin/edge/grid.py", "from fanin.edge import keys"),
-    "plan-cores": ("server/fanin/server/selection.py", "import time"),
+    "pure-cores": ("edge/fanin/edge/codecs/grid.py", "from fanin.edge.bundles import keys"),
+    "plan-cores": ("server/fanin/server/fleet/selection.py", "import time"),
 }
 """For each contract a file and a line in it that breaks it."""
 

@@ -19,7 +19,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     for name in (*SOURCE_ROOTS, "tests"):
         # Caches come and go while other tests run; one is put there on purpose below.
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    cached = source / "server/fanin/server/__pycache__/rounds.cpython-311.pyc"
+    cached = source / "server/fanin/server/rounds/__pycache__/machine.cpython-311.pyc"
     cached.parent.mkdir()
     cached.write_bytes(b"stale")
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
@@ -50,7 +50,7 @@ def test_it_carries_what_is_not_code(wheel: zipfile.ZipFile) -> None:
         "fanin/server/py.typed",
         "fanin/v1/fleet.proto",
         "fanin/v1/fleet_pb2.pyi",
-        "fanin/clients/digits.npz",
+        "fanin/clients/data/digits.npz",
         f"{INFO}/licenses/LICENSE",
     ):
         assert name in names

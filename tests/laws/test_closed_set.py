@@ -21,13 +21,13 @@ from support.scenarios import CALM, PATIENT_S, told
 from support.virtual import plan
 
 from fanin.clients.testing import Habits, Lie
-from fanin.edge.codecs import CODECS
+from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
 from fanin.protos.plans import DEFAULT_MAX_SHIFTS, Plan
-from fanin.server.aggregation import PartialSum, accept, begin, merge
-from fanin.server.folding import Lag, OuterStep, contribution_of
+from fanin.server.aggregation.fold import PartialSum, accept, begin, merge
+from fanin.server.aggregation.folding import Lag, OuterStep, contribution_of
 
 NUM_DEVICES = 3
 HABITS = st.builds(

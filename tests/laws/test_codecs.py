@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.folds import fresh
 
-from fanin.edge.codecs import CODECS, Encoded, largest_value
+from fanin.edge.codecs.fixed import CODECS, Encoded, largest_value
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.messages import CodecSpec
-from fanin.server.aggregation import accept, begin
+from fanin.server.aggregation.fold import accept, begin
 
 TABLE = TensorTable.of({"a": (2, 2), "b": (), "c": (0,), "d": (3,)})
 EXPONENTS = st.integers(-60, 10)

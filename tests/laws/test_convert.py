@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support import laws as s
 
 from fanin.protos import convert as c
-from fanin.protos import convert_runs as cr
+from fanin.protos import convert_control as cr
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import UploadReply
 from fanin.v1 import control_pb2, fleet_pb2, plan_pb2

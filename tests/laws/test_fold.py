@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from support.folds import fresh
 from support.laws import plans, tables
 
-from fanin.edge.codecs import CODECS, Integers, largest_value
+from fanin.edge.codecs.fixed import CODECS, Integers, largest_value
 from fanin.edge.tensors import TensorTable
 from fanin.protos.messages import SATURATED
 from fanin.protos.plans import CODEC_BITS, WEIGHT_UNIT, Plan
-from fanin.server.aggregation import Contribution, PartialSum, accept, begin, finish, merge
+from fanin.server.aggregation.fold import Contribution, PartialSum, accept, begin, finish, merge
 
 INT64_MAX = (1 << 63) - 1
 LIMIT = largest_value(32)

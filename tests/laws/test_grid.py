@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.folds import fresh
 
-from fanin.edge.codecs import CODECS, Encoded, largest_value
-from fanin.edge.grid import (
+from fanin.edge.codecs.fixed import CODECS, Encoded, largest_value
+from fanin.edge.codecs.grid import (
     MAX_EXPONENT,
     MAX_MOVE_BITS,
     MIN_EXPONENT,
@@ -24,8 +24,8 @@ from fanin.edge.grid import (
 )
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.messages import CodecSpec
-from fanin.server.aggregation import accept, begin
-from fanin.server.folding import first_grid_of
+from fanin.server.aggregation.fold import accept, begin
+from fanin.server.aggregation.folding import first_grid_of
 
 TABLE = TensorTable.of({"a": (3,), "b": (2,), "c": (0,)})
 ONE = TensorTable.of({"a": (1,)})

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.laws import plans
 
-from fanin.edge.codecs import CODECS
+from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import CODEC_BITS, Plan, parse_plan

@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from parallel.cells import WORLD, Cell
 from parallel.matrix import CPU, batches, model_of, parallel_of, training_of
 
-from fanin.datacenter.checkpoint import Checkpoints
-from fanin.datacenter.mesh import AXES
+from fanin.datacenter.checkpoints.checkpoint import Checkpoints
+from fanin.datacenter.checkpoints.progress import Progress
+from fanin.datacenter.checkpoints.weights import export_weights, import_weights
 from fanin.datacenter.parallel.build import build
 from fanin.datacenter.parallel.engine import Batch, Engine
+from fanin.datacenter.parallel.mesh import AXES
 from fanin.datacenter.parallel.quiet import quiet
-from fanin.datacenter.progress import Progress
-from fanin.datacenter.weights import export_weights, import_weights
 from fanin.protos.errors import FaninError, StorageFull
 
 SAVED, STEPS = 2, 5

@@ -7,7 +7,7 @@ import torch
 from parallel.cells import BATCH, LENGTH, VOCABULARY, Cell
 from torch import nn
 
-from fanin.datacenter.layouts import LayoutSettings
+from fanin.datacenter.jobs.layouts import LayoutSettings
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.models.ds_cnn import CHANNELS, NUM_BLOCKS, DsCnn
@@ -15,10 +15,10 @@ from fanin.datacenter.models.encoder import Encoder, EncoderConfig
 from fanin.datacenter.models.mlp import Mlp
 from fanin.datacenter.models.pretrained import module_of
 from fanin.datacenter.models.resnet8 import ResNet8
-from fanin.datacenter.objectives import filled_objective
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.layout import decoder_layout, encoder_layout
 from fanin.datacenter.parallel.pretrained import pretrained_model
+from fanin.datacenter.training.objectives import filled_objective
 from fanin.edge.export.app import cross_entropy
 from fanin.edge.runtimes.graphs import NO_TOKEN
 

@@ -28,15 +28,15 @@ from parallel.cells import Cell
 from parallel.checkpoints import train
 from parallel.matrix import CPU, model_of, parallel_of, training_of
 
-from fanin.datacenter.checkpoint import Checkpoints
-from fanin.datacenter.devices import build_mesh
-from fanin.datacenter.elastic import Stop, attempt, end_with_parent, process_group
-from fanin.datacenter.hangs import explain
+from fanin.datacenter.checkpoints.checkpoint import Checkpoints
+from fanin.datacenter.checkpoints.progress import Progress, latest
+from fanin.datacenter.jobs.devices import build_mesh
+from fanin.datacenter.jobs.elastic import Stop, attempt, end_with_parent, process_group
 from fanin.datacenter.parallel.build import build
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.quiet import quiet
-from fanin.datacenter.progress import Progress, latest
-from fanin.datacenter.watchdog import Watchdog
+from fanin.datacenter.watch.hangs import explain
+from fanin.datacenter.watch.watchdog import Watchdog
 
 NUM_STEPS, EVERY, NUM_RANKS = 8, 2, 4
 PIPELINED = Cell(mesh="pp=2,dp_shard=2", schedule="1F1B", microbatches=2, clip=0.5)

@@ -17,15 +17,15 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from fanin.datacenter.bandwidths import measure
-from fanin.datacenter.collectives import COLLECTIVES, GLOO, check
-from fanin.datacenter.communication import CommunicationSettings, apply_communication
-from fanin.datacenter.config import TrainConfig
-from fanin.datacenter.counters import ByteCounter, make_visible
-from fanin.datacenter.objectives import filled_objective
+from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.network.bandwidths import measure
+from fanin.datacenter.network.collectives import COLLECTIVES, GLOO, check
+from fanin.datacenter.network.counters import ByteCounter, make_visible
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.engine import Batch, build_engine
-from fanin.datacenter.trainer import Trainer
+from fanin.datacenter.training.communication import CommunicationSettings, apply_communication
+from fanin.datacenter.training.objectives import filled_objective
+from fanin.datacenter.training.trainer import Trainer
 from fanin.edge.export import squared_error
 
 RECORD = {"TORCH_FR_BUFFER_SIZE": "64"}

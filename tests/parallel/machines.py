@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fanin.clients.digits import split_digits
+from fanin.clients.data.digits import split_digits
 
 APPS = Path(__file__).with_name("apps.py")
 NUM_STEPS, EVERY = 80, 4

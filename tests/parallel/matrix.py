@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from parallel.cells import BATCH, CELLS, COMPILED, FAULTS, HALVES, STATISTICS, WORLD, Cell
 from parallel.families import MASKED, PRETRAINED, UNPLANNED, batches, model_of
 
-from fanin.datacenter.mesh import AXES
 from fanin.datacenter.parallel.build import Built, build
 from fanin.datacenter.parallel.engine import Batch, Engine
-from fanin.datacenter.parallel.optimizer import build_optimizer
+from fanin.datacenter.parallel.mesh import AXES
 from fanin.datacenter.parallel.quiet import quiet
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.steps.optimizer import build_optimizer
 from fanin.edge.runtimes.graphs import NO_TOKEN
 
 CPU = torch.device("cpu")

@@ -23,11 +23,11 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from fanin.datacenter.devices import build_mesh
-from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import Model, build
 from fanin.datacenter.parallel.layout import decoder_layout
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import TOKENS
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.planner.facts import decoder_facts

@@ -27,12 +27,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from parallel.hooks import KEPT, LOOK_EVERY, RECORD, kept_back, run_counted, spoken
 
-from fanin.clients.data import Examples
-from fanin.clients.digits import split_digits
+from fanin.clients.data.digits import split_digits
+from fanin.clients.data.examples import Examples
 from fanin.commands.demo.steps import DEFAULT_MESH, job_config
 from fanin.commands.demo.tasks import TASKS
-from fanin.datacenter.communication import CommunicationSettings
-from fanin.datacenter.config import (
+from fanin.datacenter.checkpoints.keeping import Keeper
+from fanin.datacenter.data.samples import ExampleSamples
+from fanin.datacenter.jobs.config import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
@@ -40,21 +41,20 @@ from fanin.datacenter.config import (
     StopSettings,
     TrainConfig,
 )
-from fanin.datacenter.devices import build_mesh
-from fanin.datacenter.job import train, whole_values
-from fanin.datacenter.keeping import Keeper
-from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.jobs.devices import build_mesh
+from fanin.datacenter.jobs.job import train, whole_values
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.models.digits_app import smoothed_cross_entropy
 from fanin.datacenter.models.fashion_app import FashionCnn
-from fanin.datacenter.objectives import Scored, filled_objective
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import Objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.rates import RateSettings
-from fanin.datacenter.samples import ExampleSamples
-from fanin.datacenter.trainer import Parts, Trainer
+from fanin.datacenter.training.communication import CommunicationSettings
+from fanin.datacenter.training.objectives import Scored, filled_objective
+from fanin.datacenter.training.rates import RateSettings
+from fanin.datacenter.training.trainer import Parts, Trainer
 from fanin.edge.export.app import cross_entropy
 from fanin.protos.errors import Corrupted, InvalidInput
 

@@ -20,19 +20,19 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fanin.datacenter.communication import CommunicationSettings, apply_communication
-from fanin.datacenter.devices import build_mesh
-from fanin.datacenter.layouts import WHOLE, LayoutSettings
-from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.checkpoints.weights import export_weights
+from fanin.datacenter.jobs.devices import build_mesh
+from fanin.datacenter.jobs.layouts import WHOLE, LayoutSettings
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
 from fanin.datacenter.parallel.layout import Layout, decoder_layout
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import TOKENS, Objective
 from fanin.datacenter.parallel.quiet import quiet
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.trainer import restore, snapshot
-from fanin.datacenter.weights import export_weights
+from fanin.datacenter.training.communication import CommunicationSettings, apply_communication
+from fanin.datacenter.training.trainer import restore, snapshot
 from fanin.protos.errors import UnsupportedModel
 
 NUM_RANKS, NUM_STEPS, BATCH, LENGTH, WIDTH = 4, 3, 8, 6, 8

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fanin.datacenter.checkpoint import Checkpoints
+from fanin.datacenter.checkpoints.checkpoint import Checkpoints
+from fanin.datacenter.checkpoints.progress import Progress
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.progress import Progress
 
 
 def engine_of(width: int = 16, optimizer: str = "adamw") -> Engine:

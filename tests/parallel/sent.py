@@ -18,13 +18,13 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
-from fanin.datacenter.counters import ByteCounter, make_visible
-from fanin.datacenter.devices import build_mesh
-from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
+from fanin.datacenter.network.counters import ByteCounter, make_visible
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.engine import Batch, build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.quiet import quiet
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.planner.facts import decoder_facts

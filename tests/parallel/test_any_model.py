@@ -15,11 +15,11 @@ from parallel.families import UNPLANNED, batches, pretrained_row
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fanin.datacenter.config import TrainConfig, check_config, parse_config
-from fanin.datacenter.job import train
-from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.jobs.config import TrainConfig, check_config, parse_config
+from fanin.datacenter.jobs.job import train
 from fanin.datacenter.models.pretrained import CONFIG, module_of
 from fanin.datacenter.parallel.engine import Batch, build_engine
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.pretrained import pretrained_layout, pretrained_model
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.edge.runtimes.graphs import NO_TOKEN

@@ -13,19 +13,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from fanin.datacenter.balance import balanced
-from fanin.datacenter.config import CheckpointSettings, DataSettings, ModelSettings, StopSettings, TrainConfig
-from fanin.datacenter.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_layer_times
-from fanin.datacenter.mesh import MeshShape
-from fanin.datacenter.model import Made, make
+from fanin.datacenter.jobs.config import CheckpointSettings, DataSettings, ModelSettings, StopSettings, TrainConfig
+from fanin.datacenter.jobs.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_layer_times
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.parallel.build import Model, parameter_table
 from fanin.datacenter.parallel.engine import Batch
 from fanin.datacenter.parallel.layout import Layout, ModelSizes
-from fanin.datacenter.parallel.measure import Beside, measure_layer_times
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import sample_objective
-from fanin.datacenter.parallel.pipeline import cut, stage_times
+from fanin.datacenter.parallel.pipelines.balance import balanced
+from fanin.datacenter.parallel.pipelines.measure import Beside, measure_layer_times
+from fanin.datacenter.parallel.pipelines.pipeline import cut, stage_times
 from fanin.datacenter.parallel.settings import MEASURE, ParallelSettings, TrainingSettings
+from fanin.datacenter.training.model import Made, make
 from fanin.protos.errors import FaninError, InvalidInput
 
 WIDTH, NUM_LAYERS = 64, 4

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import Fanin, fanin_in_process, one_line
 
-from fanin.datacenter.bandwidths import Measured, link_found, predicted_seconds
-from fanin.datacenter.collectives import COLLECTIVES, RING
-from fanin.datacenter.counters import ALL_REDUCE, SEND, Amount
+from fanin.datacenter.network.bandwidths import Measured, link_found, predicted_seconds
+from fanin.datacenter.network.collectives import COLLECTIVES, RING
+from fanin.datacenter.network.counters import ALL_REDUCE, SEND, Amount
 from fanin.datacenter.planner.links import Link
 
 

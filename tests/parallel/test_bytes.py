@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from parallel.sent import CELLS, FIRST, NUM_RANKS
 
-from fanin.datacenter.counters import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, Amount, by_axis
+from fanin.datacenter.network.counters import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, Amount, by_axis
 from fanin.datacenter.planner.traffic import predict_traffic
 
 PROGRAM = Path(__file__).with_name("sent.py")

@@ -10,9 +10,9 @@ import pytest
 from support.commands import Fanin, fanin_in_process
 from support.data import real_places
 
-from fanin.clients.datafiles import DATA_VARIABLE
-from fanin.datacenter.config import SHAKESPEARE, read_train_config
-from fanin.datacenter.model import read_characters, split_text
+from fanin.clients.data.files import DATA_VARIABLE
+from fanin.datacenter.jobs.config import SHAKESPEARE, read_train_config
+from fanin.datacenter.training.model import read_characters, split_text
 
 EXAMPLE = Path(__file__).parents[2] / "examples/char_decoder/train.toml"
 

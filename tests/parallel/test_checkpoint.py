@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel.saving import engine_of, saved, step
 
-from fanin.datacenter.checkpoint import Checkpoints
-from fanin.datacenter.progress import Progress, latest, write_marker, write_progress
+from fanin.datacenter.checkpoints.checkpoint import Checkpoints
+from fanin.datacenter.checkpoints.progress import Progress, latest, write_marker, write_progress
 from fanin.protos.errors import InvalidInput, StorageFull
 
 PROGRAM = Path(__file__).with_name("checkpoints.py")

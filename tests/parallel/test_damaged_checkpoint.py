@@ -9,10 +9,10 @@ import pytest
 import torch
 from parallel.saving import engine_of, step
 
-from fanin.datacenter.checkpoint import Checkpoints
-from fanin.datacenter.config import parse_config
-from fanin.datacenter.job import train
-from fanin.datacenter.progress import Progress, latest
+from fanin.datacenter.checkpoints.checkpoint import Checkpoints
+from fanin.datacenter.checkpoints.progress import Progress, latest
+from fanin.datacenter.jobs.config import parse_config
+from fanin.datacenter.jobs.job import train
 from fanin.protos.errors import Corrupted
 
 
@@ -132,7 +132,9 @@ def test_a_damaged_one_is_skipped_for_the_newest_whole_one(
         assert len(checkpoints.skipped) == 1
         assert said in checkpoints.skipped[0]
         assert all(torch.equal(engine.full_parameters()[name], value) for name, value in values[taken - 1].items())
-        (line,) = (record.getMessage() for record in caplog.records if record.name == "fanin.datacenter.checkpoint")
+        (line,) = (
+            record.getMessage() for record in caplog.records if record.name == "fanin.datacenter.checkpoints.checkpoint"
+        )
         assert line.startswith(f"checkpoints: going on from {folder}/step-{taken:08d}, the newest whole one: ")
         assert said in line
         # The next save takes the place of the damaged one, and LATEST names it again.

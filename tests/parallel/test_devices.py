@@ -9,12 +9,12 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.config import DataSettings, ModelSettings, StopSettings, TrainConfig
-from fanin.datacenter.devices import build_mesh, chosen_type, described, device_type, served_type
-from fanin.datacenter.elastic import group_of_one
-from fanin.datacenter.job import use_threads
-from fanin.datacenter.launch import launch, rank_environment
-from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.jobs.config import DataSettings, ModelSettings, StopSettings, TrainConfig
+from fanin.datacenter.jobs.devices import build_mesh, chosen_type, described, device_type, served_type
+from fanin.datacenter.jobs.elastic import group_of_one
+from fanin.datacenter.jobs.job import use_threads
+from fanin.datacenter.jobs.launch import launch, rank_environment
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.protos.errors import InvalidInput
 

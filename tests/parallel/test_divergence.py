@@ -11,28 +11,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from fanin.clients.data import Examples
-from fanin.datacenter.checkpoint import Checkpoints
-from fanin.datacenter.communication import CommunicationSettings
-from fanin.datacenter.config import (
+from fanin.clients.data.examples import Examples
+from fanin.datacenter.checkpoints.checkpoint import Checkpoints
+from fanin.datacenter.checkpoints.keeping import TRACE_FILE, Keeper
+from fanin.datacenter.checkpoints.parameters import parameter_vector
+from fanin.datacenter.checkpoints.progress import Progress, latest
+from fanin.datacenter.data.samples import ExampleSamples
+from fanin.datacenter.jobs.config import (
     CheckpointSettings,
     DataSettings,
     ModelSettings,
     StopSettings,
     TrainConfig,
 )
-from fanin.datacenter.job import main
-from fanin.datacenter.jobfiles import ROWS_FILE, read_error, read_result, write_config
-from fanin.datacenter.keeping import TRACE_FILE, Keeper
-from fanin.datacenter.objectives import Scored, filled_objective
+from fanin.datacenter.jobs.job import main
+from fanin.datacenter.jobs.jobfiles import ROWS_FILE, read_error, read_result, write_config
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.engine import Batch, build_engine
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.parameters import parameter_vector
-from fanin.datacenter.progress import Progress, latest
-from fanin.datacenter.rates import RateSettings
-from fanin.datacenter.samples import ExampleSamples
-from fanin.datacenter.trainer import Parts, Trainer
+from fanin.datacenter.training.communication import CommunicationSettings
+from fanin.datacenter.training.objectives import Scored, filled_objective
+from fanin.datacenter.training.rates import RateSettings
+from fanin.datacenter.training.trainer import Parts, Trainer
 from fanin.edge.export import squared_error
 from fanin.protos.errors import Diverged, InvalidInput
 

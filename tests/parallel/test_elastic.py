@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel.machines import NUM_STEPS, Place, empty_place
 
-from fanin.datacenter.communication import CommunicationSettings
-from fanin.datacenter.config import (
+from fanin.datacenter.jobs.config import (
     CheckpointSettings,
     DataSettings,
     ModelSettings,
@@ -22,12 +21,13 @@ from fanin.datacenter.config import (
     fit_config,
     read_train_config,
 )
-from fanin.datacenter.elastic import PARENT, PARENT_POLL_S, end_with_parent
-from fanin.datacenter.hangs import Report, Wait, attempt_folder, write_report
-from fanin.datacenter.job import train
-from fanin.datacenter.launch import Elastic, begin_logs, why
-from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.jobs.elastic import PARENT, PARENT_POLL_S, end_with_parent
+from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.launch import Elastic, begin_logs, why
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.training.communication import CommunicationSettings
+from fanin.datacenter.watch.hangs import Report, Wait, attempt_folder, write_report
 from fanin.protos.errors import InvalidInput
 
 

@@ -19,19 +19,19 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fanin.datacenter.devices import build_mesh
-from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig, rotated, rotations
 from fanin.datacenter.models.encoder import Encoder, EncoderConfig
-from fanin.datacenter.objectives import Scored
 from fanin.datacenter.parallel.build import Model, divided_loss, layers_of
 from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import TOKENS, sample_objective
-from fanin.datacenter.parallel.pipeline import Skip
+from fanin.datacenter.parallel.pipelines.pipeline import Skip
 from fanin.datacenter.parallel.pretrained import pretrained_model
-from fanin.datacenter.parallel.scaling import LossScale
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.steps.scaling import LossScale
+from fanin.datacenter.training.objectives import Scored
 from fanin.edge.export.app import cross_entropy
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput, UnsupportedModel

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.elastic import Stop
-from fanin.datacenter.hangs import Report, Wait, attempt_folder, explain, read_reports, sentence, write_report
-from fanin.datacenter.launch import Elastic, run_ranks, why
-from fanin.datacenter.progress import latest
+from fanin.datacenter.checkpoints.progress import latest
+from fanin.datacenter.jobs.elastic import Stop
+from fanin.datacenter.jobs.launch import Elastic, run_ranks, why
+from fanin.datacenter.watch.hangs import Report, Wait, attempt_folder, explain, read_reports, sentence, write_report
 from fanin.protos.errors import InvalidInput
 
 PROGRAM = Path(__file__).with_name("faults.py")

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from support import raw
 from support.raw import raw_app, raw_of
 
-from fanin.clients.digits import split_digits
-from fanin.datacenter.config import (
+from fanin.clients.data.digits import split_digits
+from fanin.datacenter.jobs.config import (
     DataSettings,
     EvaluationSettings,
     ModelSettings,
     StopSettings,
     TrainConfig,
 )
-from fanin.datacenter.job import main, train
-from fanin.datacenter.jobfiles import (
+from fanin.datacenter.jobs.job import main, train
+from fanin.datacenter.jobs.jobfiles import (
     ROWS_FILE,
     Evaluated,
     Metrics,
@@ -37,12 +37,12 @@ from fanin.datacenter.jobfiles import (
     write_file,
     write_result,
 )
-from fanin.datacenter.layouts import LayoutSettings
-from fanin.datacenter.mesh import MeshShape
-from fanin.datacenter.model import split_text
+from fanin.datacenter.jobs.layouts import LayoutSettings
 from fanin.datacenter.models.decoder import DecoderConfig
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.rates import RateSettings
+from fanin.datacenter.training.model import split_text
+from fanin.datacenter.training.rates import RateSettings
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 

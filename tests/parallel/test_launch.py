@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from support.nightly import nightly_but
 
-from fanin.clients.digits import split_digits
-from fanin.datacenter.config import (
+from fanin.clients.data.digits import split_digits
+from fanin.datacenter.jobs.config import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
@@ -23,11 +23,11 @@ from fanin.datacenter.config import (
     StopSettings,
     TrainConfig,
 )
-from fanin.datacenter.job import train
-from fanin.datacenter.jobfiles import CONFIG_FILE, METRICS_FILE, PARAMETERS_FILE, write_config
-from fanin.datacenter.launch import Elastic, launch
-from fanin.datacenter.layouts import LayoutSettings
-from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.jobfiles import CONFIG_FILE, METRICS_FILE, PARAMETERS_FILE, write_config
+from fanin.datacenter.jobs.launch import Elastic, launch
+from fanin.datacenter.jobs.layouts import LayoutSettings
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.protos.errors import Conflict, InvalidInput, UnsupportedModel
 
@@ -37,15 +37,15 @@ import signal, sys
 # A shell that starts the tests in the background has them ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
-from fanin.datacenter.job import train
-from fanin.datacenter.jobfiles import read_config
-from fanin.datacenter.launch import launch
+from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.jobfiles import read_config
+from fanin.datacenter.jobs.launch import launch
 launch(read_config(Path(sys.argv[1])), 2, Path(sys.argv[2]))
 """
 SLOW = """
 import os, signal, sys, time
 from pathlib import Path
-from fanin.datacenter.elastic import PARENT, end_with_parent
+from fanin.datacenter.jobs.elastic import PARENT, end_with_parent
 assert os.environ[PARENT] == str(os.getppid())
 end_with_parent()
 def save(number, frame):
@@ -62,7 +62,7 @@ RUN_SLOW = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
-from fanin.datacenter.launch import run_ranks
+from fanin.datacenter.jobs.launch import run_ranks
 run_ranks(sys.argv[1:], 1, Path(sys.argv[2]))
 """
 LAYOUT = LayoutSettings(

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fanin.datacenter.config import CheckpointSettings, StopSettings, TrainConfig, parse_config
-from fanin.datacenter.job import train
-from fanin.datacenter.launch import launch
-from fanin.datacenter.masked import MaskedSamples
-from fanin.datacenter.mesh import MeshShape
-from fanin.datacenter.model import make
+from fanin.datacenter.data.masked import MaskedSamples
+from fanin.datacenter.data.samples import part_of
+from fanin.datacenter.jobs.config import CheckpointSettings, StopSettings, TrainConfig, parse_config
+from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.launch import launch
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings
-from fanin.datacenter.samples import part_of
+from fanin.datacenter.training.model import make
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput
 

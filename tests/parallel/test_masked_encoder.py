@@ -9,8 +9,8 @@ from parallel.test_char_decoder import bound
 from support.commands import fanin_in_process
 from support.data import real_places
 
-from fanin.clients.datafiles import DATA_VARIABLE
-from fanin.datacenter.config import SHAKESPEARE
+from fanin.clients.data.files import DATA_VARIABLE
+from fanin.datacenter.jobs.config import SHAKESPEARE
 
 EXAMPLE = Path(__file__).parents[2] / "examples/masked_encoder/train.toml"
 

@@ -17,11 +17,12 @@ import torch.distributed as dist
 from support.commands import Fanin, fanin_in_process, one_line
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
-from fanin.clients.digits import split_digits
+from fanin.clients.data.digits import split_digits
 from fanin.commands.train import Terminated, terminator
-from fanin.datacenter.agent import Agent, is_of_job
-from fanin.datacenter.checkpoint import Checkpoints
-from fanin.datacenter.config import (
+from fanin.datacenter.checkpoints.checkpoint import Checkpoints
+from fanin.datacenter.checkpoints.progress import Progress, latest
+from fanin.datacenter.jobs.agent import Agent, is_of_job
+from fanin.datacenter.jobs.config import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
@@ -30,10 +31,9 @@ from fanin.datacenter.config import (
     TrainConfig,
     WatchSettings,
 )
-from fanin.datacenter.elastic import OTHER_JOB, Stop
-from fanin.datacenter.hangs import Report, Wait, attempt_folder, write_report
-from fanin.datacenter.job import main, train
-from fanin.datacenter.jobfiles import (
+from fanin.datacenter.jobs.elastic import OTHER_JOB, Stop
+from fanin.datacenter.jobs.job import main, train
+from fanin.datacenter.jobs.jobfiles import (
     CONFIG_FILE,
     LOGS_FOLDER,
     METRICS_FILE,
@@ -47,13 +47,13 @@ from fanin.datacenter.jobfiles import (
     write_result,
     written,
 )
-from fanin.datacenter.launch import ONE_MACHINE, Elastic, begin_logs, launch, outcome, why
-from fanin.datacenter.mesh import MeshShape
-from fanin.datacenter.model import make
+from fanin.datacenter.jobs.launch import ONE_MACHINE, Elastic, begin_logs, launch, outcome, why
+from fanin.datacenter.jobs.places import LOCK_FILE, held
 from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import TrainingSettings
-from fanin.datacenter.places import LOCK_FILE, held
-from fanin.datacenter.progress import Progress, latest
+from fanin.datacenter.training.model import make
+from fanin.datacenter.watch.hangs import Report, Wait, attempt_folder, write_report
 from fanin.protos.errors import Conflict, InvalidInput, StorageFull
 
 APPS = Path(__file__).with_name("apps.py")

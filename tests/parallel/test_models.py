@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fanin.clients.digits import split_digits
-from fanin.datacenter.config import DataSettings, ModelSettings, StopSettings, TrainConfig
-from fanin.datacenter.layouts import LayoutSettings
-from fanin.datacenter.model import make
+from fanin.clients.data.digits import split_digits
+from fanin.datacenter.checkpoints.parameters import load_parameters, parameter_table, parameter_vector, trained_module
+from fanin.datacenter.jobs.config import DataSettings, ModelSettings, StopSettings, TrainConfig
+from fanin.datacenter.jobs.layouts import LayoutSettings
 from fanin.datacenter.models.cnn import INPUT_SHAPE, NUM_CLASSES, DigitsCnn
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.models.digits_app import SMOOTHING, app, smoothed_cross_entropy
 from fanin.datacenter.models.resnet8 import ResNet8
 from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.datacenter.parallel.tensor import apply_tensor_parallel
-from fanin.datacenter.parameters import load_parameters, parameter_table, parameter_vector, trained_module
+from fanin.datacenter.training.model import make
 from fanin.edge.export import Adapters, App, Recipe
 from fanin.edge.export.app import load_app
 from fanin.edge.export.prepare import prepare

@@ -13,8 +13,8 @@ import pytest
 from parallel.hooks import DENSE_STEPS
 from parallel.parity import HOOKS, NUM_PARTS, NUM_STEPS
 
-from fanin.datacenter.collectives import COLLECTIVES, RING
 from fanin.datacenter.models.cnn import DigitsCnn
+from fanin.datacenter.network.collectives import COLLECTIVES, RING
 
 PROGRAM = Path(__file__).with_name("parity.py")
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}

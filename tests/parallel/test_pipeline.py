@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.layout import decoder_layout
-from fanin.datacenter.parallel.pipeline import cut, owners, split
-from fanin.datacenter.parallel.schedules import Pipeline
+from fanin.datacenter.parallel.pipelines.pipeline import cut, owners, split
+from fanin.datacenter.parallel.pipelines.schedules import Pipeline
 from fanin.protos.errors import InvalidInput
 
 CONFIG = DecoderConfig(vocabulary=11, width=8, num_layers=5, num_heads=2, num_kv_heads=1, feed_forward=6, tied=True)

@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fanin.datacenter.config import TrainConfig, check_config, parse_config
-from fanin.datacenter.job import train
-from fanin.datacenter.launch import launch
-from fanin.datacenter.mesh import MeshShape
-from fanin.datacenter.model import make
+from fanin.datacenter.jobs.config import TrainConfig, check_config, parse_config
+from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.models import pretrained
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings
+from fanin.datacenter.training.model import make
 from fanin.protos.errors import InvalidInput, RuntimeMissing
 
 VOCABULARY, LENGTH, NUM_WINDOWS, NUM_HELD = 37, 8, 6, 2

@@ -11,7 +11,7 @@ import torch
 from parallel.quads import BROKEN, HALVES, NUM_RANKS, Shared
 from torch import nn
 
-from fanin.datacenter.layouts import WHOLE
+from fanin.datacenter.jobs.layouts import WHOLE
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.rates import Noise, RateSettings, rates_of
+from fanin.datacenter.training.rates import Noise, RateSettings, rates_of
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.clients.data import Examples
-from fanin.datacenter.objectives import filled_objective, token_means, token_objective
-from fanin.datacenter.samples import Cursor, ExampleSamples, Order, WindowSamples, part_of
+from fanin.clients.data.examples import Examples
+from fanin.datacenter.data.samples import Cursor, ExampleSamples, Order, WindowSamples, part_of
+from fanin.datacenter.training.objectives import filled_objective, token_means, token_objective
 from fanin.edge.export import cross_entropy, next_token, squared_error
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.parallel.layout import decoder_layout
-from fanin.datacenter.parallel.schedules import SCHEDULES, Pipeline
+from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES, Pipeline
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_job, check_sequence
 from fanin.protos.errors import InvalidInput
 

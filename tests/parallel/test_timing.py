@@ -9,16 +9,16 @@ from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fanin.datacenter.flops import PASSES
-from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel import pipeline
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import token_loss_sum
+from fanin.datacenter.parallel.pipelines import pipeline
 from fanin.datacenter.parallel.recompute import apply_recompute
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.spread import Job, Stage
 from fanin.datacenter.planner.timing import SELECTIVE, piece_flops
+from fanin.datacenter.watch.flops import PASSES
 
 CONFIG = DecoderConfig(vocabulary=24, width=16, num_layers=8, num_heads=2, num_kv_heads=1, feed_forward=40)
 BATCH, LENGTH, NUM_RANKS = 2, 8, 2

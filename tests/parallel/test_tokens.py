@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fanin.datacenter.config import TrainConfig, parse_config
-from fanin.datacenter.job import train
-from fanin.datacenter.model import make, read_tokens
+from fanin.datacenter.jobs.config import TrainConfig, parse_config
+from fanin.datacenter.jobs.job import train
+from fanin.datacenter.training.model import make, read_tokens
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput
 

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from fanin.clients.data import Examples
-from fanin.datacenter.config import (
+from fanin.clients.data.examples import Examples
+from fanin.datacenter.checkpoints.keeping import TRACE_FILE, Keeper
+from fanin.datacenter.checkpoints.parameters import parameter_vector
+from fanin.datacenter.data.samples import ExampleSamples
+from fanin.datacenter.jobs.config import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
@@ -16,15 +19,12 @@ from fanin.datacenter.config import (
     StopSettings,
     TrainConfig,
 )
-from fanin.datacenter.keeping import TRACE_FILE, Keeper
-from fanin.datacenter.objectives import Scored, filled_objective
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.parameters import parameter_vector
-from fanin.datacenter.rates import RateSettings
-from fanin.datacenter.samples import ExampleSamples
-from fanin.datacenter.trainer import Parts, State, Trainer
+from fanin.datacenter.training.objectives import Scored, filled_objective
+from fanin.datacenter.training.rates import RateSettings
+from fanin.datacenter.training.trainer import Parts, State, Trainer
 from fanin.edge.export import cross_entropy, next_token, squared_error
 from fanin.protos.errors import Diverged, InvalidInput, StorageFull
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fanin.datacenter.config import TrainConfig, check_config, parse_config
-from fanin.datacenter.launch import launch
-from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.jobs.config import TrainConfig, check_config, parse_config
+from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.models.pretrained import CONFIG, module_of
 from fanin.datacenter.parallel.layout import Layout
-from fanin.datacenter.parallel.pipeline import split
+from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.datacenter.parallel.pipelines.pipeline import split
+from fanin.datacenter.parallel.pipelines.schedules import Pipeline
 from fanin.datacenter.parallel.pretrained import pretrained_layout, pretrained_model
-from fanin.datacenter.parallel.schedules import Pipeline
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.protos.errors import UnsupportedModel
 

@@ -8,16 +8,16 @@ import pytest
 from support.commands import Fanin, fanin_in_process, one_line
 
 from fanin.commands.train import metrics_row
-from fanin.datacenter.config import TrainConfig, read_train_config
-from fanin.datacenter.counters import by_axis
-from fanin.datacenter.jobfiles import Metrics, Trained
-from fanin.datacenter.mesh import MeshShape
-from fanin.datacenter.meters import DATA, STEP
+from fanin.datacenter.jobs.config import TrainConfig, read_train_config
+from fanin.datacenter.jobs.jobfiles import Metrics, Trained
+from fanin.datacenter.network.counters import by_axis
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.spread import Job
 from fanin.datacenter.planner.traffic import predict_traffic
-from fanin.datacenter.timeline import BACKWARD, FORWARD
-from fanin.datacenter.watching import COUNTED_STEP, ROWS_FILE, predicted_traffic
+from fanin.datacenter.watch.meters import DATA, STEP
+from fanin.datacenter.watch.timeline import BACKWARD, FORWARD
+from fanin.datacenter.watch.watching import COUNTED_STEP, ROWS_FILE, predicted_traffic
 
 NUM_STEPS = 5
 CONFIG = """

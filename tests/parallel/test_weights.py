@@ -17,13 +17,13 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
-from fanin.datacenter.layouts import WHOLE
+from fanin.datacenter.checkpoints.weights import export_weights, import_weights
+from fanin.datacenter.jobs.layouts import WHOLE
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.weights import export_weights, import_weights
 from fanin.protos.errors import InvalidInput
 
 PROGRAM = Path(__file__).with_name("checkpoints.py")

@@ -11,7 +11,7 @@ import pytest
 from support.commands import Fanin, fanin_in_process, one_line
 from support.linear import BATCH_SIZE, BIAS, NUM_CLASSES, NUM_INPUTS, WEIGHT, linear_graphs, numpy_step
 
-from fanin.edge.bundle import open_folder
+from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Batch, StepSettings
 

@@ -20,9 +20,9 @@ from support.snapshot import snapshot
 
 from fanin.clients.operator import CONTROL, Operator, next_version
 from fanin.clients.transport import CallOptions, GrpcTransport, Line
-from fanin.edge.bundle import open_folder, write_bundle
-from fanin.edge.keys import SigningKey
-from fanin.edge.manifest import Port, dump_manifest
+from fanin.edge.bundles.bundle import open_folder, write_bundle
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.manifest import Port, dump_manifest
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.calls import AUTHORIZATION, BEARER

@@ -20,11 +20,11 @@ from support.peers import FLEET, PIECE_BYTES, Peer, pieces, sign
 from support.snapshot import snapshot
 
 from fanin.clients.transport import Line
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidUpdate, NotFound, Unauthenticated, Unavailable
-from fanin.server.coordinator import Limits
+from fanin.server.fleet.coordinator import Limits
 from fanin.v1 import fleet_pb2 as pb
 
 STALL_S = 0.3

@@ -18,7 +18,7 @@ from support.peers import FLEET, Peer, pieces, sign
 from support.snapshot import snapshot
 
 from fanin.commands.show import describe
-from fanin.edge.grid import MAX_MOVE_BITS
+from fanin.edge.codecs.grid import MAX_MOVE_BITS
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact, artifact_of

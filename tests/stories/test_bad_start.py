@@ -21,9 +21,9 @@ from support.snapshot import snapshot
 
 from fanin.clients.operator import Operator
 from fanin.clients.transport import Line
+from fanin.protos.control import VersionPublished
 from fanin.protos.errors import StorageFull, Unavailable, Untrusted
-from fanin.protos.runs import VersionPublished
-from fanin.server.authority import local_identity
+from fanin.server.access.authority import local_identity
 
 NO_SPACE = "the coordinator has no space left; try again later"
 

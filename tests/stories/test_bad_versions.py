@@ -16,10 +16,10 @@ from support.hosted import Hosted
 from support.peers import Peer
 from support.snapshot import snapshot
 
-from fanin.clients.models import OpenedModel
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import TrainingOutcome
 from fanin.clients.testing import SyntheticTrainer
-from fanin.clients.updates import TrainingOutcome
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
 from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef
 

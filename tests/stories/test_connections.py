@@ -18,18 +18,18 @@ from support.peers import FLEET, sign
 from support.processes import Site
 
 from fanin.clients.transport import Line
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import convert as c
 from fanin.protos import messages as m
+from fanin.protos.control import VersionPublished
 from fanin.protos.errors import FaninError, Unauthenticated, Unavailable
-from fanin.protos.runs import VersionPublished
-from fanin.server.connections import Connections
-from fanin.server.coordinator import Limits
-from fanin.server.disk import Durability
-from fanin.server.lanes import inline
-from fanin.server.observe import LogObserver
-from fanin.server.population import Device
-from fanin.server.state import open_state
+from fanin.server.access.connections import Connections
+from fanin.server.fleet.coordinator import Limits
+from fanin.server.folder import open_state
+from fanin.server.observe.observer import LogObserver
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.lanes import inline
+from fanin.server.storage.sqlite.population import Device
 from fanin.v1 import fleet_pb2 as pb
 
 SOON_S = 10.0

@@ -13,14 +13,14 @@ import pytest
 from support.commands import Fanin, fanin_in_process, one_line
 
 from fanin.commands.terminal import DEVICE_TOKEN, OPERATOR_TOKEN
-from fanin.server.authority import local_identity
-from fanin.server.disk import Durability
-from fanin.server.lanes import inline
-from fanin.server.observe import LogObserver
-from fanin.server.registry import Registry
-from fanin.server.state import open_state
-from fanin.server.store.devices import Role
-from fanin.server.tokens import ensure_token
+from fanin.server.access.authority import local_identity
+from fanin.server.access.registry import Registry
+from fanin.server.access.tokens import ensure_token
+from fanin.server.folder import open_state
+from fanin.server.observe.observer import LogObserver
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.lanes import inline
+from fanin.server.storage.sqlite.devices import Role
 
 DATA = b"a chunk"
 

@@ -8,8 +8,8 @@ import pytest
 from support.commands import Fanin, fanin_in_process, one_line
 
 from fanin.commands.demo.steps import allowed_drop
-from fanin.datacenter.publish import gated
-from fanin.edge.measure import Measured
+from fanin.datacenter.jobs.publish import gated
+from fanin.edge.runtimes.measure import Measured
 from fanin.protos.errors import InvalidVersion
 
 MESHES = "expected each of pp, dp_replicate, dp_shard, tp at most once and as in pp=2, or 'none' alone"

@@ -17,13 +17,13 @@ from support.hosted import Hosted
 from fanin.clients.operator import Operator
 from fanin.clients.transport import Line
 from fanin.commands.fetch import fetch_version
-from fanin.edge.bundle import open_folder
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.bundle import open_folder
+from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import decode_parameters
+from fanin.protos.control import MAX_DESCRIBED_ROUNDS, Command, Pause, RoundClosed, RoundPhase, Stop, VersionWithBundle
 from fanin.protos.errors import FaninError, InvalidBundle, InvalidInput, InvalidVersion, NotFound
-from fanin.protos.runs import MAX_DESCRIBED_ROUNDS, Command, Pause, RoundClosed, RoundPhase, Stop, VersionWithBundle
-from fanin.server.describe import MAX_NAMED_DEVICES
-from fanin.server.rounds import Phase
+from fanin.server.rounds.machine import Phase
+from fanin.server.runs.describe import MAX_NAMED_DEVICES
 
 STRANGER = SigningKey(bytes(range(1, 33)))
 

@@ -9,10 +9,10 @@ from support.hosted import Hosted
 from support.peers import Peer, pieces
 from support.snapshot import snapshot
 
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
+from fanin.protos.control import Command, Resume, Stop
 from fanin.protos.errors import InvalidUpdate
-from fanin.protos.runs import Command, Resume, Stop
 
 NUM_ROUNDS = 3
 

@@ -15,11 +15,11 @@ from support.hosted import Hosted
 from support.linear import NUM_CLASSES, NUM_INPUTS, linear_graphs
 from support.values import PUBLISHER, plan
 
-from fanin.clients.data import open_npz
-from fanin.clients.embed import Home, joined
-from fanin.edge.assemble import assemble
+from fanin.clients.data.examples import open_npz
+from fanin.clients.device.embed import Home, joined
+from fanin.edge.assembly.assemble import assemble
+from fanin.protos.control import RunState
 from fanin.protos.errors import Conflict
-from fanin.protos.runs import RunState
 
 PAGE = Path(__file__).parents[2] / "docs" / "edge.md"
 WAIT_S = 60.0

@@ -20,13 +20,13 @@ from support.virtual import PUBLISHER, bundle_in, plan, start
 
 from fanin.clients.operator import next_version
 from fanin.clients.testing import run_virtual
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
 from fanin.protos.chunks import cut
+from fanin.protos.control import Adopt, Command, Pause, Resume, RunEvent, RunInfo, Stop, VersionPublished
 from fanin.protos.plans import Plan
-from fanin.protos.runs import Adopt, Command, Pause, Resume, RunEvent, RunInfo, Stop, VersionPublished
-from fanin.server import events as e
-from fanin.server.runs import Runs
-from fanin.server.verify import verify_run
+from fanin.server.aggregation.verify import verify_run
+from fanin.server.rounds import events as e
+from fanin.server.runs.catalog import Runs
 
 EFFECTS: Final = [effect.__name__ for effect in get_args(e.Effect) if effect not in (e.Assign, e.Fail)]
 """All that the driver's worker carries out on a sound disk. Assign is not among them: it is answered at once and leaves

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.commands import STEP, Fanin, fanin_in_process, one_line
 
-from fanin.edge.bundle import open_folder
+from fanin.edge.bundles.bundle import open_folder
 
 APP = """
 from dataclasses import replace

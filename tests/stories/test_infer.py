@@ -13,8 +13,8 @@ from support.data import real_places
 from support.values import PUBLISHER
 
 from fanin.commands.inspect import kind_of
-from fanin.edge.assemble import assemble
-from fanin.edge.bundle import Bundle
+from fanin.edge.assembly.assemble import assemble
+from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.tensors import encode_parameters
 
 X = np.random.default_rng(3).standard_normal((5, linear.NUM_INPUTS))

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from support.virtual import PUBLISHER, open_place, plan, start
 
-from fanin.clients.data import Examples
-from fanin.clients.digits import split_digits
-from fanin.clients.models import OpenedModel
+from fanin.clients.data.digits import split_digits
+from fanin.clients.data.examples import Examples
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import TrainingOutcome
 from fanin.clients.testing import LoopbackTransport, VirtualDevice, run_virtual, synthetic_bundle
-from fanin.clients.updates import TrainingOutcome
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos import messages as m
-from fanin.protos.runs import VersionPublished
-from fanin.server.verify import verify_run
-from fanin.server.work import load_parameters
+from fanin.protos.control import VersionPublished
+from fanin.server.aggregation.verify import verify_run
+from fanin.server.rounds.effects import load_parameters
 
 NUM_DEVICES, NUM_ROUNDS = 8, 12
 SHAPES = {"bias": (10,), "weight": (64, 10)}

@@ -13,7 +13,7 @@ from support.hosted import Hosted
 from support.linear import NUM_CLASSES, NUM_INPUTS, linear_graphs
 from support.values import PUBLISHER, plan
 
-from fanin.edge.assemble import assemble
+from fanin.edge.assembly.assemble import assemble
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
 STEPS = [

@@ -15,11 +15,11 @@ import pytest
 from support.processes import Site
 
 from fanin.clients.testing import synthetic_bundle
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.keys import SigningKey
+from fanin.protos.control import VersionPublished
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
-from fanin.protos.runs import VersionPublished
-from fanin.server.events import Assign, Effect, Fail
+from fanin.server.rounds.events import Assign, Effect, Fail
 
 PUBLISHER = SigningKey(bytes(range(32)))
 EFFECTS = [effect.__name__ for effect in get_args(Effect) if effect not in (Assign, Fail)]

@@ -20,8 +20,8 @@ from fanin.clients.transport import CallOptions, GrpcTransport, Line
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef
-from fanin.server.disk import Durability
-from fanin.server.spool import Spool
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.spool import Spool
 
 R = TypeVar("R", bound=Message)
 MAX_MESSAGE_BYTES = 4 << 20

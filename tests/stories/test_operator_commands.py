@@ -15,7 +15,7 @@ from support.hosted import Hosted
 from support.snapshot import snapshot
 
 from fanin.clients.testing import synthetic_bundle
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.keys import SigningKey
 
 PLAN = """
 name = "story"

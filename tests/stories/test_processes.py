@@ -12,11 +12,11 @@ from support import federations as f
 from support.errors import raises
 from support.processes import Site
 
-from fanin.clients.cache import hold_folder
+from fanin.clients.device.cache import hold_folder
 from fanin.commands.join import main as join
+from fanin.protos.control import Recorded, RoundOpened, RunRested
 from fanin.protos.errors import Conflict
-from fanin.protos.runs import Recorded, RoundOpened, RunRested
-from fanin.server.authority import local_identity
+from fanin.server.access.authority import local_identity
 
 
 @pytest.fixture

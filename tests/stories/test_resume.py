@@ -22,8 +22,8 @@ from fanin.clients.operator import Operator, next_version
 from fanin.clients.transport import PIECE_BYTES, GrpcTransport, Line
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
+from fanin.protos.control import Command, Pause, Recorded, VersionPublished
 from fanin.protos.errors import Unavailable
-from fanin.protos.runs import Command, Pause, Recorded, VersionPublished
 
 SHAPES = {"a": (1000, 1500), "b": (3,)}
 """6 MB an Update and a Version: six Chunks."""

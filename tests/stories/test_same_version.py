@@ -13,8 +13,8 @@ from support.scenarios import PATIENT_S, WILD, members
 
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
+from fanin.protos.control import RoundClosed
 from fanin.protos.plans import Plan
-from fanin.protos.runs import RoundClosed
 from fanin.simulation import Outcome, Scenario, simulate
 
 FAST = replace(WILD, piece_s=0.01, cut=0.1)

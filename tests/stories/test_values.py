@@ -9,12 +9,12 @@ from support.hosted import Hosted
 from support.scalar import TOO_MUCH, examples, scalar_graphs
 from support.values import PUBLISHER, plan
 
-from fanin.clients.data import Examples, memory_store
-from fanin.clients.embed import Home, joined
+from fanin.clients.data.examples import Examples, memory_store
+from fanin.clients.device.embed import Home, joined
 from fanin.commands.show import describe, event_row
-from fanin.edge.assemble import assemble
+from fanin.edge.assembly.assemble import assemble
+from fanin.protos.control import Recorded, RunRested, RunState, VersionPublished
 from fanin.protos.plans import StopPlan
-from fanin.protos.runs import Recorded, RunRested, RunState, VersionPublished
 
 NOISE = 0.5
 

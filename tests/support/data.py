@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fanin.clients.datafiles import DATA_VARIABLE, Places, places_from
+from fanin.clients.data.files import DATA_VARIABLE, Places, places_from
 
 BESIDE_THE_REPOSITORY = Path(__file__).parents[3] / "shared" / "data"
 

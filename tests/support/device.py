@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fanin.clients.cache import Cache
-from fanin.clients.client import Client, Options, Parts
+from fanin.clients.device.cache import Cache
+from fanin.clients.device.client import Client, Options, Parts
 from fanin.clients.testing import SyntheticTrainer
 from fanin.clients.transport import GrpcTransport, Line, ReadPayload
 from fanin.protos.messages import Download, UpdateHeader, UploadReply

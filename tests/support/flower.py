@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fanin.clients.models import OpenedModel
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import TrainingOutcome
 from fanin.clients.testing import Member, SyntheticTrainer, synthetic_bundle
-from fanin.clients.updates import TrainingOutcome
-from fanin.edge.grid import FIRST_RANGE
+from fanin.edge.codecs.grid import FIRST_RANGE
 from fanin.edge.tensors import Float32s
 from fanin.protos.messages import Assignment, CodecSpec
 from fanin.protos.plans import DEFAULT_MAX_SHIFTS
-from fanin.server.aggregation import blocks_within
-from fanin.server.state import look_into
+from fanin.server.aggregation.fold import blocks_within
+from fanin.server.folder import look_into
 from fanin.simulation import Scenario, simulate
 from support.virtual import PUBLISHER, plan
 

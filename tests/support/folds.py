@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from fanin.edge.codecs import Integers
+from fanin.edge.codecs.fixed import Integers
 from fanin.protos.messages import CodecSpec
 from fanin.protos.plans import CODEC_BITS
-from fanin.server.aggregation import Contribution
+from fanin.server.aggregation.fold import Contribution
 
 
 def fresh(weight: int, shifts: tuple[int, ...], codec: CodecSpec, pieces: Iterable[Integers]) -> Contribution:

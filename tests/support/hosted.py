@@ -15,22 +15,22 @@ from pathlib import Path
 
 from fanin.clients.operator import Operator
 from fanin.clients.transport import Line
-from fanin.edge.bundle import Bundle
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.keys import SigningKey
+from fanin.protos.control import RoundOpened, RunInfo, VersionPublished
 from fanin.protos.plans import Plan
-from fanin.protos.runs import RoundOpened, RunInfo, VersionPublished
-from fanin.server.authority import local_identity
-from fanin.server.connections import Connections
-from fanin.server.coordinator import Coordinator, Limits
-from fanin.server.disk import Durability
-from fanin.server.interceptors import Waits
-from fanin.server.lanes import ThreadLane
-from fanin.server.observe import LogObserver
-from fanin.server.registry import Registry
-from fanin.server.runs import Runs
+from fanin.server.access.authority import local_identity
+from fanin.server.access.connections import Connections
+from fanin.server.access.interceptors import Waits
+from fanin.server.access.registry import Registry
+from fanin.server.fleet.coordinator import Coordinator, Limits
+from fanin.server.folder import open_state
+from fanin.server.observe.observer import LogObserver
+from fanin.server.runs.catalog import Runs
 from fanin.server.service import Services, bind_server
-from fanin.server.state import open_state
-from fanin.server.store.devices import Role
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.lanes import ThreadLane
+from fanin.server.storage.sqlite.devices import Role
 
 NAMES = ("localhost", "127.0.0.1")
 START_S = 20.0

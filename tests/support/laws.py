@@ -7,11 +7,11 @@ from typing import Final
 from hypothesis import strategies as st
 
 from fanin.edge.tensors import TensorTable
+from fanin.protos import control as r
 from fanin.protos import messages as m
 from fanin.protos import plans as p
-from fanin.protos import runs as r
 from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef
-from fanin.protos.convert_runs import MAX_NUMBER
+from fanin.protos.convert_control import MAX_NUMBER
 
 UINT32: Final = st.integers(0, (1 << 32) - 1)
 UINT64: Final = st.integers(0, (1 << 64) - 1)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fanin.edge.export.app import App
 from fanin.edge.export.losses import cross_entropy, next_token
-from fanin.edge.export.onnx import to_onnx
+from fanin.edge.export.onnx.writer import to_onnx
 from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tflite import to_tflite
-from fanin.edge.export.trace import Traced, trace_train
+from fanin.edge.export.tflite.writer import to_tflite
+from fanin.edge.export.tracing.trace import Traced, trace_train
 from fanin.edge.runtimes.graphs import next_port
 from fanin.edge.tensors import Float32s
 from support.layers import BATCH_SIZE, CASES

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from fanin.edge.assemble import AssembledGraphs
+from fanin.edge.assembly.assemble import AssembledGraphs
 
 NUM_INPUTS, NUM_CLASSES, BATCH_SIZE = 6, 3, 4
 WEIGHT = np.linspace(-0.5, 0.5, NUM_INPUTS * NUM_CLASSES).astype(np.float32).reshape(NUM_INPUTS, NUM_CLASSES)

@@ -11,11 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fanin.edge.bundle import CHUNKS_FOLDER, Bundle, SignedManifest, folder_reader, read_signed_manifest, write_bundle
+from fanin.edge.bundles.bundle import (
+    CHUNKS_FOLDER,
+    Bundle,
+    SignedManifest,
+    folder_reader,
+    read_signed_manifest,
+    write_bundle,
+)
+from fanin.edge.bundles.keys import BUNDLE_CONTEXT, SigningKey
+from fanin.edge.bundles.manifest import Manifest, dump_manifest
 from fanin.edge.export import App, export_app
 from fanin.edge.export.formats import Graphs
-from fanin.edge.keys import BUNDLE_CONTEXT, SigningKey
-from fanin.edge.manifest import Manifest, dump_manifest
 from fanin.edge.runtimes.base import Batch
 from fanin.protos.chunks import artifact_of, cut
 

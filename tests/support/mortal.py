@@ -20,14 +20,14 @@ from typing import Final, TypeVar
 from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, Unavailable
-from fanin.server.blobs import Blobs
-from fanin.server.coordinator import Coordinator, Limits
-from fanin.server.disk import Durability
-from fanin.server.events import Effect
-from fanin.server.runs import Runs
-from fanin.server.spool import Spool
-from fanin.server.state import open_state
-from fanin.server.work import Tools
+from fanin.server.fleet.coordinator import Coordinator, Limits
+from fanin.server.folder import open_state
+from fanin.server.rounds.effects import Tools
+from fanin.server.rounds.events import Effect
+from fanin.server.runs.catalog import Runs
+from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.spool import Spool
 from support.forgetful import ForgetfulDisk
 from support.virtual import PUBLISHER
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fanin.clients.operator import ref_of
 from fanin.clients.testing import VirtualDevice, run_virtual, synthetic_bundle
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.versions import sign_version
 from fanin.edge.tensors import encode_parameters
-from fanin.edge.versions import sign_version
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of, cut
 from support.values import GRID, PUBLISHER, assignment

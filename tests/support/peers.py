@@ -11,15 +11,15 @@ from typing import Protocol, TypeVar
 import numpy as np
 from google.protobuf.message import Message
 
-from fanin.clients.cache import Cache
-from fanin.clients.client import Client, Options, Parts
-from fanin.clients.models import OpenedModel
+from fanin.clients.device.cache import Cache
+from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import make_update
 from fanin.clients.testing import SyntheticTrainer
 from fanin.clients.transport import CallOptions, GrpcTransport, Line
-from fanin.clients.updates import make_update
-from fanin.edge.bundle import Bundle
-from fanin.edge.codecs import CODECS
-from fanin.edge.keys import CALL_CONTEXT, SigningKey
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
+from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos import convert as c

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from fanin.clients.operator import Operator
 from fanin.clients.transport import Line
-from fanin.edge.bundle import Bundle
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.keys import SigningKey
+from fanin.protos.control import Recorded, RunInfo
 from fanin.protos.plans import Plan
-from fanin.protos.runs import Recorded, RunInfo
 
 SUPPORT = Path(__file__).parent
 START_S = 20.0

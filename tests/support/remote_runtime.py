@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.bundle import CHUNKS_FOLDER, MANIFEST_FILE, SIGNATURE_FILE, Bundle
+from fanin.edge.bundles.bundle import CHUNKS_FOLDER, MANIFEST_FILE, SIGNATURE_FILE, Bundle
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import (
     Batch,

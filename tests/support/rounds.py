@@ -4,8 +4,8 @@ from types import MappingProxyType
 
 import numpy as np
 
+from fanin.clients.device.updates import TrainingOutcome, make_update
 from fanin.clients.testing import LoopbackTransport
-from fanin.clients.updates import TrainingOutcome, make_update
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from support.virtual import SHAPES

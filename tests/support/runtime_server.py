@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fanin.edge.bundle import Bundle, open_folder
+from fanin.edge.bundles.bundle import Bundle, open_folder
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Batch, Runtime, StepSettings, TrainState
 from fanin.protos.errors import FaninError

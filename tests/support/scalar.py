@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from fanin.edge.assemble import AssembledGraphs
+from fanin.edge.assembly.assemble import AssembledGraphs
 from support.linear import file, port
 
 NUM_INPUTS, BATCH_SIZE = 3, 4

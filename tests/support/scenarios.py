@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fanin.clients.testing import Habits, Member, SyntheticTrainer, synthetic_bundle
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
 from fanin.protos.plans import Plan
 from fanin.simulation import Outcome, Scenario, simulate
 from support.virtual import PUBLISHER

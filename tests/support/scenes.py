@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
-from fanin.protos.plans import Plan
-from fanin.protos.runs import (
+from fanin.protos.control import (
     Adopt,
     Command,
     Pause,
@@ -20,8 +19,9 @@ from fanin.protos.runs import (
     Stop,
     VersionPublished,
 )
-from fanin.server.lanes import Lane, inline
-from fanin.server.verify import verify_run
+from fanin.protos.plans import Plan
+from fanin.server.aggregation.verify import verify_run
+from fanin.server.storage.lanes import Lane, inline
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
 T = TypeVar("T")

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
-from fanin.clients.cache import Cache
-from fanin.clients.client import Client, Options, Parts
-from fanin.clients.data import Examples
-from fanin.clients.models import OpenedModel
+from fanin.clients.data.examples import Examples
+from fanin.clients.device.cache import Cache
+from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import Trainer, TrainingOutcome
 from fanin.clients.operator import ref_of
 from fanin.clients.testing import SyntheticTrainer, synthetic_bundle
 from fanin.clients.transport import ReadPayload
-from fanin.clients.updates import Trainer, TrainingOutcome
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.versions import sign_version
 from fanin.edge.runtimes.base import Batch, Evaluate, Evaluated, Predict, TrainStep
 from fanin.edge.tensors import Float32s
-from fanin.edge.versions import sign_version
 from fanin.protos import messages as m
 from fanin.protos.chunks import cut
 from fanin.protos.errors import (

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import numpy as np
 
+from fanin.clients.device.updates import TrainingOutcome, make_update
 from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
-from fanin.clients.updates import TrainingOutcome, make_update
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
+from fanin.protos.control import VersionPublished
 from fanin.protos.plans import Plan
-from fanin.protos.runs import VersionPublished
-from fanin.server.verify import verify_run
+from fanin.server.aggregation.verify import verify_run
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, start
 
 T = TypeVar("T")

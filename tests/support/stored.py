@@ -2,10 +2,10 @@
 
 from sqlalchemy import Engine
 
-from fanin.protos import runs as r
+from fanin.protos import control as r
 from fanin.protos.plans import CohortPlan
-from fanin.server.store.rounds import CommittedUpdate, RoundMark, RoundRecord, RoundStore
-from fanin.server.store.runs import RunStore
+from fanin.server.storage.sqlite.rounds import CommittedUpdate, RoundMark, RoundRecord, RoundStore
+from fanin.server.storage.sqlite.runs import RunStore
 from support.values import DELEGATION, RUN, assignment, plan, update, version
 
 FIRST = version()

@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs import CODECS
-from fanin.edge.keys import BUNDLE_CONTEXT, SigningKey
+from fanin.edge.bundles.keys import BUNDLE_CONTEXT, SigningKey
+from fanin.edge.bundles.versions import sign_delegation, sign_version
+from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
-from fanin.edge.versions import sign_delegation, sign_version
 from fanin.protos import messages as m
 from fanin.protos import plans as p
 from fanin.protos.chunks import Artifact, artifact_of

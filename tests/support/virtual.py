@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fanin.clients.testing import synthetic_bundle
-from fanin.edge.bundle import Bundle
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
-from fanin.server.blobs import Blobs
-from fanin.server.coordinator import Coordinator, Limits
-from fanin.server.disk import Durability
-from fanin.server.lanes import Lane, inline
-from fanin.server.observe import LogObserver
-from fanin.server.runs import Runs
-from fanin.server.state import open_state
-from fanin.server.work import Tools
+from fanin.server.fleet.coordinator import Coordinator, Limits
+from fanin.server.folder import open_state
+from fanin.server.observe.observer import LogObserver
+from fanin.server.rounds.effects import Tools
+from fanin.server.runs.catalog import Runs
+from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.lanes import Lane, inline
 from fanin.simulation.operator import start_run
 
 PUBLISHER = SigningKey(bytes(range(32)))

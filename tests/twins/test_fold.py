@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.folds import fresh
 
-from fanin.edge.codecs import largest_value
+from fanin.edge.codecs.fixed import largest_value
 from fanin.edge.tensors import TensorTable
 from fanin.protos.messages import CodecSpec
-from fanin.server.aggregation import SCRATCH_VALUES, accept, begin, finish
-from fanin.server.outer import apply_fedavg
+from fanin.server.aggregation.fold import SCRATCH_VALUES, accept, begin, finish
+from fanin.server.aggregation.outer import apply_fedavg
 
 TABLE = TensorTable.of({"a": (2, 2), "b": (), "c": (0,), "d": (3,)})
 LIMIT = largest_value(32)

@@ -17,7 +17,7 @@ from support.nightly import nightly_but
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adam, Adapters, App, Recipe, Sgd, next_token, squared_error
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.prepare import MIN_FROZEN_VALUES, Prepared, prepare

@@ -9,7 +9,7 @@ from support.models import app_of, batches
 from support.remote_runtime import runtime_of
 from torch.nn.functional import cross_entropy
 
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import Batch, StepSettings
 from fanin.edge.tensors import Float32s
 

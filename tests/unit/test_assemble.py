@@ -18,12 +18,12 @@ from support.linear import BATCH_SIZE, BIAS, NUM_CLASSES, NUM_INPUTS, WEIGHT, li
 from support.models import app_of, batches, bundle_of, samples
 from support.values import PUBLISHER
 
-from fanin.edge.assemble import AssembledGraphs, _slot_at, assemble
-from fanin.edge.bundle import open_folder
+from fanin.edge.assembly.assemble import AssembledGraphs, _slot_at, assemble
+from fanin.edge.bundles.bundle import open_folder
+from fanin.edge.bundles.manifest import Slot, SlotKind, check_slots
 from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tflite import to_tflite
-from fanin.edge.export.trace import Traced, trace_evaluate, trace_train
-from fanin.edge.manifest import Slot, SlotKind, check_slots
+from fanin.edge.export.tflite.writer import to_tflite
+from fanin.edge.export.tracing.trace import Traced, trace_evaluate, trace_train
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Batch, StepSettings
 from fanin.protos.errors import InvalidBundle, InvalidInput

@@ -13,7 +13,7 @@ from support.audit import opened_folders
 from support.full_disk import full_disk, in_child
 
 from fanin.protos.errors import Corrupted, InvalidInput, StorageFull
-from fanin.server.authority import BACKDATED, CA_DAYS, RENEW_DAYS, SERVER_DAYS, ServerIdentity, local_identity
+from fanin.server.access.authority import BACKDATED, CA_DAYS, RENEW_DAYS, SERVER_DAYS, ServerIdentity, local_identity
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 NAMES = ("localhost", "127.0.0.1", "::1", "fanin.example")

@@ -11,8 +11,8 @@ from support.full_disk import full_disk, in_child
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import CHUNK_BYTES, artifact_of, short
 from fanin.protos.errors import Corrupted, InvalidInput, NotFound, StorageFull
-from fanin.server.blobs import Blobs
-from fanin.server.disk import Durability
+from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.disk import Durability
 
 DATA = bytes(range(256)) * 40
 DIGEST = artifact_of(DATA).sha256

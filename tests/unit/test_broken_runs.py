@@ -8,10 +8,10 @@ from support.staleness import assignment, send, settle, update
 from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
+from fanin.protos.control import Command, Pause, Resume, RoundFailed, RunRested, RunState, Stop
 from fanin.protos.errors import Conflict, Unavailable
-from fanin.protos.runs import Command, Pause, Resume, RoundFailed, RunRested, RunState, Stop
 
 REASON = "run run: cannot be taken up: unexpected error (IsADirectoryError); the coordinator's log has the details"
 

@@ -12,10 +12,10 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import LoopbackTransport, run_virtual
 from fanin.protos import messages as m
+from fanin.protos.control import RunState
 from fanin.protos.errors import NotFound
-from fanin.protos.runs import RunState
-from fanin.server.bulletin import REFRESH_BYTES_PER_S, refresh_window
-from fanin.server.selection import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S
+from fanin.server.fleet.bulletin import REFRESH_BYTES_PER_S, refresh_window
+from fanin.server.fleet.selection import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S
 
 T = TypeVar("T")
 CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))

@@ -11,9 +11,16 @@ from support.errors import raises
 from support.manifests import ARTIFACTS, INITIAL, TABLE, manifest
 from support.values import PUBLISHER, STRANGER
 
-from fanin.edge.bundle import Bundle, SignedManifest, folder_reader, open_folder, read_signed_manifest, write_bundle
-from fanin.edge.keys import BUNDLE_CONTEXT, VERSION_CONTEXT
-from fanin.edge.manifest import dump_manifest
+from fanin.edge.bundles.bundle import (
+    Bundle,
+    SignedManifest,
+    folder_reader,
+    open_folder,
+    read_signed_manifest,
+    write_bundle,
+)
+from fanin.edge.bundles.keys import BUNDLE_CONTEXT, VERSION_CONTEXT
+from fanin.edge.bundles.manifest import dump_manifest
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of, short
 from fanin.protos.errors import InvalidBundle

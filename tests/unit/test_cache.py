@@ -11,7 +11,7 @@ from support.errors import raises
 from support.full_disk import full_disk, in_child
 from support.values import assignment, update
 
-from fanin.clients.cache import Cache, hold_folder
+from fanin.clients.device.cache import Cache, hold_folder
 from fanin.protos.chunks import ChunkRef, artifact_of, short
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound, StorageFull, Unavailable
 

@@ -9,8 +9,8 @@ import pytest
 from support.errors import raises
 from support.scripted import FailingTrainer, LosingRuntime, Script, Store, client_of, run, scripted
 
-from fanin.clients.cache import Cache
-from fanin.clients.training import RuntimeTrainer
+from fanin.clients.device.cache import Cache
+from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.transport import ReadPayload
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact, ChunkRef, artifact_of

@@ -9,10 +9,10 @@ import pytest
 from support.scripted import LosingRuntime, Script, Store, scripted
 from support.values import PUBLISHER
 
-from fanin.clients.cache import Cache
-from fanin.clients.client import Client, Options, Parts
-from fanin.clients.serving import Serving
-from fanin.clients.training import RuntimeTrainer
+from fanin.clients.device.cache import Cache
+from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.device.serving import Serving
+from fanin.clients.device.training import RuntimeTrainer
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import (

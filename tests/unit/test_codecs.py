@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.errors import raises
 
-from fanin.edge.codecs import BLOCK_VALUES, CODECS, Encoded, codec_named, largest_value
+from fanin.edge.codecs.fixed import BLOCK_VALUES, CODECS, Encoded, codec_named, largest_value
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidUpdate
 from fanin.protos.messages import MAX_CODEC_SHIFT, MAX_GRID_EXPONENT, MIN_GRID_EXPONENT

@@ -10,8 +10,8 @@ from support.values import assignment, update
 
 from fanin.clients.testing import run_virtual
 from fanin.protos.errors import StorageFull
-from fanin.server.commits import GroupCommit
-from fanin.server.store.rounds import CommittedUpdate, RoundStore
+from fanin.server.storage.commits import GroupCommit
+from fanin.server.storage.sqlite.rounds import CommittedUpdate, RoundStore
 
 T = TypeVar("T")
 

@@ -12,9 +12,7 @@ from support.virtual import PUBLISHER, bundle_in, plan, start
 
 from fanin.clients.testing import synthetic_bundle
 from fanin.protos import messages as m
-from fanin.protos.errors import Conflict, NotFound
-from fanin.protos.plans import StopPlan
-from fanin.protos.runs import (
+from fanin.protos.control import (
     Adopt,
     Command,
     Evaluation,
@@ -29,7 +27,9 @@ from fanin.protos.runs import (
     Stop,
     VersionPublished,
 )
-from fanin.server.stopping import rest_of
+from fanin.protos.errors import Conflict, NotFound
+from fanin.protos.plans import StopPlan
+from fanin.server.runs.stopping import rest_of
 
 
 @pytest.mark.parametrize("restarts", [False, True])

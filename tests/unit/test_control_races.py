@@ -10,8 +10,7 @@ import pytest
 from support.errors import raises
 from support.scenes import Scene, finished, play, versions
 
-from fanin.protos.errors import InvalidInput
-from fanin.protos.runs import (
+from fanin.protos.control import (
     Adopt,
     Command,
     Pause,
@@ -21,6 +20,7 @@ from fanin.protos.runs import (
     Stop,
     VersionPublished,
 )
+from fanin.protos.errors import InvalidInput
 
 T = TypeVar("T")
 

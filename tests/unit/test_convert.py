@@ -5,10 +5,10 @@ from support.errors import raises
 from support.values import assignment
 
 from fanin.protos import convert as c
-from fanin.protos import convert_runs as cr
+from fanin.protos import convert_control as cr
 from fanin.protos import messages as m
+from fanin.protos.control import Command, Recorded, RunState, round_closed
 from fanin.protos.errors import InvalidInput, NotFound
-from fanin.protos.runs import Command, Recorded, RunState, round_closed
 from fanin.v1 import control_pb2, fleet_pb2
 
 

@@ -15,13 +15,13 @@ from fanin.clients.operator import next_version
 from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual, synthetic_bundle
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
+from fanin.protos.control import RoundOpened, RunState, VersionPublished
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound
-from fanin.protos.runs import RoundOpened, RunState, VersionPublished
-from fanin.server.blobs import Blobs
-from fanin.server.coordinator import Coordinator, Limits
-from fanin.server.disk import Durability
-from fanin.server.population import Device
-from fanin.server.work import whole
+from fanin.server.fleet.coordinator import Coordinator, Limits
+from fanin.server.rounds.effects import whole
+from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite.population import Device
 
 T = TypeVar("T")
 CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fanin.clients.data import (
+from fanin.clients.data.examples import (
     SLICE_VALUES,
     Examples,
     ExampleStore,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support.data import real_places, unreachable
 from support.errors import raises
 
-from fanin.clients.datafiles import DataFile, DataSet, Places, places_from, read_files
-from fanin.clients.datasets import (
+from fanin.clients.data.files import DataFile, DataSet, Places, places_from, read_files
+from fanin.clients.data.public import (
     FASHION_MNIST,
     SHAKESPEARE,
     Cutting,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.errors import raises
 
 from fanin.protos.errors import Conflict
-from fanin.server.connections import (
+from fanin.server.access.connections import (
     LEAST_DESCRIPTORS,
     OTHER_FILES,
     Connections,
@@ -17,7 +17,7 @@ from fanin.server.connections import (
     raise_descriptor_limit,
     share_descriptors,
 )
-from fanin.server.coordinator import Limits
+from fanin.server.fleet.coordinator import Limits
 
 
 @given(

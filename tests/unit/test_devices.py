@@ -7,10 +7,10 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from fanin.protos.errors import Corrupted
-from fanin.server.disk import Durability
-from fanin.server.population import Device
-from fanin.server.store.devices import DeviceStore, Role
-from fanin.server.store.engine import open_engine
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite.devices import DeviceStore, Role
+from fanin.server.storage.sqlite.engine import open_engine
+from fanin.server.storage.sqlite.population import Device
 
 DEVICES = [Device(public_key=f"{number:064x}") for number in range(5)]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fanin.clients.data import Examples
-from fanin.clients.digits import MAX_DEVICES, load_digits, split_digits
+from fanin.clients.data.digits import MAX_DEVICES, load_digits, split_digits
+from fanin.clients.data.examples import Examples
 from fanin.protos.errors import InvalidInput
 
 X_SHA256 = "9f578524b6cec1fc800cc52dfc87ebe56264983d490aa72a4bd928ba2570ec77"

@@ -9,9 +9,9 @@ from sqlalchemy import Engine, event, text
 from support.errors import raises
 
 from fanin.protos.errors import Corrupted, InvalidInput
-from fanin.server.disk import Durability
-from fanin.server.store.devices import DeviceStore
-from fanin.server.store.engine import open_engine
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite.devices import DeviceStore
+from fanin.server.storage.sqlite.engine import open_engine
 
 
 def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.edge.evaluations import SQUARES_FLOAT, SQUARES_INT8, counts_of
-from fanin.edge.measure import Measured
+from fanin.edge.runtimes.evaluations import SQUARES_FLOAT, SQUARES_INT8, counts_of
+from fanin.edge.runtimes.measure import Measured
 from fanin.protos import messages as m
-from fanin.protos.runs import Evaluation
-from fanin.server.stopping import MAX_RISE, evaluation_of
+from fanin.protos.control import Evaluation
+from fanin.server.runs.stopping import MAX_RISE, evaluation_of
 
 
 def test_sums_become_means_and_shares() -> None:

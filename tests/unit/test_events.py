@@ -8,11 +8,11 @@ import pytest
 from sqlalchemy import Engine, text
 from support.values import DELEGATION, RUN, plan, version
 
-from fanin.protos import runs as r
-from fanin.server.disk import Durability
-from fanin.server.store.engine import open_engine
-from fanin.server.store.rounds import RoundMark, RoundRecord, RoundStore
-from fanin.server.store.runs import PAGE_EVENTS, RunStore, add_event
+from fanin.protos import control as r
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite.engine import open_engine
+from fanin.server.storage.sqlite.rounds import RoundMark, RoundRecord, RoundStore
+from fanin.server.storage.sqlite.runs import PAGE_EVENTS, RunStore, add_event
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import torch
 from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, bundle_of, exported, samples
 from torch import Tensor, nn
 
-from fanin.edge.bundle import open_folder
+from fanin.edge.bundles.bundle import open_folder
+from fanin.edge.bundles.manifest import Port, SlotKind
 from fanin.edge.export import App, cross_entropy, export_app
-from fanin.edge.export.onnx import quiet_exporter
+from fanin.edge.export.onnx.writer import quiet_exporter
 from fanin.edge.export.prepare import prepare
-from fanin.edge.export.trace import trace_train
-from fanin.edge.manifest import Port, SlotKind
+from fanin.edge.export.tracing.trace import trace_train
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import UnsupportedModel
 

@@ -9,9 +9,9 @@ import torch
 from ai_edge_litert.interpreter import Interpreter
 from torch import Tensor
 
-from fanin.edge.export.operators import LATEST, check_operators
-from fanin.edge.export.tflite import to_tflite
-from fanin.edge.export.trace import Traced
+from fanin.edge.export.tflite.operators import LATEST, check_operators
+from fanin.edge.export.tflite.writer import to_tflite
+from fanin.edge.export.tracing.trace import Traced
 from fanin.protos.errors import UnsupportedModel
 
 TABLE = torch.arange(4096, dtype=torch.float32).reshape(64, 64) / 4096
@@ -100,8 +100,8 @@ def test_later_versions_of_an_operator_are_refused() -> None:
 
 QUIET = """
 import torch
-from fanin.edge.export.tflite import to_tflite
-from fanin.edge.export.trace import Traced
+from fanin.edge.export.tflite.writer import to_tflite
+from fanin.edge.export.tracing.trace import Traced
 class Twice(torch.nn.Module):
     def forward(self, x):
         return 2 * x

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
+from fanin.edge.bundles.manifest import SlotKind
+from fanin.edge.bundles.quantize import fill_slots, with_derived
 from fanin.edge.export import Adapters, App, Recipe, next_token
-from fanin.edge.export.flatgraph import FlatGraph
-from fanin.edge.export.folding import Infer, fold_norms
-from fanin.edge.export.operators import check_operators
+from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.prepare import Prepared, prepare
-from fanin.edge.export.tflite import to_tflite
-from fanin.edge.export.tflite_int8 import INFER, Int8File, build_infer, emptied, infer_ranges, quantize_infer
-from fanin.edge.export.trace import trace_infer
-from fanin.edge.manifest import SlotKind
-from fanin.edge.quantize import fill_slots, with_derived
+from fanin.edge.export.tflite.flatgraph import FlatGraph
+from fanin.edge.export.tflite.int8 import INFER, Int8File, build_infer, emptied, infer_ranges, quantize_infer
+from fanin.edge.export.tflite.operators import check_operators
+from fanin.edge.export.tflite.writer import to_tflite
+from fanin.edge.export.tracing.trace import trace_infer
 from fanin.edge.runtimes.tflite import with_slots
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel

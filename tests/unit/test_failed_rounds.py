@@ -16,8 +16,7 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos.chunks import Artifact
-from fanin.protos.errors import Corrupted, StorageFull
-from fanin.protos.runs import (
+from fanin.protos.control import (
     Command,
     Resume,
     RoundClosed,
@@ -29,12 +28,13 @@ from fanin.protos.runs import (
     RunState,
     Stop,
 )
-from fanin.server.blobs import Blobs
-from fanin.server.coordinator import Coordinator, Limits
-from fanin.server.disk import Durability
-from fanin.server.runs import Runs
-from fanin.server.spool import Spool, Upload
-from fanin.server.verify import verify_run
+from fanin.protos.errors import Corrupted, StorageFull
+from fanin.server.aggregation.verify import verify_run
+from fanin.server.fleet.coordinator import Coordinator, Limits
+from fanin.server.runs.catalog import Runs
+from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.spool import Spool, Upload
 
 ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=1)
 SEE_LOG = "the coordinator's log has the details"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from support.errors import raises
 
-from fanin.clients.fetching import Fetching
+from fanin.clients.device.fetching import Fetching
 from fanin.protos.chunks import MAX_MORE_CHUNKS, ChunkRef
 from fanin.protos.convert import download_from_proto, download_to_proto
 from fanin.protos.errors import InvalidInput, Unavailable

@@ -16,15 +16,15 @@ from support.layers import Normed
 from torch import nn
 from torch.nn.utils import fusion
 
-from fanin.edge.derived import Derived, Folded
+from fanin.edge.bundles.derived import Derived, Folded
+from fanin.edge.bundles.manifest import Slot, SlotKind
+from fanin.edge.bundles.quantize import fill_slots, weight_codes, weight_scales, with_derived
 from fanin.edge.export import App, Recipe
-from fanin.edge.export.folding import Infer, fold_norms
 from fanin.edge.export.formats import onnx_infer
-from fanin.edge.export.int8 import Int8Model
+from fanin.edge.export.int8.folding import Infer, fold_norms
+from fanin.edge.export.onnx.int8 import Int8Model
 from fanin.edge.export.prepare import Prepared, prepare
-from fanin.edge.export.trace import trace_infer
-from fanin.edge.manifest import Slot, SlotKind
-from fanin.edge.quantize import fill_slots, weight_codes, weight_scales, with_derived
+from fanin.edge.export.tracing.trace import trace_infer
 from fanin.edge.runtimes.reference import embed_slots
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel

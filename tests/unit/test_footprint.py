@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.values import PUBLISHER, assignment
 
-from fanin.clients.footprint import PAUSE_S, SparingTrainer, unchanged
-from fanin.clients.models import OpenedModel
+from fanin.clients.device.footprint import PAUSE_S, SparingTrainer, unchanged
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import TrainingOutcome
 from fanin.clients.testing import SyntheticTrainer, synthetic_bundle
-from fanin.clients.updates import TrainingOutcome
 from fanin.protos.messages import Assignment
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="gives back on Linux only")
@@ -59,7 +59,7 @@ def test_what_a_system_does_not_tell_counts_as_changed() -> None:
 GIVES_BACK = """
 import ctypes, hashlib, mmap, sys
 import numpy as np
-from fanin.clients.footprint import give_back
+from fanin.clients.device.footprint import give_back
 
 def resident_kb():
     with open("/proc/self/status") as lines:
@@ -93,7 +93,7 @@ def test_what_is_given_back_is_there_when_it_is_needed(tmp_path: Path) -> None:
 
 SHARES = """
 import ctypes, sys, threading
-from fanin.clients.footprint import share_one_heap
+from fanin.clients.device.footprint import share_one_heap
 
 if sys.argv[1] == "one":
     share_one_heap()

@@ -11,8 +11,8 @@ from fanin.clients.testing import run_virtual, synthetic_bundle
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
-from fanin.protos.runs import Command, Stop
-from fanin.server.permits import CHUNK_S, LENT_S, NUM_PERMITS
+from fanin.protos.control import Command, Stop
+from fanin.server.access.permits import CHUNK_S, LENT_S, NUM_PERMITS
 
 Told = tuple[float, m.UploadReply]
 SOON_S = LENT_S / 10

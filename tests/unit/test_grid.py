@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.values import TABLE
 
-from fanin.edge.grid import (
+from fanin.edge.codecs.grid import (
     MAX_EXPONENT,
     MAX_MOVE_BITS,
     MAX_REACH,

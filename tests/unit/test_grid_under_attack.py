@@ -14,19 +14,19 @@ import pytest
 from sqlalchemy import text
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
-from fanin.clients.models import OpenedModel
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import TrainingOutcome
 from fanin.clients.operator import next_version
 from fanin.clients.testing import Fleet, LoopbackTransport, VirtualDevice, run_virtual
-from fanin.clients.updates import TrainingOutcome
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
-from fanin.protos.runs import Adopt, Command
-from fanin.server.disk import Durability
-from fanin.server.state import look_into
-from fanin.server.store.engine import open_engine
-from fanin.server.store.rounds import RoundRecord
-from fanin.server.verify import verify_run
-from fanin.server.work import load_parameters
+from fanin.protos.control import Adopt, Command
+from fanin.server.aggregation.verify import verify_run
+from fanin.server.folder import look_into
+from fanin.server.rounds.effects import load_parameters
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite.engine import open_engine
+from fanin.server.storage.sqlite.rounds import RoundRecord
 
 NUM_ROUNDS = 10
 NUM_VALUES = 22

@@ -9,7 +9,7 @@ from support.scenarios import CALM, PATIENT_S, told
 from support.virtual import plan
 
 from fanin.clients.testing import Habits, Lie
-from fanin.protos.runs import RoundClosed
+from fanin.protos.control import RoundClosed
 
 REFUSED = {
     Lie.DIGEST: "InvalidUpdate: update: chunk 0: digest mismatch",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support.linear import BIAS, WEIGHT, infer_graph, train_graph
 
-from fanin.edge.initializers import Constant, empty_constants, fill_constants, list_constants
+from fanin.edge.bundles.initializers import Constant, empty_constants, fill_constants, list_constants
 from fanin.protos.errors import InvalidBundle
 
 SHAPES = st.lists(st.integers(0, 300), max_size=3).map(tuple)

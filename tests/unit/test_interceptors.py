@@ -18,14 +18,14 @@ from fanin.protos.calls import AUTHORIZATION, BEARER
 from fanin.protos.convert import enrollment_to_proto
 from fanin.protos.errors import InvalidInput, Unauthenticated, Unavailable
 from fanin.protos.messages import Enrollment
-from fanin.server.disk import Durability
-from fanin.server.interceptors import CONTROL, ENROLL, FLEET, LOG, MAX_TEXT_CHARS, Rim, Waits
-from fanin.server.lanes import inline
-from fanin.server.observe import LogObserver
-from fanin.server.refused import RefusedCalls
-from fanin.server.registry import Registry
+from fanin.server.access.interceptors import CONTROL, ENROLL, FLEET, LOG, MAX_TEXT_CHARS, Rim, Waits
+from fanin.server.access.refused import RefusedCalls
+from fanin.server.access.registry import Registry
+from fanin.server.folder import open_state
+from fanin.server.observe.observer import LogObserver
 from fanin.server.service import SERVER_OPTIONS, FleetService
-from fanin.server.state import open_state
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.lanes import inline
 
 UPLOAD = f"{FLEET}Upload"
 T = TypeVar("T")

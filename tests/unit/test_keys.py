@@ -8,8 +8,8 @@ from support.errors import raises
 from support.full_disk import full_disk, in_child
 from support.values import PUBLISHER, STRANGER
 
-from fanin.edge import keys
-from fanin.edge.keys import SigningKey, is_signed, load_or_create_key
+from fanin.edge.bundles import keys
+from fanin.edge.bundles.keys import SigningKey, is_signed, load_or_create_key
 from fanin.protos.errors import InvalidInput, StorageFull
 
 CONTEXTS = (keys.BUNDLE_CONTEXT, keys.VERSION_CONTEXT, keys.DELEGATION_CONTEXT, keys.CALL_CONTEXT)

@@ -12,10 +12,10 @@ import pytest
 from support.one_device import rounds, take_part
 from support.values import PUBLISHER
 
-from fanin.clients.data import Examples, MemoryStore, snapshot
+from fanin.clients.data.examples import Examples, MemoryStore, snapshot
+from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.testing import LoopbackTransport, VirtualDevice
-from fanin.clients.training import RuntimeTrainer
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import Batch, Evaluate, Evaluated, Predict, StepSettings, TrainState, TrainStep
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
@@ -125,7 +125,7 @@ def test_each_round_uses_what_the_store_holds_then_and_only_that(tmp_path: Path)
         (OSError("the database is locked"), "example store: train: OSError: the database is locked"),
         (
             [1.0, 2.0],
-            "example store: train: got list, expected fanin.clients.data.Examples(x=..., y=...)",
+            "example store: train: got list, expected fanin.clients.data.examples.Examples(x=..., y=...)",
         ),
         (
             Examples(x=np.zeros((2, 7), np.float32), y=np.zeros(2, np.int32)),

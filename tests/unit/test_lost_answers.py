@@ -16,17 +16,17 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
+from fanin.protos.control import RoundFailed, RoundOpened, RunState, VersionPublished
 from fanin.protos.errors import Unavailable
 from fanin.protos.messages import Version
-from fanin.protos.runs import RoundFailed, RoundOpened, RunState, VersionPublished
-from fanin.server.commits import GroupCommit
-from fanin.server.coordinator import Coordinator, Limits
-from fanin.server.disk import Durability
-from fanin.server.lanes import inline
-from fanin.server.runs import Runs
-from fanin.server.store.engine import open_engine
-from fanin.server.store.rounds import CommittedUpdate, RoundRecord, RoundStore
-from fanin.server.verify import verify_run
+from fanin.server.aggregation.verify import verify_run
+from fanin.server.fleet.coordinator import Coordinator, Limits
+from fanin.server.runs.catalog import Runs
+from fanin.server.storage.commits import GroupCommit
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.lanes import inline
+from fanin.server.storage.sqlite.engine import open_engine
+from fanin.server.storage.sqlite.rounds import CommittedUpdate, RoundRecord, RoundStore
 
 WANTED = plan(concurrency=2, buffer=2, quorum=2, max_rounds=2)
 

@@ -9,7 +9,7 @@ import pytest
 from support.errors import raises
 from support.manifests import manifest, slots
 
-from fanin.edge.manifest import FORMAT, Slot, SlotKind, dump_manifest, parse_manifest
+from fanin.edge.bundles.manifest import FORMAT, Slot, SlotKind, dump_manifest, parse_manifest
 from fanin.protos.errors import InvalidBundle
 
 Row = dict[str, Any]

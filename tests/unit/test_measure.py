@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from support.manifests import manifest
 from support.values import PUBLISHER
 
-from fanin.edge.bundle import Bundle, SignedManifest
-from fanin.edge.keys import BUNDLE_CONTEXT
-from fanin.edge.manifest import dump_manifest
-from fanin.edge.measure import Measured, check_drop, compare, measure
+from fanin.edge.bundles.bundle import Bundle, SignedManifest
+from fanin.edge.bundles.keys import BUNDLE_CONTEXT
+from fanin.edge.bundles.manifest import dump_manifest
 from fanin.edge.runtimes.base import Batch, Evaluate, Evaluated, Predict
+from fanin.edge.runtimes.measure import Measured, check_drop, compare, measure
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidVersion
 

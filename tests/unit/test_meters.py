@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.meters import (
+from fanin.datacenter.watch.meters import (
     DATA,
     STEP,
     JsonLines,
@@ -22,7 +22,7 @@ from fanin.datacenter.meters import (
     peak_resident_bytes,
     short,
 )
-from fanin.datacenter.timeline import Timeline, trace, waiting_share, watch_stage
+from fanin.datacenter.watch.timeline import Timeline, trace, waiting_share, watch_stage
 from fanin.protos.errors import InvalidInput, RuntimeMissing
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from fanin.clients.testing import run_virtual
-from fanin.server.patience import Patience
+from fanin.server.access.patience import Patience
 
 
 def test_what_is_woken_between_two_reads_ends_the_next_at_once() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 
 from fanin.clients.testing import run_virtual
-from fanin.server.permits import CHUNK_S, LENT_S, WAIT_S, Permit, Permits
+from fanin.server.access.permits import CHUNK_S, LENT_S, WAIT_S, Permit, Permits
 
 
 async def chunk(permit: Permit, *waits: float) -> float:

@@ -16,11 +16,10 @@ from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from fanin.commands.main import main
 from fanin.commands.plan import progress_of
-from fanin.datacenter.counters import ALL_REDUCE, SEND, Amount
-from fanin.datacenter.flops import HARDWARE
-from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.models.decoder import DecoderConfig
-from fanin.datacenter.parallel.schedules import SCHEDULES, Pipeline
+from fanin.datacenter.network.counters import ALL_REDUCE, SEND, Amount
+from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES, Pipeline
 from fanin.datacenter.parallel.settings import ParallelSettings, check_job
 from fanin.datacenter.planner import Wanted, plan, price
 from fanin.datacenter.planner.bubble import bubble_share, bubble_units, live_pieces
@@ -31,6 +30,7 @@ from fanin.datacenter.planner.presets import PRESETS, config_of
 from fanin.datacenter.planner.search import describe, factorisations, jobs
 from fanin.datacenter.planner.timing import Machine, Timing, predict_timing
 from fanin.datacenter.planner.traffic import predict_traffic
+from fanin.datacenter.watch.flops import HARDWARE
 from fanin.protos.errors import InvalidInput
 
 TOPOLOGY = Topology(inside=LINKS["nvlink4"], between=LINKS["ib-ndr"], ranks_per_node=8)

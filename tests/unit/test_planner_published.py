@@ -9,9 +9,8 @@ from functools import cache
 
 import pytest
 
-from fanin.datacenter.flops import HARDWARE
-from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.models.decoder import DecoderConfig
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, Recompute
 from fanin.datacenter.planner import Choice, Wanted
 from fanin.datacenter.planner.facts import ModelFacts, decoder_facts
@@ -19,6 +18,7 @@ from fanin.datacenter.planner.links import LINKS, Link, Topology, link_of
 from fanin.datacenter.planner.memory import worst_memory
 from fanin.datacenter.planner.presets import PRESETS
 from fanin.datacenter.planner.timing import Machine, predict_timing
+from fanin.datacenter.watch.flops import HARDWARE
 
 TITAN_A100 = "torchtitan docs/performance.md (2024), 64 A100"
 TITAN_H100 = "torchtitan benchmarks/llama3_h100_202412_torchtitan.md (2024-12)"

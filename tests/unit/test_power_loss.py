@@ -8,8 +8,8 @@ import pytest
 from support.forgetful import ForgetfulDisk
 
 from fanin.protos.chunks import CHUNK_BYTES, artifact_of
-from fanin.server.blobs import Blobs
-from fanin.server.disk import Durability, make_folder
+from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.disk import Durability, make_folder
 
 DATA = bytes(range(256)) * 20
 DIGEST = artifact_of(DATA).sha256

@@ -13,12 +13,12 @@ from hypothesis.extra import numpy as arrays
 from support.models import app_of
 from torch import Tensor, nn
 
+from fanin.edge.bundles.quantize import weight_codes, weight_scales
 from fanin.edge.export import Adapters, App, Recipe
-from fanin.edge.export.adapters import AdaptedConv2d, AdaptedLinear
 from fanin.edge.export.app import Trains
-from fanin.edge.export.places import call_with
+from fanin.edge.export.modules.adapters import AdaptedConv2d, AdaptedLinear
+from fanin.edge.export.modules.places import call_with
 from fanin.edge.export.prepare import MIN_FROZEN_VALUES, Prepared, prepare
-from fanin.edge.quantize import weight_codes, weight_scales
 from fanin.protos.errors import UnsupportedModel
 
 WIDE = 16

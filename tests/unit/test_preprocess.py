@@ -13,14 +13,14 @@ from support.raw import BATCH_SIZE, NUM_CLASSES, PREPROCESS, Characters, Pixels,
 from support.values import assignment
 from torch import Tensor, nn
 
-from fanin.clients.data import Examples, MemoryStore
-from fanin.clients.models import OpenedModel
-from fanin.clients.training import RuntimeTrainer
-from fanin.edge.bundle import Bundle
+from fanin.clients.data.examples import Examples, MemoryStore
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.training import RuntimeTrainer
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.manifest import Port
 from fanin.edge.export import App, inputs_of
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.preprocess import ENCODERS, trace_preprocess, verify_preprocess
-from fanin.edge.manifest import Port
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import ModelPort, Runtime
 from fanin.edge.runtimes.models import model_inputs, open_preprocess, run_rows

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.edge.manifest import (
+from fanin.edge.bundles.manifest import (
     DEVICE_SIGNATURES,
     MIN_INPUT_SCALE,
     Manifest,
@@ -18,7 +18,7 @@ from fanin.edge.manifest import (
     dump_manifest,
     parse_manifest,
 )
-from fanin.edge.quantize import bias_codes, bias_scales, fill_slots, weight_codes, weight_scales
+from fanin.edge.bundles.quantize import bias_codes, bias_scales, fill_slots, weight_codes, weight_scales
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidVersion

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fanin.commands.terminal import write_json
-from fanin.edge.derived import Derived
+from fanin.edge.bundles.derived import Derived
 from fanin.edge.export import App, Recipe, check_app, export_app, next_token, squared_error
-from fanin.edge.export.examples import check_kept, example_batch, other_batch
-from fanin.edge.export.folding import Infer
 from fanin.edge.export.formats import onnx_infer
-from fanin.edge.export.int8 import Calibration, _quantize
+from fanin.edge.export.int8.folding import Infer
+from fanin.edge.export.onnx.int8 import Calibration, _quantize
 from fanin.edge.export.prepare import prepare
-from fanin.edge.export.reading import NoReading, ValueRead
 from fanin.edge.export.refusals import NoForm
-from fanin.edge.export.trace import trace_infer, trace_train
+from fanin.edge.export.tracing.examples import check_kept, example_batch, other_batch
+from fanin.edge.export.tracing.reading import NoReading, ValueRead
+from fanin.edge.export.tracing.trace import trace_infer, trace_train
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 Forward = Callable[[Tensor], Tensor]

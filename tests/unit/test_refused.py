@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from fanin.clients.testing import run_virtual
-from fanin.server.refused import MAX_LINES, WINDOW_S, RefusedCalls
+from fanin.server.access.refused import MAX_LINES, WINDOW_S, RefusedCalls
 
 LOG = logging.getLogger("test.refused")
 

@@ -8,15 +8,15 @@ import pytest
 from support.errors import raises
 from support.values import DEVICE_KEY, STRANGER
 
-from fanin.edge.keys import CALL_CONTEXT, SigningKey
+from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, Call, device_id_of
 from fanin.protos.errors import Conflict, Unauthenticated, Untimely, public_text
 from fanin.protos.messages import Enrollment
-from fanin.server.disk import Durability
-from fanin.server.population import Device
-from fanin.server.registry import Registry, token_sha256
-from fanin.server.store.devices import DeviceStore, Role
-from fanin.server.store.engine import open_engine
+from fanin.server.access.registry import Registry, token_sha256
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite.devices import DeviceStore, Role
+from fanin.server.storage.sqlite.engine import open_engine
+from fanin.server.storage.sqlite.population import Device
 
 NOW_S = 1_000_000
 DEVICE_ID = device_id_of(DEVICE_KEY.public)

@@ -9,12 +9,12 @@ from sqlalchemy import Engine
 from support.stored import FIRST, OPEN, START, close, commit, committed, events, published
 from support.values import RUN, version
 
-from fanin.protos import runs as r
-from fanin.server.disk import Durability
-from fanin.server.store.control import ControlStore
-from fanin.server.store.engine import open_engine
-from fanin.server.store.rounds import RoundMark, RoundStore
-from fanin.server.store.runs import RunStore
+from fanin.protos import control as r
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite.commands import ControlStore
+from fanin.server.storage.sqlite.engine import open_engine
+from fanin.server.storage.sqlite.rounds import RoundMark, RoundStore
+from fanin.server.storage.sqlite.runs import RunStore
 
 
 @pytest.fixture

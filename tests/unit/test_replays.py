@@ -3,7 +3,7 @@
 import random
 
 from fanin.protos.errors import Untimely
-from fanin.server.replays import NUM_TIMES, CallTimes
+from fanin.server.access.replays import NUM_TIMES, CallTimes
 
 
 def is_served(times: CallTimes, device_id: str, time_us: int) -> bool:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.errors import raises
 
-from fanin.server import events as e
-from fanin.server import rounds as r
-from fanin.server.diagram import diagram
-from fanin.server.rounds import Phase, Round, Rules
+from fanin.server.rounds import events as e
+from fanin.server.rounds import machine as r
+from fanin.server.rounds.diagram import diagram
+from fanin.server.rounds.machine import Phase, Round, Rules
 
 PAGE = Path(__file__).parents[2] / "docs" / "rounds.md"
 RULES = Rules(concurrency=3, buffer=2, quorum=1, deadline_s=60.0)
@@ -309,6 +309,6 @@ def test_no_story_takes_more_places_than_there_are(story: list[tuple[e.Event, fl
 
 def test_the_page_in_docs_shows_this_table() -> None:
     text = PAGE.read_text()
-    assert f"```mermaid\n{diagram()}```" in text, f"put what fanin.server.diagram.diagram() returns into {PAGE}"
+    assert f"```mermaid\n{diagram()}```" in text, f"put what fanin.server.rounds.diagram.diagram() returns into {PAGE}"
     for phase in Phase:
         assert f"**{phase.value}**" in text, f"{PAGE} says nothing of {phase.value}"

@@ -13,19 +13,19 @@ from support.values import PUBLISHER, plan
 
 from fanin.clients.operator import ref_of
 from fanin.clients.testing import synthetic_bundle
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.versions import sign_delegation, sign_version
 from fanin.edge.tensors import TensorTable, encode_parameters
-from fanin.edge.versions import sign_delegation, sign_version
 from fanin.protos.chunks import Artifact, artifact_of, cut
+from fanin.protos.control import StartRun
 from fanin.protos.errors import Corrupted, InvalidBundle, InvalidVersion, NotFound
 from fanin.protos.messages import Version
-from fanin.protos.runs import StartRun
-from fanin.server.disk import Durability
-from fanin.server.lanes import inline
-from fanin.server.observe import LogObserver
-from fanin.server.runs import Runs
-from fanin.server.state import open_state
-from fanin.server.work import Tools
+from fanin.server.folder import open_state
+from fanin.server.observe.observer import LogObserver
+from fanin.server.rounds.effects import Tools
+from fanin.server.runs.catalog import Runs
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.lanes import inline
 
 SHAPES = {"a": (2, 3), "b": (4,)}
 TABLE = TensorTable.of(SHAPES)

@@ -9,14 +9,14 @@ import pytest
 from support.models import NUM_CLASSES, PUBLISHER, bundle_of, exported, samples
 from support.raw import raw_app, raw_of
 
-from fanin.clients.cache import Cache
-from fanin.clients.models import OpenedModel
+from fanin.clients.device.cache import Cache
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.serving import Serving
 from fanin.clients.operator import ref_of
-from fanin.clients.serving import Serving
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.versions import sign_version
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.tensors import Float32s, encode_parameters
-from fanin.edge.versions import sign_version
 from fanin.protos.chunks import Artifact, artifact_of, cut
 from fanin.protos.errors import NotFound
 from fanin.protos.messages import Publication, ServedVersion, Version

@@ -9,8 +9,8 @@ import pytest
 from support.errors import raises
 from support.values import assignment
 
-from fanin.clients import session as s
-from fanin.clients.session import Phase, Session
+from fanin.clients.device import session as s
+from fanin.clients.device.session import Phase, Session
 from fanin.protos import messages as m
 
 WORK = assignment()

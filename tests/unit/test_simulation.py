@@ -13,11 +13,11 @@ from support.scenarios import CALM, PATIENT_S, WILD, bundle_in, members, told
 from support.virtual import PUBLISHER, plan
 
 from fanin.clients.testing import Habits, Member, SyntheticTrainer, run_virtual
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.keys import SigningKey
+from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState
 from fanin.protos.errors import InvalidVersion, Unavailable
-from fanin.protos.runs import RoundClosed, RoundFailed, RunRested, RunState
-from fanin.server.state import look_into
-from fanin.server.verify import verify_run
+from fanin.server.aggregation.verify import verify_run
+from fanin.server.folder import look_into
 from fanin.simulation import Federation, Outcome, Scenario, simulate
 
 STOPS_S = (50.0, 200.0)

@@ -13,8 +13,8 @@ from support.values import assignment, update
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, artifact_of, cut, short
 from fanin.protos.errors import Corrupted, InvalidUpdate, StorageFull, Unavailable
 from fanin.protos.messages import Piece, UpdateHeader
-from fanin.server.disk import Durability
-from fanin.server.spool import Spool, Upload
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.spool import Spool, Upload
 
 PAYLOAD = bytes(index * 7 % 251 for index in range(2 * CHUNK_BYTES + 1000))
 HEADER = replace(update(assignment())[0], payload=artifact_of(PAYLOAD))

@@ -27,15 +27,15 @@ from fanin.clients.operator import next_version
 from fanin.clients.testing import run_virtual
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
-from fanin.protos.convert_runs import start_run_to_proto
+from fanin.protos.control import Adopt, Command, Pause, Resume, RoundClosed, RunState, Stop
+from fanin.protos.convert_control import start_run_to_proto
 from fanin.protos.errors import InvalidPlan, Unavailable
 from fanin.protos.plans import AggregationPlan
-from fanin.protos.runs import Adopt, Command, Pause, Resume, RoundClosed, RunState, Stop
-from fanin.server.aggregation import Contribution, accept, begin, finish
-from fanin.server.disk import Durability
-from fanin.server.state import look_into
-from fanin.server.store.engine import open_engine
-from fanin.server.verify import verify_run
+from fanin.server.aggregation.fold import Contribution, accept, begin, finish
+from fanin.server.aggregation.verify import verify_run
+from fanin.server.folder import look_into
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite.engine import open_engine
 
 
 @pytest.mark.parametrize("adopts", [False, True])

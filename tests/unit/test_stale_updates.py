@@ -8,8 +8,8 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
-from fanin.protos.runs import RoundClosed
-from fanin.server.verify import verify_run
+from fanin.protos.control import RoundClosed
+from fanin.server.aggregation.verify import verify_run
 
 
 @pytest.mark.parametrize("buffer", [1, 2, 3])

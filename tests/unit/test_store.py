@@ -15,18 +15,18 @@ from support.errors import raises
 from support.stored import FIRST, OPEN, START, close, commit, committed, events, published
 from support.values import BUNDLE, RUN, assignment, update, version
 
-from fanin.protos import runs as r
+from fanin.protos import control as r
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Conflict, Corrupted, StorageFull
-from fanin.server.disk import Durability
-from fanin.server.population import Device
-from fanin.server.store import engine as engine_module
-from fanin.server.store.control import ControlStore, Newest
-from fanin.server.store.devices import DeviceStore, Role
-from fanin.server.store.engine import open_engine
-from fanin.server.store.rounds import CommittedUpdate, RoundMark, RoundRecord, RoundStore
-from fanin.server.store.runs import RunRecord, RunStore
-from fanin.server.store.schema import METADATA
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite import engine as engine_module
+from fanin.server.storage.sqlite.commands import ControlStore, Newest
+from fanin.server.storage.sqlite.devices import DeviceStore, Role
+from fanin.server.storage.sqlite.engine import open_engine
+from fanin.server.storage.sqlite.population import Device
+from fanin.server.storage.sqlite.rounds import CommittedUpdate, RoundMark, RoundRecord, RoundStore
+from fanin.server.storage.sqlite.runs import RunRecord, RunStore
+from fanin.server.storage.sqlite.schema import METADATA
 
 
 @pytest.fixture

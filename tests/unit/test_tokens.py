@@ -7,11 +7,11 @@ import pytest
 from support.errors import raises
 
 from fanin.protos.errors import Corrupted
-from fanin.server.disk import Durability
-from fanin.server.registry import Registry
-from fanin.server.store.devices import DeviceStore, Role
-from fanin.server.store.engine import open_engine
-from fanin.server.tokens import ensure_token
+from fanin.server.access.registry import Registry
+from fanin.server.access.tokens import ensure_token
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite.devices import DeviceStore, Role
+from fanin.server.storage.sqlite.engine import open_engine
 
 
 @pytest.fixture

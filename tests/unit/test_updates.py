@@ -7,13 +7,13 @@ import pytest
 from support.errors import raises
 from support.values import GRID, TABLE, assignment, parameters
 
-from fanin.clients.updates import TrainingOutcome, make_update
-from fanin.edge.codecs import largest_value
+from fanin.clients.device.updates import TrainingOutcome, make_update
+from fanin.edge.codecs.fixed import largest_value
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidUpdate
-from fanin.server.validation import Expected, check_header
+from fanin.server.fleet.validation import Expected, check_header
 
 WORK = assignment()
 TELEMETRY = m.Telemetry(runtime="synthetic 1", train_s=2.0)

@@ -8,14 +8,14 @@ from support.errors import raises
 from support.manifests import manifest
 from support.values import TABLE, assignment, update
 
-from fanin.edge.evaluations import counts_of, measured_of
-from fanin.edge.manifest import Port
-from fanin.edge.measure import Measured
+from fanin.edge.bundles.manifest import Port
+from fanin.edge.runtimes.evaluations import counts_of, measured_of
+from fanin.edge.runtimes.measure import Measured
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef, artifact_of
 from fanin.protos.errors import InvalidUpdate
-from fanin.server.validation import Expected, capped_counts, check_header, labels_of, weight_of
+from fanin.server.fleet.validation import Expected, capped_counts, check_header, labels_of, weight_of
 
 WORK = assignment()
 HEADER, _ = update(WORK)

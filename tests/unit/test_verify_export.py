@@ -9,7 +9,7 @@ from support.models import Mlp, app_of, exported
 from support.nightly import nightly_but
 from torch import Tensor, nn
 
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adam, App, Recipe, Sgd
 from fanin.edge.export.losses import cross_entropy
 from fanin.edge.export.prepare import prepare

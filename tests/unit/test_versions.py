@@ -6,7 +6,7 @@ import pytest
 from support.errors import raises
 from support.values import BUNDLE, DELEGATION, PUBLISHER, RUN, RUN_KEY, STRANGER, version
 
-from fanin.edge.versions import check_delegation, check_version, sign_delegation, sign_version
+from fanin.edge.bundles.versions import check_delegation, check_version, sign_delegation, sign_version
 from fanin.protos.chunks import artifact_of, short
 from fanin.protos.errors import InvalidVersion
 from fanin.protos.messages import Delegation, Version

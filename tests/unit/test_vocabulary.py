@@ -9,13 +9,13 @@ from support.models import exported
 from support.values import assignment
 from torch import Tensor, nn
 
-from fanin.clients.data import Examples, MemoryStore
-from fanin.clients.models import OpenedModel
-from fanin.clients.training import RuntimeTrainer
-from fanin.edge.bundle import Bundle
+from fanin.clients.data.examples import Examples, MemoryStore
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.training import RuntimeTrainer
+from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App, next_token
 from fanin.edge.export.prepare import prepare
-from fanin.edge.export.vocabulary import count_tokens
+from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Batch, StepSettings
 from fanin.edge.runtimes.models import model_inputs

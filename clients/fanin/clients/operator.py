@@ -5,18 +5,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from fanin.clients.transport import CallOptions, Line
-from fanin.edge.bundle import Bundle, SignedManifest
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.bundle import Bundle, SignedManifest
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.versions import sign_delegation, sign_version
 from fanin.edge.tensors import Float32s, decode_parameters, encode_parameters
-from fanin.edge.versions import sign_delegation, sign_version
 from fanin.protos import convert as c
-from fanin.protos import convert_runs as cr
+from fanin.protos import convert_control as cr
 from fanin.protos.calls import AUTHORIZATION, BEARER
 from fanin.protos.chunks import artifact_of, assemble, cut
+from fanin.protos.control import Command, Recorded, RunDescription, RunInfo, StartRun, VersionWithBundle
 from fanin.protos.errors import Unavailable, Untrusted
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.plans import Plan
-from fanin.protos.runs import Command, Recorded, RunDescription, RunInfo, StartRun, VersionWithBundle
 from fanin.v1 import control_pb2 as pb
 from fanin.v1 import fleet_pb2
 

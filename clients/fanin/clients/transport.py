@@ -15,7 +15,7 @@ from typing import Final, Protocol, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from fanin.edge.keys import CALL_CONTEXT, SigningKey
+from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos import convert as c

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from fanin.commands.terminal import DEFAULT_KEY, JsonOption, publisher_key, run_command, write_json
-from fanin.edge.assemble import assemble as assemble_bundle
-from fanin.edge.assembly import read_assembly
+from fanin.edge.assembly.assemble import assemble as assemble_bundle
+from fanin.edge.assembly.facts import read_assembly
 from fanin.protos.errors import InvalidInput
 
 

@@ -21,8 +21,8 @@ from fanin.commands.terminal import (
     run_command,
     write_json,
 )
+from fanin.protos.control import MAX_DESCRIBED_ROUNDS, RoundInfo, RunDescription
 from fanin.protos.plans import Plan
-from fanin.protos.runs import MAX_DESCRIBED_ROUNDS, RoundInfo, RunDescription
 
 
 def main(argv: Sequence[str]) -> int:

@@ -39,10 +39,10 @@ from fanin.commands.terminal import (
     run_command,
     write_json,
 )
-from fanin.edge.bundle import Bundle, SignedManifest, save_bundle
+from fanin.edge.bundles.bundle import Bundle, SignedManifest, save_bundle
+from fanin.edge.bundles.versions import check_version
 from fanin.edge.files import sync_folder
 from fanin.edge.tensors import decode_parameters
-from fanin.edge.versions import check_version
 from fanin.protos.chunks import assemble
 from fanin.protos.errors import Conflict, InvalidInput, InvalidVersion
 from fanin.protos.messages import Version

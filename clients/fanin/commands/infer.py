@@ -17,11 +17,11 @@ from typing import Final
 
 import numpy as np
 
-from fanin.clients.cache import Cache
-from fanin.clients.serving import Serving
+from fanin.clients.device.cache import Cache
+from fanin.clients.device.serving import Serving
 from fanin.clients.textfiles import read_text
 from fanin.commands.show import finite
-from fanin.edge.bundle import Bundle, open_folder, read_signed_manifest
+from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
 from fanin.edge.runtimes.base import Inputs, Model, Runtime
 from fanin.edge.runtimes.graphs import Array, Feed

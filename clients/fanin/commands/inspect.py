@@ -10,8 +10,8 @@ import typer
 
 from fanin.clients.textfiles import read_text
 from fanin.commands.terminal import JsonOption, run_command, write_json
-from fanin.edge.bundle import Bundle, open_folder, read_signed_manifest
-from fanin.edge.manifest import Manifest, Port
+from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
+from fanin.edge.bundles.manifest import Manifest, Port
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import ModelPort
 from fanin.edge.runtimes.models import format_of

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fanin.clients.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
-from fanin.clients.client import Client, Options, Parts
-from fanin.clients.data import open_npz
-from fanin.clients.footprint import SparingTrainer, give_back, share_one_heap
-from fanin.clients.serving import Serving
+from fanin.clients.data.examples import open_npz
+from fanin.clients.device.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
+from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.device.footprint import SparingTrainer, give_back, share_one_heap
+from fanin.clients.device.serving import Serving
+from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.textfiles import read_text, read_token
-from fanin.clients.training import RuntimeTrainer
 from fanin.clients.transport import GrpcTransport, Line
 from fanin.commands.logs import configure_logging
 from fanin.edge.runtimes.available import open_runtime

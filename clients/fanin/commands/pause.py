@@ -14,7 +14,7 @@ from fanin.commands.terminal import (
     command_run,
     run_command,
 )
-from fanin.protos.runs import Pause
+from fanin.protos.control import Pause
 
 
 def main(argv: Sequence[str]) -> int:

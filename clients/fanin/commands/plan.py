@@ -12,9 +12,8 @@ from typing import Annotated, Final, TextIO
 import typer
 
 from fanin.commands.terminal import JsonOption, run_command, write_json
-from fanin.datacenter.counters import by_axis
-from fanin.datacenter.flops import HARDWARE, Hardware, cpu_hardware
-from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.network.counters import by_axis
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import Precision
 from fanin.datacenter.planner import Choice, Wanted, price
 from fanin.datacenter.planner import plan as ways
@@ -23,6 +22,7 @@ from fanin.datacenter.planner.links import LINKS, Topology, link_of
 from fanin.datacenter.planner.presets import PRESETS, config_of
 from fanin.datacenter.planner.search import GIGABYTE, describe
 from fanin.datacenter.planner.timing import Machine
+from fanin.datacenter.watch.flops import HARDWARE, Hardware, cpu_hardware
 from fanin.protos.errors import InvalidInput
 
 PRECISIONS: dict[str, Precision] = {"bf16": "bf16", "full": "full"}

@@ -18,7 +18,7 @@ from fanin.commands.terminal import (
     command_run,
     run_command,
 )
-from fanin.protos.runs import Adopt
+from fanin.protos.control import Adopt
 
 
 def main(argv: Sequence[str]) -> int:

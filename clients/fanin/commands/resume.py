@@ -15,7 +15,7 @@ from fanin.commands.terminal import (
     command_run,
     run_command,
 )
-from fanin.protos.runs import Resume
+from fanin.protos.control import Resume
 
 
 def main(argv: Sequence[str]) -> int:

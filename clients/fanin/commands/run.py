@@ -25,10 +25,10 @@ from fanin.commands.terminal import (
     run_command,
     write_json,
 )
-from fanin.edge.bundle import Bundle, open_folder
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.bundle import Bundle, open_folder
+from fanin.edge.bundles.keys import SigningKey
+from fanin.protos.control import RunState
 from fanin.protos.plans import read_plan
-from fanin.protos.runs import RunState
 
 MAX_PLAN_CHARS = 48
 """Of a plan's name that goes into the id of a run, which may have 64 characters."""

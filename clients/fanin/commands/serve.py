@@ -19,22 +19,22 @@ from typing import Annotated
 
 import typer
 
-from fanin.clients.footprint import share_one_heap
+from fanin.clients.device.footprint import share_one_heap
 from fanin.commands.logs import configure_logging
 from fanin.commands.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE_TOKEN, OPERATOR_TOKEN, run_command
-from fanin.server.authority import local_identity
-from fanin.server.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
-from fanin.server.coordinator import Coordinator, Limits
-from fanin.server.disk import Durability, write_file
-from fanin.server.lanes import ThreadLane
-from fanin.server.observe import LogObserver, Observer
-from fanin.server.registry import Registry
-from fanin.server.runs import Runs
+from fanin.server.access.authority import local_identity
+from fanin.server.access.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
+from fanin.server.access.registry import Registry
+from fanin.server.access.tokens import ensure_token
+from fanin.server.fleet.coordinator import Coordinator, Limits
+from fanin.server.folder import hold_folder, open_state
+from fanin.server.observe.observer import LogObserver, Observer
+from fanin.server.runs.catalog import Runs
 from fanin.server.service import Services, bind_server
 from fanin.server.settings import Settings
-from fanin.server.state import hold_folder, open_state
-from fanin.server.store.devices import Role
-from fanin.server.tokens import ensure_token
+from fanin.server.storage.disk import Durability, write_file
+from fanin.server.storage.lanes import ThreadLane
+from fanin.server.storage.sqlite.devices import Role
 
 LOG = logging.getLogger("fanin.commands.serve")
 DISK_THREADS = 4

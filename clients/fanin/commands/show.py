@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from fanin.protos.chunks import short
-from fanin.protos.runs import (
+from fanin.protos.control import (
     Evaluation,
     Recorded,
     RoundClosed,

@@ -21,9 +21,9 @@ from fanin.clients.operator import Operator
 from fanin.clients.textfiles import read_text, read_token
 from fanin.clients.transport import Line
 from fanin.commands.show import finite, run_row
-from fanin.edge.keys import SigningKey, load_or_create_key
+from fanin.edge.bundles.keys import SigningKey, load_or_create_key
+from fanin.protos.control import Adopt, Command, Pause, Resume, Stop
 from fanin.protos.errors import InvalidInput
-from fanin.protos.runs import Adopt, Command, Pause, Resume, Stop
 
 DEFAULT_STATE: Final = Path("fanin-state")
 ADDRESS_FILE: Final = "address"

@@ -19,12 +19,12 @@ from typing import Annotated, Final
 import typer
 
 from fanin.commands.terminal import JsonOption, run_command, write_json
-from fanin.datacenter.config import TrainConfig, read_train_config
-from fanin.datacenter.devices import described, device_type
-from fanin.datacenter.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, read_result, written
-from fanin.datacenter.launch import Elastic, launch
-from fanin.datacenter.meters import Progress, Row
-from fanin.datacenter.records import record_of
+from fanin.datacenter.jobs.config import TrainConfig, read_train_config
+from fanin.datacenter.jobs.devices import described, device_type
+from fanin.datacenter.jobs.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, read_result, written
+from fanin.datacenter.jobs.launch import Elastic, launch
+from fanin.datacenter.jobs.records import record_of
+from fanin.datacenter.watch.meters import Progress, Row
 from fanin.protos.errors import Conflict, InvalidInput
 
 SHOWN_EVERY_S: Final = 0.5

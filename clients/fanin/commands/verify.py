@@ -9,8 +9,8 @@ import typer
 
 from fanin.commands.terminal import DEFAULT_STATE, JsonOption, StateOption, run_command, write_json
 from fanin.protos.errors import NotFound
-from fanin.server.state import look_into
-from fanin.server.verify import verify_run
+from fanin.server.aggregation.verify import verify_run
+from fanin.server.folder import look_into
 
 
 def main(argv: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ from fanin.commands.terminal import (
     connect,
     run_command,
 )
-from fanin.protos.runs import RunState
+from fanin.protos.control import RunState
 
 
 def main(argv: Sequence[str]) -> int:

@@ -16,19 +16,19 @@ from typing import Final, Self
 
 from fanin.clients.testing.line import Note, Served
 from fanin.clients.testing.member import Member, Surroundings, take_part
-from fanin.edge.bundle import Bundle
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
+from fanin.protos.control import Recorded
 from fanin.protos.errors import Unavailable
 from fanin.protos.plans import Plan
-from fanin.protos.runs import Recorded
-from fanin.server.coordinator import Coordinator, Limits
-from fanin.server.disk import Durability
-from fanin.server.events import Effect
-from fanin.server.lanes import inline
-from fanin.server.runs import Runs
-from fanin.server.state import open_state
-from fanin.server.work import Tools
+from fanin.server.fleet.coordinator import Coordinator, Limits
+from fanin.server.folder import open_state
+from fanin.server.rounds.effects import Tools
+from fanin.server.rounds.events import Effect
+from fanin.server.runs.catalog import Runs
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.lanes import inline
 from fanin.simulation.operator import start_run
 
 COORDINATOR: Final = "coordinator"

@@ -1,13 +1,13 @@
 """What an operator does over gRPC, done to a coordinator in this process."""
 
 from fanin.clients.operator import ref_of
-from fanin.edge.bundle import Bundle
-from fanin.edge.keys import SigningKey
-from fanin.edge.versions import sign_delegation, sign_version
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.versions import sign_delegation, sign_version
 from fanin.protos.chunks import cut
+from fanin.protos.control import StartRun
 from fanin.protos.plans import Plan
-from fanin.protos.runs import StartRun
-from fanin.server.runs import Runs
+from fanin.server.runs.catalog import Runs
 
 
 async def start_run(runs: Runs, run_id: str, plan: Plan, bundle: Bundle, publisher: SigningKey) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from fanin.clients.testing.clock import run_virtual
 from fanin.clients.testing.member import Member
-from fanin.edge.bundle import Bundle
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import Float32s
+from fanin.protos.control import Recorded, VersionPublished
 from fanin.protos.plans import Plan
-from fanin.protos.runs import Recorded, VersionPublished
-from fanin.server.verify import Verdict, verify_run
-from fanin.server.work import load_parameters
+from fanin.server.aggregation.verify import Verdict, verify_run
+from fanin.server.rounds.effects import load_parameters
 from fanin.simulation.federation import Federation, Noted
 
 RUN = "run"

@@ -12,18 +12,18 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from fanin.protos import convert as c
-from fanin.protos import convert_runs as cr
+from fanin.protos import convert_control as cr
 from fanin.protos.errors import Conflict, InvalidInput
 from fanin.protos.messages import Piece, UpdateHeader
-from fanin.server.authority import ServerIdentity
-from fanin.server.connections import Connections
-from fanin.server.coordinator import Coordinator
-from fanin.server.downloads import PIECE_BYTES
-from fanin.server.interceptors import LOG, Rim, Waits, caller, device_id
-from fanin.server.refused import MAX_LINES, RefusedCalls
-from fanin.server.registry import Registry
-from fanin.server.runs import Runs
-from fanin.server.work import Tools
+from fanin.server.access.authority import ServerIdentity
+from fanin.server.access.connections import Connections
+from fanin.server.access.interceptors import LOG, Rim, Waits, caller, device_id
+from fanin.server.access.refused import MAX_LINES, RefusedCalls
+from fanin.server.access.registry import Registry
+from fanin.server.fleet.coordinator import Coordinator
+from fanin.server.fleet.downloads import PIECE_BYTES
+from fanin.server.rounds.effects import Tools
+from fanin.server.runs.catalog import Runs
 from fanin.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 
 FLEET_SERVICE: Final = "fanin.v1.Fleet"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from fanin.protos.errors import InvalidInput
-from fanin.server.disk import Durability
+from fanin.server.storage.disk import Durability
 
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1")
 

@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
-from fanin.clients import session as s
-from fanin.clients.models import (
+from fanin.clients.device import session as s
+from fanin.clients.device.models import (
     OpenedModel,
     graph_chunks,
     manifest_chunks,
@@ -14,10 +14,10 @@ from fanin.clients.models import (
     open_parameters,
     verify_version,
 )
-from fanin.clients.outcomes import event_of
+from fanin.clients.device.outcomes import event_of
+from fanin.clients.device.updates import Trainer, make_update
 from fanin.clients.testing.loopback import LoopbackTransport
-from fanin.clients.updates import Trainer, make_update
-from fanin.edge.codecs import CODECS
+from fanin.edge.codecs.fixed import CODECS
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
 from fanin.protos.errors import Conflict, FaninError, InvalidInput

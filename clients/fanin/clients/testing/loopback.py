@@ -12,7 +12,7 @@ PIECE_BYTES: Final = 4096
 
 
 class Fleet(Protocol):
-    """What a coordinator does for devices; ``fanin.server.coordinator.Coordinator`` is one."""
+    """What a coordinator does for devices; ``fanin.server.fleet.coordinator.Coordinator`` is one."""
 
     async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
         """Answer with work, or when to come back."""

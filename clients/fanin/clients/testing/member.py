@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from fanin.clients.device.updates import Trainer
 from fanin.clients.testing.device import VirtualDevice
 from fanin.clients.testing.habits import Habits
 from fanin.clients.testing.line import Note, UnreliableLine
 from fanin.clients.testing.loopback import Fleet, LoopbackTransport
-from fanin.clients.updates import Trainer
 
 LATENCY_S: Final = 0.01
 """Before each call: long enough that no two devices ask in the same moment for ever."""

@@ -7,11 +7,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from fanin.clients.models import OpenedModel
-from fanin.clients.updates import TrainingOutcome
-from fanin.edge.bundle import Bundle, open_folder, write_bundle
-from fanin.edge.keys import SigningKey
-from fanin.edge.manifest import Manifest, Port, Signature, Slot, SlotKind, dump_manifest
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import TrainingOutcome
+from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.manifest import Manifest, Port, Signature, Slot, SlotKind, dump_manifest
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of

@@ -25,7 +25,7 @@ import grpc
 import numpy as np
 
 from fanin.protos.errors import InvalidUpdate
-from fanin.server.authority import local_identity
+from fanin.server.access.authority import local_identity
 
 PIECE_BYTES: Final = 1 << 20
 """The fastest of 64 KiB to 2 MiB; a fourth of gRPC's largest message."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from fanin.clients.transport import GrpcTransport, Line
 from fanin.commands.bench.crowd import CAPABILITIES
 from fanin.commands.bench.device import open_line
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
 from fanin.protos.errors import Conflict
 

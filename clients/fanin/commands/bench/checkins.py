@@ -27,13 +27,13 @@ from fanin.commands.bench.rss import cpu_ticks
 from fanin.commands.bench.site import FolderOption, begin_run, load_of, place, state_of
 from fanin.commands.processes import Children
 from fanin.commands.terminal import JsonOption, run_command
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.errors import Conflict
-from fanin.server.disk import Durability
-from fanin.server.lanes import inline
-from fanin.server.observe import LogObserver
-from fanin.server.population import Device
-from fanin.server.state import hold_folder, open_state
+from fanin.server.folder import hold_folder, open_state
+from fanin.server.observe.observer import LogObserver
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.lanes import inline
+from fanin.server.storage.sqlite.population import Device
 
 GATE_PER_SECOND: Final = 1000.0
 NUM_PROCESSES: Final = 2

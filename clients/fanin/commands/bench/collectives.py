@@ -17,15 +17,15 @@ import typer
 
 from fanin.commands.bench.report import machine
 from fanin.commands.terminal import JsonOption, run_command, write_json
-from fanin.datacenter.bandwidths import Found, check_backend
-from fanin.datacenter.launch import run_ranks, why
+from fanin.datacenter.jobs.launch import run_ranks, why
+from fanin.datacenter.jobs.records import record_of
+from fanin.datacenter.network.bandwidths import Found, check_backend
 from fanin.datacenter.planner.search import GIGABYTE
-from fanin.datacenter.records import record_of
 from fanin.protos.errors import Conflict, InvalidInput
 
 MEGABYTE: Final = 2**20
 DEFAULT_MEGABYTES: Final = (0.001, 1.0, 16.0)
-PROGRAM: Final = "fanin.datacenter.bandwidths"
+PROGRAM: Final = "fanin.datacenter.network.bandwidths"
 COLUMNS: Final = ("collective", "MB", "median ms", "algbw GB/s", "busbw GB/s", "sent MB", "planned ms")
 
 

@@ -15,11 +15,11 @@ from typing import Final
 
 import numpy as np
 
-from fanin.clients.fetching import Fetching
+from fanin.clients.device.fetching import Fetching
 from fanin.clients.transport import GrpcTransport, Line
 from fanin.commands.bench.device import RUNTIME, device_token, open_line
-from fanin.edge.codecs import CODECS
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.codecs.fixed import CODECS
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact, artifact_of
 from fanin.protos.errors import Conflict

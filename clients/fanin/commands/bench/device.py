@@ -11,12 +11,12 @@ from typing import Final
 
 import numpy as np
 
-from fanin.clients.cache import Cache
-from fanin.clients.client import Client, Options, Parts
-from fanin.clients.models import OpenedModel
+from fanin.clients.device.cache import Cache
+from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import TrainingOutcome
 from fanin.clients.textfiles import read_token
 from fanin.clients.transport import GrpcTransport, Line
-from fanin.clients.updates import TrainingOutcome
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 

@@ -16,11 +16,11 @@ import typer
 from fanin.commands.bench.report import sampled, tell
 from fanin.commands.bench.site import MegabytesOption, load_of
 from fanin.commands.terminal import JsonOption, run_command
-from fanin.edge.codecs import codec_named
+from fanin.edge.codecs.fixed import codec_named
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import CHUNK_BYTES
 from fanin.protos.messages import EXAMPLES
-from fanin.server import aggregation
+from fanin.server.aggregation import fold as aggregation
 
 GATE: Final = 0.8
 WEIGHT: Final = 7 * 256

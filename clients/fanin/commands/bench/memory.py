@@ -25,8 +25,8 @@ from fanin.commands.bench.site import (
 )
 from fanin.commands.processes import Children, follow_run
 from fanin.commands.terminal import JsonOption, run_command
+from fanin.protos.control import RunRested, RunState
 from fanin.protos.errors import Conflict
-from fanin.protos.runs import RunRested, RunState
 
 GATE: Final = 3.0
 

@@ -32,10 +32,10 @@ from fanin.commands.bench.site import (
 )
 from fanin.commands.processes import Children, follow_run
 from fanin.commands.terminal import ADDRESS_FILE, JsonOption, run_command
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
+from fanin.protos.control import RunRested, RunState
 from fanin.protos.errors import Conflict, Unavailable
-from fanin.protos.runs import RunRested, RunState
 
 GATE_S: Final = 3.0
 UNDER_WAY_S: Final = 60.0

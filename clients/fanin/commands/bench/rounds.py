@@ -32,8 +32,8 @@ from fanin.commands.bench.site import (
 )
 from fanin.commands.processes import START_S, Children, follow_run
 from fanin.commands.terminal import JsonOption, run_command
+from fanin.protos.control import Recorded, RunRested, RunState, VersionPublished
 from fanin.protos.errors import Conflict, Unavailable
-from fanin.protos.runs import Recorded, RunRested, RunState, VersionPublished
 
 GATE_AGAINST_BARE: Final = 1.5
 PARTS: Final = {"updates": "updates", "versions": "blobs"}

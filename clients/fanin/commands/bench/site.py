@@ -17,7 +17,7 @@ import typer
 from fanin.clients.operator import Operator
 from fanin.clients.testing import synthetic_bundle
 from fanin.commands.terminal import DEFAULT_STATE, connect
-from fanin.edge.keys import SigningKey
+from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 

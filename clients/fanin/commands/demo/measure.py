@@ -1,9 +1,9 @@
 """What the test set says of a set of parameters: in float, and as the int8 model that devices serve."""
 
-from fanin.clients.data import Examples, batches_in_order
-from fanin.edge.bundle import Bundle
-from fanin.edge.measure import Measured, measure
+from fanin.clients.data.examples import Examples, batches_in_order
+from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import Runtime
+from fanin.edge.runtimes.measure import Measured, measure
 from fanin.edge.tensors import Float32s
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from fanin.clients.operator import Operator
 from fanin.commands.processes import Children, fanin_command
 from fanin.commands.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE_TOKEN, connect
-from fanin.edge.keys import load_or_create_key
+from fanin.edge.bundles.keys import load_or_create_key
 from fanin.protos.calls import device_id_of
 from fanin.protos.errors import InvalidInput
 

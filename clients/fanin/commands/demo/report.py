@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fanin.commands.demo.processes import DeviceEnvironment
-from fanin.edge.measure import Measured
-from fanin.protos.runs import RoundClosed, RunEvent, VersionPublished
+from fanin.edge.runtimes.measure import Measured
+from fanin.protos.control import RoundClosed, RunEvent, VersionPublished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

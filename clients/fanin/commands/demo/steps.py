@@ -12,7 +12,7 @@ from typing import Annotated, Final, TypeVar
 import numpy as np
 import typer
 
-from fanin.clients.data import Examples, Split
+from fanin.clients.data.examples import Examples, Split
 from fanin.clients.operator import Operator
 from fanin.commands.demo.measure import measure_test
 from fanin.commands.demo.processes import DeviceEnvironment, Processes, look_at
@@ -21,7 +21,8 @@ from fanin.commands.demo.tasks import TASKS, Task, Turn
 from fanin.commands.processes import follow_run
 from fanin.commands.show import describe
 from fanin.commands.terminal import JsonOption, write_json
-from fanin.datacenter.config import (
+from fanin.datacenter.checkpoints.parameters import load_parameters, parameter_table, parameter_vector
+from fanin.datacenter.jobs.config import (
     DataSettings,
     EvaluationSettings,
     ModelSettings,
@@ -29,21 +30,20 @@ from fanin.datacenter.config import (
     TrainConfig,
     check_config,
 )
-from fanin.datacenter.launch import launch
-from fanin.datacenter.mesh import MeshShape
+from fanin.datacenter.jobs.launch import launch
+from fanin.datacenter.jobs.publish import gated, train_and_publish
+from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.parameters import load_parameters, parameter_table, parameter_vector
-from fanin.datacenter.publish import gated, train_and_publish
-from fanin.edge.codecs import CODECS
+from fanin.edge.bundles.keys import load_or_create_key
+from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.export import export_app
-from fanin.edge.keys import load_or_create_key
-from fanin.edge.measure import MAX_DROP_POINTS
 from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.measure import MAX_DROP_POINTS
 from fanin.edge.tensors import Float32s, encode_parameters
+from fanin.protos.control import RunEvent, RunRested, RunState
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import DEFAULT_MAX_SHIFTS, AggregationPlan, CohortPlan, Plan, StopPlan
-from fanin.protos.runs import RunEvent, RunRested, RunState
 
 Chosen = TypeVar("Chosen")
 MIN_MAX_SHIFT: Final = 4

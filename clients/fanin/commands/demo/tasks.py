@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from fanin.clients.data import Split
-from fanin.clients.datasets import split_fashion_mnist
-from fanin.clients.digits import split_digits
-from fanin.datacenter.layouts import LayoutSettings
+from fanin.clients.data.digits import split_digits
+from fanin.clients.data.examples import Split
+from fanin.clients.data.public import split_fashion_mnist
+from fanin.datacenter.jobs.layouts import LayoutSettings
 from fanin.datacenter.models.digits_app import app as digits_app
 from fanin.datacenter.models.fashion_app import HIDDEN
 from fanin.datacenter.models.fashion_app import app as fashion_app

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fanin.clients.digits import split_digits
+from fanin.clients.data.digits import split_digits
 from fanin.datacenter.models.cnn import NUM_CLASSES, DigitsCnn
 from fanin.edge.export import App, cross_entropy
 

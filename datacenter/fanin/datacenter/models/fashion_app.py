@@ -5,7 +5,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from fanin.clients.datasets import IMAGE_SIDE, NUM_CLASSES, split_fashion_mnist
+from fanin.clients.data.public import IMAGE_SIDE, NUM_CLASSES, split_fashion_mnist
 from fanin.datacenter.models.digits_app import smoothed_cross_entropy
 from fanin.edge.export import App
 

@@ -22,15 +22,15 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 from torch.optim import Optimizer
 
-from fanin.datacenter.mesh import PIPELINE, TENSOR
 from fanin.datacenter.parallel.layout import Layout
+from fanin.datacenter.parallel.mesh import PIPELINE, TENSOR
 from fanin.datacenter.parallel.objective import TOKENS, Objective
-from fanin.datacenter.parallel.optimizer import build_optimizer
-from fanin.datacenter.parallel.pipeline import Skip, Stage, hand_on, owners, split
+from fanin.datacenter.parallel.pipelines.pipeline import Skip, Stage, hand_on, owners, split
+from fanin.datacenter.parallel.pipelines.shapes import keep_buffers
 from fanin.datacenter.parallel.recompute import apply_recompute
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_job
-from fanin.datacenter.parallel.shapes import keep_buffers
 from fanin.datacenter.parallel.shard import HALF, apply_data_parallel
+from fanin.datacenter.parallel.steps.optimizer import build_optimizer
 from fanin.datacenter.parallel.tensor import apply_tensor_parallel, arrived
 from fanin.datacenter.parallel.ties import Tie, check_shared, check_still_shared, retie, shared_names, tie_of
 from fanin.protos.errors import InvalidInput

@@ -26,16 +26,16 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from fanin.datacenter.devices import device_type, rank_device
-from fanin.datacenter.mesh import PIPELINE, REPLICATE, SHARD
-from fanin.datacenter.parallel import gradients
+from fanin.datacenter.jobs.devices import device_type, rank_device
 from fanin.datacenter.parallel.build import Built, Entry, Model, build
 from fanin.datacenter.parallel.gather import load_whole, whole_parameters
-from fanin.datacenter.parallel.noise import PartNorms, RateOf
+from fanin.datacenter.parallel.mesh import PIPELINE, REPLICATE, SHARD
 from fanin.datacenter.parallel.quiet import quiet
-from fanin.datacenter.parallel.scaling import LossScale
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_sequence
 from fanin.datacenter.parallel.shard import reshard
+from fanin.datacenter.parallel.steps import gradients
+from fanin.datacenter.parallel.steps.noise import PartNorms, RateOf
+from fanin.datacenter.parallel.steps.scaling import LossScale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

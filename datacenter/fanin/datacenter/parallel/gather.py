@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from fanin.datacenter.mesh import PIPELINE
 from fanin.datacenter.parallel.build import Built
+from fanin.datacenter.parallel.mesh import PIPELINE
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style
 from fanin.datacenter.parallel.objective import TOKENS, Objective
-from fanin.datacenter.parallel.pipeline import Skip, skeleton
+from fanin.datacenter.parallel.pipelines.pipeline import Skip, skeleton
 from fanin.protos.errors import UnsupportedModel
 
 if TYPE_CHECKING:

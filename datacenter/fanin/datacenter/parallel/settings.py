@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Literal, get_args
 
-from fanin.datacenter.mesh import MeshShape
 from fanin.datacenter.parallel.layout import Layout
-from fanin.datacenter.parallel.schedules import SCHEDULES, Pipeline
+from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES, Pipeline
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 Recompute = Literal["none", "full", "selective"]

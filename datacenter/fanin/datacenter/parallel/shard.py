@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from fanin.datacenter.mesh import REPLICATE, SHARD
+from fanin.datacenter.parallel.mesh import REPLICATE, SHARD
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.parallel.ties import unshared
 

@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from fanin.datacenter.parallel.layout import Layout, Style
-from fanin.datacenter.parallel.pipeline import Skip
+from fanin.datacenter.parallel.pipelines.pipeline import Skip
 from fanin.protos.errors import InvalidInput
 
 SEQUENCE_DIM: Final = 1

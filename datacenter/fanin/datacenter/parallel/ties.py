@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from fanin.datacenter.mesh import PIPELINE, MeshShape
 from fanin.datacenter.parallel.layout import Layout
-from fanin.datacenter.parallel.schedules import Pipeline
+from fanin.datacenter.parallel.mesh import PIPELINE, MeshShape
+from fanin.datacenter.parallel.pipelines.schedules import Pipeline
 from fanin.protos.errors import UnsupportedModel
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from fanin.datacenter.parallel.schedules import Pipeline
+from fanin.datacenter.parallel.pipelines.schedules import Pipeline
 
 THIRD: Final = 1 / 3
 

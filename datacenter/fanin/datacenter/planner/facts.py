@@ -12,10 +12,10 @@ from typing import Final
 import torch
 from torch import nn
 
-from fanin.datacenter.flops import Work
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style, decoder_layout
 from fanin.datacenter.parallel.tensor import matching
+from fanin.datacenter.watch.flops import Work
 from fanin.protos.errors import InvalidInput
 
 SPLIT_DIM: Final[Mapping[Style, int]] = MappingProxyType({"column": 0, "kv": 0, "vocabulary": 0, "logits": 0, "row": 1})

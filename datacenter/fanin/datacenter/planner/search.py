@@ -10,9 +10,8 @@ from functools import cache
 from itertools import product
 from typing import Final, get_args
 
-from fanin.datacenter.flops import mfu
-from fanin.datacenter.mesh import MeshShape
-from fanin.datacenter.parallel.schedules import SCHEDULES
+from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES
 from fanin.datacenter.parallel.settings import (
     DEFAULT_SCHEDULE,
     ParallelSettings,
@@ -27,6 +26,7 @@ from fanin.datacenter.planner.facts import ModelFacts
 from fanin.datacenter.planner.memory import STATE_VALUES, Memory, worst_memory
 from fanin.datacenter.planner.spread import FULL_BYTES, Job
 from fanin.datacenter.planner.timing import Machine, Timing, predict_timing
+from fanin.datacenter.watch.flops import mfu
 from fanin.protos.errors import InvalidInput
 
 GIGABYTE: Final = 10**9

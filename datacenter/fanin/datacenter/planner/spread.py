@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
-from fanin.datacenter.parallel.pipeline import cut
-from fanin.datacenter.parallel.schedules import SCHEDULES, Pipeline
+from fanin.datacenter.parallel.pipelines.pipeline import cut
+from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES, Pipeline
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.planner.facts import ModelFacts, Weight
 

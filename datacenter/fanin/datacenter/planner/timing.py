@@ -11,13 +11,13 @@ rank layouts; they are no promise for a machine.
 from dataclasses import dataclass
 from typing import Final
 
-from fanin.datacenter.counters import Counts
-from fanin.datacenter.flops import PASSES, Hardware
-from fanin.datacenter.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
+from fanin.datacenter.network.counters import Counts
+from fanin.datacenter.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
 from fanin.datacenter.planner.bubble import bubble_units
 from fanin.datacenter.planner.links import Topology
 from fanin.datacenter.planner.spread import FULL_BYTES, HALF_BYTES, Job, Stage
 from fanin.datacenter.planner.traffic import predict_traffic
+from fanin.datacenter.watch.flops import PASSES, Hardware
 
 SELECTIVE: Final = 0.05
 """Of a layer's forward pass, what selective recomputation computes again: no products, no attention."""

@@ -15,8 +15,8 @@ and a few bytes for the loss and whether all is finite, for the norm, and for wh
 ranks have of one parameter.
 """
 
-from fanin.datacenter.counters import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, Amount, Counts
-from fanin.datacenter.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
+from fanin.datacenter.network.counters import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, Amount, Counts
+from fanin.datacenter.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
 from fanin.datacenter.planner.spread import FULL_BYTES, SUM_BYTES, Job, Stage
 
 BUCKET_BYTES = 25 * 2**20

@@ -17,18 +17,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fanin.edge.bundle import Bundle, open_folder, write_bundle
+from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.manifest import Manifest, Signature, dump_manifest
 from fanin.edge.export.app import App, check_recipe
-from fanin.edge.export.examples import check_kept, example_batch
 from fanin.edge.export.formats import FORMATS, Graphs
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import with_preprocess
+from fanin.edge.export.tracing.examples import check_kept, example_batch
+from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.export.verify import verify
-from fanin.edge.export.vocabulary import count_tokens
-from fanin.edge.keys import SigningKey
-from fanin.edge.manifest import Manifest, Signature, dump_manifest
-from fanin.edge.measure import Compared, Measured, check_drop, compare, measure
 from fanin.edge.runtimes.base import Batch
+from fanin.edge.runtimes.measure import Compared, Measured, check_drop, compare, measure
 from fanin.edge.tensors import Float32s, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion, UnsupportedModel

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from fanin.edge.export.app import App, check_recipe
-from fanin.edge.export.calls import calls_between_layers
-from fanin.edge.export.examples import check_kept, example_batch
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import ENCODERS
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.refusals import REPLACE, NoForm, Untraceable
-from fanin.edge.export.trace import Traced, trace_layer
+from fanin.edge.export.tracing.calls import calls_between_layers
+from fanin.edge.export.tracing.examples import check_kept, example_batch
+from fanin.edge.export.tracing.trace import Traced, trace_layer
 from fanin.edge.runtimes.models import PREPROCESS
 from fanin.protos.errors import UnsupportedModel
 

@@ -11,17 +11,17 @@ from typing import Final
 
 import torch
 
-from fanin.edge.derived import Derived
-from fanin.edge.export.folding import Infer, fold_norms
-from fanin.edge.export.int8 import Calibration, Int8Model, to_int8
-from fanin.edge.export.onnx import inputs_to_initializers, to_onnx
+from fanin.edge.bundles.derived import Derived
+from fanin.edge.bundles.manifest import Port, Slot
+from fanin.edge.export.int8.folding import Infer, fold_norms
+from fanin.edge.export.onnx.int8 import Calibration, Int8Model, to_int8
+from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.refusals import NoForm
-from fanin.edge.export.tflite import to_tflite
-from fanin.edge.export.tflite_frozen import store_as_int8
-from fanin.edge.export.tflite_int8 import quantize_infer
-from fanin.edge.export.trace import Traced, trace_evaluate, trace_infer, trace_train
-from fanin.edge.manifest import Port, Slot
+from fanin.edge.export.tflite.frozen import store_as_int8
+from fanin.edge.export.tflite.int8 import quantize_infer
+from fanin.edge.export.tflite.writer import to_tflite
+from fanin.edge.export.tracing.trace import Traced, trace_evaluate, trace_infer, trace_train
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.onnx import FORMAT as ONNX
 from fanin.edge.runtimes.onnx import OnnxRuntime

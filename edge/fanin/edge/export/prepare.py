@@ -18,13 +18,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
-from fanin.edge.export.adapters import add_adapters
+from fanin.edge.bundles.quantize import weight_codes, weight_scales
 from fanin.edge.export.app import Adapters, App
-from fanin.edge.export.fakequant import round_layers
-from fanin.edge.export.heads import head_of
-from fanin.edge.export.norms import STATISTICS, track_norms, tracked_norms
+from fanin.edge.export.modules.adapters import add_adapters
+from fanin.edge.export.modules.fakequant import round_layers
+from fanin.edge.export.modules.heads import head_of
+from fanin.edge.export.modules.norms import STATISTICS, track_norms, tracked_norms
 from fanin.edge.export.optimizers import Tensors
-from fanin.edge.quantize import weight_codes, weight_scales
 from fanin.edge.runtimes.graphs import BATCH_PORTS, SCALAR_PORTS
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import UnsupportedModel

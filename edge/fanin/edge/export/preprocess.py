@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.manifest import Port
 from fanin.edge.export.app import App, inputs_of
 from fanin.edge.export.formats import Graphs, Ports
-from fanin.edge.export.onnx import to_onnx
+from fanin.edge.export.onnx.writer import to_onnx
 from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.tflite import to_tflite
-from fanin.edge.export.trace import Traced
-from fanin.edge.manifest import Port
+from fanin.edge.export.tflite.writer import to_tflite
+from fanin.edge.export.tracing.trace import Traced
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
 from fanin.edge.runtimes.onnx import FORMAT as ONNX

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import torch
 from torch import nn
 
-from fanin.edge.export.reading import ValueRead
+from fanin.edge.export.tracing.reading import ValueRead
 from fanin.protos.errors import UnsupportedModel
 
 Result = TypeVar("Result")

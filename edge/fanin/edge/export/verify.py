@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fanin.edge.bundle import Bundle
-from fanin.edge.export.examples import Examples, example_batch, labels_of, other_batch
+from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import verify_preprocess
+from fanin.edge.export.tracing.examples import Examples, example_batch, labels_of, other_batch
 from fanin.edge.runtimes.base import Batch, Runtime, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Float32s

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.bundle import Bundle
+from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.tensors import Float32s
 
 Int32s = npt.NDArray[np.int32]

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.manifest import Manifest, Port, Signature
+from fanin.edge.bundles.manifest import Manifest, Port, Signature
 from fanin.edge.runtimes.base import Batch, Evaluated, Inputs
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidBundle

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.bundle import Bundle
-from fanin.edge.manifest import Port
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.manifest import Port
 from fanin.edge.runtimes.base import Inputs, Model, ModelPort, Preprocess, Runtime
 from fanin.edge.runtimes.graphs import Array, Feed, RunGraph, check_port, check_tokens
 from fanin.edge.tensors import Float32s

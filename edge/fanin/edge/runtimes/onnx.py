@@ -14,9 +14,9 @@ from typing import Final
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as library
 
-from fanin.edge.bundle import Bundle
-from fanin.edge.manifest import Port, Signature
-from fanin.edge.quantize import SlotValue, fill_slots
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.manifest import Port, Signature
+from fanin.edge.bundles.quantize import SlotValue, fill_slots
 from fanin.edge.runtimes.base import Evaluate, Model, ModelPort, Predict, TrainStep
 from fanin.edge.runtimes.graphs import Array, Feed, GraphEvaluate, GraphPredict
 from fanin.edge.runtimes.models import GraphModel

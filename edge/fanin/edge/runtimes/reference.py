@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from fanin.edge.bundle import Bundle
-from fanin.edge.quantize import SlotValue, fill_slots
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.quantize import SlotValue, fill_slots
 from fanin.edge.runtimes.base import Evaluate, Model, ModelPort, Predict, TrainStep
 from fanin.edge.runtimes.graphs import Array, Feed, GraphEvaluate, GraphPredict, RunGraph
 from fanin.edge.runtimes.models import GraphModel

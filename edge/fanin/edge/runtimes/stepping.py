@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.manifest import Manifest
+from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.runtimes.base import Batch, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import (
     BATCH_PORTS,

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from fanin.edge.bundle import Bundle
-from fanin.edge.manifest import Port, Signature, Slot
-from fanin.edge.quantize import SlotValue, fill_slots
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.manifest import Port, Signature, Slot
+from fanin.edge.bundles.quantize import SlotValue, fill_slots
 from fanin.edge.runtimes.base import Evaluate, Model, ModelPort, Predict, TrainStep
 from fanin.edge.runtimes.flatbuffer import check_file
 from fanin.edge.runtimes.graphs import Array, Feed, GraphEvaluate, GraphPredict

@@ -1,0 +1,81 @@
+"""Getting a model onto a device: which Chunks a Publication needs, and opening them verified.
+
+The order is the point: the manifest is verified before a graph is fetched for it, the Version before its
+parameters are, and the parameters before anything is computed with them.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
+from fanin.edge.bundles.versions import check_version
+from fanin.edge.tensors import Float32s, decode_parameters
+from fanin.protos.chunks import ChunkRef, assemble
+from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion
+from fanin.protos.messages import Publication
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedModel:
+    """A verified Bundle and the parameters (num_values,) of a verified Version."""
+
+    bundle: Bundle
+    parameters: Float32s
+
+
+def manifest_chunks(publication: Publication) -> tuple[ChunkRef, ...]:
+    """The Chunks to fetch first. Raises InvalidBundle for a manifest that is too large."""
+    manifest = publication.bundle.manifest
+    if manifest.size_bytes > MAX_MANIFEST_BYTES:
+        raise InvalidBundle(
+            f"bundle: got a manifest of {manifest.size_bytes} bytes, expected at most {MAX_MANIFEST_BYTES}"
+        )
+    return manifest.chunks
+
+
+def open_bundle(publication: Publication, trusted: Collection[str], read: Callable[[str], bytes]) -> Bundle:
+    """The Publication's Bundle, its manifest verified. Raises InvalidBundle."""
+    ref = publication.bundle
+    try:
+        data = assemble("manifest", ref.manifest, read)
+    except InvalidInput as exc:
+        raise InvalidBundle(f"bundle: {exc}") from exc
+    signed = SignedManifest(data=data, public_key=ref.public_key, signature=ref.signature)
+    return Bundle.open(signed, trusted=trusted, read=read)
+
+
+def graph_chunks(bundle: Bundle, graph_format: str) -> tuple[ChunkRef, ...]:
+    """The Chunks of all graphs in one format."""
+    names = {signature.graphs.get(graph_format, "") for signature in bundle.manifest.signatures.values()} - {""}
+    return tuple(ref for name in sorted(names) for ref in bundle.manifest.artifacts[name].chunks)
+
+
+def verify_version(publication: Publication, bundle: Bundle, seen: int) -> None:
+    """Check the Publication's Version before its parameters are fetched. Raises InvalidVersion."""
+    version, table = publication.version, bundle.manifest.table
+    check_version(
+        version,
+        run_id=publication.run_id,
+        bundle_sha256=bundle.sha256,
+        publisher=bundle.signed.public_key,
+        seen=seen,
+    )
+    # The signature covers the digest only: whoever altered the list of Chunks could fill this disk with them.
+    got, expected = version.parameters.size_bytes, len(table.header()) + 4 * table.num_values
+    if got != expected:
+        raise InvalidVersion(
+            f"version {version.number} of run {version.run_id}: got parameters of {got} bytes, "
+            f"expected {expected} by the bundle's manifest"
+        )
+
+
+def open_parameters(publication: Publication, bundle: Bundle, read: Callable[[str], bytes]) -> Float32s:
+    """The Version's parameters (num_values,), verified. Raises InvalidVersion."""
+    what = f"version {publication.version.number} of run {publication.run_id}"
+    try:
+        table, flat = decode_parameters(assemble(what, publication.version.parameters, read))
+    except InvalidInput as exc:
+        raise InvalidVersion(f"{what}: {exc}" if what not in str(exc) else str(exc)) from exc
+    if table != bundle.manifest.table:
+        raise InvalidVersion(f"{what}: names or shapes differ from the bundle's")
+    return flat

@@ -1,0 +1,165 @@
+"""Serving: the newest verified Version as an int8 model, swapped while the app goes on asking.
+
+An app calls ``predict`` from any thread; the client offers a model whenever it has verified one. What is offered
+takes the place of what is served only when
+
+1. its Version is of another Run or of a higher number than the one that is served;
+2. the runtime opens its ``infer`` graph with the Version's slots, and ``preprocess`` where there is one;
+3. it says finite numbers to a probe;
+4. the record that names it is on disk, so that a restart serves it again.
+
+Until then, and if any of it fails, the last good Version goes on being served. The swap is one assignment of one
+reference: a call that is under way ends on the model that it began with.
+"""
+
+import logging
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from fanin.clients.device.cache import Cache
+from fanin.clients.device.models import (
+    OpenedModel,
+    graph_chunks,
+    manifest_chunks,
+    open_bundle,
+    open_parameters,
+    verify_version,
+)
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.runtimes.base import Inputs, Predict, Preprocess, Runtime
+from fanin.edge.runtimes.models import model_inputs, open_preprocess
+from fanin.edge.tensors import Float32s
+from fanin.protos.errors import FaninError, InvalidVersion, NotFound
+from fanin.protos.messages import Publication, ServedVersion
+
+LOG = logging.getLogger("fanin.clients")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What is served: the Publication that brought it, and the open model."""
+
+    publication: Publication
+    predict: Predict
+    bundle: Bundle
+    preprocess: Preprocess | None
+    lock: threading.Lock
+    """A runtime's graph is one set of buffers: one call at a time."""
+    chunks: tuple[str, ...]
+    """The digests of the Chunks that a restart needs."""
+
+
+class Serving:
+    """The model that an app asks, over a runtime and a device's cache."""
+
+    def __init__(self, runtime: Runtime, cache: Cache, trusted: Collection[str]) -> None:
+        self._runtime = runtime
+        self._cache = cache
+        self._served: Served | None = None
+        self._latest = ServedVersion()
+        self._restore(trusted)
+
+    @property
+    def version(self) -> tuple[str, int] | None:
+        """(run id, number) of the Version that is served; None before there is one."""
+        served = self._served
+        return None if served is None else (served.publication.run_id, served.publication.version.number)
+
+    @property
+    def latest(self) -> ServedVersion:
+        """The Version that was offered last, served or refused: the coordinator names none but newer ones."""
+        return self._latest
+
+    @property
+    def chunks(self) -> tuple[str, ...]:
+        """The digests of the Chunks that a restart needs."""
+        served = self._served
+        return () if served is None else served.chunks
+
+    def predict(self, x: Inputs) -> Float32s:
+        """What the served Version says to ``x`` (n, ...), raw inputs or the model's own: logits, or values, float32.
+
+        Raises NotFound before there is a Version, ValueError for inputs of another form.
+        """
+        served = self._served
+        if served is None:
+            raise NotFound("predict: this device has no version yet; let its client run until it has taken part once")
+        with served.lock:
+            return served.predict(model_inputs(served.bundle, x, served.preprocess))
+
+    def offer(self, publication: Publication, model: OpenedModel) -> bool:
+        """Serve this verified model from now on, if it is newer and good (the module's checklist).
+
+        Returns whether it is the one that is served.
+        """
+        served = self._served
+        self.skip(publication)
+        # (1)
+        if served is not None and served.publication.run_id == publication.run_id:
+            number, mine = publication.version.number, served.publication.version.number
+            if number <= mine:
+                return number == mine
+        try:
+            # (2) and (3)
+            following = self._open(publication, model)
+            # (4)
+            self._cache.put_served(publication)
+        except (FaninError, ValueError) as exc:
+            version = publication.version
+            LOG.warning("serving: version %d of run %s is not served (%s)", version.number, version.run_id, exc)
+            return False
+        self._served = following
+        return True
+
+    def skip(self, publication: Publication) -> None:
+        """Do not ask for this Version again in this process; one that does not verify is not offered."""
+        number, latest = publication.version.number, self._latest
+        if latest.run_id != publication.run_id or latest.number < number:
+            self._latest = ServedVersion(run_id=publication.run_id, number=number)
+
+    def _open(self, publication: Publication, model: OpenedModel) -> Served:
+        predict = self._runtime.open_predict(model.bundle, model.parameters)
+        said = predict(probe_of(model.bundle))
+        if not np.isfinite(said).all():
+            raise InvalidVersion(
+                f"version {publication.version.number} of run {publication.run_id}: its int8 model says NaN or "
+                "infinity to an input of zeros, expected finite numbers"
+            )
+        return Served(
+            publication=publication,
+            predict=predict,
+            bundle=model.bundle,
+            preprocess=open_preprocess(self._runtime, model.bundle),
+            lock=threading.Lock(),
+            chunks=self._chunks(publication, model.bundle),
+        )
+
+    def _chunks(self, publication: Publication, bundle: Bundle) -> tuple[str, ...]:
+        graphs = graph_chunks(bundle, self._runtime.graph_format)
+        refs = (*manifest_chunks(publication), *graphs, *publication.version.parameters.chunks)
+        return tuple(ref.sha256 for ref in refs)
+
+    def _restore(self, trusted: Collection[str]) -> None:
+        """Serve what was served before this process; a record that does not verify any more is only told."""
+        publication = self._cache.served()
+        if publication is None:
+            return
+        try:
+            bundle = open_bundle(publication, trusted, self._cache.read)
+            # Its number may be lower than the highest seen: it is the last that was good.
+            verify_version(publication, bundle, -1)
+            parameters = open_parameters(publication, bundle, self._cache.read)
+            self._served = self._open(publication, OpenedModel(bundle=bundle, parameters=parameters))
+            self.skip(publication)
+        except (FaninError, ValueError) as exc:
+            LOG.warning("serving: the version of the last time is not served (%s)", exc)
+
+
+def probe_of(bundle: Bundle) -> Inputs:
+    """One input of zeros for a Bundle's ``infer`` graph."""
+    (port,) = bundle.manifest.signatures["infer"].inputs
+    shape = (1, *port.shape[1:])
+    return np.zeros(shape, np.int32) if port.dtype == "int32" else np.zeros(shape, np.float32)

@@ -1,0 +1,109 @@
+"""Frozen records out of TOML or JSON and back, and what is wrong told by key: one reader for all of a job's settings.
+
+A key is the name of its field, a table is a record within a record. What is not known is refused with the nearest
+name that is, what has another type with the value that came; ranges are the records' own to check. Needs no torch.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.protos.errors import InvalidInput
+
+T = TypeVar("T")
+SCALARS: typing.Final = (bool, int, float, str)
+
+
+def record_of(kind: type[T], row: object, where: str) -> T:
+    """A record of this kind out of a table; ``where`` names what it was read from in errors. Raises InvalidInput."""
+    try:
+        return _record(kind, row, "")
+    except InvalidInput as exc:
+        raise InvalidInput(f"{where}: {exc}") from exc
+
+
+def _record(kind: type[T], row: object, where: str) -> T:
+    if not isinstance(row, dict):
+        raise InvalidInput(f"{where or 'all of it'}: got {row!r}, expected a table")
+    hints = typing.get_type_hints(kind)
+    known = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for key in row:
+        if key not in known:
+            raise InvalidInput(f"{_within(where)}got unknown key {key!r}{_nearest(key, known)}")
+    for name, each in known.items():
+        if name not in row and each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
+            raise InvalidInput(f"{_within(where)}got no {name}, expected a value")
+    return kind(
+        **{name: _value(hints[name], value, f"{where}.{name}" if where else name) for name, value in row.items()}
+    )
+
+
+def row_of(value: object) -> object:
+    """A record, or what stands in one, as JSON has it."""
+    if isinstance(value, MeshShape | Path):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: row_of(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: row_of(each) for key, each in value.items()}
+    return [row_of(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _within(where: str) -> str:
+    return f"[{where}]: " if where else ""
+
+
+def _nearest(key: str, known: Mapping[str, object]) -> str:
+    near = get_close_matches(key, known, 1)
+    return f", did you mean {near[0]!r}?" if near else f", expected some of {', '.join(known)}"
+
+
+def _value(kind: object, value: object, where: str) -> object:
+    """One value as its field's type has it."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and types.NoneType in inner:
+            return None
+        # A word that stands for the value is looked up, and everything else is read as the one other kind.
+        words = [each for each in inner if typing.get_origin(each) is Literal]
+        (some,) = (each for each in inner if each is not types.NoneType and each not in words)
+        return _value(words[0] if words and isinstance(value, str) else some, value, where)
+    if origin is Literal:
+        if value not in inner:
+            raise InvalidInput(f"{where}: got {value!r}, expected one of {', '.join(inner)}")
+        return value
+    if origin is tuple:
+        return _values(inner, value, where)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise InvalidInput(f"{where}: got {value!r}, expected a table")
+        return {key: _value(inner[1], each, f"{where}.{key}") for key, each in value.items()}
+    assert isinstance(kind, type), f"no rule for {kind}"
+    if kind in (MeshShape, Path):
+        text = _scalar(str, value, where)
+        return MeshShape.parse(str(text)) if kind is MeshShape else Path(str(text))
+    return _scalar(kind, value, where) if kind in SCALARS else _record(kind, value, where)
+
+
+def _values(inner: tuple[object, ...], value: object, where: str) -> tuple[object, ...]:
+    endless = inner[-1] is Ellipsis
+    if not isinstance(value, list) or not (endless or len(value) == len(inner)):
+        raise InvalidInput(f"{where}: got {value!r}, expected a list{'' if endless else f' of {len(inner)}'}")
+    kinds = [inner[0]] * len(value) if endless else inner
+    return tuple(
+        _value(kind, each, f"{where}[{index}]") for index, (kind, each) in enumerate(zip(kinds, value, strict=True))
+    )
+
+
+def _scalar(kind: type, value: object, where: str) -> object:
+    # A bool is an int to isinstance, but not to whoever wrote the file.
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise InvalidInput(f"{where}: got {value!r}, expected {kind.__name__}")
+    return value

@@ -1,0 +1,132 @@
+"""The grid: one power-of-two step per block, so that updates are integers and their sum is exact.
+
+A block is a tensor. Its step is 2^exponent; a device may encode a block ``shift`` bits coarser. Powers of two
+make ``q * step`` exact in floating point and turn a coarser step into a left shift of the integer sum.
+
+A codec of few bits has W, the shifts that the Plan allows, as additional range. Its grid is finer by a part of W, and
+each device chooses the finest step on which its own update fits. Its values then use all of their bits, although the
+server does not know their size in advance. ``fixed32`` has enough bits without W.
+
+The next grid follows the *reach* of a block: the magnitude that more than a third of the Updates of a Round exceed or
+equal. The coordinator measures it in the payloads. Counts and losses that a device reports, its weight and the mean do
+not move the grid, because one device can set them to any value. Laws (tests/laws/test_grid.py):
+
+- Liars that are at most a third of the Updates leave the reach between the smallest and the largest reach of honest
+  devices. Over any number of Rounds the grid stays within 2^4 of the grid of the honest devices alone, if these differ
+  by at most 2^4 in a block.
+- For any set of Updates, a block becomes at most 2 bits coarser or finer a Round. Two sets of Updates of the same
+  Round thus lead to grids within 2^4 of each other.
+
+All rules are pure functions of the parent Version and the closed set of a Round, so every coordinator, every restart
+and ``fanin verify`` compute the same grid.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fanin.edge.codecs.fixed import Integers, codec_named
+from fanin.edge.tensors import TensorTable
+from fanin.protos.messages import CodecSpec
+
+MIN_EXPONENT: Final = -120
+MAX_EXPONENT: Final = 60
+"""Steps stay normal float32 numbers, with room for a shift, whatever a model's scale."""
+FIRST_RANGE: Final = 1.0
+"""What a block's values may reach in a first Round even if all its parameters are zero."""
+FIRST_BITS: Final = 1
+"""The room that a first Round leaves above that range."""
+FIRST_RESOLVED_BITS: Final = 30
+"""A first step need not be finer than 2^-30 of that range, which is finer than float32 resolves it."""
+RESOLVED_BITS: Final = 25
+"""A step need not be finer than 2^-25 of a block's reach: 3e-8, finer than float32 resolves it."""
+MIN_GROWTH_BITS: Final = 1
+"""With all shifts a block's range is at least 2^1 times the reach. Bits that would resolve nothing more make it
+larger, 2^6 for ``fixed32``."""
+MAX_MOVE_BITS: Final = 2
+"""A block becomes at most this much coarser or finer a Round: two grids that can follow one are within 2^4."""
+MIN_REACH: Final = -63
+MAX_REACH: Final = 63
+"""Reaches are counted in bits above the Round's step. Beyond these limits a block moves by MAX_MOVE_BITS anyway."""
+NO_REACH: Final = 0
+"""The column of ``reaches`` for Updates that did not move a block; column c > 0 is a reach of c - 64 bits."""
+NUM_REACHES: Final = MAX_REACH - MIN_REACH + 2
+Reaches = npt.NDArray[np.int64]
+"""How many Updates had each reach, for each block (num_blocks, NUM_REACHES). Rows of Updates add up."""
+
+
+def first_grid(maxima: Sequence[float], codec: CodecSpec) -> tuple[int, ...]:
+    """The grid of a first Round: no update is known yet, so a block may move by its own size, or by 1.
+
+    A codec of few bits reaches that with all shifts only; its step is as much finer as they allow.
+
+    Args:
+        maxima: The largest magnitude of each block's parameters (num_blocks,).
+        codec: The codec of the Run.
+    """
+    own_bits = codec_named(codec.name).bits - 1 - FIRST_BITS
+    fraction_bits = min(own_bits + codec.max_shift, FIRST_RESOLVED_BITS)
+    return tuple(_limited(math.frexp(max(largest, FIRST_RANGE))[1] - fraction_bits) for largest in maxima)
+
+
+def next_grid(grid: Sequence[int], reaches: Reaches, first: Sequence[int], codec: CodecSpec) -> tuple[int, ...]:
+    """The grid after a Round.
+
+    Args:
+        grid: The Round's own grid (num_blocks,).
+        reaches: The reaches of its Updates (num_blocks, NUM_REACHES).
+        first: The first grid of the parent's parameters (num_blocks,). A block that did not move becomes finer until
+            it has this step: its step may be too coarse for any update.
+        codec: The codec of the Run.
+    """
+    fraction_bits = resolved_bits(codec)
+    exponents = []
+    for exponent, row, finest in zip(grid, reaches, first, strict=True):
+        column = common_column(row)
+        reached = exponent + column + MIN_REACH - 1 - fraction_bits
+        target = min(exponent, finest) if column == NO_REACH else reached
+        exponents.append(_limited(min(max(target, exponent - MAX_MOVE_BITS), exponent + MAX_MOVE_BITS)))
+    return tuple(exponents)
+
+
+def common_column(row: Reaches) -> int:
+    """The highest column that more than a third of the Updates reach, of one block's (NUM_REACHES,).
+
+    With n Updates it is the column of the (n // 3 + 1)-th largest. At most a third of liars leave it between the
+    smallest and the largest of the others.
+    """
+    num_at_least = np.cumsum(row[::-1])[::-1]
+    rank = int(row.sum()) // 3 + 1
+    return int(np.count_nonzero(num_at_least >= rank)) - 1 if row.any() else NO_REACH
+
+
+def reach_column(largest: int, shift: int) -> int:
+    """The column of an Update whose largest encoded magnitude in a block is ``largest``, on a step ``shift`` bits
+    above the Round's."""
+    if not largest:
+        return NO_REACH
+    return min(max(largest.bit_length() + shift, MIN_REACH), MAX_REACH) - MIN_REACH + 1
+
+
+def largest_magnitude(values: Integers) -> int:
+    """The largest magnitude of encoded values (num_values,), 0 for none."""
+    return max(int(values.max(initial=0)), -int(values.min(initial=0)))
+
+
+def no_reaches(table: TensorTable) -> Reaches:
+    """The reaches of no Update."""
+    return np.zeros((len(table.specs), NUM_REACHES), np.int64)
+
+
+def resolved_bits(codec: CodecSpec) -> int:
+    """How many bits of a block's reach a step resolves: what the codec has after growth, and half of the shifts. The
+    other half lets a device move further still."""
+    own_bits = codec_named(codec.name).bits - 1 - MIN_GROWTH_BITS
+    return min(own_bits + codec.max_shift // 2, RESOLVED_BITS)
+
+
+def _limited(exponent: int) -> int:
+    return min(max(exponent, MIN_EXPONENT), MAX_EXPONENT)

@@ -1,0 +1,140 @@
+"""Traced Signatures as ONNX models, with nothing in them but the graph.
+
+The exporter writes stack traces, source paths and versions into a model; a Bundle travels to strangers, so they
+are taken out. Its warnings concern operators and internals of its own, never the App; just those are kept from
+the user.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import onnx
+import torch
+from onnx import numpy_helper
+from torch.export import ExportedProgram
+
+from fanin.edge.export.onnx.fuse import fuse
+from fanin.edge.export.quiet import quiet_torch
+from fanin.edge.export.refusals import REPLACE
+from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.tensors import Float32s
+from fanin.protos.errors import UnsupportedModel
+
+PORT: Final = "port:"
+"""Begins the names of inputs and outputs while the exporter names what lies between them."""
+LOSSES: Final = frozenset({"loss", "loss_sum"})
+"""An output that only ``train`` and ``evaluate`` have: what is to become int8 stays as the exporter writes it."""
+REGISTRY_LOGGER: Final = "torch.onnx._internal.exporter._registration"
+
+
+def to_onnx(traced: Traced, what: str) -> onnx.ModelProto:
+    """The model of a Signature. Raises UnsupportedModel if an operator has no ONNX form."""
+    model = as_exported(traced, what)
+    return fuse(model) if LOSSES.intersection(traced.outputs) else model
+
+
+def as_exported(traced: Traced, what: str) -> onnx.ModelProto:
+    """The same, operator by operator as it was traced."""
+    _widen_indices(traced.program)
+    try:
+        with quiet_exporter():
+            found = torch.onnx.export(
+                traced.program,
+                dynamo=True,
+                input_names=[PORT + name for name in traced.inputs],
+                output_names=[PORT + name for name in traced.outputs],
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as exc:
+        raise UnsupportedModel(f"{what}: cannot become ONNX ({_cause(exc)}); {REPLACE}") from exc
+    assert found is not None, "dynamo=True always gives a program"
+    model = found.model_proto
+    _strip(model)
+    _name_ports(model.graph)
+    return model
+
+
+def _name_ports(graph: onnx.GraphProto) -> None:
+    """Give inputs and outputs their own names, and another to what lies between them and is called the same.
+
+    The exporter calls a value after its operator: "view", "mul". So may a parameter be.
+    """
+    ports = {port.name.removeprefix(PORT) for port in (*graph.input, *graph.output)}
+
+    def named(name: str) -> str:
+        return name.removeprefix(PORT) if name.startswith(PORT) else f"{name}:inner" if name in ports else name
+
+    for port in (*graph.input, *graph.output):
+        port.name = named(port.name)
+    for value in graph.initializer:
+        value.name = named(value.name)
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [named(name) for name in names]
+
+
+def _widen_indices(program: ExportedProgram) -> None:
+    """Indices as int64: torch takes int32 as well, the exporter passes it on, and ONNX's GatherND has no such form."""
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.aten.index.Tensor:
+            continue
+        for index in node.args[1]:
+            if index is None or index.meta["val"].dtype != torch.int32:
+                continue
+            with graph.inserting_before(node):
+                wide = graph.call_function(torch.ops.aten._to_copy.default, (index,), {"dtype": torch.int64})
+            wide.meta = dict(index.meta) | {"val": index.meta["val"].to(torch.int64)}
+            node.replace_input_with(index, wide)
+    program.graph_module.recompile()
+
+
+def inputs_to_initializers(model: onnx.ModelProto, values: dict[str, Float32s]) -> None:
+    """Turn the named inputs into initializers with these values: what was an argument becomes a constant."""
+    kept = [port for port in model.graph.input if port.name not in values]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
+
+
+def _cause(exc: BaseException) -> str:
+    """The innermost reason; the exporter's outer ones are advice to its own developers."""
+    while exc.__cause__ is not None:
+        exc = exc.__cause__
+    return str(exc)
+
+
+@contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """Hide what torch's exporter says about itself: optional operators of torchvision, a renamed class of pytree."""
+
+    def about_the_app(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("torchvision is not installed")
+
+    logger = logging.getLogger(REGISTRY_LOGGER)
+    logger.addFilter(about_the_app)
+    try:
+        with quiet_torch():
+            yield
+    finally:
+        logger.removeFilter(about_the_app)
+
+
+def _strip(model: onnx.ModelProto) -> None:
+    """Take out everything that does not compute."""
+    graph = model.graph
+    del model.metadata_props[:]
+    del graph.metadata_props[:]
+    del graph.value_info[:]
+    model.doc_string = graph.doc_string = ""
+    for node in graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    for port in (*graph.input, *graph.output):
+        port.doc_string = ""
+        del port.metadata_props[:]
+    for value in graph.initializer:
+        value.doc_string = ""
+        del value.metadata_props[:]

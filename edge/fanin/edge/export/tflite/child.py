@@ -1,0 +1,93 @@
+"""The converter's second way to choose layouts, in a process of its own.
+
+That way may end its process (a failed check in native code). The process of the export survives and reports one error.
+The folder that both processes share holds::
+
+    signatures.json   the Signatures' names, in order
+    INDEX.pt2         the program of the Signature at this place (torch.export.save)
+    INDEX.pt          its example inputs (torch.save)
+    model.tflite      the result, or
+    error.txt         one line: why the converter refused the graph
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from fanin.edge.export.refusals import REPLACE, first_line
+from fanin.edge.export.tflite.convert import convert
+from fanin.edge.export.tracing.trace import Traced
+from fanin.protos.errors import UnsupportedModel
+
+PARTITIONER: Final = "DEFAULT"
+# -P: a file in the current folder must not hide a library.
+COMMAND: Final = (sys.executable, "-P", "-m", "fanin.edge.export.tflite.child")
+SIGNATURES: Final = "signatures.json"
+RESULT: Final = "model.tflite"
+ERROR: Final = "error.txt"
+
+
+def convert_in_child(signatures: Mapping[str, Traced], what: str, command: Sequence[str] = COMMAND) -> bytes:
+    """Return a file with these Signatures; ``what`` begins an error's message.
+
+    ``command`` is the program that converts. Its last argument is the folder.
+
+    Raises UnsupportedModel if the converter refuses the graphs or its process dies.
+    """
+    with tempfile.TemporaryDirectory(prefix="fanin-tflite-") as name:
+        folder = Path(name)
+        _save(signatures, folder)
+        done = subprocess.run([*command, name], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if done.returncode == 0 and (folder / RESULT).exists():
+            return (folder / RESULT).read_bytes()
+        reason = (folder / ERROR).read_text() if (folder / ERROR).exists() else _reason(done)
+        raise UnsupportedModel(f"{what}: cannot become TFLite ({reason}); {REPLACE}")
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    lines = done.stderr.split("\n") if done.stderr else []
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+    if done.returncode < 0:
+        return f"signal {signal.Signals(-done.returncode).name} ended the converter: {last}"
+    return f"the converter ended with status {done.returncode}: {last}"
+
+
+def _save(signatures: Mapping[str, Traced], folder: Path) -> None:
+    (folder / SIGNATURES).write_text(json.dumps(list(signatures)))
+    for index, traced in enumerate(signatures.values()):
+        torch.export.save(traced.program, folder / f"{index}.pt2")
+        torch.save(list(traced.examples), folder / f"{index}.pt")
+
+
+def _load(folder: Path) -> dict[str, Traced]:
+    names = json.loads((folder / SIGNATURES).read_text())
+    return {
+        name: Traced(
+            program=torch.export.load(folder / f"{index}.pt2"),
+            examples=torch.load(folder / f"{index}.pt", weights_only=True),
+            # The converter uses positions; the ports get their names in the finished file.
+            inputs=(),
+            outputs=(),
+        )
+        for index, name in enumerate(names)
+    }
+
+
+def main(folder: Path) -> None:
+    """Convert the folder's Signatures. Raises whatever the converter raises, after its reason is in the folder."""
+    try:
+        (folder / RESULT).write_bytes(convert(_load(folder), PARTITIONER))
+    except Exception as exc:  # the converter raises whatever its four compilers do
+        (folder / ERROR).write_text(first_line(exc))
+        raise
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

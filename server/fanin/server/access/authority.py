@@ -1,0 +1,247 @@
+"""A certificate authority of one's own, so that nothing is ever served without TLS.
+
+    tls/ca.pem      the authority's certificate: give it to devices and operators
+    tls/ca.key      its key: never leaves this folder
+    tls/server.pem  the coordinator's certificate, for the names that it is reached by
+    tls/server.key
+
+Everything is created on first use. Keys are ECDSA P-256, which every gRPC build on a device can verify.
+
+The server's certificate can be issued again at any time, because clients trust the authority alone. It is issued again
+when a client would reject it: it is damaged, does not match its key or the authority, lacks a name, is not valid yet,
+or ends within 30 days. The authority is never replaced by itself, because no client would trust the new one. An
+authority that cannot be used is an error that says what to do.
+"""
+
+import ipaddress
+import logging
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fanin.protos.errors import Corrupted, InvalidInput
+from fanin.server.storage.disk import write_file
+
+LOG = logging.getLogger("fanin.server.access.authority")
+CA_DAYS: Final = 3650
+SERVER_DAYS: Final = 397
+"""The longest that common TLS clients accept for a server certificate."""
+RENEW_DAYS: Final = 30
+BACKDATED: Final = timedelta(hours=1)
+"""How long before its creation a certificate is valid: for devices whose clock is behind, and for a coordinator whose
+clock is set back by less."""
+
+_MAX_DNS_CHARS: Final = 253
+_UNREADABLE: Final = (ValueError, TypeError, UnsupportedAlgorithm)
+"""What ``cryptography`` raises for PEM that it cannot parse, for a key with a password and for an unknown algorithm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerIdentity:
+    """What a TLS server needs, in PEM, and the authority's certificate for its clients."""
+
+    key: bytes
+    certificate: bytes
+    ca_certificate: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Authority:
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+
+def local_identity(folder: Path, names: Collection[str], now: datetime) -> ServerIdentity:
+    """The coordinator's identity for these host names and addresses, created or renewed in ``folder``.
+
+    Raises:
+        InvalidInput: A name cannot be in a certificate.
+        Corrupted: The authority is damaged, lacks its key, or is not valid now.
+        StorageFull: A file cannot be written.
+    """
+    subjects = [_general_name(name) for name in sorted(names)]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    authority = _open_authority(folder, now)
+    key_path, certificate_path = folder / "server.key", folder / "server.pem"
+    problem = _problem(folder, authority, subjects, now)
+    if problem:
+        if certificate_path.exists():
+            LOG.warning("%s: %s; a new certificate is issued by the same authority", certificate_path, problem)
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _issue_server(authority, key, subjects, now)
+        write_file(key_path, _key_pem(key))
+        write_file(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    return ServerIdentity(
+        key=key_path.read_bytes(),
+        certificate=certificate_path.read_bytes(),
+        ca_certificate=(folder / "ca.pem").read_bytes(),
+    )
+
+
+def _open_authority(folder: Path, now: datetime) -> _Authority:
+    key_path, certificate_path = folder / "ca.key", folder / "ca.pem"
+    if not key_path.exists():
+        if certificate_path.exists():
+            raise Corrupted(f"{key_path}: missing beside ca.pem, expected the authority's key; {_advice(folder)}")
+        write_file(key_path, _key_pem(ec.generate_private_key(ec.SECP256R1())))
+    key = _read_ca_key(key_path)
+    if not certificate_path.exists():
+        # On first use, after a crash between the two files, or because it was lost: clients that hold an earlier one
+        # accept what the same key signs.
+        certificate = _issue_ca(key, now)
+        write_file(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    authority = _Authority(key=key, certificate=_read_ca_certificate(certificate_path))
+    _check_authority(certificate_path, authority, now)
+    return authority
+
+
+def _read_ca_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except _UNREADABLE as exc:
+        raise Corrupted(f"{path}: not readable as a private key without a password; {_advice(path.parent)}") from exc
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise Corrupted(f"{path}: got {type(key).__name__}, expected an ECDSA key; {_advice(path.parent)}")
+    return key
+
+
+def _read_ca_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except _UNREADABLE as exc:
+        raise Corrupted(
+            f"{path}: not readable as a certificate; restore it from a backup or from a device, or remove this file "
+            "alone: it is issued again by the same key, and devices go on with the one that they have"
+        ) from exc
+
+
+def _check_authority(path: Path, authority: _Authority, now: datetime) -> None:
+    """Raise Corrupted unless clients that trust this authority can connect now."""
+    certificate, advice = authority.certificate, _advice(path.parent)
+    if certificate.public_key() != authority.key.public_key():
+        raise Corrupted(f"{path}: does not match the key in ca.key; {advice}")
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not begins <= now < ends:
+        raise Corrupted(
+            f"{path}: valid from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC, but the clock of this machine "
+            f"says {now.astimezone(UTC):%Y-%m-%d %H:%M}; set the clock, or if it is right: {advice}"
+        )
+    if now >= ends - timedelta(days=SERVER_DAYS):
+        LOG.warning("%s: ends on %s; no client can connect from then on. To replace it: %s", path, ends.date(), advice)
+
+
+def _advice(folder: Path) -> str:
+    return (
+        f"restore {folder} from a backup, or move that folder away: a new authority is created, whose ca.pem every "
+        "device and operator needs"
+    )
+
+
+def _issue_ca(key: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fanin local authority")])
+    return (
+        _builder(name, name, key.public_key(), now, now + timedelta(days=CA_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _issue_server(
+    authority: _Authority, key: ec.EllipticCurvePrivateKey, subjects: list[x509.GeneralName], now: datetime
+) -> x509.Certificate:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, str(subjects[0].value)[:64])])
+    ca_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    ends = min(now + timedelta(days=SERVER_DAYS), authority.certificate.not_valid_after_utc)
+    return (
+        _builder(subject, authority.certificate.subject, key.public_key(), now, ends)
+        .add_extension(x509.SubjectAlternativeName(subjects), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(ca_id, critical=False)
+        .sign(authority.key, hashes.SHA256())
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, ends: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(ends)
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    with suppress(ValueError):
+        return x509.IPAddress(ipaddress.ip_address(name))
+    # Longer ones have no place in DNS, and others no form in a certificate.
+    if not name or len(name) > _MAX_DNS_CHARS or not name.isascii() or not name.isprintable() or " " in name:
+        raise InvalidInput(
+            f"name: got {name[:_MAX_DNS_CHARS]!r}, expected a host name of ASCII letters (xn--... for others), or an "
+            "address; check --name and --listen"
+        )
+    return x509.DNSName(name)
+
+
+def _problem(folder: Path, authority: _Authority, subjects: list[x509.GeneralName], now: datetime) -> str:
+    """Why a client could not use the server's certificate now or soon; empty if it can."""
+    try:
+        certificate = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
+        key = serialization.load_pem_private_key((folder / "server.key").read_bytes(), password=None)
+        covered = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        is_of_key = key.public_key() == certificate.public_key()
+        certificate.verify_directly_issued_by(authority.certificate)
+    except FileNotFoundError:
+        return "it or its key is missing"
+    except InvalidSignature:
+        return "it was issued by another authority"
+    except (*_UNREADABLE, x509.ExtensionNotFound, x509.DuplicateExtension):
+        return "it or its key is damaged"
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not is_of_key:
+        # A renewal that ended between its two files.
+        return "it does not match its key"
+    if not set(subjects) <= set(covered):
+        return "it does not cover all names"
+    if now < begins:
+        return f"it is not valid before {begins:%Y-%m-%d %H:%M} UTC, because the clock was ahead when it was issued"
+    if now >= ends - timedelta(days=RENEW_DAYS):
+        return f"it ends on {ends:%Y-%m-%d}"
+    return ""
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

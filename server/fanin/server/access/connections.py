@@ -1,0 +1,112 @@
+"""How many connections and calls the server holds, and for how long it holds a silent one.
+
+A connection takes a descriptor and so does a file. ``share_descriptors`` divides the descriptors of the process at
+start, so that connections can never use those of the database, the spool and the blobs:
+
+    limit of the process = OTHER_FILES + one for each upload + one for each connection
+
+gRPC enforces the limits by channel arguments. Where there are ``max_connections``, it closes a new one at once. It
+closes a connection that does not complete TLS and the HTTP/2 settings within ``handshake_s``, and one without a call
+for ``idle_s``. A connection ends after ``max_age_s``, so that no anonymous stream (of gRPC's health and reflection
+services) holds one for ever.
+"""
+
+import resource
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fanin.protos.errors import Conflict
+from fanin.server.fleet.coordinator import Limits
+
+OTHER_FILES: Final = 64
+"""Descriptors for the database, the libraries, the event loop, the port, and the files that the disk's threads read."""
+LEAST_DESCRIPTORS: Final = 128
+"""With fewer, not even a few devices could be served."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connections:
+    """The limits of one server.
+
+    Attributes:
+        max_connections: Open connections, including those that have not completed TLS. An idle one costs some 50 kB.
+        max_queued_calls: Calls that gRPC has received and that the event loop has not taken up yet. By default gRPC
+            keeps 1,000 and cancels a random part of the rest, so a burst of check-ins lost some of its calls.
+        max_calls: Calls on one connection at a time. A device needs three; a proxy bundles many devices.
+        handshake_s: Seconds for TLS and the HTTP/2 settings. A phone on a slow network needs a few.
+        idle_s: Seconds that a connection may stay open without a call. Our clients close theirs earlier.
+        max_age_s: Seconds after which a connection takes no new calls; calls under way may take as long again.
+        keepalive_s: Seconds of silence after which the server checks that the peer of a call still exists.
+    """
+
+    max_connections: int = 20_000
+    max_queued_calls: int = 20_000
+    max_calls: int = 1_000
+    handshake_s: float = 20.0
+    idle_s: float = 300.0
+    max_age_s: float = 3_600.0
+    keepalive_s: float = 120.0
+
+    def options(self) -> tuple[tuple[str, int], ...]:
+        """The channel arguments of gRPC."""
+        return (
+            ("grpc.max_allowed_incoming_connections", self.max_connections),
+            # The second is the number from which on every further call is cancelled; between the two it is chance.
+            ("grpc.server.max_pending_requests", self.max_queued_calls),
+            ("grpc.server.max_pending_requests_hard_limit", self.max_queued_calls),
+            ("grpc.max_concurrent_streams", self.max_calls),
+            ("grpc.server_handshake_timeout_ms", _ms(self.handshake_s)),
+            ("grpc.max_connection_idle_ms", _ms(self.idle_s)),
+            ("grpc.max_connection_age_ms", _ms(self.max_age_s)),
+            ("grpc.max_connection_age_grace_ms", _ms(self.max_age_s)),
+            ("grpc.keepalive_time_ms", _ms(self.keepalive_s)),
+        )
+
+
+def share_descriptors(descriptors: int, limits: Limits) -> tuple[Limits, Connections]:
+    """Divide the descriptors of a process between connections and files.
+
+    Args:
+        descriptors: How many the process may open.
+        limits: How much the coordinator would take on if there were enough.
+
+    Returns:
+        The limits, lowered where there are not enough, and the connections that go with them: a quarter of the
+        descriptors is for uploads, three quarters of the connections are for devices that wait.
+
+    Raises:
+        Conflict: There are fewer than ``LEAST_DESCRIPTORS``.
+    """
+    if descriptors < LEAST_DESCRIPTORS:
+        raise Conflict(
+            f"descriptors: this process may open {descriptors}, expected at least {LEAST_DESCRIPTORS}; "
+            "raise the hard limit (ulimit -Hn, LimitNOFILE= in systemd)"
+        )
+    max_uploads = min(limits.max_uploads, descriptors // 4)
+    max_connections = min(2 * limits.max_parked, descriptors - OTHER_FILES - max_uploads)
+    max_parked = min(limits.max_parked, max_connections * 3 // 4)
+    connections = Connections(max_connections=max_connections, max_queued_calls=2 * limits.max_parked)
+    return replace(limits, max_parked=max_parked, max_uploads=max_uploads), connections
+
+
+def enough_descriptors(limits: Limits) -> int:
+    """How many descriptors lower none of these limits."""
+    return OTHER_FILES + 4 * max(limits.max_parked, limits.max_uploads)
+
+
+def raise_descriptor_limit(enough: int) -> int:
+    """Raise the soft limit of this process towards the hard one, to ``enough`` at most; the limit as it is then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return enough if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):
+        # Some systems (macOS) have a limit below the hard one that they report.
+        return soft
+    return wanted
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,276 @@
+"""The rim of every call: who calls, and how errors leave.
+
+In this order, before a servicer sees anything:
+
+1. the request stays raw bytes, for the signature covers bytes, not a re-serialization;
+2. Fleet: the device's signature over method, time and body, and that its time is used once; Control: the
+   operator's token; all from memory, without the database, for anybody can make a call;
+3. only now the bytes are parsed: nobody unknown reaches the parser, and what does not parse is InvalidInput; but
+   for Enroll, whose bytes hold the key that signed them: its token and signature are checked after parsing;
+4. whatever the servicer raises becomes a status by the table in ``protos.errors``: the peer sees the public
+   text, the log the inner one, of so many calls a minute (``refused``);
+5. a request that does not come, and a reply that its caller does not read, end the call: what is held for it is freed.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol, TypeVar, cast
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc import aio
+
+from fanin.edge.tensors import sha256_hex
+from fanin.protos import calls
+from fanin.protos.calls import Call
+from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, public_text, status_of
+from fanin.server.access.refused import RefusedCalls
+from fanin.server.access.registry import Registry
+from fanin.server.storage.sqlite.population import Device
+
+LOG = logging.getLogger("fanin.server.rim")
+FLEET: Final = "/fanin.v1.Fleet/"
+CONTROL: Final = "/fanin.v1.Control/"
+ENROLL: Final = f"{FLEET}Enroll"
+MAX_TEXT_CHARS: Final = 500
+"""Most of an error's text that goes to a peer or into the log: a peer's own bytes may be in it."""
+
+Context = aio.ServicerContext[Message, Message]
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """How long a caller may keep the rim waiting: the first request, which says who calls, may take
+    ``first_request_s``, for until then nobody knows; each reply is to be read within ``read_s``."""
+
+    first_request_s: float = 30.0
+    read_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who is calling: the signed call, and the device once it is known."""
+
+    call: Call
+    signature: bytes
+    device: Device | None = None
+
+
+REPLACED_S: Final = 1.0
+"""How long the status of a call that was cancelled may take: whoever took its place waits for it."""
+
+_CALLER: ContextVar[Caller] = ContextVar("caller")
+
+
+def caller() -> Caller:
+    """The caller of the Fleet call that is being served."""
+    return _CALLER.get()
+
+
+def device_id() -> str:
+    """The authenticated device that is being served."""
+    device = caller().device
+    assert device is not None, "only Enroll is served before authentication"
+    return device.device_id
+
+
+class _Handler(Protocol):
+    """A generated handler with asyncio behaviours, of which exactly one is there."""
+
+    request_streaming: bool
+    response_streaming: bool
+    request_deserializer: Callable[[bytes], Message]
+    response_serializer: Callable[[Message], bytes]
+    unary_unary: Callable[[Message, Context], Awaitable[Message]]
+    unary_stream: Callable[[Message, Context], AsyncGenerator[Message, None]]
+    stream_unary: Callable[[AsyncIterator[Message], Context], Awaitable[Message]]
+    stream_stream: Callable[[AsyncIterator[Message], Context], AsyncGenerator[Message, None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Guarded:
+    """A handler of raw bytes; the attributes are those that gRPC looks for.
+
+    To gRPC every request is a stream, which is the same on the wire. It would else wait for a single request without a
+    limit before it calls us.
+    """
+
+    response_streaming: bool
+    response_serializer: Callable[[Message], bytes]
+    stream_unary: Callable[[AsyncIterator[bytes], Context], Awaitable[Message]]
+    stream_stream: Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
+    request_streaming: bool = True
+    request_deserializer: Callable[[bytes], bytes] = field(default=lambda data: data)
+
+
+class Rim(aio.ServerInterceptor):
+    """Wraps every handler of Fleet and Control."""
+
+    def __init__(self, registry: Registry, waits: Waits, refused: RefusedCalls) -> None:
+        self._registry = registry
+        self._waits = waits
+        self._refused = refused
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Q, R] | None]]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Q, R] | None":
+        """The handler, guarded."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not method.startswith((FLEET, CONTROL)):
+            return handler
+        return cast("grpc.RpcMethodHandler[Q, R]", self._guarded(method, cast("_Handler", handler)))
+
+    def _guarded(self, method: str, handler: _Handler) -> _Guarded:
+        return _Guarded(
+            response_streaming=handler.response_streaming,
+            response_serializer=handler.response_serializer,
+            stream_unary=partial(self._one_reply, method, handler),
+            stream_stream=partial(self._many_replies, method, handler),
+        )
+
+    async def _one_reply(
+        self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
+    ) -> Message:
+        async with self._rim(method, context):
+            if handler.request_streaming:
+                return await handler.stream_unary(self._many_requests(method, handler, requests, context), context)
+            return await handler.unary_unary(await self._one_request(method, handler, requests, context), context)
+
+    async def _many_replies(
+        self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
+    ) -> None:
+        async with self._rim(method, context):
+            if handler.request_streaming:
+                messages = self._many_requests(method, handler, requests, context)
+                await self._send(handler.stream_stream(messages, context), context)
+            else:
+                message = await self._one_request(method, handler, requests, context)
+                await self._send(handler.unary_stream(message, context), context)
+
+    async def _send(self, replies: AsyncGenerator[Message, None], context: Context) -> None:
+        """Each reply, once the one before it has gone. Raises Unavailable for a caller that does not read."""
+        async with aclosing(replies):
+            async for reply in replies:
+                try:
+                    async with asyncio.timeout(self._waits.read_s):
+                        await context.write(reply)
+                except TimeoutError as exc:
+                    raise Unavailable(f"call: its caller read nothing for {self._waits.read_s:g} s") from exc
+
+    async def _one_request(
+        self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
+    ) -> Message:
+        request = await self._first(method, aiter(requests))
+        self._admit(method, request, context)
+        return _parsed(method, handler, request)
+
+    async def _first(self, method: str, stream: AsyncIterator[bytes]) -> bytes:
+        try:
+            async with asyncio.timeout(self._waits.first_request_s):
+                return await anext(stream)
+        except StopAsyncIteration as exc:
+            raise Unauthenticated(f"call: {method} carried no request to be checked") from exc
+        except TimeoutError as exc:
+            raise Unavailable(f"call: {method} sent no request for {self._waits.first_request_s:g} s") from exc
+
+    async def _many_requests(
+        self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[Message]:
+        stream = aiter(requests)
+        first = await self._first(method, stream)
+        self._admit(method, first, context)
+        yield _parsed(method, handler, first)
+        del first
+        # Not ``async for``: its name would keep a piece in memory for each upload that waits.
+        with suppress(StopAsyncIteration):
+            while True:
+                yield _parsed(method, handler, await anext(stream))
+
+    def _admit(self, method: str, body: bytes, context: Context) -> None:
+        metadata = dict(context.invocation_metadata() or ())
+        if method.startswith(CONTROL):
+            value = _text(metadata.get(calls.AUTHORIZATION))
+            token = value.removeprefix(calls.BEARER) if value.startswith(calls.BEARER) else ""
+            self._registry.check_operator(token)
+            return
+        call, signature = _signed_call(method, metadata, body)
+        if method == ENROLL:
+            _CALLER.set(Caller(call=call, signature=signature))
+            return
+        device = self._registry.device(call.device_id)
+        self._registry.authenticate(device, call, signature)
+        _CALLER.set(Caller(call=call, signature=signature, device=device))
+
+    @asynccontextmanager
+    async def _rim(self, method: str, context: Context) -> AsyncIterator[None]:
+        try:
+            yield
+        except FaninError as exc:
+            self._refused.log(type(exc).__name__, f"{method}: {type(exc).__name__}: {str(exc)[:MAX_TEXT_CHARS]}")
+            await self._abort(exc, context)
+        except OSError:  # Our disk. The caller can only come back later, and must not read a path.
+            LOG.exception("%s: the coordinator's disk or network failed", method)
+            await self._abort(Unavailable("disk"), context)
+        except (aio.AbortError, aio.UsageError):
+            raise
+        except aio.InternalError as exc:
+            # gRPC cannot send or receive: the peer has hung up, and the cancellation that says so has not come yet.
+            raise asyncio.CancelledError from exc
+        except asyncio.CancelledError:
+            # A newer upload of this device took its place, or its line broke: gRPC by itself tells a peer nothing.
+            with suppress(Exception):
+                async with asyncio.timeout(REPLACED_S):
+                    text = "call: ended for a newer one; try again later"
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, text, self._trailing("Unavailable"))
+            raise
+        except Exception:  # The rim: a bug must end one call, never the coordinator, and never leak its text.
+            LOG.exception("%s: unexpected error", method)
+            text = "internal error; the coordinator's log has the details"
+            await context.abort(grpc.StatusCode.INTERNAL, text, self._trailing("Internal"))
+
+    async def _abort(self, error: FaninError, context: Context) -> None:
+        status, trailing = status_of(error), self._trailing(type(error).__name__)
+        # One that does not read does not read this either; gRPC keeps the status for it as long as its line is up.
+        with suppress(TimeoutError, aio.InternalError):
+            async with asyncio.timeout(self._waits.read_s):
+                await context.abort(grpc.StatusCode[status.code], public_text(error)[:MAX_TEXT_CHARS], trailing)
+
+    def _trailing(self, kind: str) -> tuple[tuple[str, str], ...]:
+        """The metadata of every refusal: the kind of the error, and this clock in microseconds."""
+        return (calls.ERROR, kind), (calls.SERVER_TIME, str(self._registry.now_us))
+
+
+def _parsed(method: str, handler: _Handler, data: bytes) -> Message:
+    try:
+        return handler.request_deserializer(data)
+    except DecodeError as exc:
+        raise InvalidInput(f"call: {method} carries {len(data)} bytes that are no such request ({exc})") from exc
+
+
+def _signed_call(method: str, metadata: dict[str, str | bytes], body: bytes) -> tuple[Call, bytes]:
+    signature = metadata.get(calls.SIGNATURE, b"")
+    time_us = _text(metadata.get(calls.TIME))
+    is_time = time_us.isascii() and time_us.isdecimal() and len(time_us) <= calls.MAX_TIME_CHARS
+    if not is_time or not isinstance(signature, bytes):
+        raise Unauthenticated(f"call: {method} carries no valid {calls.TIME} and {calls.SIGNATURE}")
+    call = Call(
+        method=method,
+        device_id=_text(metadata.get(calls.DEVICE)),
+        time_us=int(time_us),
+        body_sha256=sha256_hex(body),
+    )
+    return call, signature
+
+
+def _text(value: str | bytes | None) -> str:
+    return value if isinstance(value, str) else ""

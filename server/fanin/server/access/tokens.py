@@ -1,0 +1,39 @@
+"""Token files: the first tokens of a coordinator, for the user who started it.
+
+A file holds one token on one line. The store keeps only the digest, so a file that is lost or damaged cannot be
+rebuilt, and a file that another database issued admits nobody. Both are errors at the start of a coordinator: without
+them an operator would notice only when a device or a command is rejected.
+"""
+
+from pathlib import Path
+
+from fanin.protos.errors import Corrupted
+from fanin.server.access.registry import Registry
+from fanin.server.storage.disk import write_file
+from fanin.server.storage.sqlite.devices import Role
+
+
+def ensure_token(path: Path, role: Role, registry: Registry) -> None:
+    """Issue a token into a file, or check the one that is there.
+
+    Raises:
+        Corrupted: The file holds no token, or one that this coordinator did not issue for the role.
+        StorageFull: The file cannot be written.
+    """
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        # The token is made first: a crash in between leaves a token that nobody knows, not a file that is none.
+        write_file(path, f"{registry.new_token(role)}\n".encode())
+        return
+    advice = (
+        "restore it from a backup, or remove this file: a new token is issued at the next start, and enrolled devices "
+        "need none"
+    )
+    token = path.read_bytes().strip()
+    if not token or not token.isascii() or not token.decode("ascii").isprintable():
+        raise Corrupted(f"{path}: got {len(token)} bytes that are no token, expected one line of text; {advice}")
+    if not registry.has_token(token.decode("ascii"), role):
+        raise Corrupted(
+            f"{path}: got a token that fanin.db does not have for {role.value}s; restore the fanin.db that this folder "
+            f"was served with, or the token file: {advice}"
+        )

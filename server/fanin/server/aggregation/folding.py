@@ -1,0 +1,112 @@
+"""From committed Updates to the next parameters: what the coordinator does and ``fanin verify`` repeats.
+
+Every function here is a pure function of the record: the parent's parameters, the closed set, its grid, the
+Plan. That is why a Version can be computed again anywhere, and why a restart ends in the same bits.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fanin.edge.codecs.fixed import codec_named
+from fanin.edge.codecs.grid import first_grid, next_grid
+from fanin.edge.tensors import Float32s, TensorTable
+from fanin.protos.messages import CodecSpec, UpdateHeader
+from fanin.protos.plans import Plan
+from fanin.server.aggregation.fold import Contribution, PartialSum, blocks_within, finish_part
+from fanin.server.aggregation.outer import apply_fedavg
+from fanin.server.fleet.validation import capped_counts, weight_of
+from fanin.server.storage.sqlite.rounds import RoundRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a fold ends in."""
+
+    next_grid: tuple[int, ...]
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """How far the Round that an Update was made for is from the one that it is folded in.
+
+    ``staleness`` in Versions; ``shifts`` have for each block the exponent of its grid minus the one here.
+    """
+
+    staleness: int
+    shifts: tuple[int, ...]
+
+
+def lag_of(made_for: RoundRecord, folded_in: RoundRecord) -> Lag:
+    """Nothing for an Update of the Round itself."""
+    return Lag(
+        staleness=folded_in.base_version - made_for.base_version,
+        shifts=tuple(there - here for there, here in zip(made_for.grid, folded_in.grid, strict=True)),
+    )
+
+
+def contribution_of(header: UpdateHeader, payload: Iterable[memoryview], plan: Plan, lag: Lag) -> Contribution:
+    """A committed Update as the fold sees it."""
+    codec = codec_named(header.codec)
+    return Contribution(
+        weight=weight_of(header, plan.aggregation.max_examples, lag.staleness),
+        fresh_weight=weight_of(header, plan.aggregation.max_examples),
+        shifts=tuple(own + more for own, more in zip(header.shifts, lag.shifts, strict=True)),
+        bits=codec.bits,
+        max_shift=plan.codec.max_shift,
+        counts=capped_counts(header, plan.aggregation.max_examples),
+        pieces=(codec.decode(piece) for piece in payload),
+    )
+
+
+class OuterStep:
+    """From a sum to the next parameters, piece by piece: of a large model nothing is held but the sum."""
+
+    def __init__(self, total: PartialSum, table: TensorTable, grid: Sequence[int], plan: Plan) -> None:
+        self._total = total
+        self._table = table
+        self._grid = grid
+        self._plan = plan
+        self._maxima = BlockMaxima(table)
+
+    def pieces(self, parent: Iterable[Float32s]) -> Iterator[Float32s]:
+        """The next parameters in consecutive pieces, as long as those of the parent's."""
+        first = 0
+        for before in parent:
+            last = first + before.size
+            mean = finish_part(self._total, self._table, self._grid, (first, last))
+            self._maxima.add(before)
+            yield apply_fedavg(before, mean, self._plan.aggregation.outer_learning_rate)
+            first = last
+
+    def outcome(self) -> Outcome:
+        """What the fold ends in, once all pieces have been taken."""
+        codec = self._plan.codec
+        first = first_grid(self._maxima.largest, codec)
+        grid = next_grid(self._grid, self._total.reaches, first, codec)
+        return Outcome(next_grid=grid, counts=dict(self._total.counts))
+
+
+def first_grid_of(table: TensorTable, parameters: Iterable[Float32s], codec: CodecSpec) -> tuple[int, ...]:
+    """The first grid from parameters in consecutive pieces."""
+    maxima = BlockMaxima(table)
+    for piece in parameters:
+        maxima.add(piece)
+    return first_grid(maxima.largest, codec)
+
+
+class BlockMaxima:
+    """The largest magnitude of each block of parameters that arrive in consecutive pieces; 0.0 for an empty block."""
+
+    def __init__(self, table: TensorTable) -> None:
+        self.largest = [0.0] * len(table.specs)
+        self._table = table
+        self._num_values = 0
+
+    def add(self, piece: Float32s) -> None:
+        """Add the next piece."""
+        first, last = self._num_values, self._num_values + piece.size
+        for start, stop, block in blocks_within(self._table, range(len(self.largest)), first, last):
+            part = piece[start - first : stop - first]
+            self.largest[block] = max(self.largest[block], float(part.max()), -float(part.min()))
+        self._num_values = last

@@ -1,0 +1,184 @@
+"""Is an Update what its Assignment asked for? Everything that can be said before a byte of it is stored.
+
+A device can report any statistics about its own data. These checks refuse statistics that no data can have, and
+``capped_counts`` limits how much the statistics of one Update weigh in those of a Round.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.codecs.fixed import codec_named
+from fanin.edge.runtimes.evaluations import REST, REST_UNIT, SQUARES_FLOAT, SQUARES_INT8, SQUARES_WANTED
+from fanin.edge.tensors import TensorTable
+from fanin.protos.chunks import CHUNK_BYTES, short
+from fanin.protos.errors import InvalidUpdate
+from fanin.protos.messages import (
+    EVAL_AGREE,
+    EVAL_CORRECT_FLOAT,
+    EVAL_CORRECT_INT8,
+    EVAL_EXAMPLES,
+    EVAL_LOSS,
+    EVAL_PREDICTIONS,
+    EXAMPLES,
+    ROUNDED,
+    SATURATED,
+    TRAIN_LOSS,
+    UPDATE_FORMAT,
+    CodecSpec,
+    UpdateHeader,
+)
+from fanin.protos.plans import MAX_TIMES, WEIGHT_UNIT
+
+_NO_MATCH: Final = "check in again"
+_SIGNED: Final = frozenset({TRAIN_LOSS, EVAL_LOSS})
+_SQUARES: Final = (SQUARES_FLOAT, SQUARES_INT8, SQUARES_WANTED)
+_ALWAYS: Final = frozenset({EXAMPLES, TRAIN_LOSS, ROUNDED, SATURATED, EVAL_EXAMPLES, EVAL_LOSS})
+_OF_CLASSES: Final = frozenset({EVAL_PREDICTIONS, EVAL_CORRECT_FLOAT, EVAL_CORRECT_INT8, EVAL_AGREE})
+_OF_VALUES: Final = frozenset(_SQUARES) | {name + REST for name in _SQUARES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What an Update of the open Round must say.
+
+    ``num_labels`` is how many labels one validation example has at most; 0 for a model of values.
+    """
+
+    run_id: str
+    round: int
+    version_sha256: str
+    codec: CodecSpec
+    table: TensorTable
+    num_labels: int
+
+
+def labels_of(manifest: Manifest) -> int:
+    """How many labels an example of a Bundle has at most: one, or one a position of a sequence; 0 for a model of
+    values."""
+    if not manifest.num_classes:
+        return 0
+    targets = [port for port in manifest.signatures["evaluate"].inputs if port.name == "y"]
+    return max([math.prod(port.shape[1:]) for port in targets], default=1)
+
+
+def check_header(header: UpdateHeader, expected: Expected) -> None:
+    """Raise InvalidUpdate unless the header fits, in the order: format, Run, Round, Version, codec, shape, sizes,
+    statistics."""
+    if header.format != UPDATE_FORMAT:
+        raise InvalidUpdate(f"update: got format {header.format}, expected {UPDATE_FORMAT}")
+    if header.run_id != expected.run_id or header.round != expected.round:
+        raise InvalidUpdate(
+            f"update: got run {header.run_id!r} round {header.round}, expected run {expected.run_id!r} "
+            f"round {expected.round}; {_NO_MATCH}"
+        )
+    if header.version_sha256 != expected.version_sha256:
+        raise InvalidUpdate(
+            f"update: trained from version {short(header.version_sha256)}, expected "
+            f"{short(expected.version_sha256)}; {_NO_MATCH}"
+        )
+    if header.codec != expected.codec.name:
+        raise InvalidUpdate(f"update: got codec {header.codec!r}, expected {expected.codec.name!r}")
+    _check_shape(header, expected)
+    _check_counts(header, expected)
+    _check_evaluation(header.statistics.counts, expected)
+
+
+def weight_of(header: UpdateHeader, max_examples: int, staleness: int = 0) -> int:
+    """The integer weight of an Update: its examples, capped, times round(256 / sqrt(1 + staleness)).
+
+    The discount is FedBuff's (Nguyen et al. 2022, arXiv 2106.06639, section 5.2); a fresh Update weighs 256 an example
+    and so exactly what FedAvg gives it. sqrt and division round as IEEE 754 says: the same integer everywhere.
+    """
+    examples = min(header.statistics.counts[EXAMPLES], max_examples)
+    return examples * round(WEIGHT_UNIT / math.sqrt(1 + staleness))
+
+
+def capped_counts(header: UpdateHeader, max_examples: int) -> Mapping[str, int]:
+    """The statistics of an Update as they are summed: like its weight, for at most ``max_examples`` examples.
+
+    The sums over more training or validation examples are scaled down to that many, rounded down.
+    """
+    counts = dict(header.statistics.counts)
+    num_examples, num_evaluated = counts.get(EXAMPLES, 0), counts.get(EVAL_EXAMPLES, 0)
+    if num_examples > max_examples:
+        for name in (EXAMPLES, TRAIN_LOSS):
+            counts[name] = counts.get(name, 0) * max_examples // num_examples
+    if num_evaluated > max_examples:
+        for name in {EVAL_EXAMPLES, EVAL_LOSS, *_OF_CLASSES} & set(counts):
+            counts[name] = counts[name] * max_examples // num_evaluated
+        for name in set(_SQUARES) & set(counts):
+            squares = counts[name] * REST_UNIT + counts.get(name + REST, 0)
+            counts[name], counts[name + REST] = divmod(squares * max_examples // num_evaluated, REST_UNIT)
+    return counts
+
+
+def _check_counts(header: UpdateHeader, expected: Expected) -> None:
+    counts, num_values = header.statistics.counts, expected.table.num_values
+    declared = _ALWAYS | (_OF_CLASSES if expected.num_labels else _OF_VALUES)
+    if undeclared := sorted(set(counts) - declared):
+        raise InvalidUpdate(f"update: got statistics {undeclared}, expected only {sorted(declared)}")
+    for name, count in counts.items():
+        # A negative one would be taken for another device's; only a loss may be below zero.
+        if count < 0 and name not in _SIGNED and name != EXAMPLES:
+            raise InvalidUpdate(f"update: got {name} = {count}, expected at least 0")
+    examples = counts.get(EXAMPLES, 0)
+    if examples < 1:
+        raise InvalidUpdate(f"update: got {examples} examples, expected at least 1")
+    most = {EXAMPLES: MAX_TIMES, EVAL_EXAMPLES: MAX_TIMES, ROUNDED: num_values, SATURATED: num_values}
+    for name, limit in most.items():
+        if counts.get(name, 0) > limit:
+            raise InvalidUpdate(f"update: got {name} = {counts[name]}, expected at most {limit}")
+    if counts.get(SATURATED, 0) and expected.codec.max_shift not in header.shifts:
+        raise InvalidUpdate(
+            f"update: got {SATURATED} = {counts[SATURATED]} and shifts up to {max(header.shifts)}, expected 0 unless a "
+            f"block has the largest shift, {expected.codec.max_shift}"
+        )
+
+
+def _check_evaluation(counts: Mapping[str, int], expected: Expected) -> None:
+    """Raise InvalidUpdate unless some validation data can have these statistics."""
+    num_examples, num_labels = counts.get(EVAL_EXAMPLES, 0), counts.get(EVAL_PREDICTIONS, 0)
+    for name in sorted((_OF_CLASSES | _OF_VALUES | {EVAL_LOSS}) & set(counts)):
+        if counts[name] and not num_examples:
+            raise InvalidUpdate(f"update: got {name} = {counts[name]} and {EVAL_EXAMPLES} = 0, expected 0")
+    if num_labels > num_examples * expected.num_labels:
+        raise InvalidUpdate(
+            f"update: got {EVAL_PREDICTIONS} = {num_labels} and {EVAL_EXAMPLES} = {num_examples}, expected at most "
+            f"{expected.num_labels} an example"
+        )
+    in_float, in_int8, agree = (counts.get(name, 0) for name in (EVAL_CORRECT_FLOAT, EVAL_CORRECT_INT8, EVAL_AGREE))
+    for name in (EVAL_CORRECT_FLOAT, EVAL_CORRECT_INT8, EVAL_AGREE):
+        if counts.get(name, 0) > num_labels:
+            raise InvalidUpdate(
+                f"update: got {name} = {counts[name]}, expected at most {EVAL_PREDICTIONS} = {num_labels}"
+            )
+    # Where both forms agree, both are right or both are wrong; where both are right, they agree.
+    fewest, most = in_float + in_int8 - num_labels, num_labels - abs(in_float - in_int8)
+    if not fewest <= agree <= most:
+        raise InvalidUpdate(
+            f"update: got {EVAL_AGREE} = {agree}, expected {max(fewest, 0)} to {most} with {EVAL_CORRECT_FLOAT} = "
+            f"{in_float} and {EVAL_CORRECT_INT8} = {in_int8} of {num_labels}"
+        )
+
+
+def _check_shape(header: UpdateHeader, expected: Expected) -> None:
+    num_blocks = len(expected.table.specs)
+    if len(header.shifts) != num_blocks or any(shift > expected.codec.max_shift for shift in header.shifts):
+        raise InvalidUpdate(
+            f"update: got {len(header.shifts)} shifts up to {max(header.shifts, default=0)}, expected {num_blocks} "
+            f"up to {expected.codec.max_shift}"
+        )
+    size = codec_named(expected.codec.name).payload_bytes(expected.table)
+    if header.payload.size_bytes != size:
+        raise InvalidUpdate(
+            f"update: got {header.payload.size_bytes} bytes, expected {size} for {expected.table.num_values} values; "
+            "the model has another shape"
+        )
+    sizes = [ref.size_bytes for ref in header.payload.chunks]
+    if any(chunk != CHUNK_BYTES for chunk in sizes[:-1]) or any(chunk > CHUNK_BYTES for chunk in sizes[-1:]):
+        raise InvalidUpdate(
+            f"update: got chunks of {sorted(set(sizes))} bytes, expected all but the last {CHUNK_BYTES}"
+        )

@@ -1,0 +1,137 @@
+"""Opening the database: SQLite in a file, at the newest migration.
+
+SQLite runs with a write-ahead log; with ``durability = host`` every commit is synced (``synchronous=FULL``),
+with ``process`` only checkpoints are. The coordinator uses one connection from one thread at a time.
+"""
+
+import errno
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DatabaseError
+from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
+
+from fanin.protos.errors import Corrupted, FaninError, InvalidInput, StorageFull, Unavailable
+from fanin.server.storage.disk import Durability
+
+_NOT_WRITABLE: Final = ("unable to open database file", "readonly database")
+"""SQLite's texts for a file that this user may not open or write, or that is a folder."""
+_CANNOT_GROW: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
+"""A full disk, a quota or a limit on file sizes, and a full disk when the write-ahead log's index grows."""
+
+
+def open_engine(path: Path, durability: Durability, *, only_look: bool = False) -> Engine:
+    """The database in this file, made or migrated if need be, unless somebody wants to ``only_look``.
+
+    Raises:
+        Corrupted: The file is not a database, is damaged, or was written by a newer fanin; with ``only_look`` also if
+            an older one wrote it.
+        InvalidInput: The file or its folder cannot be opened or written.
+        StorageFull: The database cannot grow.
+        Unavailable: Another process holds the database.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(
+        f"sqlite:///{path}", poolclass=StaticPool, connect_args={"check_same_thread": False, "timeout": 30}
+    )
+    synchronous = {Durability.HOST: "FULL", Durability.PROCESS: "NORMAL"}[durability]
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+        # The driver must not decide where transactions begin: it would leave reads and DDL out of them.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "foreign_keys=ON"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    @event.listens_for(engine, "handle_error")
+    def translate(context: ExceptionContext) -> None:
+        error = context.original_exception
+        if isinstance(error, sqlite3.Error):
+            _translate(error, path)
+
+    try:
+        with engine.connect() as connection:
+            _check_known(connection, path)
+        # A connection of its own: alembic does not commit in a transaction that a query before it has begun.
+        with engine.connect() as connection:
+            if only_look:
+                _check_form(connection, path)
+            else:
+                migrate(connection)
+    except (DatabaseError, CommandError) as exc:
+        engine.dispose()
+        reason = str(exc.orig if isinstance(exc, DatabaseError) else exc)
+        if any(text in reason for text in _NOT_WRITABLE):
+            raise InvalidInput(
+                f"{path}: cannot be opened or written ({reason}); check the owner and the permissions of the file and "
+                "of its folder"
+            ) from exc
+        raise Corrupted(f"{path}: not a database of a coordinator ({reason}); restore a backup of the folder") from exc
+    except FaninError:
+        engine.dispose()
+        raise
+    return engine
+
+
+def migrate(connection: Connection) -> None:
+    """Bring the database to the newest migration."""
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _translate(error: sqlite3.Error, path: Path) -> None:
+    """Raise our own error for SQLite's result code, if there is one; https://www.sqlite.org/rescode.html."""
+    # Errors that the driver raises by itself have no code.
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        return
+    primary = code & 0xFF
+    if code in _CANNOT_GROW:
+        raise StorageFull(f"{path}: the database cannot grow ({error})")
+    if primary == sqlite3.SQLITE_IOERR:
+        raise OSError(errno.EIO, f"{path}: the disk failed ({error}, {error.sqlite_errorname})")
+    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        raise Unavailable(f"{path}: another process holds the database ({error})")
+
+
+def _check_known(connection: Connection, path: Path) -> None:
+    """Raise Corrupted if a newer fanin wrote the database."""
+    script = ScriptDirectory.from_config(_config())
+    known = sorted(revision.revision for revision in script.walk_revisions())
+    got = MigrationContext.configure(connection).get_current_revision()
+    if got is not None and got not in known:
+        raise Corrupted(
+            f"{path}: written by a newer fanin (got form {got}, expected {known[0]} to {known[-1]}); install that "
+            "fanin, or restore a backup of the folder"
+        )
+
+
+def _check_form(connection: Connection, path: Path) -> None:
+    got = MigrationContext.configure(connection).get_current_revision()
+    newest = ScriptDirectory.from_config(_config()).get_current_head()
+    if got != newest:
+        raise Corrupted(
+            f"{path}: the database has form {got}, expected {newest}; let a coordinator of this fanin open it once, or "
+            "look with the fanin that wrote it"
+        )
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config

@@ -1,0 +1,230 @@
+"""Bundles, Runs, their Versions and what happened in them."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, Engine, RowMapping, func, insert, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from fanin.protos.control import (
+    MAX_PAGE_DEVICES,
+    AcceptedDevices,
+    Recorded,
+    RunEvent,
+    RunRested,
+    RunState,
+    StartRun,
+    VersionPublished,
+)
+from fanin.protos.convert import bundle_from_proto, bundle_to_proto, version_from_proto, version_to_proto
+from fanin.protos.convert_control import event_from_proto, event_to_proto, start_run_from_proto, start_run_to_proto
+from fanin.protos.messages import BundleRef, Version
+from fanin.server.storage.sqlite import schema
+from fanin.v1 import control_pb2, fleet_pb2
+
+PAGE_EVENTS: Final = 100
+"""Events that are read in one transaction, each of at most some 40 kB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A Run as it is kept. ``max_rounds`` Rounds are to be done since it was last set going."""
+
+    start: StartRun
+    state: RunState
+    reason: str
+    max_rounds: int
+
+
+class RunStore:
+    """Bundles, run keys, Runs, Versions, events."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def add_bundle(self, bundle: BundleRef) -> None:
+        """Remember a Bundle; harmless if it is known."""
+        row = {
+            "bundle_sha256": bundle.manifest.sha256,
+            "bundle_proto": bundle_to_proto(bundle).SerializeToString(),
+        }
+        with self._engine.begin() as connection:
+            connection.execute(upsert(schema.bundles).values(row).on_conflict_do_nothing())
+
+    def bundle(self, sha256: str) -> BundleRef | None:
+        """The Bundle of this digest."""
+        query = select(schema.bundles.c.bundle_proto).where(schema.bundles.c.bundle_sha256 == sha256)
+        with self._engine.connect() as connection:
+            data = connection.execute(query).scalar()
+        return None if data is None else bundle_from_proto(fleet_pb2.BundleRef.FromString(data))
+
+    def run_key(self, run_id: str, fresh: bytes) -> bytes:
+        """The private key of a Run; ``fresh`` becomes it if there is none yet."""
+        row = {"run_id": run_id, "private_key": fresh}
+        query = select(schema.run_keys.c.private_key).where(schema.run_keys.c.run_id == run_id)
+        with self._engine.begin() as connection:
+            connection.execute(upsert(schema.run_keys).values(row).on_conflict_do_nothing())
+            return bytes(connection.execute(query).scalar_one())
+
+    def add_run(self, start: StartRun, now_s: float) -> None:
+        """Remember a Run and its Version 0."""
+        with self._engine.begin() as connection:
+            connection.execute(
+                insert(schema.runs).values(
+                    run_id=start.run_id,
+                    start_proto=start_run_to_proto(start).SerializeToString(),
+                    state=RunState.RUNNING.value,
+                    reason="",
+                    max_rounds=start.plan.stop.max_rounds,
+                    started_at=now_s,
+                )
+            )
+            add_version(connection, start.version, round_number=0)
+
+    def runs(self) -> tuple[RunRecord, ...]:
+        """All Runs, oldest first."""
+        query = select(schema.runs).order_by(schema.runs.c.started_at, schema.runs.c.run_id)
+        with self._engine.connect() as connection:
+            return tuple(_record(row) for row in connection.execute(query).mappings())
+
+    def run(self, run_id: str) -> RunRecord | None:
+        """The Run of this id."""
+        query = select(schema.runs).where(schema.runs.c.run_id == run_id)
+        with self._engine.connect() as connection:
+            row = connection.execute(query).mappings().first()
+        return None if row is None else _record(row)
+
+    def rest(self, run_id: str, rested: RunRested, now_s: float, *, next_sequence: int) -> bool:
+        """Record that a running Run rests, and why, unless something has happened since this was decided, which was
+        when the next event would have had ``next_sequence``; whether it was recorded."""
+        with self._engine.begin() as connection:
+            if run_state(connection, run_id) is not RunState.RUNNING or _next(connection, run_id) > next_sequence:
+                return False
+            set_run(connection, run_id, state=rested.state, reason=rested.reason)
+            add_event(connection, run_id, rested, now_s)
+            return True
+
+    def version(self, run_id: str, number: int | None = None) -> Version | None:
+        """A Version by number, or the newest."""
+        table = schema.versions
+        query = select(table.c.version_proto).where(table.c.run_id == run_id)
+        query = (
+            query.order_by(table.c.number.desc()).limit(1) if number is None else query.where(table.c.number == number)
+        )
+        with self._engine.connect() as connection:
+            data = connection.execute(query).scalar()
+        return None if data is None else version_from_proto(fleet_pb2.Version.FromString(data))
+
+    def made_by(self, run_id: str) -> dict[int, int]:
+        """By number of the Version the Round that made it; 0: none."""
+        table = schema.versions
+        query = select(table.c.number, table.c.round).where(table.c.run_id == run_id)
+        with self._engine.connect() as connection:
+            return {int(number): int(made_by) for number, made_by in connection.execute(query)}
+
+    def beginning(self, run_id: str) -> int:
+        """The newest Version of a Run that no Round made: what it began from, or was given since."""
+        table = schema.versions
+        query = select(func.max(table.c.number)).where(table.c.run_id == run_id, table.c.round == 0)
+        with self._engine.connect() as connection:
+            return int(connection.execute(query).scalar_one())
+
+    def adopted(self, run_id: str, version: int) -> tuple[str, int] | None:
+        """The Run and the Version whose parameters a Version has by rollback or promotion; None for any other."""
+        versions, events = schema.versions, schema.events
+        is_outside = (versions.c.run_id == run_id) & (versions.c.number == version) & (versions.c.round == 0)
+        query = select(events.c.event_proto).where(events.c.run_id == run_id).order_by(events.c.sequence.desc())
+        with self._engine.connect() as connection:
+            if connection.execute(select(versions.c.number).where(is_outside)).first() is None:
+                return None
+            # The newest events first: few of them follow the publication that a Round is about to start from.
+            for data in connection.execution_options(yield_per=64).execute(query).scalars():
+                event = event_from_proto(control_pb2.Event.FromString(data)).event
+                if isinstance(event, VersionPublished) and event.number == version:
+                    return (event.adopted_run, event.adopted_number) if event.adopted_run else None
+        return None
+
+    def event_page(self, run_id: str, from_sequence: int) -> tuple[Recorded, ...]:
+        """The next events of a Run from a sequence number on, at most ``PAGE_EVENTS``; none after the last one."""
+        table = schema.events
+        query = (
+            select(table.c.event_proto)
+            .where(table.c.run_id == run_id, table.c.sequence >= from_sequence)
+            .order_by(table.c.sequence)
+            .limit(PAGE_EVENTS)
+        )
+        with self._engine.connect() as connection:
+            return tuple(
+                event_from_proto(control_pb2.Event.FromString(data)) for data in connection.execute(query).scalars()
+            )
+
+    def events(self, run_id: str) -> Iterator[Recorded]:
+        """All events of a Run, read page by page."""
+        sequence = 0
+        while page := self.event_page(run_id, sequence):
+            yield from page
+            sequence = page[-1].sequence + 1
+
+    def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices | None:
+        """A page of the devices whose Updates a Round accepted; None if there is no such Round."""
+        table = schema.rounds
+        query = select(table.c.accepted).where(table.c.run_id == run_id, table.c.round == round_number)
+        with self._engine.connect() as connection:
+            row = connection.execute(query).first()
+        if row is None:
+            return None
+        accepted = json.loads(row.accepted or "[]")
+        page = accepted[from_index : from_index + MAX_PAGE_DEVICES]
+        return AcceptedDevices(num_accepted=len(accepted), device_ids=tuple(page))
+
+
+def run_state(connection: Connection, run_id: str) -> RunState:
+    """The state of a Run that is there, within somebody's transaction."""
+    table = schema.runs
+    return RunState(connection.execute(select(table.c.state).where(table.c.run_id == run_id)).scalar_one())
+
+
+def set_run(connection: Connection, run_id: str, *, state: RunState, reason: str = "", max_rounds: int = 0) -> None:
+    """Change a Run's state within somebody's transaction; ``max_rounds`` 0: as many as before."""
+    values: dict[str, object] = {"state": state.value, "reason": reason}
+    if max_rounds:
+        values["max_rounds"] = max_rounds
+    connection.execute(update(schema.runs).where(schema.runs.c.run_id == run_id).values(values))
+
+
+def add_version(connection: Connection, version: Version, *, round_number: int) -> None:
+    """Insert a Version within somebody's transaction; a number that is taken fails it."""
+    connection.execute(
+        insert(schema.versions).values(
+            run_id=version.run_id,
+            number=version.number,
+            version_proto=version_to_proto(version).SerializeToString(),
+            round=round_number,
+        )
+    )
+
+
+def add_event(connection: Connection, run_id: str, event: RunEvent, now_s: float) -> None:
+    """Append an event to a Run's record within somebody's transaction."""
+    sequence = _next(connection, run_id)
+    data = event_to_proto(Recorded(sequence=sequence, time_s=now_s, event=event)).SerializeToString()
+    row = {"run_id": run_id, "sequence": sequence, "time": now_s, "event_proto": data}
+    connection.execute(insert(schema.events).values(row))
+
+
+def _next(connection: Connection, run_id: str) -> int:
+    """The sequence number of a Run's next event."""
+    table = schema.events
+    last = connection.execute(select(func.max(table.c.sequence)).where(table.c.run_id == run_id)).scalar()
+    return (last or 0) + 1
+
+
+def _record(row: RowMapping) -> RunRecord:
+    return RunRecord(
+        start=start_run_from_proto(control_pb2.StartRunRequest.FromString(row["start_proto"])),
+        state=RunState(row["state"]),
+        reason=row["reason"],
+        max_rounds=row["max_rounds"],
+    )
