@@ -102,7 +102,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "garbage ca.pem": (
         lambda state: (state / "tls" / "ca.pem").write_bytes(b"garbage"),
-        "tls/ca.pem: not readable as a certificate; restore it from a backup or from a device, or remove this file ",
+        "tls/ca.pem: damaged, or not a certificate; restore it from a backup or from a device, or remove this file ",
     ),
     "garbage ca.key": (
         lambda state: (state / "tls" / "ca.key").write_bytes(b"garbage"),
@@ -110,7 +110,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "garbage ca.pem, and a token that would be issued": (
         lambda state: ((state / "tls" / "ca.pem").write_bytes(b"garbage"), (state / OPERATOR_TOKEN).unlink()),
-        "tls/ca.pem: not readable as a certificate; restore it from a backup or from a device, or remove this file ",
+        "tls/ca.pem: damaged, or not a certificate; restore it from a backup or from a device, or remove this file ",
     ),
 }
 

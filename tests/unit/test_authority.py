@@ -178,7 +178,7 @@ def test_a_certificate_of_another_authority_is_issued_again(tmp_path: Path) -> N
     [
         ("ca.key", b"", r"ca\.key: not readable as a private key without a password; restore .* from a backup"),
         ("ca.key", None, r"ca\.key: missing beside ca\.pem, expected the authority's key; restore"),
-        ("ca.pem", b"garbage", r"ca\.pem: not readable as a certificate; restore it from a backup or from a device"),
+        ("ca.pem", b"garbage", r"ca\.pem: damaged, or not a certificate; restore it from a backup or from a device"),
     ],
 )
 def test_a_damaged_authority_is_refused_and_not_replaced(
@@ -193,6 +193,22 @@ def test_a_damaged_authority_is_refused_and_not_replaced(
     with pytest.raises(Corrupted, match=text):
         local_identity(tmp_path, NAMES, NOW)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_one_flipped_bit_anywhere_in_the_authority_is_refused_or_means_nothing(tmp_path: Path) -> None:
+    first = local_identity(tmp_path, NAMES, NOW)
+    path = tmp_path / "ca.pem"
+    whole = path.read_bytes()
+    refused = 0
+    for index in range(0, len(whole), 3):
+        path.write_bytes(whole[:index] + bytes([whole[index] ^ 1]) + whole[index + 1 :])
+        try:
+            identity = local_identity(tmp_path, NAMES, NOW)
+        except Corrupted:
+            refused += 1
+        else:
+            assert identity.certificate == first.certificate
+    assert refused > len(whole) // 6
 
 
 def test_an_authority_with_the_key_of_another_is_refused(tmp_path: Path) -> None:

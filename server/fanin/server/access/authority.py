@@ -41,8 +41,8 @@ BACKDATED: Final = timedelta(hours=1)
 clock is set back by less."""
 
 _MAX_DNS_CHARS: Final = 253
-_UNREADABLE: Final = (ValueError, TypeError, UnsupportedAlgorithm)
-"""What ``cryptography`` raises for PEM that it cannot parse, for a key with a password and for an unknown algorithm."""
+_UNREADABLE: Final = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, InvalidSignature)
+"""The errors of ``cryptography`` for damaged PEM, a key with a password, an unknown algorithm and a wrong signature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +116,13 @@ def _read_ca_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 def _read_ca_certificate(path: Path) -> x509.Certificate:
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        # It is self-signed, so its own signature covers every byte that is read later.
+        certificate.verify_directly_issued_by(certificate)
+        return certificate
     except _UNREADABLE as exc:
         raise Corrupted(
-            f"{path}: not readable as a certificate; restore it from a backup or from a device, or remove this file "
+            f"{path}: damaged, or not a certificate; restore it from a backup or from a device, or remove this file "
             "alone: it is issued again by the same key, and devices go on with the one that they have"
         ) from exc
 
