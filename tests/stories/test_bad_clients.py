@@ -24,7 +24,7 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidUpdate, NotFound, Unauthenticated, Unavailable
-from fanin.server.fleet.coordinator import Limits
+from fanin.server.access.limits import Limits
 from fanin.v1 import fleet_pb2 as pb
 
 STALL_S = 0.3

@@ -24,12 +24,11 @@ from fanin.protos import messages as m
 from fanin.protos.control import VersionPublished
 from fanin.protos.errors import FaninError, Unauthenticated, Unavailable
 from fanin.server.access.connections import Connections
-from fanin.server.fleet.coordinator import Limits
+from fanin.server.access.limits import Limits
 from fanin.server.folder import open_state
-from fanin.server.observe.observer import LogObserver
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
-from fanin.server.storage.sqlite.population import Device
+from fanin.server.storage.sqlite.population import EnrolledDevice
 from fanin.v1 import fleet_pb2 as pb
 
 SOON_S = 10.0
@@ -154,8 +153,8 @@ def test_each_of_many_calls_that_come_at_once_is_answered(tmp_path: Path) -> Non
 @pytest.mark.nightly
 def test_each_of_many_polls_that_wait_at_once_is_answered(tmp_path: Path) -> None:
     keys = [SigningKey(hashlib.sha256(f"poll {number}".encode()).digest()) for number in range(NUM_POLLS)]
-    tools = open_state(tmp_path / "state", Durability.PROCESS, (inline, inline), time.time, LogObserver())
-    tools.devices.enroll_all([Device(public_key=key.public) for key in keys], 1.0)
+    state = open_state(tmp_path / "state", Durability.PROCESS, (inline, inline), time.time)
+    state.devices.enroll_all([EnrolledDevice(public_key=key.public) for key in keys], 1.0)
     asked = m.CheckIn(
         protocol=m.PROTOCOL,
         capabilities=m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",)),

@@ -17,7 +17,6 @@ from fanin.server.access.authority import local_identity
 from fanin.server.access.registry import Registry
 from fanin.server.access.tokens import ensure_token
 from fanin.server.folder import open_state
-from fanin.server.observe.observer import LogObserver
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
 from fanin.server.storage.sqlite.devices import Role
@@ -37,12 +36,12 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 def state(tmp_path: Path) -> Path:
     """A folder as a coordinator leaves it that has served."""
     state = tmp_path / "state"
-    tools = open_state(state, Durability.PROCESS, (inline, inline), time.time, LogObserver())
-    registry = Registry(tools.devices, time.time)
+    opened = open_state(state, Durability.PROCESS, (inline, inline), time.time)
+    registry = Registry(opened.devices, time.time)
     ensure_token(state / DEVICE_TOKEN, Role.DEVICE, registry)
     ensure_token(state / OPERATOR_TOKEN, Role.OPERATOR, registry)
     local_identity(state / "tls", ("localhost", "127.0.0.1"), datetime.now(UTC))
-    tools.blobs.put_artifact(DATA)
+    opened.blobs.put_pieces([DATA])
     return state
 
 

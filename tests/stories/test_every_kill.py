@@ -76,11 +76,11 @@ class Scene:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.mortal.stop()
-        tools = self.mortal.life.tools
-        assert [verdict.problem for verdict in verify_run(tools, "run") if verdict.problem] == []
+        state = self.mortal.life.state
+        assert [verdict.problem for verdict in verify_run(state, "run") if verdict.problem] == []
         assert self.mortal.accepted
-        assert all(tools.rounds.update("run", number, device) for device, number in self.mortal.accepted)
-        events = [recorded.event for recorded in tools.runs.events("run")]
+        assert all(state.rounds.update("run", number, device) for device, number in self.mortal.accepted)
+        events = [recorded.event for recorded in state.runs.events("run")]
         return Ending(
             happened=tuple(told(event) for event in events),
             num_stale=sum(event.num_stale for event in events if isinstance(event, VersionPublished)),

@@ -21,8 +21,8 @@ from fanin.clients.testing import LoopbackTransport, VirtualDevice, run_virtual,
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos import messages as m
 from fanin.protos.control import VersionPublished
+from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
-from fanin.server.rounds.effects import load_parameters
 
 NUM_DEVICES, NUM_ROUNDS = 8, 12
 SHAPES = {"bias": (10,), "weight": (64, 10)}
@@ -77,11 +77,11 @@ async def federate(folder: Path, codec: m.CodecSpec) -> tuple[Float32s, list[Ver
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await place.runs.stop()
-    assert [verdict.problem for verdict in verify_run(place.tools, "run")] == [""] * (NUM_ROUNDS + 1)
-    last = place.tools.runs.version("run")
+    assert [verdict.problem for verdict in verify_run(place.state, "run")] == [""] * (NUM_ROUNDS + 1)
+    last = place.state.runs.version("run")
     assert last is not None
     published = [event for event in events if isinstance(event, VersionPublished)]
-    return load_parameters(place.tools.blobs, last, TABLE), published
+    return load_parameters(place.state.blobs, last, TABLE), published
 
 
 def loss_and_accuracy(flat: Float32s) -> tuple[float, float]:

@@ -159,8 +159,9 @@ def test_an_update_over_two_gigabytes_streams_through_the_spool(tmp_path: Path) 
         upload = spool.open(header, "device")
         while upload.received_bytes < stop:
             start = upload.received_bytes
-            upload.append(m.Piece(offset=start, data=data[: stop - start]))
-        if not upload.is_whole():
+            if upload.add(m.Piece(offset=start, data=data[: stop - start])):
+                upload.store()
+        if not upload.is_complete():
             upload.close()
     assert upload.resumed_bytes > 1 << 31
     spool.commit(upload, "device")

@@ -18,7 +18,7 @@ from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
 from fanin.protos.control import Command, Stop
 from fanin.protos.errors import Unavailable
-from fanin.server.fleet.coordinator import Limits
+from fanin.server.access.limits import Limits
 from fanin.v1 import fleet_pb2 as pb
 
 STALL_S = 0.4

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from fanin.commands.serve import run_coordinator
-from fanin.server.observe.observer import LogObserver
+from fanin.server.observe.logs import LogObserver
 from fanin.server.rounds.events import Effect
 from fanin.server.settings import Settings
 

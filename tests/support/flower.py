@@ -13,7 +13,7 @@ from fanin.edge.tensors import Float32s
 from fanin.protos.messages import Assignment, CodecSpec
 from fanin.protos.plans import DEFAULT_MAX_SHIFTS
 from fanin.server.aggregation.fold import blocks_within
-from fanin.server.folder import look_into
+from fanin.server.folder import open_archive
 from fanin.simulation import Scenario, simulate
 from support.virtual import PUBLISHER, plan
 
@@ -82,7 +82,7 @@ def federated(folder: Path, codec: str) -> Federated:
 def _bounds(folder: Path, codec: str, parameters: list[Float32s]) -> list[np.ndarray]:
     """The weighted mean of what each Update may be off by, on the grid that it was made for; and what Flower, which
     adds up in float32, may be off by itself: one rounding each for a client's parameters, its product and its sum."""
-    record, bounds = look_into(folder / "state"), []
+    record, bounds = open_archive(folder / "state"), []
     table = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES).manifest.table
     so_far = np.zeros(table.num_values)
     # A client may end further out than the mean of all: by less than what a first grid reaches.

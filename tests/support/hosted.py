@@ -22,10 +22,11 @@ from fanin.protos.plans import Plan
 from fanin.server.access.authority import local_identity
 from fanin.server.access.connections import Connections
 from fanin.server.access.interceptors import Waits
+from fanin.server.access.limits import Limits
 from fanin.server.access.registry import Registry
-from fanin.server.fleet.coordinator import Coordinator, Limits
+from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
-from fanin.server.observe.observer import LogObserver
+from fanin.server.observe.logs import LogObserver
 from fanin.server.runs.catalog import Runs
 from fanin.server.service import Services, bind_server
 from fanin.server.storage.disk import Durability
@@ -126,19 +127,19 @@ class Hosted:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         store, disk = ThreadLane(1, "store"), ThreadLane(2, "disk")
-        tools = open_state(self.state, Durability.PROCESS, (store, disk), time.time, LogObserver())
-        registry = Registry(tools.devices, tools.wall)
+        state = open_state(self.state, Durability.PROCESS, (store, disk), time.time)
+        registry = Registry(state.devices, time.time)
         if not self.operator_token:
             self.device_token, self.operator_token = registry.new_token(Role.DEVICE), registry.new_token(Role.OPERATOR)
         identity = local_identity(self.state / "tls", self.names, datetime.now(UTC))
-        runs = Runs(tools)
-        coordinator = Coordinator(runs, tools, self.limits, random.Random(0))
+        runs = Runs(state.stores, state.files, LogObserver())
+        coordinator = Coordinator(runs, state.stores, state.files, self.limits, random.Random(0))
         waits = Waits(first_request_s=self.first_request_s, read_s=self.limits.stall_s)
         services = Services(
             coordinator=coordinator,
             runs=runs,
             registry=registry,
-            tools=tools,
+            stores=state.stores,
             waits=waits,
             connections=self.connections,
             # Tests look for each.

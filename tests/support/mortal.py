@@ -20,14 +20,15 @@ from typing import Final, TypeVar
 from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, Unavailable
-from fanin.server.fleet.coordinator import Coordinator, Limits
-from fanin.server.folder import open_state
-from fanin.server.rounds.effects import Tools
+from fanin.server.access.limits import Limits
+from fanin.server.fleet.coordinator import Coordinator
+from fanin.server.folder import CoordinatorState, open_state
 from fanin.server.rounds.events import Effect
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.blobs import Blobs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.spool import Spool
+from fanin.server.storage.stores import Files
 from support.forgetful import ForgetfulDisk
 from support.virtual import PUBLISHER
 
@@ -46,7 +47,7 @@ class Life:
     dead: asyncio.Event = field(default_factory=asyncio.Event)
     serves: bool = False
     disk: ForgetfulDisk = field(init=False)
-    tools: Tools = field(init=False)
+    state: CoordinatorState = field(init=False)
     runs: Runs = field(init=False)
     coordinator: Coordinator = field(init=False)
 
@@ -54,13 +55,14 @@ class Life:
         clock = asyncio.get_running_loop().time
         self.folder.mkdir(parents=True, exist_ok=True)
         self.disk = ForgetfulDisk(self.folder, lambda what: self.tick(self, what))
-        tools = open_state(self.folder, Durability.PROCESS, (self.lane, self.lane), clock, self)
+        state = open_state(self.folder, Durability.PROCESS, (self.lane, self.lane), clock)
         blobs, spool = self.folder / "blobs", self.folder / "spool"
-        self.tools = replace(
-            tools, blobs=Blobs(blobs, self.disk), spool=Spool(spool, self.folder / "updates", self.disk)
+        files = Files(
+            blobs=Blobs(blobs, self.disk), spool=Spool(spool, self.folder / "updates", self.disk), lane=self.lane
         )
-        self.runs = Runs(self.tools)
-        self.coordinator = Coordinator(self.runs, self.tools, Limits(), self.rng)
+        self.state = replace(state, files=files)
+        self.runs = Runs(state.stores, files, self)
+        self.coordinator = Coordinator(self.runs, state.stores, files, Limits(), self.rng)
 
     async def lane(self, work: Callable[[], T]) -> T:
         """Work that takes its time before and after."""

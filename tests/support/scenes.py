@@ -46,7 +46,7 @@ class Scene:
 
     async def events(self) -> list[RunEvent]:
         """All that has happened so far."""
-        return [recorded.event for recorded in self.place.tools.runs.events("run")]
+        return [recorded.event for recorded in self.place.state.runs.events("run")]
 
     async def until(self, kind: type[RunEvent], number: int = 1) -> None:
         """Wait for the so-many-th event of a kind."""
@@ -95,7 +95,7 @@ def play(
         await story(scene)
         events = await scene.events()
         await scene.hang_up()
-        assert [verdict.problem for verdict in verify_run(scene.place.tools, "run") if verdict.problem] == []
+        assert [verdict.problem for verdict in verify_run(scene.place.state, "run") if verdict.problem] == []
         return events
 
     return run_virtual(main())

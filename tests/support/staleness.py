@@ -93,7 +93,7 @@ def federate(
             await story(place)
         versions = await watched(place)
         await hang_up(place, tasks)
-        assert [verdict.problem for verdict in verify_run(place.tools, "run") if verdict.problem] == []
+        assert [verdict.problem for verdict in verify_run(place.state, "run") if verdict.problem] == []
         return versions
 
     return run_virtual(main())

@@ -10,10 +10,10 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
-from fanin.server.fleet.coordinator import Coordinator, Limits
-from fanin.server.folder import open_state
-from fanin.server.observe.observer import LogObserver
-from fanin.server.rounds.effects import Tools
+from fanin.server.access.limits import Limits
+from fanin.server.fleet.coordinator import Coordinator
+from fanin.server.folder import CoordinatorState, open_state
+from fanin.server.observe.logs import LogObserver
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.blobs import Blobs
 from fanin.server.storage.disk import Durability
@@ -44,7 +44,7 @@ def plan(**changes: object) -> Plan:
 class Place:
     """A coordinator over a folder, with inline lanes."""
 
-    tools: Tools
+    state: CoordinatorState
     runs: Runs
     coordinator: Coordinator
 
@@ -52,11 +52,17 @@ class Place:
 def open_place(folder: Path, order_seed: int = 0, blobs: Blobs | None = None, store_lane: Lane = inline) -> Place:
     """A coordinator on the running loop's clock; ``blobs`` may be ones that misbehave, the store's lane a slow one."""
     loop = asyncio.get_running_loop()
-    tools = open_state(folder / "state", Durability.PROCESS, (store_lane, inline), loop.time, LogObserver())
+    state = open_state(folder / "state", Durability.PROCESS, (store_lane, inline), loop.time)
     if blobs is not None:
-        tools = replace(tools, blobs=blobs)
-    runs = Runs(tools)
-    return Place(tools=tools, runs=runs, coordinator=Coordinator(runs, tools, Limits(), random.Random(order_seed)))
+        state = replace(state, files=replace(state.files, blobs=blobs))
+    return place_over(state, order_seed)
+
+
+def place_over(state: CoordinatorState, order_seed: int = 0) -> Place:
+    """A coordinator over an opened folder."""
+    runs = Runs(state.stores, state.files, LogObserver())
+    coordinator = Coordinator(runs, state.stores, state.files, Limits(), random.Random(order_seed))
+    return Place(state=state, runs=runs, coordinator=coordinator)
 
 
 def bundle_in(folder: Path) -> Bundle:

@@ -67,7 +67,7 @@ def test_what_is_not_here_and_where_there_is_nothing_is_said(blobs: Blobs) -> No
 
 def test_an_artifact_is_stored_by_its_chunks(blobs: Blobs, tmp_path: Path) -> None:
     data = bytes(CHUNK_BYTES) + DATA
-    artifact = blobs.put_artifact(data)
+    artifact = blobs.put_pieces([data])
     assert artifact == artifact_of(data)
     assert files(tmp_path) == sorted(ref.sha256 for ref in artifact.chunks)
     assert blobs.read_artifact("parameters", artifact) == data
@@ -78,7 +78,7 @@ def test_an_artifact_is_stored_by_its_chunks(blobs: Blobs, tmp_path: Path) -> No
 def test_damaged_bytes_are_never_read_and_logged_once(
     blobs: Blobs, tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: bytes
 ) -> None:
-    artifact = blobs.put_artifact(DATA)
+    artifact = blobs.put_pieces([DATA])
     path = tmp_path / DIGEST[:2] / DIGEST
     assert blobs.read(DIGEST) == DATA
     path.write_bytes(damaged)
@@ -98,9 +98,9 @@ def test_damaged_bytes_are_never_read_and_logged_once(
 def test_a_damaged_blob_counts_as_missing_and_is_replaced(
     blobs: Blobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    artifact = blobs.put_artifact(DATA)
+    artifact = blobs.put_pieces([DATA])
     path = tmp_path / DIGEST[:2] / DIGEST
-    for repair in (lambda: blobs.put(DIGEST, DATA), lambda: blobs.put_artifact(DATA)):
+    for repair in (lambda: blobs.put(DIGEST, DATA), lambda: blobs.put_pieces([DATA])):
         path.write_bytes(DATA[:-1])
         assert blobs.missing([DIGEST]) == (DIGEST,)
         caplog.clear()
@@ -111,7 +111,7 @@ def test_a_damaged_blob_counts_as_missing_and_is_replaced(
 
 
 def test_chunks_that_are_whole_but_do_not_make_an_artifact_are_not_called_damaged(blobs: Blobs) -> None:
-    artifact = blobs.put_artifact(DATA)
+    artifact = blobs.put_pieces([DATA])
     other = replace(artifact, sha256=artifact_of(b"other").sha256)
     text = f"version 3: digest mismatch (got {short(artifact.sha256)}, expected {short(other.sha256)})"
     with raises(Corrupted, f"blobs: {text}"):

@@ -28,7 +28,7 @@ async def broken(folder: Path) -> tuple[Place, m.Assignment, Bundle]:
     await start(before.runs, bundle, plan())
     await settle()
     work = await assignment(before, "a")
-    before.tools.spool.open(update(work)[0], "a").close()
+    before.state.spool.open(update(work)[0], "a").close()
     await before.runs.stop()
     path = manifest(folder, bundle)
     path.rename(path.with_suffix(".moved"))
@@ -90,7 +90,7 @@ def test_a_run_that_cannot_be_taken_up_can_be_stopped(tmp_path: Path) -> None:
         for _ in range(2):
             info = await place.runs.command(Command(command_id="1", run_id="run", what=Stop()))
             assert (info.state, info.reason) == (RunState.STOPPED, f"by an operator; {REASON}")
-        assert [recorded.event for recorded in place.tools.runs.events("run")][-2:] == [
+        assert [recorded.event for recorded in place.state.runs.events("run")][-2:] == [
             RoundFailed(round=1, reason="stopped by an operator"),
             RunRested(state=RunState.STOPPED, reason="by an operator"),
         ]

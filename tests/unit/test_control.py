@@ -76,7 +76,7 @@ def test_updates_under_way_count_and_close_the_round_when_it_is_resumed(tmp_path
         await asyncio.sleep(5.0)
         await scene.command(Pause())
         await asyncio.sleep(100.0)
-        assert len(scene.place.tools.rounds.updates("run", 1)) == 4
+        assert len(scene.place.state.rounds.updates("run", 1)) == 4
         assert versions(await scene.events()) == []
         await scene.command(Resume())
         await scene.until(VersionPublished)
@@ -240,7 +240,7 @@ def test_a_command_that_makes_no_sense_changes_nothing(
             await scene.command(what, "refused")
         assert await scene.events() == state
         # Its id is free again.
-        assert not scene.place.tools.control.is_done(Command(command_id="refused", run_id="run", what=Pause()))
+        assert not scene.place.state.control.is_done(Command(command_id="refused", run_id="run", what=Pause()))
 
     play(tmp_path, story)
 

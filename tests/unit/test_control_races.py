@@ -56,7 +56,7 @@ def test_a_run_goes_on_after_a_round_that_was_stopped_while_much_was_left_to_do(
             return work()
 
         await asyncio.sleep(5.0)
-        object.__setattr__(scene.place.tools, "disk_lane", slow_lane)
+        object.__setattr__(scene.place.state.files, "lane", slow_lane)
         await asyncio.sleep(0.0)
         await scene.command(Pause())
         await scene.command(Resume())
@@ -74,7 +74,7 @@ def test_a_command_whose_caller_failed_is_told_to_the_machine_when_it_is_repeate
     async def story(scene: Scene) -> None:
         await asyncio.sleep(5.0)
         await scene.command(Pause())
-        control = scene.place.tools.control
+        control = scene.place.state.control
         # As if the process had recorded it, and had failed before it told the machine.
         control.resume(Command(command_id="again", run_id="run", what=Resume()), 0, asyncio.get_running_loop().time())
         assert (await scene.command(Resume(), "again")).state is RunState.RUNNING

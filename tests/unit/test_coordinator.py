@@ -17,11 +17,12 @@ from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
 from fanin.protos.control import RoundOpened, RunState, VersionPublished
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound
-from fanin.server.fleet.coordinator import Coordinator, Limits
-from fanin.server.rounds.effects import whole
+from fanin.server.access.limits import Limits
+from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.storage.blobs import Blobs
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.sqlite.population import Device
+from fanin.server.storage.lanes import run_to_end
+from fanin.server.storage.sqlite.population import EnrolledDevice
 
 T = TypeVar("T")
 CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
@@ -47,7 +48,7 @@ def test_work_is_done_whole_however_often_its_caller_is_cancelled() -> None:
             await asyncio.sleep(10.0)
             done.set()
 
-        caller = asyncio.create_task(whole(work()))
+        caller = asyncio.create_task(run_to_end(work()))
         for _ in range(3):
             await asyncio.sleep(1.0)
             caller.cancel()
@@ -100,8 +101,10 @@ def test_a_check_in_that_gets_no_work_never_reaches_the_store(tmp_path: Path) ->
 
     async def main() -> None:
         place = open_place(tmp_path, store_lane=counted)
-        place.tools.devices.enroll_all([Device(public_key=f"{number:064x}") for number in range(1000)], 1.0)
-        coordinator = Coordinator(place.runs, place.tools, Limits(max_parked=1), random.Random(0))
+        place.state.devices.enroll_all([EnrolledDevice(public_key=f"{number:064x}") for number in range(1000)], 1.0)
+        coordinator = Coordinator(
+            place.runs, place.state.stores, place.state.files, Limits(max_parked=1), random.Random(0)
+        )
         parked = asyncio.create_task(ask(coordinator, "parked", wait_s=30.0))
         await asyncio.sleep(1.0)
         before = num_works
@@ -119,7 +122,7 @@ def test_a_device_gets_no_chunk_but_those_of_its_assignment(tmp_path: Path) -> N
         await start(place.runs, bundle_in(tmp_path), plan())
         await asyncio.sleep(1.0)
         work = await assigned(place.coordinator, "x")
-        secret = place.tools.blobs.put_artifact(b"another run's parameters")
+        secret = place.state.blobs.put_pieces([b"another run's parameters"])
         for digest, good in ((work.version.parameters.chunks[0].sha256, True), (secret.chunks[0].sha256, False)):
             wanted = m.Download(assignment_id=work.assignment_id, sha256=digest, offset=0)
             if good:
@@ -136,7 +139,7 @@ def test_a_device_gets_no_chunk_but_those_of_its_assignment(tmp_path: Path) -> N
             async for data in place.coordinator.download("x", wanted):
                 found += data
         # What comes before it comes; the first from its offset on, the others whole.
-        expected = place.tools.blobs.read(good.sha256)
+        expected = place.state.blobs.read(good.sha256)
         assert found == expected[5:] + expected
         await place.runs.stop()
 
@@ -284,7 +287,7 @@ def test_an_operator_who_hangs_up_leaves_no_version_without_its_rounds(tmp_path:
         assert driver.run.state is RunState.FAILED
         found = await place.runs.version("run", None)
         version, data = next_version(found.version, np.ones(22, np.float32), bundle, PUBLISHER)
-        place.tools.blobs.put_artifact(data)
+        place.state.blobs.put_pieces([data])
         call = asyncio.create_task(place.runs.publish_version(version, 1))
         await asyncio.sleep(hang_up_s)
         call.cancel()

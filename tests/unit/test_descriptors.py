@@ -17,7 +17,7 @@ from fanin.server.access.connections import (
     raise_descriptor_limit,
     share_descriptors,
 )
-from fanin.server.fleet.coordinator import Limits
+from fanin.server.access.limits import Limits
 
 
 @given(

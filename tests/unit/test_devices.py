@@ -10,9 +10,9 @@ from fanin.protos.errors import Corrupted
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.devices import DeviceStore, Role
 from fanin.server.storage.sqlite.engine import open_engine
-from fanin.server.storage.sqlite.population import Device
+from fanin.server.storage.sqlite.population import EnrolledDevice
 
-DEVICES = [Device(public_key=f"{number:064x}") for number in range(5)]
+DEVICES = [EnrolledDevice(public_key=f"{number:064x}") for number in range(5)]
 
 
 @pytest.fixture

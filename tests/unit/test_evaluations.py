@@ -10,7 +10,7 @@ from fanin.edge.runtimes.evaluations import SQUARES_FLOAT, SQUARES_INT8, counts_
 from fanin.edge.runtimes.measure import Measured
 from fanin.protos import messages as m
 from fanin.protos.control import Evaluation
-from fanin.server.runs.stopping import MAX_RISE, evaluation_of
+from fanin.server.aggregation.statistics import MAX_RISE, evaluation_of
 
 
 def test_sums_become_means_and_shares() -> None:

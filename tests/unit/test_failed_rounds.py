@@ -4,7 +4,6 @@ On a virtual clock, with the production coordinator.
 """
 
 import asyncio
-import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.scenes import Scene, finished, play, versions
 from support.staleness import send, settle
-from support.virtual import Place, bundle_in, open_place, plan, start
+from support.virtual import Place, bundle_in, open_place, place_over, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos.chunks import Artifact
@@ -30,8 +29,6 @@ from fanin.protos.control import (
 )
 from fanin.protos.errors import Corrupted, StorageFull
 from fanin.server.aggregation.verify import verify_run
-from fanin.server.fleet.coordinator import Coordinator, Limits
-from fanin.server.runs.catalog import Runs
 from fanin.server.storage.blobs import Blobs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.spool import Spool, Upload
@@ -53,7 +50,7 @@ def payloads(folder: Path) -> list[Path]:
 
 
 def events(place: Place) -> list[RunEvent]:
-    return [recorded.event for recorded in place.tools.runs.events("run")]
+    return [recorded.event for recorded in place.state.runs.events("run")]
 
 
 async def stop(place: Place, command_id: str = "stop") -> RunInfo:
@@ -61,10 +58,8 @@ async def stop(place: Place, command_id: str = "stop") -> RunInfo:
 
 
 def rebuilt(place: Place, **changes: object) -> Place:
-    """The same folder with some other tools."""
-    tools = replace(place.tools, **changes)
-    runs = Runs(tools)
-    return Place(tools=tools, runs=runs, coordinator=Coordinator(runs, tools, Limits(), random.Random(0)))
+    """The same folder with some other blobs or another spool."""
+    return place_over(replace(place.state, files=replace(place.state.files, **changes)))
 
 
 def test_a_damaged_update_fails_its_round_and_the_next_one_makes_the_version(tmp_path: Path) -> None:
@@ -100,13 +95,13 @@ def test_a_closed_set_that_cannot_be_folded_fails_its_round(tmp_path: Path) -> N
             await send(place, device)
         await place.runs.stop()
         # As a process leaves it that is killed right after the set was named.
-        place.tools.rounds.close("run", 1, cohort=wanted.cohort, now_s=2.0)
+        place.state.rounds.close("run", 1, cohort=wanted.cohort, now_s=2.0)
         payloads(tmp_path)[1].write_bytes(b"cut")
         again = open_place(tmp_path)
         await again.runs.start()
         await settle()
         assert [type(event) for event in events(again)] == [RoundOpened, RoundClosed, RoundFailed, RoundOpened]
-        assert [verdict.problem for verdict in verify_run(again.tools, "run")] == [""]
+        assert [verdict.problem for verdict in verify_run(again.state, "run")] == [""]
         assert (await again.runs.info("run")).reason == ""
         await again.runs.stop()
 
@@ -245,7 +240,7 @@ def test_a_fold_that_gets_stuck_after_the_run_was_stopped_can_be_ended_too(tmp_p
     async def main() -> None:
         place, _ = await stuck(tmp_path, StorageFull("full"))
         # As if the command had come before the disk was full: then the closed Round goes on.
-        place.tools.control.stop(Command(command_id="early", run_id="run", what=Stop()), 5.0)
+        place.state.control.stop(Command(command_id="early", run_id="run", what=Stop()), 5.0)
         assert not place.runs.driver("run").is_idle
         await stop(place, "late")
         await settle()

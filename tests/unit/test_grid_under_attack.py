@@ -21,9 +21,9 @@ from fanin.clients.testing import Fleet, LoopbackTransport, VirtualDevice, run_v
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.control import Adopt, Command
+from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
-from fanin.server.folder import look_into
-from fanin.server.rounds.effects import load_parameters
+from fanin.server.folder import open_archive
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.engine import open_engine
 from fanin.server.storage.sqlite.rounds import RoundRecord
@@ -123,12 +123,12 @@ async def federate(
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await place.runs.stop()
-    assert [verdict.problem for verdict in verify_run(place.tools, "run")] == [""] * (NUM_ROUNDS + 1)
-    newest = place.tools.runs.version("run")
+    assert [verdict.problem for verdict in verify_run(place.state, "run")] == [""] * (NUM_ROUNDS + 1)
+    newest = place.state.runs.version("run")
     assert newest is not None
     return Ended(
-        parameters=load_parameters(place.tools.blobs, newest, bundle.manifest.table),
-        grids=tuple(record.grid for record in place.tools.rounds.rounds("run")),
+        parameters=load_parameters(place.state.blobs, newest, bundle.manifest.table),
+        grids=tuple(record.grid for record in place.state.rounds.rounds("run")),
     )
 
 
@@ -212,8 +212,8 @@ async def with_versions_from_outside(folder: Path) -> tuple[RoundRecord, ...]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await place.runs.stop()
-    assert {verdict.problem for verdict in verify_run(place.tools, "run")} == {""}
-    return place.tools.rounds.rounds("run")
+    assert {verdict.problem for verdict in verify_run(place.state, "run")} == {""}
+    return place.state.rounds.rounds("run")
 
 
 def test_a_rollback_restores_the_grid_of_its_version_and_one_from_outside_begins_with_a_first_grid(
@@ -235,5 +235,5 @@ def test_verify_finds_a_round_that_did_not_start_on_the_grid_of_its_version(tmp_
     with engine.begin() as connection:
         connection.execute(text("UPDATE rounds SET grid = '[-28, -29]' WHERE round = 1"))
     engine.dispose()
-    problems = [verdict.problem for verdict in verify_run(look_into(tmp_path / "state"), "run")]
+    problems = [verdict.problem for verdict in verify_run(open_archive(tmp_path / "state"), "run")]
     assert problems[1] == "round 1: its grid is not the grid of version 0"

@@ -22,7 +22,6 @@ from fanin.server.access.interceptors import CONTROL, ENROLL, FLEET, LOG, MAX_TE
 from fanin.server.access.refused import RefusedCalls
 from fanin.server.access.registry import Registry
 from fanin.server.folder import open_state
-from fanin.server.observe.observer import LogObserver
 from fanin.server.service import SERVER_OPTIONS, FleetService
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
@@ -49,8 +48,8 @@ class Context:
 
 @pytest.fixture
 def rim(tmp_path: Path) -> Rim:
-    tools = open_state(tmp_path, Durability.PROCESS, (inline, inline), time.time, LogObserver())
-    return Rim(Registry(tools.devices, tools.wall), Waits(first_request_s=0.05), RefusedCalls(LOG))
+    state = open_state(tmp_path, Durability.PROCESS, (inline, inline), time.time)
+    return Rim(Registry(state.devices, time.time), Waits(first_request_s=0.05), RefusedCalls(LOG))
 
 
 async def silent() -> AsyncIterator[bytes]:
@@ -100,8 +99,8 @@ async def no_lane(work: Callable[[], T]) -> T:
 
 
 def test_callers_whom_nobody_knows_never_reach_the_store(tmp_path: Path) -> None:
-    tools = open_state(tmp_path, Durability.PROCESS, (no_lane, inline), time.time, LogObserver())
-    registry = Registry(tools.devices, tools.wall)
+    state = open_state(tmp_path, Durability.PROCESS, (no_lane, inline), time.time)
+    registry = Registry(state.devices, time.time)
     rim = Rim(registry, Waits(), RefusedCalls(LOG))
     stranger = sign(STRANGER, "CheckIn", b"").metadata
     invented = sign(STRANGER, "CheckIn", b"", device_id="0123456789abcdef" * 2).metadata
@@ -113,7 +112,7 @@ def test_callers_whom_nobody_knows_never_reach_the_store(tmp_path: Path) -> None
     enrollment = Enrollment(protocol=1, token="invented", public_key=STRANGER.public)
     body = enrollment_to_proto(enrollment)
     rim._admit(ENROLL, body.SerializeToString(), Context(sign(STRANGER, "Enroll", body.SerializeToString()).metadata))
-    service = FleetService(None, registry, tools)
+    service = FleetService(None, registry, state.stores)
     with pytest.raises(Unauthenticated, match="expected an enrollment token"):
         asyncio.run(service.Enroll(body, None))
 

@@ -4,7 +4,6 @@ On a virtual clock, with the production coordinator and a store whose answers ar
 """
 
 import asyncio
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.staleness import assignment, send, settle
-from support.virtual import Place, bundle_in, open_place, plan, start
+from support.virtual import Place, bundle_in, open_place, place_over, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
@@ -20,13 +19,11 @@ from fanin.protos.control import RoundFailed, RoundOpened, RunState, VersionPubl
 from fanin.protos.errors import Unavailable
 from fanin.protos.messages import Version
 from fanin.server.aggregation.verify import verify_run
-from fanin.server.fleet.coordinator import Coordinator, Limits
-from fanin.server.runs.catalog import Runs
-from fanin.server.storage.commits import GroupCommit
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
 from fanin.server.storage.sqlite.engine import open_engine
 from fanin.server.storage.sqlite.rounds import CommittedUpdate, RoundRecord, RoundStore
+from fanin.server.storage.stores import Stores
 
 WANTED = plan(concurrency=2, buffer=2, quorum=2, max_rounds=2)
 
@@ -79,9 +76,8 @@ def lossy(folder: Path, *losses: str) -> Iterator[Place]:
     engine = open_engine(folder / "state" / "fanin.db", Durability.PROCESS)
     rounds = LossyRounds(engine)
     rounds.losses = frozenset(losses)
-    tools = replace(place.tools, rounds=rounds, commits=GroupCommit(rounds, inline))
-    runs = Runs(tools)
-    yield Place(tools=tools, runs=runs, coordinator=Coordinator(runs, tools, Limits(), random.Random(0)))
+    tables = replace(place.state.tables, rounds=rounds)
+    yield place_over(replace(place.state, tables=tables, stores=Stores(tables, inline, place.state.stores.wall)))
     engine.dispose()
 
 
@@ -95,11 +91,11 @@ def test_a_round_whose_commit_was_reported_as_an_error_is_published_once(tmp_pat
                 await send(place, "a")
                 await send(place, "b")
             await asyncio.sleep(5.0)
-            events = [recorded.event for recorded in place.tools.runs.events("run")]
+            events = [recorded.event for recorded in place.state.runs.events("run")]
             assert [event.number for event in events if isinstance(event, VersionPublished)] == [1, 2]
             assert [event.round for event in events if isinstance(event, RoundOpened)] == [1, 2]
             assert (await place.runs.info("run")).state is RunState.FINISHED
-            assert not [verdict for verdict in verify_run(place.tools, "run") if verdict.problem]
+            assert not [verdict for verdict in verify_run(place.state, "run") if verdict.problem]
             await place.runs.stop()
 
     run_virtual(main())
@@ -137,7 +133,7 @@ def test_a_failure_whose_commit_was_reported_as_an_error_is_recorded_once(tmp_pa
         with lossy(tmp_path, "fail") as place:
             await place.runs.start()
             await asyncio.sleep(5.0)
-            events = [recorded.event for recorded in place.tools.runs.events("run")]
+            events = [recorded.event for recorded in place.state.runs.events("run")]
             assert len([event for event in events if isinstance(event, RoundFailed)]) == 1
             await place.runs.stop()
 

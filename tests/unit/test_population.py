@@ -2,9 +2,9 @@
 
 import pytest
 
-from fanin.server.storage.sqlite.population import Device, Population
+from fanin.server.storage.sqlite.population import EnrolledDevice, Population
 
-DEVICES = [Device(public_key=f"{number:064x}") for number in range(200)]
+DEVICES = [EnrolledDevice(public_key=f"{number:064x}") for number in range(200)]
 ROWS = [(device.device_id, device.public_key) for device in DEVICES]
 
 

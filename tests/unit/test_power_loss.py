@@ -70,7 +70,7 @@ def test_a_folder_is_there_if_its_own_name_was_synced(
 
 
 def test_a_chunk_that_was_put_is_there(root: Path, disk: ForgetfulDisk, tmp_path: Path) -> None:
-    artifact = Blobs(root / "blobs", disk).put_artifact(DATA * (CHUNK_BYTES // len(DATA) + 1))
+    artifact = Blobs(root / "blobs", disk).put_pieces([DATA * (CHUNK_BYTES // len(DATA) + 1)])
     disk.lose_power(tmp_path / "after")
     assert artifact.size_bytes > CHUNK_BYTES
     assert Blobs(tmp_path / "after" / "blobs", Durability.PROCESS).missing(ref.sha256 for ref in artifact.chunks) == ()

@@ -16,14 +16,14 @@ from fanin.server.access.registry import Registry, token_sha256
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.devices import DeviceStore, Role
 from fanin.server.storage.sqlite.engine import open_engine
-from fanin.server.storage.sqlite.population import Device
+from fanin.server.storage.sqlite.population import EnrolledDevice
 
 NOW_S = 1_000_000
 DEVICE_ID = device_id_of(DEVICE_KEY.public)
 METHOD = "/fanin.v1.Fleet/Enroll"
 NOW_US = NOW_S * MICROSECONDS
 CALL = Call(method=METHOD, device_id=DEVICE_ID, time_us=NOW_US, body_sha256="ab")
-DEVICE = Device(public_key=DEVICE_KEY.public)
+DEVICE = EnrolledDevice(public_key=DEVICE_KEY.public)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_device_enrolls_with_a_token_and_is_known(registry: Registry, store: D
     token = registry.new_token(Role.DEVICE)
     for _ in range(2):
         device = registry.check_enrollment(wish(token), CALL, sign(CALL))
-        registry.enroll(device)
+        store.enroll(device, 0.0)
     assert (device, device.device_id, store.num_devices) == (DEVICE, DEVICE_ID, 1)
     assert registry.device(DEVICE_ID) == DEVICE
     registry.authenticate(DEVICE, CALL, sign(CALL))

@@ -20,7 +20,7 @@ ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=1)
 
 
 def events(place: Place) -> list[RunEvent]:
-    return [recorded.event for recorded in place.tools.runs.events("run")]
+    return [recorded.event for recorded in place.state.runs.events("run")]
 
 
 async def published(place: Place, bundle: Bundle) -> Version:
@@ -31,7 +31,7 @@ async def published(place: Place, bundle: Bundle) -> Version:
     await settle()
     parent = (await place.runs.version("run", None)).version
     version, data = next_version(parent, np.ones(22, np.float32), bundle, PUBLISHER)
-    place.tools.blobs.put_artifact(data)
+    place.state.blobs.put_pieces([data])
     await place.runs.publish_version(version, 1)
     await settle()
     await send(place, "a")
@@ -54,7 +54,7 @@ def test_a_version_that_is_published_again_after_a_round_changes_nothing_more(tm
         other, data = next_version(
             (await place.runs.version("run", 1)).version, np.zeros(22, np.float32), bundle, PUBLISHER
         )
-        place.tools.blobs.put_artifact(data)
+        place.state.blobs.put_pieces([data])
         with raises(Conflict, "run run: got version 2 made from 1, expected 4 made from 3"):
             await place.runs.publish_version(other, 1)
         await settle()

@@ -30,7 +30,7 @@ SAMPLES: tuple[e.Event, ...] = (
     e.UpdateCommitted(device="new"),
     e.TimePassed(),
     e.Closed(accepted=("new", "a")),
-    e.Folded(),
+    e.ParametersStored(),
     e.Published(),
     e.Paused(),
     e.Resumed(),
@@ -118,7 +118,7 @@ def test_a_synchronous_round_from_its_first_device_to_its_version() -> None:
     assert asked == [e.Accumulate(device="b"), e.Accumulate(device="a"), e.Close()]
     assert state.phase is Phase.CLOSING
 
-    state, asked = follow(state, e.Closed(accepted=("b", "a")), e.Folded(), e.Published(), now=7.0)
+    state, asked = follow(state, e.Closed(accepted=("b", "a")), e.ParametersStored(), e.Published(), now=7.0)
     assert asked == [e.Fold(accepted=("b", "a")), e.Publish(), e.GoOn()]
     assert state.phase is Phase.PUBLISHED
 
@@ -202,7 +202,9 @@ def test_every_phase_has_a_failure_exit(phase: Phase) -> None:
 
 
 def test_a_round_whose_version_was_durable_before_the_error_has_not_failed() -> None:
-    state, _ = follow(Round(rules=RULES), e.Closed(accepted=("a",)), e.Folded(), e.Broken(reason="the reply was lost"))
+    state, _ = follow(
+        Round(rules=RULES), e.Closed(accepted=("a",)), e.ParametersStored(), e.Broken(reason="the reply was lost")
+    )
     state, asked = follow(state, e.Published())
     assert (state.phase, asked) == (Phase.PUBLISHED, [e.GoOn()])
 

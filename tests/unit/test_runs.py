@@ -20,9 +20,8 @@ from fanin.protos.chunks import Artifact, artifact_of, cut
 from fanin.protos.control import StartRun
 from fanin.protos.errors import Corrupted, InvalidBundle, InvalidVersion, NotFound
 from fanin.protos.messages import Version
-from fanin.server.folder import open_state
-from fanin.server.observe.observer import LogObserver
-from fanin.server.rounds.effects import Tools
+from fanin.server.folder import CoordinatorState, open_state
+from fanin.server.observe.logs import LogObserver
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
@@ -50,8 +49,11 @@ async def started(runs: Runs, bundle: Bundle) -> Version:
 
 async def publish(folder: Path, data: bytes, sha256: str = "", missing: bool = False) -> None:
     """Publish these bytes as Version 1 of a Run, under their digest or another."""
-    tools = open_state(folder / "state", Durability.PROCESS, (inline, inline), time.time, LogObserver())
-    runs, bundle = Runs(tools), synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
+    state = open_state(folder / "state", Durability.PROCESS, (inline, inline), time.time)
+    runs, bundle = (
+        Runs(state.stores, state.files, LogObserver()),
+        synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES),
+    )
     first = await started(runs, bundle)
     try:
         if not missing:
@@ -85,9 +87,9 @@ def test_chunks_that_were_never_sent_are_asked_for(tmp_path: Path) -> None:
         asyncio.run(publish(tmp_path, data, missing=True))
 
 
-def opened(folder: Path) -> tuple[Runs, Tools]:
-    tools = open_state(folder / "state", Durability.PROCESS, (inline, inline), time.time, LogObserver())
-    return Runs(tools), tools
+def opened(folder: Path) -> tuple[Runs, CoordinatorState]:
+    state = open_state(folder / "state", Durability.PROCESS, (inline, inline), time.time)
+    return Runs(state.stores, state.files, LogObserver()), state
 
 
 async def send(runs: Runs, bundle: Bundle) -> str:
@@ -101,7 +103,7 @@ async def send(runs: Runs, bundle: Bundle) -> str:
 
 def test_a_manifest_that_its_chunks_do_not_make_is_the_publishers_mistake(tmp_path: Path) -> None:
     async def main() -> None:
-        runs, tools = opened(tmp_path)
+        runs, state = opened(tmp_path)
         bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
         await send(runs, bundle)
         good = ref_of(bundle.signed)
@@ -115,7 +117,7 @@ def test_a_manifest_that_its_chunks_do_not_make_is_the_publishers_mistake(tmp_pa
         ):
             with raises(InvalidBundle, text):
                 await runs.publish_bundle(replace(good, manifest=manifest))
-        assert tools.runs.bundle("0" * 64) is None
+        assert state.runs.bundle("0" * 64) is None
 
     asyncio.run(main())
 
@@ -126,7 +128,7 @@ def test_publishing_the_same_bundle_again_repairs_a_damaged_chunk(
     tmp_path: Path, artifact: str, damage: Callable[[bytes], bytes]
 ) -> None:
     async def main() -> None:
-        runs, tools = opened(tmp_path)
+        runs, state = opened(tmp_path)
         bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
         await send(runs, bundle)
         part = {"manifest": ref_of(bundle.signed).manifest, **bundle.manifest.artifacts}[artifact]
@@ -142,6 +144,6 @@ def test_publishing_the_same_bundle_again_repairs_a_damaged_chunk(
         assert await runs.get_chunk(ref.sha256, 0) == path.read_bytes() == good
         # And what is whole is not asked for.
         assert await runs.missing_chunks([ref.sha256]) == ()
-        assert tools.runs.bundle(bundle.sha256) == ref_of(bundle.signed)
+        assert state.runs.bundle(bundle.sha256) == ref_of(bundle.signed)
 
     asyncio.run(main())

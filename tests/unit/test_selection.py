@@ -7,7 +7,8 @@ import pytest
 from support.values import plan
 
 from fanin.protos.messages import Capabilities
-from fanin.server.fleet.selection import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S, choose, retry_window, unsuitable
+from fanin.server.fleet.selection import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S, choose, retry_window
+from fanin.server.runs.suitability import unsuitable
 
 WAITING = tuple("abcdef")
 

@@ -17,7 +17,7 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState
 from fanin.protos.errors import InvalidVersion, Unavailable
 from fanin.server.aggregation.verify import verify_run
-from fanin.server.folder import look_into
+from fanin.server.folder import open_archive
 from fanin.simulation import Federation, Outcome, Scenario, simulate
 
 STOPS_S = (50.0, 200.0)
@@ -40,7 +40,7 @@ def test_three_rounds_end_in_three_versions_that_verify(tmp_path: Path) -> None:
     assert [verdict.num_updates for verdict in found.verdicts] == [0, 4, 4, 4]
     assert found.parameters.size == 4007 and found.parameters.any()
     # Its folder is a coordinator's.
-    assert list(verify_run(look_into(tmp_path / "state"), "run")) == list(found.verdicts)
+    assert list(verify_run(open_archive(tmp_path / "state"), "run")) == list(found.verdicts)
 
 
 def test_another_order_of_arrival_ends_in_the_same_bits(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ def spool(request: pytest.FixtureRequest, tmp_path: Path) -> Spool:
 
 def send(upload: Upload, stop: int = len(PAYLOAD), *, payload: bytes = PAYLOAD, piece_bytes: int = 300_000) -> None:
     """Send pieces from where the upload stands up to a byte."""
-    while upload.received_bytes < stop:
-        start = upload.received_bytes
-        upload.append(Piece(offset=start, data=payload[start : min(start + piece_bytes, stop)]))
+    while (start := upload.received_bytes) < stop:
+        if upload.add(Piece(offset=start, data=payload[start : min(start + piece_bytes, stop)])):
+            upload.store()
 
 
 def left(tmp_path: Path) -> list[str]:
@@ -47,7 +47,7 @@ def test_pieces_of_any_size_become_the_payload(spool: Spool, tmp_path: Path, pie
     upload = spool.open(HEADER, "device")
     assert upload.received_bytes == 0
     send(upload, piece_bytes=piece_bytes)
-    assert upload.is_whole()
+    assert upload.is_complete()
     spool.commit(upload, "device")
     upload.close()
     assert committed(spool) == PAYLOAD
@@ -73,7 +73,7 @@ def test_a_whole_upload_that_was_never_committed_needs_no_byte_more(spool: Spool
     send(upload)
     upload.close()
     upload = spool.open(HEADER, "device")
-    assert upload.is_whole()
+    assert upload.is_complete()
     assert upload.received_bytes == len(PAYLOAD)
     spool.commit(upload, "device")
     upload.close()
@@ -162,7 +162,7 @@ def test_a_changed_chunk_is_refused_when_it_is_whole_and_never_written(spool: Sp
 def test_a_piece_that_does_not_fit_changes_nothing(spool: Spool, piece: Piece, text: str) -> None:
     upload = spool.open(HEADER, "device")
     with raises(InvalidUpdate, text):
-        upload.append(piece)
+        upload.add(piece)
     assert upload.received_bytes == 0
     send(upload)
     spool.commit(upload, "device")
@@ -224,7 +224,7 @@ def test_pieces_of_a_byte_take_no_more_memory_than_their_chunk(spool: Spool) -> 
     tracemalloc.start()
     try:
         for at in range(100_000):
-            upload.append(Piece(offset=at, data=PAYLOAD[at : at + 1]))
+            upload.add(Piece(offset=at, data=PAYLOAD[at : at + 1]))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -266,7 +266,7 @@ def test_an_upload_whose_place_was_taken_cannot_commit_the_others_bytes(spool: S
 
 def test_a_payload_without_bytes_is_whole_at_once(spool: Spool) -> None:
     upload = spool.open(replace(HEADER, payload=artifact_of(b"")), "device")
-    assert upload.is_whole()
+    assert upload.is_complete()
     spool.commit(upload, "device")
     upload.close()
     assert list(spool.read(replace(HEADER, payload=artifact_of(b"")), "device")) == []

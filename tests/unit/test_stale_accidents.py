@@ -33,7 +33,7 @@ from fanin.protos.errors import InvalidPlan, Unavailable
 from fanin.protos.plans import AggregationPlan
 from fanin.server.aggregation.fold import Contribution, accept, begin, finish
 from fanin.server.aggregation.verify import verify_run
-from fanin.server.folder import look_into
+from fanin.server.folder import open_archive
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.engine import open_engine
 
@@ -81,7 +81,7 @@ def test_an_update_that_comes_while_a_round_ends_is_in_the_next(tmp_path: Path, 
         second = await send(place, "slow", slow)
         assert [(await first).update_state, second.update_state] == [m.UpdateState.ACCEPTED] * 2
         await settle()
-        rounds = place.tools.rounds
+        rounds = place.state.rounds
         assert [len(rounds.updates("run", number)) for number in (1, 2)] == [1, 1]
         await place.runs.stop()
 
@@ -102,7 +102,7 @@ def test_stale_uploads_are_kept_until_they_no_longer_count(tmp_path: Path) -> No
         place = open_place(tmp_path)
         await start(place.runs, bundle_in(tmp_path), plan(buffer=1, quorum=1, max_staleness=1, max_rounds=2))
         slow = await assignment(place, "slow")
-        place.tools.spool.open(update(slow)[0], "slow").close()
+        place.state.spool.open(update(slow)[0], "slow").close()
         folder = tmp_path / "state" / "spool"
         await send(place, "fast-1")
         await settle()
@@ -221,7 +221,7 @@ def test_a_pause_between_two_rounds_tells_devices_to_come_back(tmp_path: Path) -
         await start(place.runs, bundle_in(tmp_path), plan(buffer=1, quorum=1, max_staleness=3, max_rounds=9))
         await settle()
         slow = await assignment(place, "slow")
-        place.tools.spool.open(update(slow)[0], "slow").close()
+        place.state.spool.open(update(slow)[0], "slow").close()
         fast = await assignment(place, "fast")
         sent = asyncio.create_task(send(place, "fast", fast))
         async with aclosing(place.runs.watch("run", 0)) as events:
@@ -263,7 +263,7 @@ def test_verify_believes_no_record_that_does_not_fit(tmp_path: Path, change: str
         await send(place, "slow", slow)
         await settle()
         await place.runs.stop()
-        run = place.tools.runs.run("run")
+        run = place.state.runs.run("run")
         assert run is not None
         stricter = replace(run.start, plan=plan(buffer=1, quorum=1, max_staleness=1, max_rounds=3))
         older = {"older": start_run_to_proto(stricter).SerializeToString()} if ":older" in change else {}
@@ -271,7 +271,7 @@ def test_verify_believes_no_record_that_does_not_fit(tmp_path: Path, change: str
         with engine.begin() as connection:
             connection.execute(text(change), older)
         engine.dispose()
-        found = [verdict.problem for verdict in verify_run(look_into(tmp_path / "state"), "run")]
+        found = [verdict.problem for verdict in verify_run(open_archive(tmp_path / "state"), "run")]
         assert found[0] == ""
         assert any(problem in one for one in found)
 

@@ -84,11 +84,11 @@ def test_a_stale_update_is_accepted_once_and_only_as_long_as_the_plan_says(tmp_p
         assert (await send(place, "slow", slow)).update_state is m.UpdateState.ACCEPTED
         await settle()
         assert (await send(place, "slow", slow)).update_state is m.UpdateState.ACCEPTED
-        assert [len(place.tools.rounds.updates("run", number)) for number in (1, 2, 3)] == [1, 1, 0]
+        assert [len(place.state.rounds.updates("run", number)) for number in (1, 2, 3)] == [1, 1, 0]
         reply = await send(place, "slower", slower)
         assert (reply.round_state, reply.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
         await place.runs.stop()
-        assert [verdict.problem for verdict in verify_run(place.tools, "run") if verdict.problem] == []
+        assert [verdict.problem for verdict in verify_run(place.state, "run") if verdict.problem] == []
 
     run_virtual(main())
 
@@ -106,7 +106,7 @@ def test_a_stale_update_is_accepted_after_a_restart(tmp_path: Path) -> None:
         assert (await send(again, "slow", slow)).update_state is m.UpdateState.ACCEPTED
         await settle()
         await again.runs.stop()
-        verdicts = list(verify_run(again.tools, "run"))
+        verdicts = list(verify_run(again.state, "run"))
         assert [(verdict.version, verdict.problem) for verdict in verdicts] == [(0, ""), (1, ""), (2, "")]
 
     run_virtual(main())

@@ -4,7 +4,8 @@ import pytest
 
 from fanin.protos import messages as m
 from fanin.protos.plans import StopPlan
-from fanin.server.runs.stopping import MAX_RUNTIMES, OTHER_RUNTIMES, reason_to_rest, runtimes_of, train_loss_of
+from fanin.server.aggregation.statistics import MAX_RUNTIMES, OTHER_RUNTIMES, runtimes_of, train_loss_of
+from fanin.server.runs.stopping import reason_to_rest
 
 PATIENT = StopPlan(max_rounds=100, patience=2, min_delta=0.1)
 

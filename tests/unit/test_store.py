@@ -23,7 +23,7 @@ from fanin.server.storage.sqlite import engine as engine_module
 from fanin.server.storage.sqlite.commands import ControlStore, Newest
 from fanin.server.storage.sqlite.devices import DeviceStore, Role
 from fanin.server.storage.sqlite.engine import open_engine
-from fanin.server.storage.sqlite.population import Device
+from fanin.server.storage.sqlite.population import EnrolledDevice
 from fanin.server.storage.sqlite.rounds import CommittedUpdate, RoundMark, RoundRecord, RoundStore
 from fanin.server.storage.sqlite.runs import RunRecord, RunStore
 from fanin.server.storage.sqlite.schema import METADATA
@@ -107,7 +107,7 @@ def test_an_update_that_was_made_for_an_earlier_round_is_found_by_either(rounds:
     late = replace(committed("b"), round=2)
     assert commit(rounds, late, 2) == late
     assert rounds.updates(RUN, 2) == (late,)
-    assert rounds.made_for(RUN, 1) == {"a": committed("a").header, "b": late.header}
+    assert rounds.headers_made_for(RUN, 1) == {"a": committed("a").header, "b": late.header}
     assert rounds.update(RUN, 1, "b") == late
     # One that is folded in a later Round already stands for its Assignment there.
     assert commit(rounds, committed("b"), 2) == late
@@ -132,7 +132,7 @@ def test_an_older_database_is_brought_to_the_newest_form(tmp_path: Path) -> None
     with pytest.raises(Corrupted, match="the database has form 0001, expected 0002; let a coordinator"):
         open_engine(tmp_path / "fanin.db", Durability.PROCESS, only_look=True)
     engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
-    assert RoundStore(engine).made_for(RUN, 1) == {"a": header}
+    assert RoundStore(engine).headers_made_for(RUN, 1) == {"a": header}
     engine.dispose()
 
 
@@ -290,7 +290,7 @@ def test_no_round_is_opened_in_a_run_that_rests_and_no_rest_overwrites_another(e
 
 def test_devices_and_tokens(engine: Engine) -> None:
     store = DeviceStore(engine)
-    device = Device(public_key="ab" * 32)
+    device = EnrolledDevice(public_key="ab" * 32)
     store.enroll(device, 1.0)
     store.enroll(device, 2.0)
     assert (store.find(device.device_id), store.find("e"), store.num_devices) == (device, None, 1)
@@ -308,7 +308,7 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: R
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), now_s=30.0)
-    device = Device(public_key="ab" * 32)
+    device = EnrolledDevice(public_key="ab" * 32)
     devices.enroll(device, 1.0)
 
     def facts(opened: Engine) -> list[object]:

@@ -15,7 +15,8 @@ from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef, artifact_of
 from fanin.protos.errors import InvalidUpdate
-from fanin.server.fleet.validation import Expected, capped_counts, check_header, labels_of, weight_of
+from fanin.server.aggregation.weights import capped_counts, weight_of
+from fanin.server.fleet.validation import Expected, check_header, labels_of
 
 WORK = assignment()
 HEADER, _ = update(WORK)

@@ -24,11 +24,13 @@ from fanin.commands.logs import configure_logging
 from fanin.commands.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE_TOKEN, OPERATOR_TOKEN, run_command
 from fanin.server.access.authority import local_identity
 from fanin.server.access.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
+from fanin.server.access.limits import Limits
 from fanin.server.access.registry import Registry
 from fanin.server.access.tokens import ensure_token
-from fanin.server.fleet.coordinator import Coordinator, Limits
+from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import hold_folder, open_state
-from fanin.server.observe.observer import LogObserver, Observer
+from fanin.server.observe.logs import LogObserver
+from fanin.server.rounds.worker import Observer
 from fanin.server.runs.catalog import Runs
 from fanin.server.service import Services, bind_server
 from fanin.server.settings import Settings
@@ -91,14 +93,16 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
         loop.add_signal_handler(number, stop.set)
     # Before the database: a folder whose certificates cannot be used is refused with its database as it was.
     identity = local_identity(settings.state / "tls", settings.all_names, datetime.now(UTC))
-    tools = open_state(settings.state, settings.durability, (lanes.store, lanes.disk), time.time, observer)
-    registry = Registry(tools.devices, tools.wall)
+    state = open_state(settings.state, settings.durability, (lanes.store, lanes.disk), time.time)
+    registry = Registry(state.devices, time.time)
     ensure_token(settings.state / DEVICE_TOKEN, Role.DEVICE, registry)
     ensure_token(settings.state / OPERATOR_TOKEN, Role.OPERATOR, registry)
-    runs = Runs(tools)
+    runs = Runs(state.stores, state.files, observer)
     limits, connections = _share_descriptors(Limits())
-    coordinator = Coordinator(runs, tools, limits, random.Random())
-    services = Services(coordinator=coordinator, runs=runs, registry=registry, tools=tools, connections=connections)
+    coordinator = Coordinator(runs, state.stores, state.files, limits, random.Random())
+    services = Services(
+        coordinator=coordinator, runs=runs, registry=registry, stores=state.stores, connections=connections
+    )
     # The port first: a coordinator that cannot serve must not drive Runs either.
     bound = bind_server(services, identity, settings.listen)
     try:

@@ -10,7 +10,7 @@ import typer
 from fanin.commands.terminal import DEFAULT_STATE, JsonOption, StateOption, run_command, write_json
 from fanin.protos.errors import NotFound
 from fanin.server.aggregation.verify import verify_run
-from fanin.server.folder import look_into
+from fanin.server.folder import open_archive
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ def verify(
     """Recompute every version from its parent and its closed set of updates; exit status 1 if one differs."""
     if not (state / "fanin.db").exists():
         raise NotFound(f"{state}: not a coordinator's folder, fanin.db is missing; give --state")
-    verdicts = list(verify_run(look_into(state), run_id))
+    verdicts = list(verify_run(open_archive(state), run_id))
     good = not any(verdict.problem for verdict in verdicts)
     if json:
         write_json(json, {"run_id": run_id, "verified": good, "versions": [asdict(verdict) for verdict in verdicts]})

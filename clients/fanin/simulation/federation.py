@@ -22,9 +22,9 @@ from fanin.protos import messages as m
 from fanin.protos.control import Recorded
 from fanin.protos.errors import Unavailable
 from fanin.protos.plans import Plan
-from fanin.server.fleet.coordinator import Coordinator, Limits
-from fanin.server.folder import open_state
-from fanin.server.rounds.effects import Tools
+from fanin.server.access.limits import Limits
+from fanin.server.fleet.coordinator import Coordinator
+from fanin.server.folder import CoordinatorState, open_state
 from fanin.server.rounds.events import Effect
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.disk import Durability
@@ -52,7 +52,7 @@ class Noted:
 class _Process:
     """One life of the coordinator."""
 
-    tools: Tools
+    state: CoordinatorState
     runs: Runs
     served: Served
 
@@ -122,14 +122,13 @@ class Federation:
         return self._now().runs
 
     @property
-    def tools(self) -> Tools:
+    def state(self) -> CoordinatorState:
         """For a look into its state. Raises Unavailable while it is down."""
-        return self._now().tools
+        return self._now().state
 
     async def start_run(self, run_id: str, plan: Plan, bundle: Bundle, publisher: SigningKey) -> None:
         """Publish a Bundle and start a Run of it."""
-        tools = self.tools
-        tools.runs.run_key(run_id, hashlib.sha256(f"{self._seed}/{run_id}".encode()).digest())
+        self.state.runs.run_key(run_id, hashlib.sha256(f"{self._seed}/{run_id}".encode()).digest())
         await start_run(self.runs, run_id, plan, bundle, publisher)
 
     async def watch(self, run_id: str) -> AsyncIterator[Recorded]:
@@ -165,11 +164,12 @@ class Federation:
     async def start(self) -> None:
         """Serve from the folder, as a process that begins there does."""
         clock = asyncio.get_running_loop().time
-        tools = open_state(self._folder / "state", Durability.PROCESS, (inline, inline), clock, _Noting(self.note))
-        runs = Runs(tools)
-        coordinator = Coordinator(runs, tools, self._limits, random.Random(self._rng.random()))
+        state = open_state(self._folder / "state", Durability.PROCESS, (inline, inline), clock)
+        runs = Runs(state.stores, state.files, _Noting(self.note))
+        rng = random.Random(self._rng.random())
+        coordinator = Coordinator(runs, state.stores, state.files, self._limits, rng)
         await runs.start()
-        self._process = _Process(tools=tools, runs=runs, served=Served(coordinator))
+        self._process = _Process(state=state, runs=runs, served=Served(coordinator))
         self.note(COORDINATOR, "serves")
 
     async def stop(self) -> None:

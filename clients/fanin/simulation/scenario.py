@@ -11,8 +11,8 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import Float32s
 from fanin.protos.control import Recorded, VersionPublished
 from fanin.protos.plans import Plan
+from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import Verdict, verify_run
-from fanin.server.rounds.effects import load_parameters
 from fanin.simulation.federation import Federation, Noted
 
 RUN = "run"
@@ -90,12 +90,12 @@ async def _carried_out(scenario: Scenario, folder: Path) -> Outcome | None:
 
 
 def _outcome(federation: Federation, scenario: Scenario, events: list[Recorded]) -> Outcome:
-    tools = federation.tools
-    newest = tools.runs.version(RUN)
+    state = federation.state
+    newest = state.runs.version(RUN)
     assert newest is not None, "a run has at least version 0"
     return Outcome(
         events=tuple(events),
         log=tuple(federation.log),
-        verdicts=tuple(verify_run(tools, RUN)),
-        parameters=load_parameters(tools.blobs, newest, scenario.bundle.manifest.table),
+        verdicts=tuple(verify_run(state, RUN)),
+        parameters=load_parameters(state.blobs, newest, scenario.bundle.manifest.table),
     )

@@ -1,1 +1,32 @@
-"""The coordinator. ``coordinator`` is its side towards devices, ``runs`` towards operators, ``rounds`` its heart."""
+"""The coordinator of a federation.
+
+``Coordinator`` is the front door: the device side of a coordinator, for tests and simulations in one process.
+``fanin serve`` composes it with the other rooms:
+
+    service.py, settings.py, folder.py    gRPC servicers, settings, the durable state of one folder
+    access/        who may call: certificates, tokens, signatures, limits of connections and uploads
+    fleet/         the device side: check-ins, downloads, uploads
+    runs/          the operator side: Runs, their drivers, commands
+    rounds/        one Round: the round machine, its effects
+    aggregation/   sums, the outer step, verification
+    storage/       the database, blobs and spool
+    observe/       logs
+
+A room imports only from rooms below it: service, then access, fleet and runs, then rounds, aggregation, storage.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fanin.server.fleet.coordinator import Coordinator
+
+__all__ = ["Coordinator"]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used: ``fanin.server.settings`` must not load SQLAlchemy."""
+    if name == "Coordinator":
+        from fanin.server.fleet.coordinator import Coordinator
+
+        return Coordinator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,25 +1,23 @@
-"""A coordinator's folder, opened: everything durable under one roof.
+"""The folder of a coordinator, opened: all its durable state in one place.
 
-fanin.db        the store
+fanin.db        the database
 spool/          uploads under way
 updates/        committed payloads
 blobs/          Chunks of Bundles and Versions
-tls/            the local authority (``authority``)
-tokens/         the first tokens, for the user who started it (``tokens``)
-lock            held by the coordinator that serves from here
+tls/            the local certificate authority (``access.authority``)
+tokens/         the first tokens, for the user who started the coordinator (``access.tokens``)
+lock            held by the coordinator that serves from this folder
 """
 
 import fcntl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from fanin.protos.errors import Conflict, Corrupted
-from fanin.server.aggregation.verify import Record
-from fanin.server.observe.observer import Observer
-from fanin.server.rounds.effects import Tools
+from fanin.server.aggregation.verify import Archive
 from fanin.server.storage.blobs import Blobs
-from fanin.server.storage.commits import GroupCommit
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import Lane
 from fanin.server.storage.spool import Spool
@@ -28,13 +26,72 @@ from fanin.server.storage.sqlite.devices import DeviceStore
 from fanin.server.storage.sqlite.engine import open_engine
 from fanin.server.storage.sqlite.rounds import RoundStore
 from fanin.server.storage.sqlite.runs import RunStore
+from fanin.server.storage.stores import Files, Stores, Tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorState:
+    """The durable state of a coordinator. A composition root takes from it what each part uses.
+
+    Attributes:
+        tables: The synchronous stores, for verification and for tests. A server uses ``stores``.
+        stores: The database, for the event loop.
+        files: Blobs and spool, for the event loop.
+    """
+
+    tables: Tables
+    stores: Stores
+    files: Files
+
+    @property
+    def devices(self) -> DeviceStore:
+        """Devices and tokens."""
+        return self.tables.devices
+
+    @property
+    def runs(self) -> RunStore:
+        """Runs, Versions and events."""
+        return self.tables.runs
+
+    @property
+    def rounds(self) -> RoundStore:
+        """Rounds and committed Updates."""
+        return self.tables.rounds
+
+    @property
+    def control(self) -> ControlStore:
+        """The transactions of operators' commands."""
+        return self.tables.control
+
+    @property
+    def blobs(self) -> Blobs:
+        """Chunks of Bundles and Versions."""
+        return self.files.blobs
+
+    @property
+    def spool(self) -> Spool:
+        """Uploads under way, and committed payloads."""
+        return self.files.spool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReadOnlyState:
+    """An ``Archive`` over a folder that another process may serve from."""
+
+    runs: RunStore
+    rounds: RoundStore
+    blobs: Blobs
+    spool: Spool
 
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Keep a coordinator's folder to this process; two on one folder would both drive its Rounds.
+    """Lock a coordinator's folder for this process. Two coordinators on one folder would both drive its Rounds.
 
-    The lock is the kernel's, so it goes with the process, however that ends. Raises Conflict if it is taken.
+    The kernel holds the lock, so it ends with the process in any case.
+
+    Raises:
+        Conflict: Another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (folder / "lock").open("a") as file:
@@ -48,42 +105,61 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 
 def open_state(
-    folder: Path,
-    durability: Durability,
-    lanes: tuple[Lane, Lane],
-    wall: Callable[[], float],
-    observer: Observer,
-) -> Tools:
-    """The tools of a coordinator over its folder; ``lanes`` are those of the store and of the disk.
+    folder: Path, durability: Durability, lanes: tuple[Lane, Lane], wall: Callable[[], float]
+) -> CoordinatorState:
+    """Open the folder of a coordinator; create it if there is none.
 
-    Raises Corrupted if the database cannot be opened, or is missing where there was one; StorageFull.
+    Args:
+        folder: The folder.
+        durability: What an acknowledged Update survives.
+        lanes: The store lane, with one thread, and the disk lane.
+        wall: The clock that dates the record, in seconds since the Unix epoch.
+
+    Raises:
+        Corrupted: The database cannot be opened, or is missing in a folder that had one.
+        StorageFull: The disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     durability.sync_folder(folder.parent)
     _check_complete(folder)
     engine = open_engine(folder / "fanin.db", durability)
     store_lane, disk_lane = lanes
-    rounds = RoundStore(engine)
-    return Tools(
-        devices=DeviceStore(engine),
+    tables = Tables(
+        devices=DeviceStore(engine), runs=RunStore(engine), rounds=RoundStore(engine), control=ControlStore(engine)
+    )
+    return CoordinatorState(
+        tables=tables,
+        stores=Stores(tables, store_lane, wall),
+        files=Files(
+            blobs=Blobs(folder / "blobs", durability),
+            spool=Spool(folder / "spool", folder / "updates", durability),
+            lane=disk_lane,
+        ),
+    )
+
+
+def open_archive(folder: Path) -> Archive:
+    """Open the folder of a coordinator for reading. A coordinator may serve from it at the same time.
+
+    Raises:
+        Corrupted: The database cannot be opened, or is missing in a folder that had one.
+    """
+    durability = Durability.PROCESS
+    _check_complete(folder)
+    engine = open_engine(folder / "fanin.db", durability, only_look=True)
+    return _ReadOnlyState(
         runs=RunStore(engine),
-        rounds=rounds,
-        commits=GroupCommit(rounds, store_lane),
-        control=ControlStore(engine),
+        rounds=RoundStore(engine),
         blobs=Blobs(folder / "blobs", durability),
         spool=Spool(folder / "spool", folder / "updates", durability),
-        store_lane=store_lane,
-        disk_lane=disk_lane,
-        wall=wall,
-        observer=observer,
     )
 
 
 def _check_complete(folder: Path) -> None:
     """Raise Corrupted if a folder that was served before has lost its database.
 
-    The database is written before anything else, so the other files prove that there was one. A fresh database would
-    know none of the Runs, devices and tokens, and SQLite would remove what its write-ahead log still holds.
+    The database is written first, so any other file proves that there was one. A new database would have none of the
+    Runs, devices and tokens, and SQLite would delete the content of the old write-ahead log.
     """
     database = folder / "fanin.db"
     if database.exists() and database.stat().st_size:
@@ -96,16 +172,3 @@ def _check_complete(folder: Path) -> None:
             f"{database}: {problem}, but {', '.join(left)} of an earlier coordinator are there; restore a backup of "
             "the folder with fanin.db and fanin.db-wal, or begin anew in another folder (--state)"
         )
-
-
-def look_into(folder: Path) -> Record:
-    """What a coordinator's folder records of its Runs, while one serves from it or not. Raises Corrupted."""
-    durability = Durability.PROCESS
-    _check_complete(folder)
-    engine = open_engine(folder / "fanin.db", durability, only_look=True)
-    return Record(
-        runs=RunStore(engine),
-        rounds=RoundStore(engine),
-        blobs=Blobs(folder / "blobs", durability),
-        spool=Spool(folder / "spool", folder / "updates", durability),
-    )

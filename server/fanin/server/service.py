@@ -22,8 +22,8 @@ from fanin.server.access.refused import MAX_LINES, RefusedCalls
 from fanin.server.access.registry import Registry
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.fleet.downloads import PIECE_BYTES
-from fanin.server.rounds.effects import Tools
 from fanin.server.runs.catalog import Runs
+from fanin.server.storage.stores import Stores
 from fanin.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 
 FLEET_SERVICE: Final = "fanin.v1.Fleet"
@@ -46,17 +46,17 @@ SERVER_OPTIONS: Final = (
 class FleetService(fleet_pb2_grpc.FleetServicer):
     """``fanin.v1.Fleet`` over a Coordinator."""
 
-    def __init__(self, coordinator: Coordinator, registry: Registry, tools: Tools) -> None:
+    def __init__(self, coordinator: Coordinator, registry: Registry, stores: Stores) -> None:
         self._coordinator = coordinator
         self._registry = registry
-        self._tools = tools
+        self._stores = stores
 
     async def Enroll(self, request: fleet_pb2.EnrollRequest, context: object) -> fleet_pb2.EnrollReply:
         """See fleet.proto."""
         enrollment, who = c.enrollment_from_proto(request), caller()
         device = self._registry.check_enrollment(enrollment, who.call, who.signature)
         self._registry.use_time(device, who.call)
-        await self._tools.store_lane(lambda: self._registry.enroll(device))
+        await self._stores.enroll(device)
         return fleet_pb2.EnrollReply(device_id=device.device_id)
 
     async def CheckIn(self, request: fleet_pb2.CheckInRequest, context: object) -> fleet_pb2.CheckInReply:
@@ -180,7 +180,7 @@ class Services:
     coordinator: Coordinator
     runs: Runs
     registry: Registry
-    tools: Tools
+    stores: Stores
     waits: Waits = field(default_factory=Waits)
     connections: Connections = field(default_factory=Connections)
     max_refused_lines: int = MAX_LINES
@@ -216,7 +216,7 @@ def bind_server(services: Services, identity: ServerIdentity, address: str) -> B
     refused = RefusedCalls(LOG, services.max_refused_lines)
     rim = Rim(services.registry, services.waits, refused)
     server = aio.server(interceptors=(rim,), options=(*SERVER_OPTIONS, *services.connections.options()))
-    fleet = FleetService(services.coordinator, services.registry, services.tools)
+    fleet = FleetService(services.coordinator, services.registry, services.stores)
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
     control_pb2_grpc.add_ControlServicer_to_server(ControlService(services.runs), server)
     servicer = health.aio.HealthServicer()

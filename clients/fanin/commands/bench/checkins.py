@@ -30,10 +30,9 @@ from fanin.commands.terminal import JsonOption, run_command
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.errors import Conflict
 from fanin.server.folder import hold_folder, open_state
-from fanin.server.observe.observer import LogObserver
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
-from fanin.server.storage.sqlite.population import Device
+from fanin.server.storage.sqlite.population import EnrolledDevice
 
 GATE_PER_SECOND: Final = 1000.0
 NUM_PROCESSES: Final = 2
@@ -79,8 +78,8 @@ def register(state: Path, num_devices: int) -> float:
     started_s = time.perf_counter()
     publics = [key_of(number).public for number in range(num_devices)]
     with hold_folder(state):
-        tools = open_state(state, Durability.PROCESS, (inline, inline), time.time, LogObserver())
-        tools.devices.enroll_all([Device(public_key=public) for public in publics], tools.wall())
+        opened = open_state(state, Durability.PROCESS, (inline, inline), time.time)
+        opened.devices.enroll_all([EnrolledDevice(public_key=public) for public in publics], time.time())
     return time.perf_counter() - started_s
 
 

@@ -1,0 +1,15 @@
+"""Who may call the coordinator, and how much load one caller may cause.
+
+Modules, in reading order:
+
+    authority.py     the local certificate authority
+    tokens.py        the first tokens
+    registry.py      enrolled devices, and the signatures of their calls
+    replays.py       each signed call is served once
+    interceptors.py  the checks of every gRPC call
+    refused.py       the log of refused calls
+    limits.py        the limits of a coordinator's load
+    connections.py   the limits of gRPC connections
+    permits.py       uploads at full speed
+    patience.py      how long a slow device may occupy a transfer
+"""

@@ -1,4 +1,4 @@
-"""A certificate authority of one's own, so that nothing is ever served without TLS.
+"""The local certificate authority, so that the coordinator never serves without TLS.
 
     tls/ca.pem      the authority's certificate: give it to devices and operators
     tls/ca.key      its key: never leaves this folder
@@ -47,7 +47,7 @@ _UNREADABLE: Final = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidV
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerIdentity:
-    """What a TLS server needs, in PEM, and the authority's certificate for its clients."""
+    """The key and the certificate of a TLS server, and the authority's certificate for its clients, all in PEM."""
 
     key: bytes
     certificate: bytes
@@ -61,7 +61,7 @@ class _Authority:
 
 
 def local_identity(folder: Path, names: Collection[str], now: datetime) -> ServerIdentity:
-    """The coordinator's identity for these host names and addresses, created or renewed in ``folder``.
+    """Return the coordinator's identity for these host names and addresses. Create or renew it in ``folder``.
 
     Raises:
         InvalidInput: A name cannot be in a certificate.
@@ -208,7 +208,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 def _general_name(name: str) -> x509.GeneralName:
     with suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(name))
-    # Longer ones have no place in DNS, and others no form in a certificate.
+    # DNS has no longer names, and certificates cannot represent other names.
     if not name or len(name) > _MAX_DNS_CHARS or not name.isascii() or not name.isprintable() or " " in name:
         raise InvalidInput(
             f"name: got {name[:_MAX_DNS_CHARS]!r}, expected a host name of ASCII letters (xn--... for others), or an "
@@ -218,7 +218,7 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def _problem(folder: Path, authority: _Authority, subjects: list[x509.GeneralName], now: datetime) -> str:
-    """Why a client could not use the server's certificate now or soon; empty if it can."""
+    """Return why a client could not use the server's certificate now or soon, or an empty string if it can."""
     try:
         certificate = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
         key = serialization.load_pem_private_key((folder / "server.key").read_bytes(), password=None)
@@ -233,7 +233,7 @@ def _problem(folder: Path, authority: _Authority, subjects: list[x509.GeneralNam
         return "it or its key is damaged"
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not is_of_key:
-        # A renewal that ended between its two files.
+        # A renewal ended between the two files.
         return "it does not match its key"
     if not set(subjects) <= set(covered):
         return "it does not cover all names"

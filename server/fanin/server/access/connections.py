@@ -1,14 +1,14 @@
-"""How many connections and calls the server holds, and for how long it holds a silent one.
+"""The limits of gRPC connections and calls.
 
-A connection takes a descriptor and so does a file. ``share_descriptors`` divides the descriptors of the process at
+A connection needs a descriptor, and so does a file. ``share_descriptors`` divides the descriptors of the process at
 start, so that connections can never use those of the database, the spool and the blobs:
 
     limit of the process = OTHER_FILES + one for each upload + one for each connection
 
-gRPC enforces the limits by channel arguments. Where there are ``max_connections``, it closes a new one at once. It
-closes a connection that does not complete TLS and the HTTP/2 settings within ``handshake_s``, and one without a call
-for ``idle_s``. A connection ends after ``max_age_s``, so that no anonymous stream (of gRPC's health and reflection
-services) holds one for ever.
+gRPC enforces the limits through channel arguments. It closes a new connection at once if there are ``max_connections``.
+It closes a connection that does not complete TLS and the HTTP/2 settings within ``handshake_s``, and a connection
+without a call for ``idle_s``. A connection ends after ``max_age_s``, so that no anonymous stream (of gRPC's health and
+reflection services) holds one forever.
 """
 
 import resource
@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fanin.protos.errors import Conflict
-from fanin.server.fleet.coordinator import Limits
+from fanin.server.access.limits import Limits
 
 OTHER_FILES: Final = 64
-"""Descriptors for the database, the libraries, the event loop, the port, and the files that the disk's threads read."""
+"""Descriptors for the database, the libraries, the event loop, the port, and the files that disk threads read."""
 LEAST_DESCRIPTORS: Final = 128
-"""With fewer, not even a few devices could be served."""
+"""With fewer descriptors, the coordinator could not serve even a few devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,10 @@ class Connections:
     keepalive_s: float = 120.0
 
     def options(self) -> tuple[tuple[str, int], ...]:
-        """The channel arguments of gRPC."""
+        """Return the channel arguments for gRPC."""
         return (
             ("grpc.max_allowed_incoming_connections", self.max_connections),
-            # The second is the number from which on every further call is cancelled; between the two it is chance.
+            # From the hard limit on, gRPC cancels every further call. Between the two limits it cancels at random.
             ("grpc.server.max_pending_requests", self.max_queued_calls),
             ("grpc.server.max_pending_requests_hard_limit", self.max_queued_calls),
             ("grpc.max_concurrent_streams", self.max_calls),
@@ -67,12 +67,12 @@ def share_descriptors(descriptors: int, limits: Limits) -> tuple[Limits, Connect
     """Divide the descriptors of a process between connections and files.
 
     Args:
-        descriptors: How many the process may open.
-        limits: How much the coordinator would take on if there were enough.
+        descriptors: Number of descriptors that the process may open.
+        limits: The limits with enough descriptors.
 
     Returns:
-        The limits, lowered where there are not enough, and the connections that go with them: a quarter of the
-        descriptors is for uploads, three quarters of the connections are for devices that wait.
+        The limits, lowered if there are too few descriptors, and the limits of connections. A quarter of the
+        descriptors is for uploads. Three quarters of the connections are for parked check-ins.
 
     Raises:
         Conflict: There are fewer than ``LEAST_DESCRIPTORS``.
@@ -90,22 +90,22 @@ def share_descriptors(descriptors: int, limits: Limits) -> tuple[Limits, Connect
 
 
 def enough_descriptors(limits: Limits) -> int:
-    """How many descriptors lower none of these limits."""
+    """Return how many descriptors these limits need."""
     return OTHER_FILES + 4 * max(limits.max_parked, limits.max_uploads)
 
 
 def raise_descriptor_limit(enough: int) -> int:
-    """Raise the soft limit of this process towards the hard one, to ``enough`` at most; the limit as it is then."""
+    """Raise the soft limit of descriptors to ``enough`` or the hard limit, whichever is lower. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    target = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
+    if soft == resource.RLIM_INFINITY or soft >= target:
         return enough if soft == resource.RLIM_INFINITY else soft
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
     except (OSError, ValueError):
-        # Some systems (macOS) have a limit below the hard one that they report.
+        # The real limit of some systems (macOS) is below the hard limit that they report.
         return soft
-    return wanted
+    return target
 
 
 def _ms(seconds: float) -> int:

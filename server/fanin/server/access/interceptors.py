@@ -1,15 +1,15 @@
-"""The rim of every call: who calls, and how errors leave.
+"""The rim: authentication of every call, and the form in which errors leave.
 
-In this order, before a servicer sees anything:
+For each call, in this order:
 
-1. the request stays raw bytes, for the signature covers bytes, not a re-serialization;
-2. Fleet: the device's signature over method, time and body, and that its time is used once; Control: the
-   operator's token; all from memory, without the database, for anybody can make a call;
-3. only now the bytes are parsed: nobody unknown reaches the parser, and what does not parse is InvalidInput; but
-   for Enroll, whose bytes hold the key that signed them: its token and signature are checked after parsing;
-4. whatever the servicer raises becomes a status by the table in ``protos.errors``: the peer sees the public
-   text, the log the inner one, of so many calls a minute (``refused``);
-5. a request that does not come, and a reply that its caller does not read, end the call: what is held for it is freed.
+1. The request stays raw bytes, because the signature covers bytes and not a re-serialization.
+2. The caller is authenticated. Fleet: the device's signature over method, time and body, and a time that is used once.
+   Control: the operator's token. Both are checked in memory, without the database, because any peer can make a call.
+3. Only now the bytes are parsed, so no unknown peer reaches the parser. Invalid bytes raise InvalidInput. Enroll is
+   the exception: its bytes hold the key that signed them, so its token and signature are checked after parsing.
+4. An error of the servicer becomes a status by the table in ``protos.errors``. The peer receives the public text. The
+   log has the inner text, of a limited number of calls per minute (``refused``).
+5. A missing request, or a reply that the caller does not read, ends the call and frees its resources.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ from fanin.protos.calls import Call
 from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, public_text, status_of
 from fanin.server.access.refused import RefusedCalls
 from fanin.server.access.registry import Registry
-from fanin.server.storage.sqlite.population import Device
+from fanin.server.storage.sqlite.population import EnrolledDevice
 
 LOG = logging.getLogger("fanin.server.rim")
 FLEET: Final = "/fanin.v1.Fleet/"
 CONTROL: Final = "/fanin.v1.Control/"
 ENROLL: Final = f"{FLEET}Enroll"
 MAX_TEXT_CHARS: Final = 500
-"""Most of an error's text that goes to a peer or into the log: a peer's own bytes may be in it."""
+"""Longest error text for a peer or for the log. It may contain bytes of the peer."""
 
 Context = aio.ServicerContext[Message, Message]
 Q = TypeVar("Q")
@@ -47,8 +47,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """How long a caller may keep the rim waiting: the first request, which says who calls, may take
-    ``first_request_s``, for until then nobody knows; each reply is to be read within ``read_s``."""
+    """How long a caller may delay the rim.
+
+    Attributes:
+        first_request_s: Seconds until the first request. The caller is unknown until then.
+        read_s: Seconds within which the caller must read a reply.
+    """
 
     first_request_s: float = 30.0
     read_s: float = 60.0
@@ -56,33 +60,33 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who is calling: the signed call, and the device once it is known."""
+    """The signed call that is being served, and its device once that is authenticated."""
 
     call: Call
     signature: bytes
-    device: Device | None = None
+    device: EnrolledDevice | None = None
 
 
 REPLACED_S: Final = 1.0
-"""How long the status of a call that was cancelled may take: whoever took its place waits for it."""
+"""Seconds that sending the status of a cancelled call may take. The call that replaced it waits for that."""
 
 _CALLER: ContextVar[Caller] = ContextVar("caller")
 
 
 def caller() -> Caller:
-    """The caller of the Fleet call that is being served."""
+    """Return the caller of the Fleet call that is being served."""
     return _CALLER.get()
 
 
 def device_id() -> str:
-    """The authenticated device that is being served."""
+    """Return the id of the authenticated device that is being served."""
     device = caller().device
     assert device is not None, "only Enroll is served before authentication"
     return device.device_id
 
 
 class _Handler(Protocol):
-    """A generated handler with asyncio behaviours, of which exactly one is there."""
+    """A generated handler with asyncio methods. Exactly one of the four methods is set."""
 
     request_streaming: bool
     response_streaming: bool
@@ -96,10 +100,10 @@ class _Handler(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Guarded:
-    """A handler of raw bytes; the attributes are those that gRPC looks for.
+    """A handler of raw bytes, with the attributes that gRPC expects.
 
-    To gRPC every request is a stream, which is the same on the wire. It would else wait for a single request without a
-    limit before it calls us.
+    Every request is a stream for gRPC, which is the same on the wire. Otherwise gRPC would wait for a single request
+    without a limit before it calls us.
     """
 
     response_streaming: bool
@@ -123,7 +127,7 @@ class Rim(aio.ServerInterceptor):
         continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Q, R] | None]]",
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Q, R] | None":
-        """The handler, guarded."""
+        """Return the handler behind the checks of the rim."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None or not method.startswith((FLEET, CONTROL)):
@@ -158,7 +162,7 @@ class Rim(aio.ServerInterceptor):
                 await self._send(handler.unary_stream(message, context), context)
 
     async def _send(self, replies: AsyncGenerator[Message, None], context: Context) -> None:
-        """Each reply, once the one before it has gone. Raises Unavailable for a caller that does not read."""
+        """Send the replies one after the other. Raises Unavailable for a caller that does not read."""
         async with aclosing(replies):
             async for reply in replies:
                 try:
@@ -191,7 +195,7 @@ class Rim(aio.ServerInterceptor):
         self._admit(method, first, context)
         yield _parsed(method, handler, first)
         del first
-        # Not ``async for``: its name would keep a piece in memory for each upload that waits.
+        # Not ``async for``: its loop variable would keep a piece in memory for each upload that waits.
         with suppress(StopAsyncIteration):
             while True:
                 yield _parsed(method, handler, await anext(stream))
@@ -218,16 +222,16 @@ class Rim(aio.ServerInterceptor):
         except FaninError as exc:
             self._refused.log(type(exc).__name__, f"{method}: {type(exc).__name__}: {str(exc)[:MAX_TEXT_CHARS]}")
             await self._abort(exc, context)
-        except OSError:  # Our disk. The caller can only come back later, and must not read a path.
+        except OSError:  # Our disk failed. The caller can only retry later, and must not read a path.
             LOG.exception("%s: the coordinator's disk or network failed", method)
             await self._abort(Unavailable("disk"), context)
         except (aio.AbortError, aio.UsageError):
             raise
         except aio.InternalError as exc:
-            # gRPC cannot send or receive: the peer has hung up, and the cancellation that says so has not come yet.
+            # gRPC cannot send or receive: the peer has disconnected, and the cancellation has not arrived yet.
             raise asyncio.CancelledError from exc
         except asyncio.CancelledError:
-            # A newer upload of this device took its place, or its line broke: gRPC by itself tells a peer nothing.
+            # A newer upload of the device replaced this one, or its connection broke. gRPC sends no status by itself.
             with suppress(Exception):
                 async with asyncio.timeout(REPLACED_S):
                     text = "call: ended for a newer one; try again later"
@@ -240,13 +244,13 @@ class Rim(aio.ServerInterceptor):
 
     async def _abort(self, error: FaninError, context: Context) -> None:
         status, trailing = status_of(error), self._trailing(type(error).__name__)
-        # One that does not read does not read this either; gRPC keeps the status for it as long as its line is up.
+        # A caller that does not read does not read this either. gRPC keeps the status as long as it is connected.
         with suppress(TimeoutError, aio.InternalError):
             async with asyncio.timeout(self._waits.read_s):
                 await context.abort(grpc.StatusCode[status.code], public_text(error)[:MAX_TEXT_CHARS], trailing)
 
     def _trailing(self, kind: str) -> tuple[tuple[str, str], ...]:
-        """The metadata of every refusal: the kind of the error, and this clock in microseconds."""
+        """Return the metadata of every refusal: the kind of the error, and this clock in microseconds."""
         return (calls.ERROR, kind), (calls.SERVER_TIME, str(self._registry.now_us))
 
 

@@ -1,9 +1,9 @@
-"""How long a peer may keep a transfer waiting: one that sends or reads next to nothing must not hold a place for ever.
+"""Patience: how long a peer may delay a transfer. A peer that sends or reads almost nothing must not hold its place.
 
-A transfer begins with ``stall_s`` seconds. The time that its peer keeps us waiting is taken from them; each
-``LEAST_BYTES_PER_S`` that get through give one second back, up to what there was at first. So a line may fall silent
-for ``stall_s``, and must on the whole carry so many bytes a second. Our own disk's time is nobody's fault: only
-what happens within ``reading`` and ``writing`` counts. Whoever hears a TimeoutError asks ``is_over`` whose it is.
+A transfer starts with ``stall_s`` seconds. The time that the peer delays us is subtracted. Each ``LEAST_BYTES_PER_S``
+transferred bytes add one second, up to ``stall_s``. So a connection may be silent for ``stall_s`` and must carry that
+many bytes per second on average. The time of our own disk does not count: only ``reading`` and ``writing`` measure
+time. After a TimeoutError, ``is_over`` tells whether the peer was too slow.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from typing import Final
 from fanin.protos.errors import Unavailable
 
 LEAST_BYTES_PER_S: Final = 4096
-"""A device sends pieces of 256 KiB, so one within a minute: a tenth of what the slowest phone line carries."""
+"""One piece of 256 KiB per minute: a tenth of the rate of the slowest mobile connection."""
 
 
 class Patience:
-    """One transfer's, for the one task that serves it."""
+    """The patience with one transfer. Only the task that serves the transfer uses it."""
 
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
@@ -28,22 +28,22 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """Whether the peer kept us waiting for too long."""
+        """Whether the peer delayed the transfer for too long."""
         return self._left_s <= 0.0
 
     def gain(self, num_bytes: int) -> None:
-        """So many bytes got through."""
+        """Add the time for ``num_bytes`` transferred bytes."""
         self._left_s = min(self._left_s + num_bytes / LEAST_BYTES_PER_S, self._stall_s)
 
     def wake(self) -> None:
-        """End ``reading`` and ``waiting`` at once, or the next one: what is being read may no longer be needed."""
+        """End the current or the next ``reading`` or ``waiting``, because its bytes may no longer be needed."""
         self._is_woken = True
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """Wait for the peer's bytes. Raises TimeoutError when there is no patience left, or on ``wake``."""
+        """Limit a wait for the peer's bytes. Raises TimeoutError if the patience is used up, or on ``wake``."""
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
@@ -54,7 +54,7 @@ class Patience:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """Wait for what is not the peer's to give. Raises TimeoutError on ``wake``."""
+        """Wait for something that the peer does not control. Raises TimeoutError on ``wake``."""
         async with self._until(None):
             yield
 
@@ -74,8 +74,11 @@ class Patience:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """For a ``yield`` to the peer; the rim ends a call whose peer does not read at all. Raises Unavailable when
-        there is no patience left."""
+        """Measure a ``yield`` to the peer. The rim ends a call whose peer does not read at all.
+
+        Raises:
+            Unavailable: The patience is used up.
+        """
         clock = asyncio.get_running_loop().time
         began = clock()
         yield

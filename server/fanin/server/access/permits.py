@@ -1,9 +1,9 @@
-"""How many uploads come in at full speed at a time.
+"""Permits: how many uploads run at full speed at a time.
 
-A device sends when its upload is answered, so what waits here is on the device, and not in gRPC's buffers; those who
-have a permit are soon done, and are folded while others come. A slow line must not hold up the quick ones: a permit
-waits ``LENT_S`` for a piece, and ``CHUNK_S`` for all of a Chunk's; then it goes to the next, and the upload comes on
-without one until it has become quick.
+A device sends only after a reply. So bytes that wait are on the device and not in gRPC's buffers. Uploads with a permit
+end soon and are folded while others arrive. A slow connection must not delay fast ones: a permit waits ``LENT_S`` for a
+piece, and ``CHUNK_S`` for all pieces of a Chunk. Then it passes to the next upload. The slow upload continues without a
+permit until it is fast again.
 """
 
 import asyncio
@@ -12,26 +12,26 @@ from contextlib import contextmanager
 from typing import Final
 
 NUM_PERMITS: Final = 8
-"""Enough for the disk's threads and the processors: these many Chunks of 1 MiB wait for them."""
+"""Enough to keep the disk's threads and the processors busy: so many Chunks of 1 MiB are ready for them."""
 LENT_S: Final = 0.1
-"""How long an answer, and then each piece, may take."""
+"""Seconds that sending a reply, and then each piece, may take."""
 CHUNK_S: Final = 2.5 * LENT_S
-"""How long all of a Chunk's may: a line of 4 MB a second is quick, who sends a byte now and then is not. Chunks have
-one size, so nobody has many of these times for a few bytes."""
+"""Seconds that a Chunk may take. A connection of 4 MB/s is fast, a device that sends a byte now and then is not. All
+Chunks have one size, so no device gets this time repeatedly for a few bytes."""
 WAIT_S: Final = 45.0
-"""No upload waits longer in all: proxies cut a line that is silent for a minute, and lines that are hardly quick must
-not keep the others for ever."""
+"""Longest total wait of an upload, in seconds. Proxies close a connection that is silent for a minute, and connections
+that are barely fast must not delay the others without end."""
 
 
 class Permits:
-    """Given in the order in which they are asked for."""
+    """The permits, granted in the order of the requests."""
 
     def __init__(self, num_permits: int = NUM_PERMITS) -> None:
         self._free = asyncio.Semaphore(num_permits)
 
     @contextmanager
     def one(self) -> Iterator["Permit"]:
-        """For one upload, until its bytes are here."""
+        """Return a permit for one upload. It is released at the end of the context."""
         permit = Permit(self._free)
         try:
             yield permit
@@ -40,7 +40,7 @@ class Permits:
 
 
 class Permit:
-    """One upload's, which it may have and lose many times."""
+    """The permit of one upload, which may acquire and lose it many times."""
 
     def __init__(self, free: asyncio.Semaphore) -> None:
         self._free = free
@@ -50,8 +50,10 @@ class Permit:
         self._wait_s = WAIT_S
 
     async def get(self) -> None:
-        """Before a Chunk is asked for or read: wait for a permit, unless the last one came too slowly to need any, or
-        this upload has waited for long enough."""
+        """Wait for the permit before a Chunk is requested or read.
+
+        An upload whose last Chunk was slow needs none, and neither does one that has waited for ``WAIT_S`` in total.
+        """
         if self._is_quick and not self._has:
             await self._wait()
         self._is_quick = True
@@ -71,7 +73,10 @@ class Permit:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """While a piece is awaited; a slow disk, of which this is none, must not let ever more Chunks into memory."""
+        """Limit the time in this context, in which a piece is awaited. After it, the permit passes to the next upload.
+
+        The time of our own disk is not counted: a slow disk must not let more and more Chunks into memory.
+        """
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         timer = loop.call_later(min(LENT_S, self._left_s), self._pass_on)
@@ -82,7 +87,7 @@ class Permit:
             self._left_s = max(self._left_s - (loop.time() - begun_s), 0.0)
 
     def give_back(self) -> None:
-        """Let the next one have it."""
+        """Release the permit for the next upload."""
         if self._has:
             self._has = False
             self._free.release()

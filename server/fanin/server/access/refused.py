@@ -1,6 +1,6 @@
-"""The log of refused calls: a few lines a minute of each kind, then their number.
+"""The log of refused calls: a few lines per minute for each kind of error, then their number.
 
-Anybody can make calls that are refused. Without a bound, a flood of them fills the disk that holds the Updates.
+Any peer can make calls that are refused. Without a limit, a flood of them fills the disk that holds the Updates.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import Final
 
 WINDOW_S: Final = 60.0
 MAX_LINES: Final = 20
-"""Lines of one kind in a window: enough to see what goes wrong, at most some 10 kB."""
+"""Lines of one kind per window: enough to see the cause, and at most some 10 kB."""
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class _Window:
 
 
 class RefusedCalls:
-    """Logs refused calls, on the event loop. There are as many kinds as there are classes of errors."""
+    """Logs refused calls, on the event loop. A kind is a class of errors."""
 
     def __init__(self, log: logging.Logger, max_lines: int = MAX_LINES) -> None:
         self._log = log
@@ -27,7 +27,7 @@ class RefusedCalls:
         self._windows: dict[str, _Window] = {}
 
     def log(self, kind: str, text: str) -> None:
-        """Log a call that was refused, unless ``max_lines`` of its kind were logged within the window."""
+        """Log a refused call, unless ``max_lines`` calls of its kind were logged within the window."""
         window = self._windows.get(kind)
         if window is None:
             window = self._windows[kind] = _Window()

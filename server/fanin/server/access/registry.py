@@ -1,8 +1,8 @@
-"""Who may speak: devices by their signatures, operators and enrollments by their tokens.
+"""Authentication: devices by their signatures, operators and enrollments by their tokens.
 
-A refused caller gets ``Unauthenticated``, whose public text does not say which check failed; the log does. A call
-whose time does not fit gets ``Untimely``: an honest device signs it anew. No check asks the database: anybody can make
-a call, and the database has one lane.
+A refused caller receives ``Unauthenticated``, whose public text does not name the failed check. The log does. A call
+with a wrong time receives ``Untimely``, and an honest device signs it again. No check needs the database: any peer can
+make a call, and the database has one lane.
 """
 
 import hashlib
@@ -17,19 +17,25 @@ from fanin.protos.errors import Conflict, Unauthenticated, Untimely
 from fanin.protos.messages import OLDEST_PROTOCOL, PROTOCOL, Enrollment
 from fanin.server.access.replays import CallTimes
 from fanin.server.storage.sqlite.devices import DeviceStore, Role
-from fanin.server.storage.sqlite.population import Device
+from fanin.server.storage.sqlite.population import EnrolledDevice
 
 TOKEN_BYTES: Final = 24
 
 
 class Registry:
-    """Enrollment, and the check of every call."""
+    """The checks of enrollments and of calls."""
 
     def __init__(
         self, store: DeviceStore, wall: Callable[[], float], steady: Callable[[], float] = time.monotonic
     ) -> None:
-        """``wall`` is read once for the times of calls, then ``steady`` goes on: a wall clock that is set back would
-        make all devices use times that they have used before."""
+        """Create a registry.
+
+        Args:
+            store: Devices and tokens.
+            wall: Wall time in seconds. For the times of calls it is read only once: if a later reading could be set
+                back, all devices would repeat times that they have used.
+            steady: Monotonic time in seconds, which continues from there.
+        """
         self._store = store
         self._wall = wall
         self._steady = steady
@@ -38,18 +44,19 @@ class Registry:
 
     @property
     def now_us(self) -> int:
-        """The time that calls are compared with, in microseconds since the Unix epoch."""
+        """The time with which the times of calls are compared, in microseconds since the Unix epoch."""
         return int((self._epoch_s + self._steady()) * MICROSECONDS)
 
-    def check_enrollment(self, enrollment: Enrollment, call: Call, signature: bytes) -> Device:
-        """The device that enrolls, which ``enroll`` is still to record. Asks no database.
+    def check_enrollment(self, enrollment: Enrollment, call: Call, signature: bytes) -> EnrolledDevice:
+        """Return the device that enrolls, without the database. The caller records it (``Stores.enroll``).
 
-        Raises Unauthenticated for a wrong token or a key that its caller does not hold, Conflict for a protocol
-        that is not spoken here.
+        Raises:
+            Unauthenticated: The token is wrong, or the caller does not hold the key.
+            Conflict: The coordinator does not support the device's protocol.
         """
         if not self.has_token(enrollment.token, Role.DEVICE):
             raise Unauthenticated("enroll: got a token that was not made here, expected an enrollment token")
-        device = Device(public_key=enrollment.public_key)
+        device = EnrolledDevice(public_key=enrollment.public_key)
         if call.device_id != device.device_id:
             raise Unauthenticated(
                 f"enroll: got device id {call.device_id!r}, expected {device.device_id}, of its own key"
@@ -60,27 +67,25 @@ class Registry:
             raise Conflict(f"protocol: got {enrollment.protocol}, expected {known}; install another fanin")
         return device
 
-    def enroll(self, device: Device) -> None:
-        """Record a device; harmless if it is known. On the store's lane."""
-        self._store.enroll(device, self._wall())
-
-    def device(self, device_id: str) -> Device:
-        """A device by its id, from memory. Raises Unauthenticated for one that never enrolled."""
+    def device(self, device_id: str) -> EnrolledDevice:
+        """Return the device of an id, from memory. Raises Unauthenticated if it never enrolled."""
         device = self._store.find(device_id)
         if device is None:
             raise Unauthenticated(f"call: got device {device_id[:64]!r}, which is not enrolled here")
         return device
 
-    def authenticate(self, device: Device, call: Call, signature: bytes) -> None:
-        """Let this call be served, once.
+    def authenticate(self, device: EnrolledDevice, call: Call, signature: bytes) -> None:
+        """Check a call of a device, and use its time.
 
-        Raises Unauthenticated unless this device signed it, Untimely unless it did so about now and for the first time.
+        Raises:
+            Unauthenticated: The signature is not by this device.
+            Untimely: The time is too far from now, or was used before.
         """
         self._check(device, call, signature)
         self.use_time(device, call)
 
-    def use_time(self, device: Device, call: Call) -> None:
-        """Raise Untimely if the time of this call, whose signature was checked, was used before."""
+    def use_time(self, device: EnrolledDevice, call: Call) -> None:
+        """Use the time of a call whose signature was checked. Raises Untimely if it was used before."""
         self._times.use(device.device_id, call.time_us)
 
     def check_operator(self, token: str) -> None:
@@ -89,16 +94,16 @@ class Registry:
             raise Unauthenticated("control: got a token that was not made here, expected an operator token")
 
     def has_token(self, token: str, role: Role) -> bool:
-        """Whether a token was issued here for a role."""
+        """Return whether a token was issued here for a role."""
         return self._store.has_token(token_sha256(token), role)
 
     def new_token(self, role: Role) -> str:
-        """A fresh token for a role; only its digest is kept."""
+        """Issue a token for a role. Only its digest is stored."""
         token = secrets.token_urlsafe(TOKEN_BYTES)
         self._store.add_token(token_sha256(token), role, self._wall())
         return token
 
-    def _check(self, device: Device, call: Call, signature: bytes) -> None:
+    def _check(self, device: EnrolledDevice, call: Call, signature: bytes) -> None:
         early_s = (call.time_us - self.now_us) / MICROSECONDS
         if not -MAX_LATE_S <= early_s <= MAX_EARLY_S:
             raise Untimely(
@@ -110,5 +115,5 @@ class Registry:
 
 
 def token_sha256(token: str) -> str:
-    """What the store keeps of a token. Tokens have 192 random bits, so a plain digest cannot be guessed."""
+    """Return the digest of a token, which the store keeps. 192 random bits cannot be guessed from a plain digest."""
     return hashlib.sha256(token.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Each signed call is served once: the memory of the times of calls.
+"""Replay protection: each signed call is served once.
 
 A device signs a time with each call and uses each time once. The table keeps the last few times of each device. The
 oldest of them is the device's floor. A call is refused if its time is in the table or is not above the floor. Calls
@@ -23,10 +23,10 @@ from fanin.protos.errors import Untimely
 MAX_DEVICES: Final = 100_000
 """Devices in the table, about 40 MB."""
 NUM_TIMES: Final = 4
-"""Times of a device that are remembered one by one: as many calls at once may overtake each other."""
+"""Times remembered for each device. So many concurrent calls of a device may overtake each other."""
 
 Used = tuple[int, ...]
-"""A device's last times, rising; while there are ``NUM_TIMES`` of them the first is its floor."""
+"""The last times of a device, in ascending order. With ``NUM_TIMES`` of them, the first is the device's floor."""
 
 
 class CallTimes:

@@ -1,8 +1,8 @@
 """Token files: the first tokens of a coordinator, for the user who started it.
 
-A file holds one token on one line. The store keeps only the digest, so a file that is lost or damaged cannot be
-rebuilt, and a file that another database issued admits nobody. Both are errors at the start of a coordinator: without
-them an operator would notice only when a device or a command is rejected.
+A file has one token on one line. The store keeps only its digest, so a lost or damaged file cannot be rebuilt. A file
+of another database admits no caller. Both are errors at the start of a coordinator. Otherwise an operator would notice
+only when a device or a command is rejected.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ def ensure_token(path: Path, role: Role, registry: Registry) -> None:
     """
     if not path.exists():
         path.parent.mkdir(exist_ok=True, mode=0o700)
-        # The token is made first: a crash in between leaves a token that nobody knows, not a file that is none.
+        # The token is issued first. A crash in between leaves an unknown token, and not a file with an invalid one.
         write_file(path, f"{registry.new_token(role)}\n".encode())
         return
     advice = (

@@ -1,0 +1,12 @@
+"""From the Updates of a Round to the next parameters.
+
+Modules, in reading order:
+
+    fold.py          the integer sum: ``begin``, ``accept``, ``merge``, ``finish``
+    weights.py       how much one Update counts
+    folding.py       from a committed Update to the fold, and from the sum to the next parameters
+    outer.py         outer optimizers
+    parameters.py    parameters as blobs and as arrays
+    statistics.py    the statistics of a Round
+    verify.py        recomputes every Version of a Run
+"""

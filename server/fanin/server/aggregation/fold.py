@@ -1,19 +1,19 @@
-"""The fold: an integer sum of Updates, exact whatever the order.
+"""The fold: an integer sum of Updates, exact in any order.
 
     sum += weight * (q << shift)        int64, per value
 
-Integer addition is associative and commutative, so any order, interleaving or tree of partial sums gives the
-same bits. It cannot overflow: Plan validation holds |sum| < 2^62 (``protos.plans``).
+Integer addition is associative and commutative, so any order, interleaving or tree of partial sums is bit-identical.
+The sum cannot overflow: Plan validation ensures |sum| < 2^62 (``protos.plans``).
 
-An Update that was made for an earlier Round lies on that Round's grid. It is brought to this one's by a shift that
-may be below zero, and then rounds, or beyond what the Plan allows, and then its largest values are cut: each a pure
-function of the Update alone, so the order still does not matter.
+An Update made for an earlier Round is on that Round's grid. A shift moves it to the grid of this Round. A shift below
+zero rounds the values. A shift beyond the Plan's limit clips the largest values. Both are pure functions of the Update
+alone, so the order still does not matter.
 
-Laws (tests/laws): accept in any order is the same; merge is associative and commutative with ``begin`` as
-zero; accept raises before it changes anything.
+Laws (tests/laws): ``accept`` gives the same sum in any order. ``merge`` is associative and commutative, with ``begin``
+as its zero. ``accept`` raises before it changes anything.
 
-``begin`` makes a sum, ``accept`` and ``merge`` add to the left one in place and hand it back (a model of 2 GB
-has a sum of 4 GB; one is enough), ``finish`` reads it.
+``begin`` creates a sum, ``accept`` and ``merge`` add to their first argument in place and return it, and ``finish``
+reads it. A model of 2 GB has a sum of 4 GB, so there is only one copy.
 """
 
 from collections import Counter
@@ -30,18 +30,25 @@ from fanin.edge.tensors import TensorTable
 from fanin.protos.messages import SATURATED
 
 MAX_SHIFT: Final = 62
-"""What an int64 can be shifted by; no value of 32 bits outlives it."""
+"""Largest shift of an int64. It leaves nothing of a value of 32 bits."""
 SCRATCH_VALUES: Final = 1 << 16
-"""Values that are weighted and added at a time. Their 512 KiB of int64 are one buffer for a whole Update, and stay in a
-processor's cache between the two steps. Fewer values take longer: the calls then outweigh the work."""
+"""Values that are weighted and added at a time. Their buffer of 512 KiB serves a whole Update and stays in the
+CPU cache between the two steps. Fewer values take longer, because the calls then outweigh the work."""
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True, kw_only=True)
 class PartialSum:
-    """The sum of some Updates: weighted values (num_values,), total fresh weight, plain sums of the statistics, and how
-    many Updates had each reach (``edge.grid``)."""
+    """The sum of some Updates.
+
+    Attributes:
+        values: Sums of the weighted values, an array of shape (num_values,).
+        reaches: For each block, the number of Updates with each reach (``edge.codecs.grid``).
+        total_weight: Sum of the fresh weights.
+        num_updates: Number of Updates.
+        counts: Sums of the statistics, by name.
+    """
 
     values: Int64s
     reaches: Reaches
@@ -52,11 +59,16 @@ class PartialSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """One Update as the fold sees it.
+    """One Update, ready to be added.
 
-    ``weight`` multiplies the values, the sum of ``fresh_weight`` divides them: what it would weigh were it not stale.
-    ``shifts`` has one entry a block; the Plan's headroom is for values of ``bits``, sign included, and shifts from 0 to
-    ``max_shift``. ``pieces`` are the encoded values (num_values,) in consecutive pieces of any length.
+    Attributes:
+        weight: Factor of the values.
+        fresh_weight: The weight that the Update would have if it were not stale. The mean divides by the sum of these.
+        shifts: The shift of each block.
+        bits: Bits of an encoded value, including the sign.
+        max_shift: Largest shift for which the Plan reserves headroom.
+        counts: The statistics, by name.
+        pieces: The encoded values (num_values,) in consecutive slices of any length.
     """
 
     weight: int
@@ -69,15 +81,26 @@ class Contribution:
 
 
 def begin(table: TensorTable) -> PartialSum:
-    """The sum of nothing."""
+    """Return the sum of no Updates."""
     return PartialSum(values=np.zeros(table.num_values, np.int64), reaches=no_reaches(table))
 
 
 def accept(state: PartialSum, table: TensorTable, update: Contribution) -> PartialSum:
-    """Add one Update.
+    """Add one Update to a sum, in place.
 
-    The caller has validated it: a payload of another length raises ValueError before anything is changed
-    only if its pieces are a sequence; of a stream the length is known from its commit.
+    The result does not depend on the order of the calls.
+
+    Args:
+        state: The sum to add to.
+        table: The layout of the parameters. A block is one tensor.
+        update: The Update. The caller has validated its header and payload.
+
+    Returns:
+        ``state``.
+
+    Raises:
+        ValueError: The number of shifts, the weight or the number of values is wrong. ``state`` is unchanged, unless
+            ``update.pieces`` is a stream: its length is known only at its end, and ``state`` must then be discarded.
     """
     if len(update.shifts) != len(table.specs):
         raise ValueError(f"shifts: got {len(update.shifts)}, expected {len(table.specs)}")
@@ -85,7 +108,7 @@ def accept(state: PartialSum, table: TensorTable, update: Contribution) -> Parti
         raise ValueError(f"weight: got {update.weight}, expected 1 to {update.fresh_weight}")
     if isinstance(update.pieces, Sequence):
         _check_length(sum(piece.size for piece in update.pieces), table)
-    position, num_cut = 0, 0
+    position, num_clipped = 0, 0
     largest = [0] * len(table.specs)
     scratch = np.empty(min(SCRATCH_VALUES, table.num_values), np.int64)
     for piece in update.pieces:
@@ -95,7 +118,7 @@ def accept(state: PartialSum, table: TensorTable, update: Contribution) -> Parti
                 encoded = piece[first - position : last - position]
                 largest[block] = max(largest[block], largest_magnitude(encoded))
                 weighted = scratch[: last - first]
-                num_cut += _weigh(encoded, update, update.shifts[block], weighted)
+                num_clipped += _weigh(encoded, update, update.shifts[block], weighted)
                 values = state.values[first:last]
                 np.add(values, weighted, out=values)
         position += piece.size
@@ -105,13 +128,13 @@ def accept(state: PartialSum, table: TensorTable, update: Contribution) -> Parti
     state.total_weight += update.fresh_weight
     state.num_updates += 1
     state.counts.update(update.counts)
-    if num_cut:
-        state.counts[SATURATED] += num_cut
+    if num_clipped:
+        state.counts[SATURATED] += num_clipped
     return state
 
 
 def merge(left: PartialSum, right: PartialSum) -> PartialSum:
-    """Add a partial sum to another one."""
+    """Add ``right`` to ``left``, in place. Return ``left``."""
     if left.values.shape != right.values.shape:
         raise ValueError(f"merge: got {right.values.shape} values, expected {left.values.shape}")
     left.values += right.values
@@ -122,19 +145,26 @@ def merge(left: PartialSum, right: PartialSum) -> PartialSum:
     return left
 
 
-def finish(state: PartialSum, table: TensorTable, grid: Sequence[int]) -> Float64s:
-    """The weighted mean update (num_values,): sum * step / total fresh weight, in float64."""
-    return finish_part(state, table, grid, (0, table.num_values))
+def finish(state: PartialSum, table: TensorTable, grid: Sequence[int], part: tuple[int, int] | None = None) -> Float64s:
+    """Return the weighted mean update: sum * step / total fresh weight, in float64.
 
+    Each operation is one IEEE 754 rounding, so the result is bit-identical on every machine and for every ``part``.
 
-def finish_part(state: PartialSum, table: TensorTable, grid: Sequence[int], part: tuple[int, int]) -> Float64s:
-    """The values from part[0] to part[1] of the weighted mean.
+    Args:
+        state: The sum.
+        table: The layout of the values.
+        grid: An exponent for each block.
+        part: The first and the last position (exclusive) of the values to compute; by default all.
 
-    Each operation is one IEEE 754 rounding, so the result is the same on every machine, however it is cut.
+    Returns:
+        An array of shape (num_values,), or of the length of ``part``.
+
+    Raises:
+        ValueError: The sum has no Updates.
     """
     if not state.total_weight:
         raise ValueError("finish: got no updates, expected at least one")
-    first, last = part
+    first, last = part or (0, table.num_values)
     mean = state.values[first:last].astype(np.float64)
     for start, stop, exponent in blocks_within(table, grid, first, last):
         block = mean[start - first : stop - first]
@@ -144,17 +174,17 @@ def finish_part(state: PartialSum, table: TensorTable, grid: Sequence[int], part
 
 
 def _weigh(encoded: Integers, update: Contribution, shift: int, out: Int64s) -> int:
-    """Write encoded values (num_values,) times the Update's weight on the Round's grid; returns how many were cut."""
+    """Write encoded values, on the Round's grid and times the weight, to ``out``. Return how many were clipped."""
     if 0 <= shift <= update.max_shift:
         np.multiply(encoded, update.weight << shift, out=out, dtype=np.int64)
         return 0
-    moved, num_cut = _moved(encoded.astype(np.int64), shift, 1 << (update.bits - 1 + update.max_shift))
+    moved, num_clipped = _moved(encoded.astype(np.int64), shift, 1 << (update.bits - 1 + update.max_shift))
     np.multiply(moved, update.weight, out=out)
-    return num_cut
+    return num_clipped
 
 
 def _moved(values: Int64s, shift: int, limit: int) -> tuple[Int64s, int]:
-    """Values on another grid, halves rounded to even, and how many were cut to ``limit``."""
+    """Return values on another grid, halves rounded to even, and the number of values clipped to ``limit``."""
     if shift < 0:
         down = min(-shift, MAX_SHIFT)
         return (values + (1 << (down - 1)) - 1 + ((values >> down) & 1)) >> down, 0
@@ -166,13 +196,13 @@ def _moved(values: Int64s, shift: int, limit: int) -> tuple[Int64s, int]:
 
 
 def blocks_within(table: TensorTable, shifts: Sequence[int], first: int, last: int) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, shift) of the parts of blocks that lie in [first, last)."""
+    """Yield (start, stop, shift) for each block, or part of a block, within [first, last)."""
     for spec, offset, shift in zip(table.specs, table.offsets, shifts, strict=True):
         start, stop = max(first, offset), min(last, offset + spec.num_values)
         if start < stop:
             yield start, stop, shift
 
 
-def _check_length(got: int, table: TensorTable) -> None:
-    if got != table.num_values:
-        raise ValueError(f"update: got {got} values, expected {table.num_values}")
+def _check_length(num_values: int, table: TensorTable) -> None:
+    if num_values != table.num_values:
+        raise ValueError(f"update: got {num_values} values, expected {table.num_values}")

@@ -1,7 +1,7 @@
-"""From committed Updates to the next parameters: what the coordinator does and ``fanin verify`` repeats.
+"""From committed Updates to the next parameters, for the coordinator and for ``fanin verify``.
 
-Every function here is a pure function of the record: the parent's parameters, the closed set, its grid, the
-Plan. That is why a Version can be computed again anywhere, and why a restart ends in the same bits.
+Every function is a pure function of the record: the parent's parameters, the closed set, its grid and the Plan. So a
+Version can be recomputed anywhere, and the result after a restart is bit-identical.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,15 +12,20 @@ from fanin.edge.codecs.grid import first_grid, next_grid
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.messages import CodecSpec, UpdateHeader
 from fanin.protos.plans import Plan
-from fanin.server.aggregation.fold import Contribution, PartialSum, blocks_within, finish_part
+from fanin.server.aggregation.fold import Contribution, PartialSum, blocks_within, finish
 from fanin.server.aggregation.outer import apply_fedavg
-from fanin.server.fleet.validation import capped_counts, weight_of
+from fanin.server.aggregation.weights import capped_counts, weight_of
 from fanin.server.storage.sqlite.rounds import RoundRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a fold ends in."""
+class FoldResult:
+    """The result of a fold, besides the parameters.
+
+    Attributes:
+        next_grid: The grid of the next Round: an exponent for each block.
+        counts: Sums of the statistics, by name.
+    """
 
     next_grid: tuple[int, ...]
     counts: Mapping[str, int]
@@ -28,9 +33,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """How far the Round that an Update was made for is from the one that it is folded in.
+    """The distance between the Round that an Update was made for and the Round that folds it.
 
-    ``staleness`` in Versions; ``shifts`` have for each block the exponent of its grid minus the one here.
+    Attributes:
+        staleness: Versions between their base Versions.
+        shifts: For each block, the exponent of the earlier grid minus that of the later one.
     """
 
     staleness: int
@@ -38,7 +45,7 @@ class Lag:
 
 
 def lag_of(made_for: RoundRecord, folded_in: RoundRecord) -> Lag:
-    """Nothing for an Update of the Round itself."""
+    """Return the lag between two Rounds: all zeros if they are the same."""
     return Lag(
         staleness=folded_in.base_version - made_for.base_version,
         shifts=tuple(there - here for there, here in zip(made_for.grid, folded_in.grid, strict=True)),
@@ -46,7 +53,14 @@ def lag_of(made_for: RoundRecord, folded_in: RoundRecord) -> Lag:
 
 
 def contribution_of(header: UpdateHeader, payload: Iterable[memoryview], plan: Plan, lag: Lag) -> Contribution:
-    """A committed Update as the fold sees it."""
+    """Return a committed Update, ready to be added.
+
+    Args:
+        header: The Update's header.
+        payload: The encoded values, in consecutive slices.
+        plan: The Run's Plan.
+        lag: The lag of the Update.
+    """
     codec = codec_named(header.codec)
     return Contribution(
         weight=weight_of(header, plan.aggregation.max_examples, lag.staleness),
@@ -60,7 +74,7 @@ def contribution_of(header: UpdateHeader, payload: Iterable[memoryview], plan: P
 
 
 class OuterStep:
-    """From a sum to the next parameters, piece by piece: of a large model nothing is held but the sum."""
+    """The step from a sum to the next parameters, in slices: for a large model, only the sum is in memory."""
 
     def __init__(self, total: PartialSum, table: TensorTable, grid: Sequence[int], plan: Plan) -> None:
         self._total = total
@@ -70,25 +84,25 @@ class OuterStep:
         self._maxima = BlockMaxima(table)
 
     def pieces(self, parent: Iterable[Float32s]) -> Iterator[Float32s]:
-        """The next parameters in consecutive pieces, as long as those of the parent's."""
+        """Yield the next parameters in slices, each as long as the parent's slice."""
         first = 0
         for before in parent:
             last = first + before.size
-            mean = finish_part(self._total, self._table, self._grid, (first, last))
+            mean = finish(self._total, self._table, self._grid, (first, last))
             self._maxima.add(before)
             yield apply_fedavg(before, mean, self._plan.aggregation.outer_learning_rate)
             first = last
 
-    def outcome(self) -> Outcome:
-        """What the fold ends in, once all pieces have been taken."""
+    def result(self) -> FoldResult:
+        """Return the result of the fold. Call this after the last slice."""
         codec = self._plan.codec
         first = first_grid(self._maxima.largest, codec)
         grid = next_grid(self._grid, self._total.reaches, first, codec)
-        return Outcome(next_grid=grid, counts=dict(self._total.counts))
+        return FoldResult(next_grid=grid, counts=dict(self._total.counts))
 
 
 def first_grid_of(table: TensorTable, parameters: Iterable[Float32s], codec: CodecSpec) -> tuple[int, ...]:
-    """The first grid from parameters in consecutive pieces."""
+    """Return the first grid of parameters that arrive in consecutive slices."""
     maxima = BlockMaxima(table)
     for piece in parameters:
         maxima.add(piece)
@@ -96,7 +110,7 @@ def first_grid_of(table: TensorTable, parameters: Iterable[Float32s], codec: Cod
 
 
 class BlockMaxima:
-    """The largest magnitude of each block of parameters that arrive in consecutive pieces; 0.0 for an empty block."""
+    """The largest magnitude of each block of parameters, 0.0 for an empty block. Parameters arrive in slices."""
 
     def __init__(self, table: TensorTable) -> None:
         self.largest = [0.0] * len(table.specs)
@@ -104,7 +118,7 @@ class BlockMaxima:
         self._num_values = 0
 
     def add(self, piece: Float32s) -> None:
-        """Add the next piece."""
+        """Add the next slice."""
         first, last = self._num_values, self._num_values + piece.size
         for start, stop, block in blocks_within(self._table, range(len(self.largest)), first, last):
             part = piece[start - first : stop - first]

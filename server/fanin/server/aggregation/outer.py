@@ -1,8 +1,6 @@
 """Outer optimizers: from the mean update to the next parameters.
 
-FedAvg (McMahan et al. 2017, arXiv 1602.05629, algorithm 1) with a server learning rate (Reddi et al. 2021,
-arXiv 2003.00295, algorithm 1 with SGD): parameters + learning rate * mean update. The update is what a device
-ended with minus what it began with, so the sign is plus.
+An update is the parameters after training minus those before, so it is added.
 """
 
 import numpy as np
@@ -12,5 +10,13 @@ from fanin.server.aggregation.fold import Float64s
 
 
 def apply_fedavg(parameters: Float32s, mean: Float64s, learning_rate: float) -> Float32s:
-    """The next parameters (num_values,): computed in float64, rounded once to float32."""
+    """Return parameters + learning rate * mean update: FedAvg with a server learning rate.
+
+    The result has the shape (num_values,). It is computed in float64 and rounded once to float32.
+
+    Reference:
+        McMahan et al. 2017, Communication-Efficient Learning of Deep Networks from Decentralized Data,
+        arXiv 1602.05629, algorithm 1. Reddi et al. 2021, Adaptive Federated Optimization, arXiv 2003.00295,
+        algorithm 1 with SGD.
+    """
     return (parameters.astype(np.float64) + learning_rate * mean).astype(np.float32)

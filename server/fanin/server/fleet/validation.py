@@ -1,7 +1,7 @@
-"""Is an Update what its Assignment asked for? Everything that can be said before a byte of it is stored.
+"""Validation of an Update's header against its Assignment, before a byte of the payload is stored.
 
-A device can report any statistics about its own data. These checks refuse statistics that no data can have, and
-``capped_counts`` limits how much the statistics of one Update weigh in those of a Round.
+A device can report any statistics about its own data. These checks reject statistics that no data can have, and
+``aggregation.weights.capped_counts`` limits how much one Update weighs in the statistics of a Round.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Final
 
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.codecs.fixed import codec_named
-from fanin.edge.runtimes.evaluations import REST, REST_UNIT, SQUARES_FLOAT, SQUARES_INT8, SQUARES_WANTED
+from fanin.edge.runtimes.evaluations import REST
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import CHUNK_BYTES, short
 from fanin.protos.errors import InvalidUpdate
@@ -30,21 +30,26 @@ from fanin.protos.messages import (
     CodecSpec,
     UpdateHeader,
 )
-from fanin.protos.plans import MAX_TIMES, WEIGHT_UNIT
+from fanin.protos.plans import MAX_TIMES
+from fanin.server.aggregation.weights import CLASS_COUNTS, SQUARES
 
 _NO_MATCH: Final = "check in again"
 _SIGNED: Final = frozenset({TRAIN_LOSS, EVAL_LOSS})
-_SQUARES: Final = (SQUARES_FLOAT, SQUARES_INT8, SQUARES_WANTED)
 _ALWAYS: Final = frozenset({EXAMPLES, TRAIN_LOSS, ROUNDED, SATURATED, EVAL_EXAMPLES, EVAL_LOSS})
-_OF_CLASSES: Final = frozenset({EVAL_PREDICTIONS, EVAL_CORRECT_FLOAT, EVAL_CORRECT_INT8, EVAL_AGREE})
-_OF_VALUES: Final = frozenset(_SQUARES) | {name + REST for name in _SQUARES}
+_OF_VALUES: Final = frozenset(SQUARES) | {name + REST for name in SQUARES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What an Update of the open Round must say.
+    """The values that an Update's header must match.
 
-    ``num_labels`` is how many labels one validation example has at most; 0 for a model of values.
+    Attributes:
+        run_id: The Run.
+        round: The Round of the Assignment.
+        version_sha256: The digest of the Round's base Version.
+        codec: The Plan's codec.
+        table: The layout of the parameters.
+        num_labels: Largest number of labels of one validation example, 0 for a model of values.
     """
 
     run_id: str
@@ -56,8 +61,10 @@ class Expected:
 
 
 def labels_of(manifest: Manifest) -> int:
-    """How many labels an example of a Bundle has at most: one, or one a position of a sequence; 0 for a model of
-    values."""
+    """Return the largest number of labels of one example: one, or one for each position of a sequence.
+
+    The result is 0 for a model of values.
+    """
     if not manifest.num_classes:
         return 0
     targets = [port for port in manifest.signatures["evaluate"].inputs if port.name == "y"]
@@ -65,8 +72,10 @@ def labels_of(manifest: Manifest) -> int:
 
 
 def check_header(header: UpdateHeader, expected: Expected) -> None:
-    """Raise InvalidUpdate unless the header fits, in the order: format, Run, Round, Version, codec, shape, sizes,
-    statistics."""
+    """Raise InvalidUpdate unless an Update's header matches its Assignment.
+
+    The checks are, in this order: format, Run and Round, Version, codec, shape and sizes, statistics.
+    """
     if header.format != UPDATE_FORMAT:
         raise InvalidUpdate(f"update: got format {header.format}, expected {UPDATE_FORMAT}")
     if header.run_id != expected.run_id or header.round != expected.round:
@@ -86,42 +95,13 @@ def check_header(header: UpdateHeader, expected: Expected) -> None:
     _check_evaluation(header.statistics.counts, expected)
 
 
-def weight_of(header: UpdateHeader, max_examples: int, staleness: int = 0) -> int:
-    """The integer weight of an Update: its examples, capped, times round(256 / sqrt(1 + staleness)).
-
-    The discount is FedBuff's (Nguyen et al. 2022, arXiv 2106.06639, section 5.2); a fresh Update weighs 256 an example
-    and so exactly what FedAvg gives it. sqrt and division round as IEEE 754 says: the same integer everywhere.
-    """
-    examples = min(header.statistics.counts[EXAMPLES], max_examples)
-    return examples * round(WEIGHT_UNIT / math.sqrt(1 + staleness))
-
-
-def capped_counts(header: UpdateHeader, max_examples: int) -> Mapping[str, int]:
-    """The statistics of an Update as they are summed: like its weight, for at most ``max_examples`` examples.
-
-    The sums over more training or validation examples are scaled down to that many, rounded down.
-    """
-    counts = dict(header.statistics.counts)
-    num_examples, num_evaluated = counts.get(EXAMPLES, 0), counts.get(EVAL_EXAMPLES, 0)
-    if num_examples > max_examples:
-        for name in (EXAMPLES, TRAIN_LOSS):
-            counts[name] = counts.get(name, 0) * max_examples // num_examples
-    if num_evaluated > max_examples:
-        for name in {EVAL_EXAMPLES, EVAL_LOSS, *_OF_CLASSES} & set(counts):
-            counts[name] = counts[name] * max_examples // num_evaluated
-        for name in set(_SQUARES) & set(counts):
-            squares = counts[name] * REST_UNIT + counts.get(name + REST, 0)
-            counts[name], counts[name + REST] = divmod(squares * max_examples // num_evaluated, REST_UNIT)
-    return counts
-
-
 def _check_counts(header: UpdateHeader, expected: Expected) -> None:
     counts, num_values = header.statistics.counts, expected.table.num_values
-    declared = _ALWAYS | (_OF_CLASSES if expected.num_labels else _OF_VALUES)
+    declared = _ALWAYS | (CLASS_COUNTS if expected.num_labels else _OF_VALUES)
     if undeclared := sorted(set(counts) - declared):
         raise InvalidUpdate(f"update: got statistics {undeclared}, expected only {sorted(declared)}")
     for name, count in counts.items():
-        # A negative one would be taken for another device's; only a loss may be below zero.
+        # A negative count would cancel the counts of other devices. Only a loss may be negative.
         if count < 0 and name not in _SIGNED and name != EXAMPLES:
             raise InvalidUpdate(f"update: got {name} = {count}, expected at least 0")
     examples = counts.get(EXAMPLES, 0)
@@ -139,9 +119,9 @@ def _check_counts(header: UpdateHeader, expected: Expected) -> None:
 
 
 def _check_evaluation(counts: Mapping[str, int], expected: Expected) -> None:
-    """Raise InvalidUpdate unless some validation data can have these statistics."""
+    """Raise InvalidUpdate if no validation data can have these statistics."""
     num_examples, num_labels = counts.get(EVAL_EXAMPLES, 0), counts.get(EVAL_PREDICTIONS, 0)
-    for name in sorted((_OF_CLASSES | _OF_VALUES | {EVAL_LOSS}) & set(counts)):
+    for name in sorted((CLASS_COUNTS | _OF_VALUES | {EVAL_LOSS}) & set(counts)):
         if counts[name] and not num_examples:
             raise InvalidUpdate(f"update: got {name} = {counts[name]} and {EVAL_EXAMPLES} = 0, expected 0")
     if num_labels > num_examples * expected.num_labels:
@@ -155,7 +135,7 @@ def _check_evaluation(counts: Mapping[str, int], expected: Expected) -> None:
             raise InvalidUpdate(
                 f"update: got {name} = {counts[name]}, expected at most {EVAL_PREDICTIONS} = {num_labels}"
             )
-    # Where both forms agree, both are right or both are wrong; where both are right, they agree.
+    # Two forms that agree are both right or both wrong, and two forms that are right agree.
     fewest, most = in_float + in_int8 - num_labels, num_labels - abs(in_float - in_int8)
     if not fewest <= agree <= most:
         raise InvalidUpdate(

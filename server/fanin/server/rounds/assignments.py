@@ -1,55 +1,61 @@
-"""Assignments: made here, and known again by their ids without having been stored.
+"""Assignments and Publications: created for a device, and recognized by their ids without being stored.
 
-An id is run.round.tag, the tag an HMAC (RFC 2104) over run, round and device under a key that never leaves the
-coordinator. So a device keeps its Assignment over a restart, and nobody can make one up (docs/decisions/0002). The id
-of a Publication is run.vNUMBER.tag, made in the same way.
+An Assignment's id is ``run.round.tag``. The tag is an HMAC (RFC 2104) over Run, Round and device, with a key that never
+leaves the coordinator. So a device keeps its Assignment over a restart, and no peer can invent one
+(docs/decisions/0002). A Publication's id is ``run.vNUMBER.tag``, computed in the same way.
 """
 
 import hashlib
 import hmac
 from typing import Final
 
-from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
-from fanin.protos.control import StartRun
 from fanin.protos.errors import NotFound
-from fanin.server.rounds.recent import Made
+from fanin.server.rounds.recent import OpenedRound
+from fanin.server.rounds.setup import RunSetup
 
 TAG_CHARS: Final = 32
 
 
 class Assignments:
-    """Those of one Run."""
+    """The Assignments and Publications of one Run."""
 
-    def __init__(self, start: StartRun, bundle: m.BundleRef, run_key: SigningKey) -> None:
-        self._start = start
-        self._bundle = bundle
-        self._tag_key = hashlib.sha256(b"fanin assignment" + run_key.private_bytes()).digest()
+    def __init__(self, setup: RunSetup) -> None:
+        self._start = setup.start
+        self._bundle = setup.bundle
+        self._tag_key = hashlib.sha256(b"fanin assignment" + setup.run_key.private_bytes()).digest()
 
-    def make(self, device: str, made: Made, left_s: float) -> m.Assignment:
-        """A device's Assignment of a Round; the same one each time but for the seconds that are left."""
+    def assign(self, device: str, opened: OpenedRound, left_s: float) -> m.Assignment:
+        """Return the Assignment of a device in a Round.
+
+        Repeated calls differ only in ``left_s``, the seconds until the deadline.
+        """
         plan = self._start.plan
         return m.Assignment(
-            assignment_id=self._id(made.record.round, device),
+            assignment_id=self._id(opened.record.round, device),
             run_id=self._start.run_id,
-            round=made.record.round,
+            round=opened.record.round,
             bundle=self._bundle,
-            version=made.base,
-            grid=made.record.grid,
+            version=opened.base,
+            grid=opened.record.grid,
             codec=plan.codec,
             training=plan.training,
             deadline_s=left_s,
         )
 
     def check(self, assignment_id: str, device: str) -> int:
-        """The Round of an Assignment of this Run. Raises NotFound unless it was made here for this device."""
+        """Return the number of the Round of an Assignment.
+
+        Raises:
+            NotFound: This Run has not issued the Assignment, or not to this device.
+        """
         _, number, _ = assignment_id.rsplit(".", 2)
         if not number.isdecimal() or not hmac.compare_digest(self._id(int(number), device), assignment_id):
             raise NotFound(f"assignment {assignment_id}: not made for device {device}; check in again")
         return int(number)
 
     def publish(self, device: str, version: m.Version) -> m.Publication:
-        """A Version of this Run, for a device that may download it."""
+        """Return a Publication that lets a device download a Version of this Run."""
         return m.Publication(
             download_id=self._id(f"v{version.number}", device),
             run_id=self._start.run_id,
@@ -58,9 +64,13 @@ class Assignments:
         )
 
     def check_publication(self, download_id: str, device: str) -> int | None:
-        """The number of the Version that an id lets a device download; None for an id of another kind.
+        """Return the number of the Version that a Publication's id lets a device download.
 
-        Raises NotFound unless it was made here for this device.
+        Returns:
+            The number, or None if the id is not that of a Publication.
+
+        Raises:
+            NotFound: This Run has not issued the Publication, or not to this device.
         """
         _, number, _ = download_id.rsplit(".", 2)
         if not number.startswith("v"):

@@ -1,7 +1,7 @@
-"""What a Round hears (events) and what it asks for (effects): the vocabulary of the round machine.
+"""The vocabulary of the round machine: events and effects.
 
-An event is a fact: something that a device did, that the clock shows, or that is durable. An effect is an order to the
-driver. The driver carries it out and reports the outcome as the next event.
+An event is a fact: an action of a device, the time, or a change that is durable. An effect is an order to the driver.
+The driver carries it out and reports the result as the next event.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedIn:
-    """A suitable device asks for work."""
+    """A suitable device has checked in."""
 
     device: str
 
@@ -23,25 +23,25 @@ class GaveUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateCommitted:
-    """A device's Update is durable, and counted in one of the Round's places."""
+    """A device's Update is durable and has one of the Round's places."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
-    """Time to look at the deadline; early ones are harmless."""
+    """The deadline may have passed. An early event is harmless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """The set is durably named. After a restart also the record's word that it had been."""
+    """The set of Updates is recorded: just now, or before a restart."""
 
     accepted: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
+class ParametersStored:
     """The new parameters are computed and stored."""
 
 
@@ -62,7 +62,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """An effect of the Round can never be carried out, for this reason."""
+    """An effect of the Round cannot be carried out, for this reason."""
 
     reason: str
 
@@ -73,20 +73,30 @@ class Failed:
 
 
 Event = (
-    CheckedIn | GaveUp | UpdateCommitted | TimePassed | Closed | Folded | Published | Paused | Resumed | Broken | Failed
+    CheckedIn
+    | GaveUp
+    | UpdateCommitted
+    | TimePassed
+    | Closed
+    | ParametersStored
+    | Published
+    | Paused
+    | Resumed
+    | Broken
+    | Failed
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """Give this device its Assignment; the same one if it had one."""
+    """Give this device its Assignment, which is the same one each time."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepDeadline:
-    """Record the deadline, so that it outlives this process."""
+    """Record the deadline, so that it survives a restart."""
 
     deadline: float
 
@@ -100,12 +110,12 @@ class Accumulate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    """Durably name the set of Updates, or, if the record holds no quorum, the failure of the Round."""
+    """Record the set of Updates or, without a quorum in the record, the failure of the Round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """Finish the sum over exactly this set, do the outer step, store the parameters."""
+    """Complete the sum over exactly this set, compute the outer step and store the parameters."""
 
     accepted: tuple[str, ...]
 
@@ -117,7 +127,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fail:
-    """Record that the Round has failed, and why, unless the record has its Version."""
+    """Record the failure of the Round and its reason, unless the record has its Version."""
 
     reason: str
 

@@ -1,25 +1,24 @@
-"""The round machine: one Round from its first device to its Version, as a table.
+"""The round machine: one Round from its first device to its Version, as a transition table.
 
-Rule 1: every transition of a Round is in ``TRANSITIONS``; the diagram in docs/rounds.md is made from it.
-Rule 2: no clock, no IO, no randomness. ``step(event, now)`` returns the next Round and what has to be done;
-the driver does it and reports the outcome as the next event.
+Rule 1: every transition of a Round is in ``TRANSITIONS``. The diagram in docs/rounds.md is generated from it.
+Rule 2: no clock, no IO, no randomness. ``step(event, now)`` returns the next Round and its effects. The driver
+carries the effects out and reports each result as the next event.
 Rule 3: an event that the table does not have raises ``IllegalEvent`` and changes nothing.
-
-Walk of a Round::
-
-    SELECTING   places are free: each suitable device that checks in gets an Assignment
-    TRAINING    all places are taken; a device that gives up frees one
-    CLOSING     enough Updates are committed, or the deadline has passed: the record names the set, or the failure
-    FOLDING     the set is durable and can no longer change; the sum and the outer step are computed
-    PUBLISHING  the new parameters are known; the Version is being written
-    PUBLISHED   done
-    FAILING     an effect can never be carried out; the failure is being written
-    FAILED      there was no quorum at the deadline, an operator ended it, or an effect could not be carried out
-    PAUSED      nobody is assigned and the deadline stands still; Updates that were under way still count
-
 Rule 4: every phase has a failure exit. ``Failed`` is legal until the Round has ended.
 
-``now`` and ``deadline`` are seconds of one monotonic clock that the caller chooses.
+The phases of a Round::
+
+    SELECTING   places are free: each suitable device that checks in receives an Assignment
+    TRAINING    all places are taken; a device that gives up frees one
+    CLOSING     enough Updates are committed, or the deadline has passed: the set or the failure is being recorded
+    FOLDING     the set is durable and final; the sum and the outer step are being computed
+    PUBLISHING  the new parameters are stored; the Version is being recorded
+    PUBLISHED   the Round has ended with a Version
+    FAILING     an effect cannot be carried out; the failure is being recorded
+    FAILED      no quorum at the deadline, a command of an operator, or an effect that cannot be carried out
+    PAUSED      no device is assigned and the deadline stands still; Updates under way still count
+
+``now`` and ``deadline`` are seconds on one monotonic clock, which the caller chooses.
 """
 
 import math
@@ -33,7 +32,7 @@ from fanin.server.rounds import events as e
 
 
 class Phase(Enum):
-    """Where a Round stands."""
+    """The phase of a Round."""
 
     SELECTING = "selecting"
     TRAINING = "training"
@@ -47,12 +46,12 @@ class Phase(Enum):
 
 
 class IllegalEvent(Exception):
-    """An event that this phase cannot take: our own mistake, never a peer's."""
+    """An event that the phase does not allow. It is always our own mistake, never a peer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the Plan asks of a Round; see ``protos.plans.CohortPlan``."""
+    """The Plan's settings for a Round; see ``protos.plans.CohortPlan``."""
 
     concurrency: int
     buffer: int
@@ -63,12 +62,17 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One Round. ``accepted`` is in the order of commits. Among those ``at_work`` may be devices whose work is for an
-    earlier Round and counts in this one.
+    """The state of one Round.
 
-    The ``deadline`` starts once as many devices as the quorum have a part in the Round. Before that no Version could
-    come of it, however long they had. While the Round is paused there is no deadline, but ``left_s``, the rest of it.
-    A Round that ``was_resumed`` was under way when the coordinator ended.
+    Attributes:
+        rules: The Plan's settings.
+        phase: The current phase.
+        at_work: Devices that hold a place. Some may work for an earlier Round, and their Updates count in this one.
+        accepted: Devices whose Updates are committed, in the order of the commits.
+        deadline: When the Round closes. None until as many devices as the quorum take part, because fewer devices
+            cannot produce a Version however long they have. None while the Round is paused.
+        left_s: Seconds to the deadline when the Round was paused.
+        was_resumed: Whether the Round was under way when the coordinator ended.
     """
 
     rules: Rules
@@ -80,7 +84,7 @@ class Round:
     was_resumed: bool = False
 
     def step(self, event: e.Event, now: float) -> tuple["Round", tuple[e.Effect, ...]]:
-        """The Round after ``event``, and what to do now. Raises IllegalEvent and changes nothing."""
+        """Return the Round after ``event`` and its effects. Raises IllegalEvent, and then changes nothing."""
         row = TRANSITIONS.get((self.phase, type(event)))
         if row is None:
             raise IllegalEvent(f"round: {type(event).__name__} in phase {self.phase.value}")
@@ -90,7 +94,7 @@ class Round:
 
     @property
     def wake_at(self) -> float | None:
-        """The next moment at which time alone may close the Round: where a quorum suffices, or the deadline."""
+        """When time alone may close the Round: at the deadline or, with a quorum, ``min_report_s`` after the start."""
         if self.deadline is None or not self.assigns:
             return None
         early_s = max(self.rules.deadline_s - self.rules.min_report_s, 0.0)
@@ -98,19 +102,19 @@ class Round:
 
     @property
     def num_places(self) -> int:
-        """How many more devices can be assigned."""
+        """Number of devices that can still be assigned."""
         if self.phase is not Phase.SELECTING:
             return 0
         return self.rules.concurrency - len(self.at_work) - len(self.accepted)
 
     @property
     def is_open(self) -> bool:
-        """Whether Updates are still taken."""
+        """Whether the Round accepts Updates."""
         return self.phase in (*_ASSIGNING, Phase.PAUSED)
 
     @property
     def assigns(self) -> bool:
-        """Whether devices are told what to do: a new one if there is a place, one at work again what it was told."""
+        """Whether devices receive Assignments: new devices if a place is free, devices at work the same one again."""
         return self.phase in _ASSIGNING
 
     @property
@@ -148,8 +152,8 @@ def _commit(state: Round, event: e.Event, now: float) -> tuple[Round, tuple[e.Ef
     effects: tuple[e.Effect, ...] = (e.Accumulate(device=event.device),)
     if state.phase is Phase.PAUSED:
         return after, effects
-    # Assigned before a restart: the process that ended may have died before it recorded the deadline, and how many
-    # other devices it had assigned is forgotten. So the deadline begins here.
+    # The device was assigned before a restart. The process may have ended before it recorded the deadline, and the
+    # number of other devices at work is lost. So the deadline starts here.
     was_assigned_before = state.was_resumed and event.device not in state.at_work
     after, started = _start_deadline(after, now, has_quorum=was_assigned_before)
     effects = (*started, *effects)
@@ -161,7 +165,7 @@ def _commit(state: Round, event: e.Event, now: float) -> tuple[Round, tuple[e.Ef
 def _look_at_deadline(state: Round, _event: e.Event, now: float) -> tuple[Round, tuple[e.Effect, ...]]:
     if state.wake_at is None or now < state.wake_at:
         return state, ()
-    # Whether there is a quorum is the record's to say: a commit may be under way at this moment.
+    # The record decides whether there is a quorum, because a commit may be under way at this moment.
     return replace(state, phase=Phase.CLOSING), (e.Close(),)
 
 
@@ -176,14 +180,14 @@ def _failed(state: Round, _event: e.Event, _now: float) -> tuple[Round, tuple[e.
 
 def _closed(state: Round, event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
     assert isinstance(event, e.Closed)
-    # The record decides. It can hold an Update whose commit was under way when the deadline passed.
+    # The record decides. It may have an Update whose commit was under way when the deadline passed.
     if not set(state.accepted) <= set(event.accepted):
         raise IllegalEvent(f"round: closed with {sorted(event.accepted)}, expected all of {sorted(state.accepted)}")
     after = replace(state, phase=Phase.FOLDING, accepted=event.accepted)
     return after, (e.Fold(accepted=event.accepted),)
 
 
-def _folded(state: Round, _event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
+def _stored(state: Round, _event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
     return replace(state, phase=Phase.PUBLISHING), (e.Publish(),)
 
 
@@ -200,7 +204,7 @@ def _resume(state: Round, _event: e.Event, now: float) -> tuple[Round, tuple[e.E
     if state.left_s is None:
         after, effects = _start_deadline(state, now)
     else:
-        # The one that was recorded may be from before the pause.
+        # The recorded deadline may be from before the pause.
         deadline = now + state.left_s
         after, effects = replace(state, deadline=deadline, left_s=None), (e.KeepDeadline(deadline=deadline),)
     if len(state.accepted) < state.rules.buffer:
@@ -213,12 +217,12 @@ def _nothing(state: Round, _event: e.Event, _now: float) -> tuple[Round, tuple[e
 
 
 def opened(state: Round, now: float) -> tuple[Round, tuple[e.Effect, ...]]:
-    """A Round that begins, perhaps with devices still at work for an earlier one, and what to do now."""
+    """Return a Round that begins, and its effects. Devices may still be at work for an earlier Round."""
     return _start_deadline(_by_places(state), now)
 
 
 def _start_deadline(state: Round, now: float, *, has_quorum: bool = False) -> tuple[Round, tuple[e.Effect, ...]]:
-    """Start the clock of a Round that has, or is known to have had, as many devices as its quorum."""
+    """Start the deadline of a Round that has, or is known to have had, as many devices as its quorum."""
     has_quorum = has_quorum or len(state.at_work) + len(state.accepted) >= state.rules.quorum
     if state.deadline is not None or not has_quorum:
         return state, ()
@@ -232,20 +236,20 @@ def _by_places(state: Round) -> Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One row of the table: what to do, and where it may lead."""
+class Transition:
+    """One row of the table: the rule, and the phases that it may lead to."""
 
     rule: Callable[[Round, e.Event, float], tuple[Round, tuple[e.Effect, ...]]]
     targets: frozenset[Phase]
 
 
-def _row(rule: Callable[[Round, e.Event, float], tuple[Round, tuple[e.Effect, ...]]], *targets: Phase) -> Row:
-    return Row(rule, frozenset(targets))
+def _row(rule: Callable[[Round, e.Event, float], tuple[Round, tuple[e.Effect, ...]]], *targets: Phase) -> Transition:
+    return Transition(rule, frozenset(targets))
 
 
 _ASSIGNING: Final = (Phase.SELECTING, Phase.TRAINING)
 
-TRANSITIONS: Final[Mapping[tuple[Phase, type[e.Event]], Row]] = MappingProxyType(
+TRANSITIONS: Final[Mapping[tuple[Phase, type[e.Event]], Transition]] = MappingProxyType(
     {
         (Phase.SELECTING, e.CheckedIn): _row(_check_in, *_ASSIGNING),
         (Phase.SELECTING, e.GaveUp): _row(_give_up, Phase.SELECTING),
@@ -253,7 +257,7 @@ TRANSITIONS: Final[Mapping[tuple[Phase, type[e.Event]], Row]] = MappingProxyType
         (Phase.SELECTING, e.TimePassed): _row(_look_at_deadline, Phase.SELECTING, Phase.CLOSING),
         (Phase.SELECTING, e.Closed): _row(_closed, Phase.FOLDING),
         (Phase.SELECTING, e.Paused): _row(_pause, Phase.PAUSED),
-        # A Run that is set going again may have its Round already, or still, under way.
+        # When a Run is resumed, its Round may be under way already.
         (Phase.SELECTING, e.Resumed): _row(_nothing, Phase.SELECTING),
         (Phase.SELECTING, e.Broken): _row(_break, Phase.FAILING),
         (Phase.SELECTING, e.Failed): _row(_failed, Phase.FAILED),
@@ -281,7 +285,7 @@ TRANSITIONS: Final[Mapping[tuple[Phase, type[e.Event]], Row]] = MappingProxyType
         (Phase.CLOSING, e.Broken): _row(_break, Phase.FAILING),
         (Phase.CLOSING, e.Failed): _row(_failed, Phase.FAILED),
         (Phase.FOLDING, e.TimePassed): _row(_nothing, Phase.FOLDING),
-        (Phase.FOLDING, e.Folded): _row(_folded, Phase.PUBLISHING),
+        (Phase.FOLDING, e.ParametersStored): _row(_stored, Phase.PUBLISHING),
         (Phase.FOLDING, e.Paused): _row(_nothing, Phase.FOLDING),
         (Phase.FOLDING, e.Resumed): _row(_nothing, Phase.FOLDING),
         (Phase.FOLDING, e.Broken): _row(_break, Phase.FAILING),

@@ -1,37 +1,36 @@
-"""From Round to Round: the record of the next one, and what a restart has to know of those before it."""
+"""Opening and resuming Rounds: the record of the next Round, and the state that a restart rebuilds from the record."""
 
 from dataclasses import dataclass
-from functools import partial
 
 from fanin.protos.control import RunState
 from fanin.protos.errors import Corrupted, NotFound
+from fanin.server.aggregation.parameters import first_grid_from
 from fanin.server.rounds import events as e
 from fanin.server.rounds import machine as r
-from fanin.server.rounds.effects import Model, Tools
-from fanin.server.rounds.grids import first_grid_from, recorded_grid
-from fanin.server.rounds.recent import Made, RecentRounds
+from fanin.server.rounds.recent import OpenedRound, RecentRounds
+from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
 from fanin.server.storage.sqlite.rounds import RoundMark, RoundRecord
 from fanin.server.storage.sqlite.runs import RunRecord
+from fanin.server.storage.stores import Files, Stores
 
 
-async def under_way(run_id: str, tools: Tools) -> RoundRecord | None:
-    """The Round of a Run that was opened and has not ended."""
-    last = await tools.store_lane(lambda: tools.rounds.last(run_id))
-    return last if last is not None and last.mark in (RoundMark.OPEN, RoundMark.CLOSED) else None
+async def open_next_round(setup: RunSetup, stores: Stores, files: Files) -> OpenedRound | None:
+    """Record the next Round of a Run, on its newest Version.
 
+    Returns:
+        The Round, or None if an operator paused or stopped the Run in the meantime.
 
-async def next_round(run: RunRecord, model: Model, tools: Tools) -> Made | None:
-    """Record the next Round of a Run, from its newest Version; None if it was paused or stopped in this moment."""
-    run_id = run.start.run_id
-    base = await tools.store_lane(lambda: tools.runs.version(run_id))
-    last = await tools.store_lane(lambda: tools.rounds.last(run_id))
-    assert base is not None, "a run has at least version 0"
-    grid = await tools.store_lane(lambda: recorded_grid(base, tools.runs, tools.rounds))
+    Raises:
+        Damaged: The parameters of the newest Version fail verification.
+    """
+    run_id = setup.start.run_id
+    base = await stores.runs.newest_version(run_id)
+    last = await stores.rounds.last(run_id)
+    grid = await stores.recorded_grid(base)
     if grid is None:
-        table, codec = model.table, run.start.plan.codec
         try:
-            grid = await tools.disk_lane(lambda: first_grid_from(base, table, codec, tools.blobs))
+            grid = await files.run(first_grid_from, base, setup.table, setup.plan.codec, files.blobs)
         except (Corrupted, NotFound) as exc:
             raise Damaged(f"version {base.number} is damaged on the coordinator's disk") from exc
     record = RoundRecord(
@@ -40,26 +39,36 @@ async def next_round(run: RunRecord, model: Model, tools: Tools) -> Made | None:
         base_version=base.number,
         grid=grid,
         mark=RoundMark.OPEN,
-        opened_at_s=tools.wall(),
+        opened_at_s=stores.wall(),
     )
-    is_open = await tools.store_lane(lambda: tools.rounds.open(record))
-    return Made(record=record, base=base) if is_open else None
+    is_open = await stores.rounds.open(record)
+    return OpenedRound(record=record, base=base) if is_open else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """One moment on two clocks: the monotonic one of the machine, and the wall's, by which deadlines are recorded."""
+    """One moment on two clocks, in seconds.
+
+    Attributes:
+        now: Time on the machine's monotonic clock.
+        wall_s: Wall time, in which deadlines are recorded.
+    """
 
     now: float
     wall_s: float
 
 
-def begun(
+def begin_round(
     run: RunRecord, record: RoundRecord, at_work: frozenset[str], moment: Moment, *, resumes: bool
 ) -> tuple[r.Round, tuple[e.Effect, ...]]:
-    """The machine of a Round as its record has it, and what to do now.
+    """Return the machine of a recorded Round, and the effects to carry out now.
 
-    ``resumes``: the Round was under way in a process that ended.
+    Args:
+        run: The Run.
+        record: The Round.
+        at_work: Devices that hold a place from the beginning.
+        moment: The present.
+        resumes: Whether the Round was open when the coordinator ended.
     """
     cohort = run.start.plan.cohort
     rules = r.Rules(
@@ -74,7 +83,7 @@ def begun(
     if not is_paused and record.deadline_at_s is not None:
         left_s = record.deadline_at_s - moment.wall_s
     if left_s is not None:
-        # A wall clock that was set back meanwhile must not put the deadline off.
+        # A wall clock that was set back must not postpone the deadline.
         left_s = min(left_s, cohort.deadline_s)
     if is_paused:
         paused = r.Round(rules=rules, phase=r.Phase.PAUSED, at_work=at_work, left_s=left_s, was_resumed=resumes)
@@ -83,34 +92,41 @@ def begun(
     return r.opened(r.Round(rules=rules, deadline=deadline, at_work=at_work, was_resumed=resumes), moment.now)
 
 
-async def recall(run_id: str, recent: RecentRounds, tools: Tools) -> None:
-    """Put the Rounds whose Updates may count after a restart into ``recent``, and those just before them, which the
-    process that ended may not have cleared."""
-    newest = await tools.store_lane(lambda: tools.runs.version(run_id))
-    assert newest is not None, "a run has at least version 0"
-    recent.begin_at(await tools.store_lane(lambda: tools.runs.beginning(run_id)))
+async def recall(run_id: str, recent: RecentRounds, stores: Stores) -> None:
+    """Fill ``recent`` after a restart with the Rounds whose Updates may still count.
+
+    The Rounds on the Version just before them are included: the process that ended may not have cleared their files.
+    """
+    newest = await stores.runs.newest_version(run_id)
+    recent.start_lineage(await stores.runs.lineage_start(run_id))
     oldest = recent.oldest_base(newest.number) - 1
-    for earlier in await tools.store_lane(lambda: tools.rounds.since(run_id, oldest)):
-        base = await tools.store_lane(partial(tools.runs.version, run_id, earlier.base_version))
+    for earlier in await stores.rounds.since(run_id, oldest):
+        base = await stores.runs.version(run_id, earlier.base_version)
         assert base is not None, "a round has its base version"
-        recent.add(Made(record=earlier, base=base))
+        recent.add(OpenedRound(record=earlier, base=base))
 
 
-async def clear_spool(run: RunRecord, current: RoundRecord | None, recent: RecentRounds, tools: Tools) -> None:
-    """Forget the Rounds whose Updates no longer count, and what devices sent for them in vain.
+async def clear_spool(
+    run: RunRecord, current: RoundRecord | None, recent: RecentRounds, stores: Stores, files: Files
+) -> None:
+    """Forget the Rounds whose Updates no longer count, and remove the files that devices sent for them in vain.
 
-    Between two Rounds of a Run that goes on, those stay that will count in the next one.
+    Args:
+        run: The Run.
+        current: The Round under way. Without one, the Rounds stay whose Updates will count in the next Round.
+        recent: The Rounds that are remembered.
+        stores: The record, which names the payloads to keep.
+        files: The spool.
     """
     run_id = run.start.run_id
-    newest = await tools.store_lane(lambda: tools.runs.version(run_id))
-    assert newest is not None, "a run has at least version 0"
-    for made in recent:
-        number = made.record.round
+    newest = await stores.runs.newest_version(run_id)
+    for opened in recent:
+        number = opened.record.round
         if current is not None:
             counts = recent.counts_in(number, current)
         else:
             counts = run.state.is_live and recent.counts_from(number, newest.number)
         if not counts:
-            keep = await tools.store_lane(partial(tools.rounds.made_for, run_id, number))
-            await tools.disk_lane(partial(tools.spool.clear_round, run_id, number, keep))
-            recent.forget(made.record)
+            committed = await stores.rounds.headers_made_for(run_id, number)
+            await files.run(files.spool.clear_round, run_id, number, committed)
+            recent.forget(opened.record)

@@ -1,7 +1,7 @@
-"""The Rounds whose Updates still count, and who is at work for them.
+"""The Rounds whose Updates still count, and the devices that work for them.
 
-That is the open Round, and with a Plan that allows staleness those shortly before it. A Version from outside, or one
-that was rolled back to, is a new beginning: what was trained before it never counts.
+These are the open Round and, if the Plan allows staleness, the Rounds shortly before it. A Version that no Round
+published (from outside, or by a rollback) starts a new lineage. Updates trained before it never count.
 """
 
 from collections import Counter
@@ -13,89 +13,94 @@ from fanin.server.storage.sqlite.rounds import RoundRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """What the Assignments of a Round are made of."""
+class OpenedRound:
+    """A recorded Round and its base Version: all that varies in the Assignments of a Round but the device."""
 
     record: RoundRecord
     base: Version
 
 
 class RecentRounds:
-    """The Rounds of one Run that devices may still be at work for, by number."""
+    """The Rounds of one Run for which devices may still work, by number."""
 
     def __init__(self, max_staleness: int) -> None:
         self.max_staleness = max_staleness
-        self._rounds: dict[int, Made] = {}
+        self._rounds: dict[int, OpenedRound] = {}
+        # How many of these Rounds start from a Version with this Chunk.
         self._chunks: Counter[str] = Counter()
-        self._beginning = 0
+        self._lineage_start = 0
 
-    def __iter__(self) -> Iterator[Made]:
+    def __iter__(self) -> Iterator[OpenedRound]:
         return iter(tuple(self._rounds.values()))
 
-    def begin_at(self, version: int) -> None:
-        """Let nothing count that was trained from a Version before this one, the newest that no Round made."""
-        self._beginning = version
+    def start_lineage(self, version: int) -> None:
+        """Discard Updates trained from Versions before this one, the newest that no Round published."""
+        self._lineage_start = version
 
-    def add(self, made: Made) -> None:
+    def add(self, opened: OpenedRound) -> None:
         """Remember a Round."""
-        if made.record.round not in self._rounds:
-            self._chunks.update(ref.sha256 for ref in made.base.parameters.chunks)
-        self._rounds[made.record.round] = made
+        if opened.record.round not in self._rounds:
+            self._chunks.update(ref.sha256 for ref in opened.base.parameters.chunks)
+        self._rounds[opened.record.round] = opened
 
-    def get(self, round_number: int) -> Made | None:
-        """A Round, if it is remembered."""
+    def get(self, round_number: int) -> OpenedRound | None:
+        """Return a Round, or None if it is not remembered."""
         return self._rounds.get(round_number)
 
-    def begins_with(self, sha256: str) -> bool:
-        """Whether a Chunk is one of a Version that a remembered Round starts from."""
+    def has_base_chunk(self, sha256: str) -> bool:
+        """Return whether a Chunk belongs to the base Version of a remembered Round."""
         return self._chunks[sha256] > 0
 
     def oldest_base(self, base_version: int) -> int:
-        """The first Version that an Update for a Round from ``base_version`` may have been trained from."""
-        return max(base_version - self.max_staleness, self._beginning)
+        """Return the oldest Version from which an Update for a Round on ``base_version`` may be trained."""
+        return max(base_version - self.max_staleness, self._lineage_start)
 
     def counts_from(self, round_number: int, base_version: int) -> bool:
-        """Whether, by staleness, an Update that was made for a Round counts in another one from this Version."""
-        made = self._rounds.get(round_number)
-        if made is None or not self.max_staleness:
+        """Return whether a stale Update, made for a Round, counts in a later Round on ``base_version``."""
+        opened = self._rounds.get(round_number)
+        if opened is None or not self.max_staleness:
             return False
-        return made.record.base_version >= self.oldest_base(base_version)
+        return opened.record.base_version >= self.oldest_base(base_version)
 
     def counts_in(self, round_number: int, current: RoundRecord) -> bool:
-        """Whether an Update that was made for a Round counts in the current one."""
+        """Return whether an Update made for a Round counts in the current Round."""
         return round_number == current.round or self.counts_from(round_number, current.base_version)
 
     def forget(self, record: RoundRecord) -> None:
         """Forget a Round."""
-        made = self._rounds.pop(record.round)
-        self._chunks.subtract(ref.sha256 for ref in made.base.parameters.chunks)
+        opened = self._rounds.pop(record.round)
+        self._chunks.subtract(ref.sha256 for ref in opened.base.parameters.chunks)
         self._chunks = +self._chunks
 
 
 class AtWork:
-    """Which Round each device is at work for, and until when it keeps its place over the end of a Round."""
+    """The Round for which each device works, and how long the device keeps its place after the end of that Round."""
 
     def __init__(self) -> None:
+        # By device: the number of the Round, and the deadline on the caller's clock.
         self._work: dict[str, tuple[int, float]] = {}
 
-    def begin(self, device: str, round_number: int, due: float) -> None:
-        """A device was given an Assignment, and a deadline on the caller's clock."""
-        self._work[device] = (round_number, due)
+    def begin(self, device: str, round_number: int, deadline: float) -> None:
+        """Note that a device received an Assignment. ``deadline`` is a time on the caller's clock, in seconds."""
+        self._work[device] = (round_number, deadline)
 
     def end(self, device: str) -> None:
-        """A device is done, or will never be."""
+        """Note that a device has finished its Assignment, or never will."""
         self._work.pop(device, None)
 
     def round_of(self, device: str) -> int | None:
-        """The Round that a device is at work for."""
-        found = self._work.get(device)
-        return None if found is None else found[0]
+        """Return the number of the Round for which a device works."""
+        entry = self._work.get(device)
+        return None if entry is None else entry[0]
 
     def carry(self, recent: RecentRounds, current: RoundRecord, now: float) -> frozenset[str]:
-        """Those whose work counts in a Round that begins, and who may still be expected; all others are forgotten."""
+        """Return the devices that keep a place in a Round that begins, and forget all others.
+
+        A device keeps its place if its Update counts in the new Round and its deadline has not passed.
+        """
         self._work = {
-            device: (number, due)
-            for device, (number, due) in self._work.items()
-            if now < due and recent.counts_from(number, current.base_version)
+            device: (number, deadline)
+            for device, (number, deadline) in self._work.items()
+            if now < deadline and recent.counts_from(number, current.base_version)
         }
         return frozenset(self._work)

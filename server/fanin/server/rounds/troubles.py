@@ -1,6 +1,6 @@
-"""What went wrong with an effect: whether trying again may help, for how long, and what an operator may read of it.
+"""Failures of effects: how long each is repeated, and the reason that operators read.
 
-A reason goes over the network and into the record, so it names no path and quotes no other library's message. The log
+A reason is sent over the network and recorded. So it names no path and quotes no message of another library. The log
 has both.
 """
 
@@ -12,22 +12,28 @@ from fanin.protos.errors import FaninError, StorageFull, Unavailable, public_tex
 from fanin.server.rounds import events as e
 
 RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Pauses between tries of an effect; the last one repeats."""
+"""Seconds between tries of an effect. The last pause repeats."""
 WAIT_S: Final = 86_400.0
-"""How long an effect waits for space or for the database: somebody has to notice and to free some."""
+"""How long an effect waits for disk space or for the database: an operator must notice and act."""
 UNFORESEEN_S: Final = 60.0
-"""How long an effect is tried again after an error of unknown kind: a network disk may stop for that long."""
+"""How long an effect is repeated after an error of unknown kind: a network disk may pause for that long."""
 
 SEE_LOG: Final = "the coordinator's log has the details"
 
 
 class Damaged(Exception):
-    """Stored data of a Round does not verify, so no try can succeed. The message is for operators."""
+    """Stored data of a Round fails verification, so no repetition can succeed. The message is for operators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Why an effect failed, and how many seconds after the first try it is given up."""
+    """The failure of an effect.
+
+    Attributes:
+        effect: The name of the effect.
+        cause: The cause, for operators.
+        patience_s: Seconds after the first try at which the effect is given up.
+    """
 
     effect: str
     cause: str
@@ -35,16 +41,16 @@ class Trouble:
 
     @property
     def reason(self) -> str:
-        """What an operator reads while the effect is tried again."""
+        """The text for operators while the effect is repeated."""
         return f"{self.effect} is tried again: {self.cause}"
 
     def given_up(self, tried_s: float) -> str:
-        """What an operator reads once it is given up, so many seconds after the first try."""
+        """Return the text for operators once the effect is given up, ``tried_s`` seconds after the first try."""
         return f"{self.effect} failed for {tried_s:.0f} s: {self.cause}" if self.patience_s else self.cause
 
 
 def trouble_of(effect: e.Effect, error: Exception) -> Trouble:
-    """The Trouble of an effect that raised an error."""
+    """Return the Trouble of an effect that raised an error."""
     match error:
         case Damaged():
             patience_s = 0.0
@@ -55,13 +61,13 @@ def trouble_of(effect: e.Effect, error: Exception) -> Trouble:
         case _:
             patience_s = UNFORESEEN_S
     if isinstance(effect, e.Fail):
-        # There is no exit behind this one. Until the failure is recorded the Round waits.
+        # A failure has no failure exit of its own, so the Round waits until it is recorded.
         patience_s = math.inf
     return Trouble(effect=type(effect).__name__, cause=reason_of(error), patience_s=patience_s)
 
 
 def reason_of(error: Exception) -> str:
-    """What an operator may read of an error."""
+    """Return the cause of an error, as operators may read it."""
     match error:
         case Damaged():
             return f"{error}; {SEE_LOG}"

@@ -1,0 +1,15 @@
+"""The operator side of a coordinator: Runs and their drivers.
+
+Modules, in reading order:
+
+    catalog.py       ``Runs``: one method for each call of an operator
+    admission.py     the checks of what operators publish
+    commands.py      commands to one Run: pause, resume, stop, adopt, publish
+    driver.py        ``RunDriver``: carries out effects and opens one Round after another
+    course.py        the state of one Run in memory
+    intake.py        the devices' side of one Run
+    publications.py  Versions for devices without an Assignment
+    suitability.py   whether a device can take part
+    stopping.py      when a Run rests
+    describe.py      the description of a Run for operators
+"""

@@ -1,7 +1,7 @@
-"""What operators command a Run to do, carried out: first durably, then told to the machine.
+"""The commands of operators to one Run: each changes the record first, and then the driver follows.
 
-A coordinator that is killed in between finds the Run as the record has it. Commands to one Run are carried out one
-after the other; the machine goes on meanwhile, and takes what it is told in every phase of a Round.
+A coordinator that is killed in between continues the Run from the record, so no command is lost. Commands to one Run
+are carried out one after the other. The round machine does not wait for them: it accepts their results in every phase.
 """
 
 import asyncio
@@ -13,17 +13,23 @@ from fanin.edge.bundles.versions import sign_version
 from fanin.protos.control import Adopt, Command, Pause, Resume, RunInfo, Stop, VersionPublished
 from fanin.protos.errors import Conflict, NotFound
 from fanin.protos.messages import Version
-from fanin.server.rounds.effects import Tools, whole
 from fanin.server.runs.driver import RunDriver
+from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.sqlite.commands import Newest
 from fanin.server.storage.sqlite.runs import RunRecord
+from fanin.server.storage.stores import Stores
 
 
-async def run_info(run: RunRecord, trouble: str, tools: Tools) -> RunInfo:
-    """Where a Run stands by its record, and what it waits for."""
+async def run_info(run: RunRecord, trouble: str, stores: Stores) -> RunInfo:
+    """Return the state of a Run.
+
+    Args:
+        run: The Run's record.
+        trouble: What keeps the Run from continuing, empty if nothing does.
+        stores: The record.
+    """
     run_id = run.start.run_id
-    newest = await tools.store_lane(lambda: tools.runs.version(run_id))
-    assert newest is not None, "a run has at least version 0"
+    newest = await stores.runs.newest_version(run_id)
     return RunInfo(
         run_id=run_id,
         state=run.state,
@@ -31,64 +37,71 @@ async def run_info(run: RunRecord, trouble: str, tools: Tools) -> RunInfo:
         bundle_sha256=run.start.version.bundle_sha256,
         version=newest.number,
         version_sha256=newest.sha256,
-        num_rounds=await tools.store_lane(lambda: tools.rounds.num_published(run_id)),
+        num_rounds=await stores.rounds.num_published(run_id),
         reason="; ".join(text for text in (run.reason, trouble) if text),
     )
 
 
 class RunControl:
-    """The commands to one Run."""
+    """Carries out the commands to one Run."""
 
-    def __init__(self, driver: RunDriver, tools: Tools) -> None:
+    def __init__(self, driver: RunDriver, stores: Stores) -> None:
         self._driver = driver
-        self._tools = tools
-        self._one_at_a_time = asyncio.Lock()
+        self._stores = stores
+        self._lock = asyncio.Lock()
 
     async def command(self, command: Command) -> None:
-        """Carry out a command, once. Raises Conflict, NotFound."""
-        await self._undisturbed(self._command(command))
+        """Carry out a command. A repeated command changes nothing more.
+
+        Raises:
+            Conflict: The Run's state does not allow the command.
+            NotFound: The Version to adopt is missing.
+        """
+        await self._serialized(self._command(command))
 
     async def publish(self, version: Version, num_rounds: int) -> None:
-        """Add a Version that was made elsewhere, and run ``num_rounds`` Rounds from it. Raises Conflict."""
-        await self._undisturbed(self._publish(version, num_rounds))
+        """Add a Version from outside and open ``num_rounds`` Rounds from it.
 
-    async def _undisturbed(self, work: Awaitable[None]) -> None:
-        async def in_turn() -> None:
-            async with self._one_at_a_time:
-                await work
-
-        # Whole: an operator who hangs up must not leave a record of which the machine was never told.
-        await whole(in_turn())
+        Raises:
+            Conflict: The Run is running, or the Version is not the next one.
+        """
+        await self._serialized(self._publish(version, num_rounds))
 
     async def info(self) -> RunInfo:
-        """Where the Run stands."""
-        return await run_info(self._driver.run, self._driver.trouble, self._tools)
+        """Return the state of the Run."""
+        return await run_info(self._driver.run, self._driver.trouble, self._stores)
+
+    async def _serialized(self, work: Awaitable[None]) -> None:
+        async def with_lock() -> None:
+            async with self._lock:
+                await work
+
+        # To the end: an operator who disconnects must not leave a record that the machine does not follow.
+        await run_to_end(with_lock())
 
     async def _command(self, command: Command) -> None:
-        tools = self._tools
+        control, now_s = self._stores.control, self._stores.wall()
         match command.what:
             case Pause():
-                await tools.store_lane(lambda: tools.control.pause(command, tools.wall()))
-            case Resume() as resume:
-                await tools.store_lane(lambda: tools.control.resume(command, resume.num_rounds, tools.wall()))
+                await control.pause(command, now_s)
+            case Resume(num_rounds=num_rounds):
+                await control.resume(command, num_rounds, now_s)
             case Stop():
-                is_stuck = self._driver.is_stuck
-                await tools.store_lane(lambda: tools.control.stop(command, tools.wall(), is_stuck=is_stuck))
+                await control.stop(command, now_s, is_stuck=self._driver.is_stuck)
             case Adopt() as adopt:
                 await self._adopt(command, adopt)
             case other:
                 assert_never(other)
-        # Also if it was carried out before: whoever did may have failed before the machine was told.
-        await self._driver.look()
+        # Also for a repeated command: the first try may have failed between the record and the machine.
+        await self._driver.refresh()
 
     async def _publish(self, version: Version, num_rounds: int) -> None:
-        tools = self._tools
-        known = await tools.store_lane(lambda: tools.runs.version(version.run_id, version.number))
-        if version == known:
+        runs = self._stores.runs
+        if version == await runs.version(version.run_id, version.number):
             await self._check_repeated(version, num_rounds)
-            await self._driver.look()
+            await self._driver.refresh()
             return
-        newest = await self._newest()
+        newest = await runs.newest_version(version.run_id)
         if version.number != newest.number + 1 or version.parent != newest.number:
             raise Conflict(
                 f"run {version.run_id}: got version {version.number} made from {version.parent}, "
@@ -98,38 +111,35 @@ class RunControl:
             number=version.number, version_sha256=version.sha256, parent=version.parent, num_rounds=num_rounds
         )
         await self._add(Newest(version=version, event=event))
-        await self._driver.look()
+        await self._driver.refresh()
 
     async def _check_repeated(self, version: Version, num_rounds: int) -> None:
         """Raise Conflict if a Version was published with another number of Rounds."""
-        tools, run_id = self._tools, version.run_id
-        for recorded in await tools.store_lane(lambda: list(tools.runs.events(run_id))):
-            event = recorded.event
-            if not isinstance(event, VersionPublished) or event.number != version.number:
-                continue
-            if event.num_rounds != num_rounds:
-                raise Conflict(
-                    f"run {run_id}: got version {version.number} again with {num_rounds} rounds, but it was published "
-                    f"with {event.num_rounds}; resume the run to give it other rounds"
-                )
+        run_id = version.run_id
+        event = await self._stores.runs.publication(run_id, version.number)
+        if event is not None and event.num_rounds != num_rounds:
+            raise Conflict(
+                f"run {run_id}: got version {version.number} again with {num_rounds} rounds, but it was published "
+                f"with {event.num_rounds}; resume the run to give it other rounds"
+            )
 
     async def _adopt(self, command: Command, adopt: Adopt) -> None:
-        tools, driver = self._tools, self._driver
-        if await tools.store_lane(lambda: tools.control.is_done(command)):
+        stores, driver = self._stores, self._driver
+        if await stores.control.is_done(command):
             return
         from_run = adopt.from_run or command.run_id
-        source = await tools.store_lane(lambda: tools.runs.version(from_run, adopt.number))
+        source = await stores.runs.version(from_run, adopt.number)
         if source is None:
             raise NotFound(f"run {from_run}: has no version {adopt.number}")
-        ours = driver.model.bundle.manifest.sha256
+        ours = driver.setup.bundle.manifest.sha256
         if source.bundle_sha256 != ours:
             raise Conflict(
                 f"run {command.run_id}: version {adopt.number} of run {from_run} is of bundle "
                 f"{source.bundle_sha256[:16]}, expected {ours[:16]}; only versions of one bundle can be adopted"
             )
         signed = sign_version(
-            driver.model.run_key,
-            parent=await self._newest(),
+            driver.setup.run_key,
+            parent=await stores.runs.newest_version(driver.run_id),
             run_id=command.run_id,
             bundle_sha256=ours,
             parameters=source.parameters,
@@ -146,11 +156,4 @@ class RunControl:
         await self._add(Newest(version=version, event=event), command)
 
     async def _add(self, newest: Newest, command: Command | None = None) -> None:
-        tools, run_id = self._tools, self._driver.run_id
-        await tools.store_lane(lambda: tools.control.publish(run_id, newest, tools.wall(), command))
-
-    async def _newest(self) -> Version:
-        tools, run_id = self._tools, self._driver.run_id
-        newest = await tools.store_lane(lambda: tools.runs.version(run_id))
-        assert newest is not None, "a run has at least version 0"
-        return newest
+        await self._stores.control.publish(self._driver.run_id, newest, self._stores.wall(), command)

@@ -1,7 +1,7 @@
-"""Where one Run is: its record, the machine of the Round that is under way, and the devices at work for it.
+"""The state of one Run in this process: its record, the machine of its Round, and the devices at work.
 
-The driver moves a Run along its course and ``intake`` answers devices from it. All of it is used on the event loop
-only, so it is consistent between two awaits.
+The driver changes this state, and ``intake`` answers devices from it. Both use it on the event loop only, so it is
+consistent between two awaits.
 """
 
 import asyncio
@@ -10,30 +10,46 @@ from collections.abc import Callable
 from fanin.protos.control import RunState
 from fanin.server.rounds import events as e
 from fanin.server.rounds import machine as r
-from fanin.server.rounds.effects import Model, RoundWork, Tools
-from fanin.server.rounds.opening import Moment, begun
-from fanin.server.rounds.recent import AtWork, Made, RecentRounds
+from fanin.server.rounds.effects import RoundWork
+from fanin.server.rounds.opening import Moment, begin_round
+from fanin.server.rounds.recent import AtWork, OpenedRound, RecentRounds
+from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import Worker
 from fanin.server.storage.sqlite.rounds import CommittedUpdate
 from fanin.server.storage.sqlite.runs import RunRecord
 
 
 class Course:
-    """The state of one Run in this process. ``round`` and ``work`` are None while no Round is under way."""
+    """The state of one Run.
 
-    def __init__(self, run: RunRecord, model: Model, tools: Tools, on_change: Callable[[], None]) -> None:
+    Args:
+        run: The Run's record.
+        setup: The parts of the Run that never change.
+        worker: Carries out the effects of the Run's Rounds.
+        on_change: Called after each change that devices or operators may wait for.
+
+    Attributes:
+        round: The machine of the Round under way, None between two Rounds.
+        work: The work on that Round, None between two Rounds.
+        recent: The Rounds whose Updates count.
+        at_work: The devices that hold an Assignment.
+        is_leaving: Whether the coordinator is about to end.
+        lacks_space: Whether the last upload found the disk full.
+        changed: Set, and replaced by a new event, at each change.
+    """
+
+    def __init__(self, run: RunRecord, setup: RunSetup, worker: Worker, on_change: Callable[[], None]) -> None:
         self.run = run
-        self.model = model
+        self.setup = setup
+        self.worker = worker
         self.round: r.Round | None = None
         self.work: RoundWork | None = None
         self.recent = RecentRounds(run.start.plan.aggregation.max_staleness)
         self.at_work = AtWork()
-        self.worker = Worker(run.start.run_id, tools.observer)
         self.is_leaving = False
         self.lacks_space = False
         self.changed = asyncio.Event()
-        self._tools = tools
-        self.on_change = on_change
+        self._on_change = on_change
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -43,73 +59,89 @@ class Course:
 
     @property
     def is_open(self) -> bool:
-        """Whether a Round takes Updates."""
+        """Whether a Round accepts Updates."""
         return self.round is not None and self.round.is_open
 
     @property
-    def is_paused(self) -> bool:
-        """Whether nobody can say what becomes of an Update: the Run is paused, or the coordinator is leaving."""
+    def is_suspended(self) -> bool:
+        """Whether the fate of an Update cannot be decided now: the Run is paused, or the coordinator is ending."""
         return self.run.state is RunState.PAUSED or self.is_leaving
 
     def now(self) -> float:
-        """Seconds on the clock of the machine."""
+        """Return the time on the machine's clock, in seconds."""
         return asyncio.get_running_loop().time()
 
     def announce(self) -> None:
-        """Wake those who watch the Run, and those who wait for work."""
+        """Wake all who watch the Run, and all devices that wait for work."""
         self.changed.set()
         self.changed = asyncio.Event()
-        self.on_change()
+        self._on_change()
+
+    def announce_places(self) -> None:
+        """Wake the devices that wait for work, because a place became free."""
+        self._on_change()
 
     def step(self, event: e.Event) -> tuple[e.Effect, ...]:
-        """Tell the machine what happened, and have its effects carried out."""
+        """Apply an event to the machine and queue its effects. Return the effects."""
         assert self.round is not None, f"{event} without a round"
         self.round, effects = self.round.step(event, self.now())
-        self._put(effects)
+        self._queue(effects)
         self._set_timer()
         return effects
 
     def report(self, work: RoundWork, event: e.Event) -> None:
-        """The outcome of an effect, unless its Round has ended in the meantime."""
+        """Apply the result of an effect, unless its Round has ended in the meantime."""
         if work is self.work and self.round is not None and not self.round.has_ended:
             self.step(event)
 
-    def begin(self, made: Made, recorded: tuple[CommittedUpdate, ...] = (), *, resumes: bool = False) -> RoundWork:
-        """Start the machine of a Round whose record has some Updates already.
+    def begin(
+        self,
+        opened: OpenedRound,
+        work: RoundWork,
+        wall_s: float,
+        committed: tuple[CommittedUpdate, ...] = (),
+        *,
+        resumes: bool = False,
+    ) -> None:
+        """Start the machine of a Round.
 
-        ``resumes``: the Round was under way in a process that ended.
+        Args:
+            opened: The Round.
+            work: Carries out its effects.
+            wall_s: The wall time, in seconds.
+            committed: The Updates that the Round has already, in the order of their commits.
+            resumes: Whether the Round was open when the coordinator ended.
         """
-        self.recent.add(made)
-        moment = Moment(now=self.now(), wall_s=self._tools.wall())
-        carried = self.at_work.carry(self.recent, made.record, moment.now)
-        self.work = RoundWork(made, self.recent, self.run.start, self.model, self._tools)
-        # Those of the record were assigned, or they could not have sent anything.
-        devices = carried | {update.device_id for update in recorded}
-        self.round, effects = begun(self.run, made.record, devices, moment, resumes=resumes)
-        self._put(effects)
-        for update in recorded:
-            self.work.add_committed(update.device_id, update.header)
-            # If time has closed it while nobody was here, the record tells it of the rest.
+        self.recent.add(opened)
+        moment = Moment(now=self.now(), wall_s=wall_s)
+        carried = self.at_work.carry(self.recent, opened.record, moment.now)
+        self.work = work
+        # A device with a committed Update had an Assignment.
+        devices = carried | {update.device_id for update in committed}
+        self.round, effects = begin_round(self.run, opened.record, devices, moment, resumes=resumes)
+        self._queue(effects)
+        for update in committed:
+            work.add_committed(update.device_id, update.header)
+            # A deadline that passed while no coordinator ran closes the Round. Then the record has the other Updates.
             if self.round.is_open:
                 self.step(e.UpdateCommitted(device=update.device_id))
         self._set_timer()
-        return self.work
 
     def end(self) -> None:
         """Leave a Round that has ended."""
         if self.round is not None and self.round.phase is r.Phase.FAILED:
-            # Who missed a deadline does not keep a place.
+            # A device that missed the deadline does not keep its place.
             self.at_work = AtWork()
         self.work, self.round = None, None
         self.lacks_space = False
 
     def stop_clock(self) -> None:
-        """Let time alone change nothing any more."""
+        """Cancel the timer of the deadline."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _put(self, effects: tuple[e.Effect, ...]) -> None:
+    def _queue(self, effects: tuple[e.Effect, ...]) -> None:
         for effect in effects:
             if not isinstance(effect, e.Assign):
                 self.worker.put(self.work, effect)

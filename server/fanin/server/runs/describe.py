@@ -1,14 +1,14 @@
-"""What an operator is told of a Run: the record's Rounds, and of the one under way what its machine knows."""
+"""The description of a Run for operators: its recorded Rounds, and the state of the Round under way."""
 
 import asyncio
 
 from fanin.protos.control import RoundInfo, RoundPhase, RunDescription, RunInfo
-from fanin.server.rounds.effects import Tools
 from fanin.server.runs.driver import RunDriver
 from fanin.server.storage.sqlite.rounds import KeptRound, RoundMark
+from fanin.server.storage.stores import Stores
 
 MAX_NAMED_DEVICES = 100
-"""Enough to look for one; a cohort of a million would not fit into a message."""
+"""Devices at work that a description names: enough to look for one. A cohort of a million would not fit."""
 _PHASES = {
     RoundMark.OPEN: RoundPhase.SELECTING,
     RoundMark.CLOSED: RoundPhase.FOLDING,
@@ -17,10 +17,9 @@ _PHASES = {
 }
 
 
-async def describe(driver: RunDriver, info: RunInfo, num_rounds: int, tools: Tools) -> RunDescription:
-    """The Run of a driver, with its last Rounds."""
-    run_id = driver.run_id
-    kept = await tools.store_lane(lambda: tools.rounds.latest(run_id, max(num_rounds, 1)))
+async def describe(driver: RunDriver, info: RunInfo, num_rounds: int, stores: Stores) -> RunDescription:
+    """Return a Run with its last ``num_rounds`` Rounds, newest first."""
+    latest = await stores.rounds.latest(driver.run_id, max(num_rounds, 1))
     machine = driver.course.round
     is_open = machine is not None and machine.is_open
     at_work = sorted(machine.at_work) if machine is not None and is_open else []
@@ -28,19 +27,19 @@ async def describe(driver: RunDriver, info: RunInfo, num_rounds: int, tools: Too
     left_s = 0.0 if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
     return RunDescription(
         info=info,
-        rounds=tuple(_info(one, driver if one is kept[0] else None) for one in kept[:num_rounds]),
-        grid=kept[0].record.grid if kept else (),
+        rounds=tuple(_info(one, driver if one is latest[0] else None) for one in latest[:num_rounds]),
+        grid=latest[0].record.grid if latest else (),
         num_at_work=len(at_work),
         at_work=tuple(at_work[:MAX_NAMED_DEVICES]),
         deadline_s=left_s,
-        num_devices=tools.devices.num_devices,
+        num_devices=stores.devices.num_devices,
     )
 
 
 def _info(kept: KeptRound, driver: RunDriver | None) -> RoundInfo:
     record = kept.record
     phase = _PHASES[record.mark]
-    # What is durable is told by the record, and the steps between by the machine.
+    # The record has the durable steps of a Round, its machine the steps in between.
     machine = None if driver is None else driver.course.round
     if machine is not None and not record.mark.is_final:
         phase = RoundPhase(machine.phase.value)

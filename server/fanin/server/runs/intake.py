@@ -1,54 +1,57 @@
-"""What devices ask of one Run: an Assignment, whether an Update counts, what became of one.
+"""The devices' side of one Run: Assignments, whether an Update counts, and the fate of an Update.
 
-Every answer follows from the Run's course at this moment, or from the record.
+Every answer follows from the Run's state at that moment (``course``), or from the record.
 """
 
 from fanin.protos import messages as m
 from fanin.protos.errors import Unavailable
-from fanin.server.fleet.selection import unsuitable
 from fanin.server.rounds import events as e
 from fanin.server.rounds.assignments import Assignments
-from fanin.server.rounds.effects import Tools
-from fanin.server.rounds.recent import Made
+from fanin.server.rounds.recent import OpenedRound
 from fanin.server.runs.course import Course
 from fanin.server.runs.publications import Publications
+from fanin.server.runs.suitability import unsuitable
 from fanin.server.storage.sqlite.rounds import CommittedUpdate
+from fanin.server.storage.stores import Stores
 
 
 class Intake:
-    """The devices' side of a Run."""
+    """Answers the devices of one Run.
 
-    def __init__(self, course: Course, tools: Tools) -> None:
-        model = course.model
+    Attributes:
+        publications: The Run's Versions for devices without an Assignment.
+    """
+
+    def __init__(self, course: Course, stores: Stores) -> None:
         self._course = course
-        self._tools = tools
-        self._assignments = Assignments(course.run.start, model.bundle, model.run_key)
-        self.publications = Publications(self._assignments, model, tools)
+        self._rounds = stores.rounds
+        self._assignments = Assignments(course.setup)
+        self.publications = Publications(self._assignments, course.setup, stores.runs)
 
     @property
     def num_places(self) -> int:
-        """How many devices the open Round can still take."""
+        """Number of devices that the open Round can still assign."""
         machine = self._course.round
         return 0 if machine is None else machine.num_places
 
     def holds(self, device: str) -> bool:
-        """Whether a device has an Assignment in the open Round."""
+        """Return whether a device holds an Assignment in the open Round."""
         machine = self._course.round
         return machine is not None and device in machine.at_work
 
     def may_join(self, device: str) -> bool:
-        """Whether a device has not had a part in the open Round yet."""
+        """Return whether a device has not taken part in the open Round yet."""
         machine = self._course.round
         return machine is not None and device not in machine.at_work and device not in machine.accepted
 
     def refusal(self, capabilities: m.Capabilities) -> str:
-        """Why a device with these capabilities can take no part in the Run; empty if it can."""
-        model = self._course.model
-        total = model.download_bytes(capabilities.graph_formats)
-        return unsuitable(capabilities, self._course.run.start.plan, model.graph_formats, total)
+        """Return why a device with these capabilities cannot take part in the Run, or an empty string if it can."""
+        setup = self._course.setup
+        download_bytes = setup.download_bytes(capabilities.graph_formats)
+        return unsuitable(capabilities, setup.plan, setup.graph_formats, download_bytes)
 
     def offer(self, device: str) -> m.Assignment | None:
-        """An Assignment for a suitable device, or the one it has; None if there is no place."""
+        """Return an Assignment for a suitable device, or the one that it holds. Return None if no place is free."""
         course = self._course
         if course.work is None or course.round is None or not course.round.assigns:
             return None
@@ -58,75 +61,92 @@ class Intake:
         now, rules = course.now(), course.round.rules
         if is_new:
             course.at_work.begin(device, course.work.record.round, now + rules.deadline_s)
-        made = self.made(course.at_work.round_of(device) or 0)
-        # Until the quorum is there the clock does not run.
+        opened = self.opened(course.at_work.round_of(device) or 0)
+        # The clock does not run before as many devices as the quorum take part.
         left_s = rules.deadline_s if course.round.deadline is None else course.round.deadline - now
-        return self._assignments.make(device, made, max(left_s, 0.001))
+        return self._assignments.assign(device, opened, max(left_s, 0.001))
 
     def check_assignment(self, assignment_id: str, device: str) -> int:
-        """The Round of an Assignment of this Run. Raises NotFound unless it was made here for this device."""
+        """Return the number of the Round of an Assignment.
+
+        Raises:
+            NotFound: This Run has not issued the Assignment, or not to this device.
+        """
         return self._assignments.check(assignment_id, device)
 
-    def takes(self, round_number: int) -> bool:
-        """Whether Updates that were made for a Round count in the open one."""
+    def accepts(self, round_number: int) -> bool:
+        """Return whether the open Round accepts Updates made for a Round."""
         course = self._course
         return course.work is not None and course.is_open and course.recent.counts_in(round_number, course.work.record)
 
-    def made(self, round_number: int) -> Made:
-        """What the Assignments of a Round whose Updates count were made of."""
-        made = self._course.recent.get(round_number)
-        assert made is not None, "what counts is remembered"
-        return made
+    def opened(self, round_number: int) -> OpenedRound:
+        """Return a Round whose Updates count."""
+        opened = self._course.recent.get(round_number)
+        assert opened is not None, "what counts is remembered"
+        return opened
 
     def may_count(self, round_number: int) -> bool:
-        """Whether Updates that were made for a Round count, in the open one or, while one ends, perhaps in the next.
+        """Return whether Updates made for a Round count in the open Round or, while one ends, perhaps in the next.
 
-        Raises Unavailable while nobody can say: the Run is paused between two Rounds, or the coordinator is leaving.
+        Raises:
+            Unavailable: This is undecided while the Run is paused between two Rounds or the coordinator is ending.
         """
         course = self._course
-        if self.takes(round_number):
+        if self.accepts(round_number):
             return True
         is_remembered = course.recent.get(round_number) is not None
         if not is_remembered or not course.recent.max_staleness or not course.run.state.is_live or course.is_open:
             return False
-        if course.is_paused:
-            raise Unavailable(f"run {course.run_id}: takes no updates at this moment; go on later")
+        self._check_decidable()
         return True
 
     async def commit(self, device: str, header: m.UpdateHeader, resumed_bytes: int = 0) -> m.UpdateHeader | None:
-        """Accept an Update whose payload is durable; the header that stands for its Assignment, which may be an earlier
-        one, or None: the open Round does not take it."""
+        """Accept an Update whose payload is durable.
+
+        Args:
+            device: The device that made the Update.
+            header: The Update's header.
+            resumed_bytes: Bytes of the payload that an earlier connection had delivered.
+
+        Returns:
+            The header of the Update that the record has for this Assignment. It may be an earlier Update of the device.
+            None if the open Round does not accept the Update.
+        """
         course = self._course
         work, buffer = course.work, course.run.start.plan.cohort.buffer
-        if work is None or not self.takes(header.round):
+        if work is None or not self.accepts(header.round):
             return None
         update = CommittedUpdate(device_id=device, round=work.record.round, header=header)
-        committed = await self._tools.commits.commit(update, buffer=buffer)
+        committed = await self._rounds.commit(update, buffer=buffer)
         if committed is None:
             return None
         self._count(committed, resumed_bytes if committed.header is header else 0)
         return committed.header
 
     def is_refused(self, round_number: int) -> bool:
-        """Whether an Update that the open Round did not take is refused for good. Raises Unavailable if it may be taken
-        after a pause."""
-        course = self._course
-        if not course.recent.max_staleness or not self.may_count(round_number):
+        """Return whether an Update that the open Round did not accept is refused for good.
+
+        Raises:
+            Unavailable: It may be accepted after a pause.
+        """
+        if not self._course.recent.max_staleness or not self.may_count(round_number):
             return True
-        if course.is_paused:
-            raise Unavailable(f"run {course.run_id}: takes no updates at this moment; go on later")
+        self._check_decidable()
         return False
 
     def may_fetch(self, sha256: str) -> bool:
-        """Whether a Chunk is one of the Bundle's or of a Version that a Round whose Updates count starts from."""
-        return sha256 in self._course.model.chunks or self._course.recent.begins_with(sha256)
+        """Return whether a Chunk belongs to the Bundle or to the base Version of a Round whose Updates count."""
+        return sha256 in self._course.setup.chunks or self._course.recent.has_base_chunk(sha256)
 
     async def outcome(self, round_number: int, device: str) -> m.UploadReply:
-        """What became of a device's Update of this Round."""
-        tools, run_id = self._tools, self._course.run_id
-        accepted = await tools.store_lane(lambda: tools.rounds.update(run_id, round_number, device))
+        """Return the state of a device's Update for a Round, and of the Round.
+
+        Raises:
+            Unavailable: The Run is paused between two Rounds, or the coordinator is ending.
+        """
+        accepted = await self._rounds.update(self._course.run_id, round_number, device)
         if accepted is not None:
-            # An error after its commit may have kept it from the machine.
+            # After its commit, an error may have kept the Update from the machine.
             self._count(accepted)
         is_open = self.may_count(round_number)
         missing = m.UpdateState.RECEIVING if is_open else m.UpdateState.DISCARDED
@@ -136,21 +156,29 @@ class Intake:
         )
 
     def give_up(self, round_number: int, device: str) -> None:
-        """A device will not fulfil its Assignment; its place is free."""
+        """Free the place of a device that will not fulfil its Assignment."""
         course = self._course
         if course.at_work.round_of(device) != round_number:
             return
         course.at_work.end(device)
-        if self.takes(round_number):
+        if self.accepts(round_number):
             course.step(e.GaveUp(device=device))
-            course.on_change()
+            course.announce_places()
 
     def note_space(self, *, is_lacking: bool) -> None:
-        """Whether the last upload found space on the disk."""
+        """Note whether the last upload found the disk full."""
         self._course.lacks_space = is_lacking
 
+    def _check_decidable(self) -> None:
+        """Raise Unavailable while the fate of an Update cannot be decided."""
+        if self._course.is_suspended:
+            raise Unavailable(f"run {self._course.run_id}: takes no updates at this moment; go on later")
+
     def _count(self, update: CommittedUpdate, resumed_bytes: int = 0) -> None:
-        """Tell the machine of a recorded Update, once. If its Round has begun to close, the record tells it."""
+        """Report a recorded Update to the machine, once.
+
+        A Round that has begun to close reads its Updates from the record instead.
+        """
         course = self._course
         work, machine = course.work, course.round
         if work is None or machine is None or update.round != work.record.round or not machine.is_open:

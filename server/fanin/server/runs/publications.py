@@ -1,18 +1,22 @@
-"""The Versions of one Run for devices that have no Assignment: the newest one, and what they may download of it."""
+"""The Versions of one Run for devices without an Assignment: the newest Version, and its downloads."""
 
 from fanin.protos import messages as m
 from fanin.protos.errors import NotFound
 from fanin.server.rounds.assignments import Assignments
-from fanin.server.rounds.effects import Model, Tools
+from fanin.server.rounds.setup import RunSetup
+from fanin.server.storage.stores import AsyncRunStore
 
 
 class Publications:
-    """Those of one Run. ``newest`` is in memory: a check-in without work must not cost an access to the database."""
+    """The Publications of one Run.
 
-    def __init__(self, assignments: Assignments, model: Model, tools: Tools) -> None:
+    ``newest`` is held in memory, because a check-in without work must not cost a database access.
+    """
+
+    def __init__(self, assignments: Assignments, setup: RunSetup, runs: AsyncRunStore) -> None:
         self._assignments = assignments
-        self._model = model
-        self._tools = tools
+        self._setup = setup
+        self._runs = runs
         self._newest: m.Version | None = None
 
     @property
@@ -22,29 +26,35 @@ class Publications:
         return self._newest
 
     async def read(self, run_id: str) -> None:
-        """Read the newest Version again; called whenever it may have changed."""
-        self._newest = await self._tools.store_lane(lambda: self._tools.runs.version(run_id))
+        """Read the newest Version from the record. Called whenever it may have changed."""
+        self._newest = await self._runs.version(run_id)
 
     def is_newer(self, served: m.ServedVersion) -> bool:
-        """Whether the newest Version is news for a device that serves this one."""
+        """Return whether the newest Version is newer than the one that a device serves."""
         return served.run_id != self.newest.run_id or served.number < self.newest.number
 
     def publish(self, device: str) -> m.Publication:
-        """The newest Version, for a device that may download it."""
+        """Return a Publication that lets a device download the newest Version."""
         return self._assignments.publish(device, self.newest)
 
     async def chunks(self, download_id: str, device: str) -> frozenset[str] | None:
-        """The digests of all Chunks that a Publication lets a device download; None for an Assignment's id.
+        """Return the digests of the Chunks that a Publication lets a device download.
 
-        A slow device may still download a Version that is no longer the newest. Raises NotFound.
+        A slow device may finish the download of a Version that is no longer the newest.
+
+        Returns:
+            The digests, or None if the id is that of an Assignment.
+
+        Raises:
+            NotFound: This Run has not issued the Publication to this device.
         """
         number = self._assignments.check_publication(download_id, device)
         if number is None:
             return None
         version, run_id = self.newest, self.newest.run_id
         if number != version.number:
-            found = await self._tools.store_lane(lambda: self._tools.runs.version(run_id, number))
-            if found is None:
+            earlier = await self._runs.version(run_id, number)
+            if earlier is None:
                 raise NotFound(f"publication {download_id}: run {run_id} has no such version; check in again")
-            version = found
-        return self._model.chunks | {ref.sha256 for ref in version.parameters.chunks}
+            version = earlier
+        return self._setup.chunks | {ref.sha256 for ref in version.parameters.chunks}

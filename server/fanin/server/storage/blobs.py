@@ -1,11 +1,11 @@
 """Blobs: Chunks of Bundles and Versions in a folder, each under its SHA-256.
 
-A blob is written aside, synced and renamed, so a name in the folder always has all its bytes. Writing the same
-blob twice, also from two threads or processes, is harmless.
+A blob is written to a draft, synced and renamed, so a file under its final name is always complete. Writing the same
+blob twice is safe, even from two threads or processes.
 
-A disk or a person can damage a blob later. A reader never gets damaged bytes: ``read`` compares them with their name,
-logs the damage once and raises Corrupted. ``missing`` reports a damaged blob as missing, and ``put`` replaces it, so
-an operator repairs a Bundle or a Version by publishing the same content again.
+A disk or a person can damage a blob later. A reader never receives damaged bytes: ``read`` compares them with their
+digest, logs the damage once and raises Corrupted. ``missing`` reports a damaged blob as missing, and ``put`` replaces
+it. So an operator repairs a Bundle or a Version by publishing the same content again.
 """
 
 import hashlib
@@ -24,56 +24,52 @@ from fanin.server.storage.disk import Disk, OwnEntries, full_disk_as_our_error, 
 
 LOG = logging.getLogger("fanin.server.storage.blobs")
 MAX_KNOWN: Final = 100_000
-"""Most blobs whose state is remembered, some 20 MB; more are verified at each read."""
+"""Blobs whose state is remembered, in some 20 MB. Further blobs are verified at each read."""
 _DRAFT: Final = ".new"
 _FOLDER_NAME: Final = "[0-9a-f]{2}"
 _BLOB_NAME: Final = r"[0-9a-f]{64}(\.[0-9a-f]{8}\.new)?"
 
 _State = tuple[int, int, int]
-"""Inode, size in bytes and time of the last change in ns; every write to a file changes it."""
+"""Inode, size in bytes, and time of the last change in ns. Every write to a file changes the state."""
 
 
 class Blobs:
-    """Chunks in a folder; two letters of the digest make a sub-folder, so that none holds millions."""
+    """Chunks in a folder. The first two letters of the digest name a subfolder, so that none has millions of files."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder = folder
         self._disk = disk
-        # Sub-folders whose names are durable.
+        # Subfolders whose names are durable.
         self._synced: set[Path] = set()
-        # Blobs that this process has verified, with the state of their files then, and those that it found damaged.
+        # Blobs that this process has verified, with the state of their files at that time, and damaged blobs.
         self._known: dict[str, _State] = {}
         self._damaged: set[str] = set()
         make_folder(folder, disk)
 
     def put(self, digest: str, data: bytes) -> None:
-        """Store a Chunk, or repair it. Raises InvalidInput if the bytes are not what the name says, StorageFull."""
+        """Store a Chunk, or repair it. Raises InvalidInput if the digest is wrong, StorageFull."""
         check_sha256("chunk", digest)
-        got = sha256_hex(data)
-        if got != digest:
-            raise InvalidInput(f"chunk: digest mismatch (got {short(got)}, expected {short(digest)})")
+        actual = sha256_hex(data)
+        if actual != digest:
+            raise InvalidInput(f"chunk: digest mismatch (got {short(actual)}, expected {short(digest)})")
         with full_disk_as_our_error(f"chunk {short(digest)}"):
             for folder in self._place(digest, data):
                 self._disk.sync_folder(folder)
 
-    def put_artifact(self, data: bytes) -> Artifact:
-        """Store all Chunks of some bytes."""
-        return self.put_pieces((data,))
-
     def put_pieces(self, pieces: Iterable[bytes]) -> Artifact:
-        """Store all Chunks of the bytes that consecutive pieces hold; few of them at a time are in memory.
+        """Store bytes that arrive in consecutive pieces as Chunks. Only a few Chunks are in memory at a time.
 
-        While one is written here, the next is made by another thread. Folders are synced once, in the end: the first of
-        these syncs takes all new names to the disk, and the others find nothing.
+        While one Chunk is written, another thread computes the next one. Folders are synced once, at the end: the first
+        of these syncs writes all new names to the disk, and the others have nothing left to do.
         """
         digest, refs = hashlib.sha256(), []
         folders: dict[Path, None] = {}
-        making = _named(_chunks(pieces), digest)
-        with ThreadPoolExecutor(1, thread_name_prefix="blobs") as maker:
-            made = maker.submit(next, making, None)
-            while (found := made.result()) is not None:
-                made = maker.submit(next, making, None)
-                ref, data = found
+        chunks = _named(_chunks(pieces), digest)
+        with ThreadPoolExecutor(1, thread_name_prefix="blobs") as thread:
+            upcoming = thread.submit(next, chunks, None)
+            while (chunk := upcoming.result()) is not None:
+                upcoming = thread.submit(next, chunks, None)
+                ref, data = chunk
                 with full_disk_as_our_error(f"chunk {short(ref.sha256)}"):
                     folders.update(dict.fromkeys(self._place(ref.sha256, data)))
                 refs.append(ref)
@@ -85,7 +81,7 @@ class Blobs:
         return artifact
 
     def pieces(self, what: str, artifact: Artifact) -> Iterator[bytes]:
-        """An Artifact's Chunks in order, each verified. Raises NotFound, Corrupted."""
+        """Yield the verified Chunks of an Artifact in order. Raises NotFound, Corrupted."""
         for index, ref in enumerate(artifact.chunks):
             piece = self._load(ref.sha256)
             self._check(ref.sha256, piece)
@@ -94,9 +90,14 @@ class Blobs:
             yield piece
 
     def read(self, digest: str, offset: int = 0) -> bytes:
-        """A Chunk from an offset on, verified. Raises NotFound, Corrupted; InvalidInput for an offset beyond its end.
+        """Return a verified Chunk from an offset on.
 
         A file that has not changed since this process verified it is not hashed again.
+
+        Raises:
+            NotFound: The Chunk is not stored here.
+            Corrupted: The Chunk is damaged.
+            InvalidInput: The offset is beyond the end of the Chunk.
         """
         check_sha256("chunk", digest)
         with self._open(digest) as file:
@@ -111,7 +112,7 @@ class Blobs:
             return file.read()
 
     def read_artifact(self, what: str, artifact: Artifact) -> bytes:
-        """All bytes of an Artifact, verified. Raises NotFound, Corrupted."""
+        """Return all bytes of an Artifact, verified. Raises NotFound, Corrupted."""
         try:
             return assemble(what, artifact, self._load)
         except InvalidInput as exc:
@@ -120,15 +121,17 @@ class Blobs:
             raise Corrupted(f"blobs: {exc}") from exc
 
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Those of the digests that are not stored here, or whose bytes are damaged."""
+        """Return those of the digests whose Chunks are not stored here, or are damaged."""
         digests = tuple(digests)
         for digest in digests:
             check_sha256("chunk", digest)
         return tuple(digest for digest in digests if not self._is_intact(digest))
 
     def sweep(self) -> None:
-        """Remove the drafts of a process that died while it wrote them. Only for the one that serves from the folder,
-        before it serves."""
+        """Remove the drafts of a process that died while it wrote them.
+
+        Only the coordinator of the folder may call this, before it serves.
+        """
         folders, blobs = OwnEntries(_FOLDER_NAME, are_folders=True), OwnEntries(_BLOB_NAME)
         for folder in folders.of(self._folder):
             for path in blobs.of(folder):
@@ -139,18 +142,18 @@ class Blobs:
         return self._folder / digest[:2] / digest
 
     def _place(self, digest: str, data: bytes) -> tuple[Path, ...]:
-        """Give durable bytes their name; the folders that must be synced before anybody is told of it."""
+        """Store durable bytes under their digest. Return the folders to sync before the blob is announced."""
         path = self._path(digest)
         if not path.exists():
             self._write(path, data)
             return (path.parent,)
-        # Compared: it may be damaged, or cut short by a power cut that came before it was durable.
+        # The file may be damaged, or cut short by a power cut before it was durable. So the bytes are compared.
         if path.read_bytes() != data:
             LOG.warning("blobs: chunk %s: was damaged on disk and is replaced", short(digest))
             self._write(path, data)
             self._damaged.discard(digest)
             return (path.parent,)
-        # It may be another's who died, or has not come, before it was durable; if it is, all of this is quick.
+        # Another process may have written the file and not synced it. If it is durable already, this sync is quick.
         with path.open("rb") as file:
             self._disk.sync_file(file.fileno())
         return (path.parent, self._folder)
@@ -162,16 +165,16 @@ class Blobs:
             raise NotFound(f"chunk {short(digest)}: not stored here") from exc
 
     def _load(self, digest: str) -> bytes:
-        """The bytes of a blob as they are on disk."""
+        """Return the bytes of a blob as they are on disk."""
         with self._open(digest) as file:
             return file.read()
 
     def _check(self, digest: str, data: bytes) -> None:
         """Raise Corrupted if a blob's bytes are damaged, and log it the first time."""
-        got = sha256_hex(data)
-        if got == digest:
+        actual = sha256_hex(data)
+        if actual == digest:
             return
-        text = f"blobs: chunk {short(digest)}: damaged on disk (got {len(data)} bytes with digest {short(got)})"
+        text = f"blobs: chunk {short(digest)}: damaged on disk (got {len(data)} bytes with digest {short(actual)})"
         if digest not in self._damaged:
             self._damaged.add(digest)
             LOG.error("%s; publish its bundle or version again, or restore %s", text, self._path(digest))
@@ -206,24 +209,24 @@ class Blobs:
 
 
 def _state_of(stat: os.stat_result) -> _State:
-    # The time of the last change of the inode: unlike that of the last write no program can set it.
+    # The time of the last change of the inode: no program can set it, unlike the time of the last write.
     return stat.st_ino, stat.st_size, stat.st_ctime_ns
 
 
 def _chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes, cut as Chunks are."""
-    held = bytearray()
+    """Yield the same bytes in the size of Chunks."""
+    buffered = bytearray()
     for piece in pieces:
-        held += piece
-        while len(held) >= CHUNK_BYTES:
-            yield bytes(held[:CHUNK_BYTES])
-            del held[:CHUNK_BYTES]
-    if held:
-        yield bytes(held)
+        buffered += piece
+        while len(buffered) >= CHUNK_BYTES:
+            yield bytes(buffered[:CHUNK_BYTES])
+            del buffered[:CHUNK_BYTES]
+    if buffered:
+        yield bytes(buffered)
 
 
-def _named(chunks: Iterable[bytes], whole: "hashlib._Hash") -> Iterator[tuple[ChunkRef, bytes]]:
-    """Each with its name; ``whole`` is told of all."""
+def _named(chunks: Iterable[bytes], total: "hashlib._Hash") -> Iterator[tuple[ChunkRef, bytes]]:
+    """Yield each Chunk with its reference, and add its bytes to the digest ``total``."""
     for data in chunks:
-        whole.update(data)
+        total.update(data)
         yield ChunkRef(sha256=sha256_hex(data), size_bytes=len(data)), data

@@ -1,7 +1,7 @@
-"""Group commit: Updates that come while a transaction is being synced share the next one.
+"""Group commit: Updates that arrive while a transaction is being synced share the next transaction.
 
-A sync takes the disk milliseconds, whether for one row or for a hundred; devices that end together would else queue
-for one sync each. Nobody is answered before the transaction that holds the own row is durable.
+A sync takes the disk milliseconds, for one row as for a hundred. Without groups, devices that finish together would
+wait for one sync each. A device is answered only after the transaction with its own row is durable.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class _Waiting:
 
 
 class GroupCommit:
-    """Commits Updates, as many together as there are."""
+    """Commits all waiting Updates in one transaction."""
 
     def __init__(self, rounds: RoundStore, store_lane: Lane) -> None:
         self._rounds = rounds
@@ -29,7 +29,7 @@ class GroupCommit:
         self._worker: asyncio.Task[None] | None = None
 
     async def commit(self, update: CommittedUpdate, *, buffer: int) -> CommittedUpdate | None:
-        """``RoundStore.commit``, in company."""
+        """Commit one Update together with others. See ``RoundStore.commit``."""
         answer: asyncio.Future[CommittedUpdate | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(update=update, buffer=buffer, answer=answer))
         if self._worker is None:
@@ -39,10 +39,10 @@ class GroupCommit:
     async def _commit_all(self) -> None:
         while self._waiting:
             group, self._waiting = self._waiting, []
-            wanted = [(waiting.update, waiting.buffer) for waiting in group]
-            outcome = asyncio.ensure_future(self._store_lane(partial(self._rounds.commit, wanted)))
+            updates = [(waiting.update, waiting.buffer) for waiting in group]
+            outcome = asyncio.ensure_future(self._store_lane(partial(self._rounds.commit, updates)))
             await asyncio.wait({outcome})
-            # Each of those who wait must hear of what went wrong, whatever it was.
+            # Every waiting caller must receive the error, of whatever kind.
             problem = outcome.exception()
             for index, waiting in enumerate(group):
                 if waiting.answer.done():

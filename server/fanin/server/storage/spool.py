@@ -1,12 +1,12 @@
-"""The spool: where an Update's Chunks lie until it is committed, and where committed payloads stay.
+"""The spool: Chunks of Updates until they are committed, and payloads of committed Updates.
 
-    spool/<assignment>.header   the header that was announced
-    spool/<assignment>.part     the payload's bytes so far; only whole, verified Chunks count
+    spool/<assignment>.header   the announced header
+    spool/<assignment>.part     the payload so far; only complete, verified Chunks count
     updates/<run>/<round>/<device>.<digest>.payload
 
-An upload goes on after any break: ``open`` verifies what is there and says where to go on. A header that
-differs from the one before starts over. ``commit`` syncs and renames; until then nothing of an Update exists
-for anybody else, so a half-sent or invalid one leaves no trace but its file here, which ``discard`` removes.
+An upload resumes after any interruption: ``open`` verifies the stored bytes and reports the offset to resume from. An
+upload with another header starts from zero. ``commit`` syncs and renames the file. Until then an incomplete or invalid
+Update has no effect, and its only trace is its file here, which ``discard`` removes.
 
 Files with other names are foreign: a file manager, NFS or mkfs creates some. They are logged once and left alone.
 """
@@ -28,7 +28,7 @@ from fanin.server.storage.disk import Disk, OwnEntries, full_disk_as_our_error, 
 
 _READ_BYTES: Final = CHUNK_BYTES
 _NAME_CHARS: Final = 16
-_MAX_HELD: Final = 1024
+_MAX_PENDING: Final = 1024
 _PAYLOAD: Final = ".payload"
 _UPLOAD_NAME: Final = r"[^.].*\.[0-9]+\.[^.]+\.(part|header)"
 _PAYLOAD_NAME: Final = r"[^.].*\.[0-9a-f]{16}\.payload"
@@ -49,7 +49,7 @@ class Spool:
             make_folder(folder, disk)
 
     def open(self, header: UpdateHeader, device: str) -> "Upload":
-        """Begin an upload, or go on with it, for a device of which the store has no Update. Raises StorageFull."""
+        """Start or resume the upload of a device whose Update is not recorded yet. Raises StorageFull."""
         part = self._uploads / f"{header.assignment_id}.part"
         note = self._uploads / f"{header.assignment_id}.header"
         announced = header_to_proto(header).SerializeToString(deterministic=True)
@@ -62,19 +62,21 @@ class Spool:
             return Upload(part, header)
 
     def commit(self, upload: "Upload", device: str) -> None:
-        """Make a whole upload durable under its final name; repeating it is harmless.
+        """Make a complete upload durable under its final name. It may be repeated.
 
-        Raises InvalidUpdate if the bytes as a whole do not have the announced digest, StorageFull, Unavailable if a
-        later upload under another header took this one's place.
+        Raises:
+            InvalidUpdate: The payload does not have the announced digest.
+            StorageFull: The disk is full.
+            Unavailable: A later upload with another header has replaced this one.
         """
         path = self._payload(upload.header, device)
         with full_disk_as_our_error(f"spool {upload.header.assignment_id}"):
-            upload.verify_whole(self._disk)
+            upload.verify(self._disk)
             if upload.is_at(path):
                 return
             if not upload.is_at(upload.part):
                 raise Unavailable(f"spool {upload.header.assignment_id}: a later upload took this one's place; go on")
-            # A folder that was made in vain, by a process that died before it was synced, is made known as well.
+            # An existing folder may not be durable: the process that created it may have died before the sync.
             is_known = path.parent in self._synced
             path.parent.mkdir(parents=True, exist_ok=True)
             upload.part.replace(path)
@@ -87,19 +89,27 @@ class Spool:
         self.discard(upload.header.assignment_id)
 
     def discard(self, assignment_id: str) -> None:
-        """Forget an upload."""
+        """Remove an upload."""
         for suffix in (".part", ".header"):
             (self._uploads / f"{assignment_id}{suffix}").unlink(missing_ok=True)
 
     def withdraw(self, header: UpdateHeader, device: str) -> None:
-        """Remove a payload that the store did not record: its Round had closed, or has another of this device."""
+        """Remove a payload that is not recorded: its Round had closed, or has another Update of the device."""
         path = self._payload(header, device)
         self._own.discard(path)
         path.unlink(missing_ok=True)
 
     def clear_round(self, run_id: str, round_number: int, keep: Mapping[str, UpdateHeader]) -> None:
-        """Forget what devices sent in vain for a Round whose Updates no longer count: uploads, and payloads other than
-        those of ``keep``, by device, whose Update the store could not record, and that never came back."""
+        """Remove the files that devices sent in vain for a Round whose Updates no longer count.
+
+        These are all uploads, and the payloads that the record does not have because the database failed and the
+        device never returned.
+
+        Args:
+            run_id: The Run.
+            round_number: The Round that the files were made for.
+            keep: The recorded Updates, by device. Their payloads stay.
+        """
         for path in self._upload_files.of(self._uploads):
             if _round_of(path) == (run_id, round_number):
                 path.unlink(missing_ok=True)
@@ -112,25 +122,28 @@ class Spool:
         self._synced.discard(folder)
 
     def sweep(self, open_rounds: Collection[tuple[str, int]]) -> None:
-        """Forget the uploads of all Rounds but these: what a process left that ended right after a Round did."""
+        """Remove the uploads for all Rounds but these. A process that ended right after a Round leaves such files."""
         for path in self._upload_files.of(self._uploads):
             if _round_of(path) not in open_rounds:
                 path.unlink(missing_ok=True)
 
     def read(self, header: UpdateHeader, device: str) -> Iterator[memoryview]:
-        """A committed payload in consecutive pieces, verified. Raises Corrupted, for a wrong digest at the end.
+        """Yield a committed payload in consecutive slices.
 
-        What this process has just verified and written is not hashed again.
+        A payload that this process has verified and written is not hashed again.
+
+        Raises:
+            Corrupted: The payload is missing or damaged. A wrong digest is raised after the last slice.
         """
         path = self._payload(header, device)
         is_own = path in self._own
-        # Relative: the text reaches operators, who must not learn where the folder is.
+        # A relative path, because operators read it and must not learn the location of the folder.
         what, digest = path.relative_to(self._updates.parent), hashlib.sha256()
         try:
             with path.open("rb") as file:
-                got = os.fstat(file.fileno()).st_size
-                if got != header.payload.size_bytes:
-                    raise Corrupted(f"{what}: got {got} bytes, expected {header.payload.size_bytes}")
+                size_bytes = os.fstat(file.fileno()).st_size
+                if size_bytes != header.payload.size_bytes:
+                    raise Corrupted(f"{what}: got {size_bytes} bytes, expected {header.payload.size_bytes}")
                 while piece := file.read(_READ_BYTES):
                     if not is_own:
                         digest.update(piece)
@@ -141,63 +154,70 @@ class Spool:
             raise Corrupted(f"{what}: a committed update was changed on disk; its digest does not match its record")
 
     def _take_back(self, payload: Path, part: Path) -> None:
-        """A payload that ``commit`` has put in place and the store never recorded, for the coordinator died or the
-        database failed in between, is this upload's again: none of its bytes has to be sent twice."""
+        """Turn a payload that was never recorded into an upload again, so that the device sends no byte twice.
+
+        This happens if the coordinator dies or the database fails after ``commit``.
+        """
         with contextlib.suppress(FileNotFoundError):
             payload.replace(part)
             self._own.discard(payload)
 
     def _payload(self, header: UpdateHeader, device: str) -> Path:
-        # Named by content too: another Update of the same device can never take a committed one's place.
+        # The name has the digest, so another Update of the device can never replace a committed one.
         name = f"{device}.{header.payload.sha256[:_NAME_CHARS]}{_PAYLOAD}"
         return self._updates / header.run_id / str(header.round) / name
 
 
 def _round_of(path: Path) -> tuple[str, int]:
-    """The Run and Round of a file of an upload, named ``run.round.tag.suffix``."""
+    """Return the Run and the Round of an upload's file, which is named ``run.round.tag.suffix``."""
     run_id, number, _, _ = path.name.rsplit(".", 3)
     return run_id, int(number)
 
 
 class Upload:
-    """One upload under way. ``received_bytes`` is where the next piece begins, ``resumed_bytes`` where the first."""
+    """One upload under way.
+
+    Attributes:
+        header: The announced header.
+        received_bytes: The offset of the next piece.
+        resumed_bytes: The offset of the first piece.
+    """
 
     def __init__(self, part: Path, header: UpdateHeader) -> None:
         self.part = part
         self.header = header
-        # Bytes of a Chunk that is not whole yet.
-        self._held: deque[memoryview] = deque()
-        self._num_held = 0
+        # Bytes of a Chunk that is not complete yet.
+        self._pending: deque[memoryview] = deque()
+        self._num_pending = 0
         self._digest = hashlib.sha256()
         self._num_chunks = self._verified_chunks()
-        whole = sum(ref.size_bytes for ref in header.payload.chunks[: self._num_chunks])
+        stored_bytes = sum(ref.size_bytes for ref in header.payload.chunks[: self._num_chunks])
         self._file: BufferedRandom = part.open("r+b") if part.exists() else part.open("w+b")
         try:
-            self._file.truncate(whole)
-            self._file.seek(whole)
+            self._file.truncate(stored_bytes)
+            self._file.seek(stored_bytes)
         except OSError:
             self._file.close()
             raise
-        self.received_bytes = whole
-        self.resumed_bytes = whole
+        self.received_bytes = stored_bytes
+        self.resumed_bytes = stored_bytes
 
-    def is_whole(self) -> bool:
-        """Whether all Chunks are here and verified."""
+    def is_complete(self) -> bool:
+        """Return whether all Chunks are stored and verified."""
         return self._num_chunks == len(self.header.payload.chunks)
 
     def is_at(self, path: Path) -> bool:
-        """Whether this upload's bytes are the file of that name."""
+        """Return whether ``path`` names the file of this upload."""
         return path.exists() and os.path.samestat(path.stat(), os.fstat(self._file.fileno()))
 
-    def append(self, piece: Piece) -> None:
-        """``take`` the next bytes, and ``store`` what is whole."""
-        if self.take(piece):
-            self.store()
+    def add(self, piece: Piece) -> bool:
+        """Add the next bytes in memory, without blocking.
 
-    def take(self, piece: Piece) -> bool:
-        """Add the next bytes in memory, which takes no time; whether a Chunk is whole now, for ``store``.
+        Returns:
+            Whether a Chunk is complete now. Then call ``store``.
 
-        Raises InvalidUpdate for a piece elsewhere or too many bytes.
+        Raises:
+            InvalidUpdate: The piece does not start at ``received_bytes``, is empty, or exceeds the payload.
         """
         if piece.offset != self.received_bytes:
             raise InvalidUpdate(f"update: got a piece at offset {piece.offset}, expected {self.received_bytes}")
@@ -206,22 +226,19 @@ class Upload:
             raise InvalidUpdate(
                 f"update: got bytes {piece.offset} to {end}, expected some, up to {self.header.payload.size_bytes}"
             )
-        if len(self._held) >= _MAX_HELD:
-            # Pieces of a byte each would take hundreds of times their size.
-            self._held = deque([memoryview(b"".join(self._held))])
-        self._held.append(memoryview(piece.data))
-        self._num_held += len(piece.data)
+        if len(self._pending) >= _MAX_PENDING:
+            # Each piece has an overhead. Many pieces of one byte would need hundreds of times their size.
+            self._pending = deque([memoryview(b"".join(self._pending))])
+        self._pending.append(memoryview(piece.data))
+        self._num_pending += len(piece.data)
         self.received_bytes = end
-        return self._num_held >= self.header.payload.chunks[self._num_chunks].size_bytes
+        return self._num_pending >= self.header.payload.chunks[self._num_chunks].size_bytes
 
     def store(self) -> None:
-        """Verify each Chunk that is whole, and write it.
-
-        Raises InvalidUpdate for a Chunk with another digest, StorageFull.
-        """
-        while not self.is_whole():
+        """Verify and write each complete Chunk. Raises InvalidUpdate for a wrong digest, StorageFull."""
+        while not self.is_complete():
             ref = self.header.payload.chunks[self._num_chunks]
-            if self._num_held < ref.size_bytes:
+            if self._num_pending < ref.size_bytes:
                 return
             parts, digest = self._next(ref.size_bytes), hashlib.sha256()
             for part in parts:
@@ -238,38 +255,40 @@ class Upload:
             self._num_chunks += 1
 
     def _next(self, size_bytes: int) -> list[memoryview]:
-        """The first bytes that are held, which they are then no longer; nothing is copied."""
+        """Remove and return the first ``size_bytes`` bytes in memory, without copying them."""
         parts: list[memoryview] = []
-        self._num_held -= size_bytes
+        self._num_pending -= size_bytes
         while size_bytes:
-            part = self._held.popleft()
+            part = self._pending.popleft()
             if len(part) > size_bytes:
-                self._held.appendleft(part[size_bytes:])
+                self._pending.appendleft(part[size_bytes:])
                 part = part[:size_bytes]
             parts.append(part)
             size_bytes -= len(part)
         return parts
 
-    def verify_whole(self, disk: Disk) -> None:
-        """Check the digest of all bytes, and make them durable. Raises InvalidUpdate."""
+    def verify(self, disk: Disk) -> None:
+        """Check the digest of the payload, and make the payload durable. Raises InvalidUpdate."""
         self._file.flush()
-        got = self._digest.hexdigest()
-        if got != self.header.payload.sha256:
+        actual = self._digest.hexdigest()
+        if actual != self.header.payload.sha256:
             raise InvalidUpdate(
-                f"update: digest mismatch (got {short(got)}, expected {short(self.header.payload.sha256)})"
+                f"update: digest mismatch (got {short(actual)}, expected {short(self.header.payload.sha256)})"
             )
         disk.sync_file(self._file.fileno())
 
     def close(self) -> None:
-        """Let go of the file; what is whole stays for the next ``Spool.open``. After a full disk the file cannot
-        be flushed either, and that is no second error."""
+        """Close the file. Complete Chunks stay for the next ``Spool.open``.
+
+        On a full disk the first close fails, because it cannot flush. That error is not reported a second time.
+        """
         try:
             self._file.close()
         except OSError:
             self._file.close()
 
     def _verified_chunks(self) -> int:
-        """How many leading Chunks of the file verify; a torn tail after a crash does not count."""
+        """Return how many leading Chunks of the file are intact. A torn tail after a crash does not count."""
         if not self.part.exists():
             return 0
         with self.part.open("rb") as file:

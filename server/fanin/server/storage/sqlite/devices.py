@@ -8,7 +8,7 @@ from sqlalchemy import Engine, insert, select
 
 from fanin.protos.errors import Corrupted
 from fanin.server.storage.sqlite import schema
-from fanin.server.storage.sqlite.population import Device, Population
+from fanin.server.storage.sqlite.population import EnrolledDevice, Population
 
 BATCH_ROWS: Final = 10_000
 
@@ -40,11 +40,11 @@ class DeviceStore:
             rows = connection.execute(select(schema.tokens.c.sha256, schema.tokens.c.role)).all()
         self._tokens = {(sha256, Role(role)) for sha256, role in rows}
 
-    def enroll(self, device: Device, now_s: float) -> None:
+    def enroll(self, device: EnrolledDevice, now_s: float) -> None:
         """Remember a device; harmless if it is known."""
         self.enroll_all([device], now_s)
 
-    def enroll_all(self, devices: Iterable[Device], now_s: float) -> None:
+    def enroll_all(self, devices: Iterable[EnrolledDevice], now_s: float) -> None:
         """Remember devices, all or none."""
         unknown = {one.device_id: one for one in devices if self.find(one.device_id) is None}
         rows = [
@@ -56,7 +56,7 @@ class DeviceStore:
             for device in unknown.values():
                 self._population.add(device)
 
-    def find(self, device_id: str) -> Device | None:
+    def find(self, device_id: str) -> EnrolledDevice | None:
         """The device of this id."""
         return self._population.find(device_id)
 

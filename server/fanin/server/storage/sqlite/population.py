@@ -21,7 +21,7 @@ MAX_RECENT: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class EnrolledDevice:
     """An enrolled device: a public key, which its id follows from."""
 
     public_key: str
@@ -49,12 +49,12 @@ class Population:
         self._max_recent = max_recent
         parts = [_sorted(batch) for batch in batches]
         self._sorted = _merged(*parts, _sorted(()))
-        self._recent: dict[str, Device] = {}
+        self._recent: dict[str, EnrolledDevice] = {}
 
     def __len__(self) -> int:
         return len(self._sorted.prefixes) + len(self._recent)
 
-    def add(self, device: Device) -> None:
+    def add(self, device: EnrolledDevice) -> None:
         """Add a device that is not here yet."""
         self._recent[device.device_id] = device
         if len(self._recent) >= self._max_recent:
@@ -63,7 +63,7 @@ class Population:
             self._sorted = _merged(self._sorted, _sorted(rows))
             self._recent = {}
 
-    def find(self, device_id: str) -> Device | None:
+    def find(self, device_id: str) -> EnrolledDevice | None:
         """The device of this id, or None. The id may be any text."""
         recent = self._recent.get(device_id)
         if recent is not None:
@@ -76,7 +76,7 @@ class Population:
         place = int(np.searchsorted(devices.prefixes, prefix))
         # Keys whose ids begin alike can be searched for, so the whole id decides.
         while place < len(devices.prefixes) and devices.prefixes[place] == prefix:
-            device = Device(public_key=devices.keys[place].tobytes().hex())
+            device = EnrolledDevice(public_key=devices.keys[place].tobytes().hex())
             if device.device_id == device_id:
                 return device
             place += 1

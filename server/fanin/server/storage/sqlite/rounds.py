@@ -246,7 +246,7 @@ class RoundStore:
         with self._engine.connect() as connection:
             return _updates(connection, run_id, round_number)
 
-    def made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
+    def headers_made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
         """By device, the Updates that were made for a Round and accepted, whichever Round they are folded in; but none
         of a Round that failed, for no Version will ever be computed from them again."""
         table, rounds = schema.updates, schema.rounds

@@ -60,9 +60,9 @@ class RunStore:
             data = connection.execute(query).scalar()
         return None if data is None else bundle_from_proto(fleet_pb2.BundleRef.FromString(data))
 
-    def run_key(self, run_id: str, fresh: bytes) -> bytes:
-        """The private key of a Run; ``fresh`` becomes it if there is none yet."""
-        row = {"run_id": run_id, "private_key": fresh}
+    def run_key(self, run_id: str, new_key: bytes) -> bytes:
+        """The private key of a Run; ``new_key`` becomes it if there is none yet."""
+        row = {"run_id": run_id, "private_key": new_key}
         query = select(schema.run_keys.c.private_key).where(schema.run_keys.c.run_id == run_id)
         with self._engine.begin() as connection:
             connection.execute(upsert(schema.run_keys).values(row).on_conflict_do_nothing())
@@ -117,14 +117,14 @@ class RunStore:
             data = connection.execute(query).scalar()
         return None if data is None else version_from_proto(fleet_pb2.Version.FromString(data))
 
-    def made_by(self, run_id: str) -> dict[int, int]:
+    def round_by_version(self, run_id: str) -> dict[int, int]:
         """By number of the Version the Round that made it; 0: none."""
         table = schema.versions
         query = select(table.c.number, table.c.round).where(table.c.run_id == run_id)
         with self._engine.connect() as connection:
-            return {int(number): int(made_by) for number, made_by in connection.execute(query)}
+            return {int(number): int(round_number) for number, round_number in connection.execute(query)}
 
-    def beginning(self, run_id: str) -> int:
+    def lineage_start(self, run_id: str) -> int:
         """The newest Version of a Run that no Round made: what it began from, or was given since."""
         table = schema.versions
         query = select(func.max(table.c.number)).where(table.c.run_id == run_id, table.c.round == 0)
@@ -132,19 +132,23 @@ class RunStore:
             return int(connection.execute(query).scalar_one())
 
     def adopted(self, run_id: str, version: int) -> tuple[str, int] | None:
-        """The Run and the Version whose parameters a Version has by rollback or promotion; None for any other."""
-        versions, events = schema.versions, schema.events
+        """Return the source of a Version that a rollback or a promotion published, or None for any other Version.
+
+        Returns:
+            The Run and the number of the Version with the same parameters.
+        """
+        versions = schema.versions
         is_outside = (versions.c.run_id == run_id) & (versions.c.number == version) & (versions.c.round == 0)
-        query = select(events.c.event_proto).where(events.c.run_id == run_id).order_by(events.c.sequence.desc())
         with self._engine.connect() as connection:
             if connection.execute(select(versions.c.number).where(is_outside)).first() is None:
                 return None
-            # The newest events first: few of them follow the publication that a Round is about to start from.
-            for data in connection.execution_options(yield_per=64).execute(query).scalars():
-                event = event_from_proto(control_pb2.Event.FromString(data)).event
-                if isinstance(event, VersionPublished) and event.number == version:
-                    return (event.adopted_run, event.adopted_number) if event.adopted_run else None
-        return None
+            event = _publication(connection, run_id, version)
+        return (event.adopted_run, event.adopted_number) if event is not None and event.adopted_run else None
+
+    def publication(self, run_id: str, number: int) -> VersionPublished | None:
+        """Return the event that published a Version, or None without one (Version 0 has none)."""
+        with self._engine.connect() as connection:
+            return _publication(connection, run_id, number)
 
     def event_page(self, run_id: str, from_sequence: int) -> tuple[Recorded, ...]:
         """The next events of a Run from a sequence number on, at most ``PAGE_EVENTS``; none after the last one."""
@@ -212,6 +216,17 @@ def add_event(connection: Connection, run_id: str, event: RunEvent, now_s: float
     data = event_to_proto(Recorded(sequence=sequence, time_s=now_s, event=event)).SerializeToString()
     row = {"run_id": run_id, "sequence": sequence, "time": now_s, "event_proto": data}
     connection.execute(insert(schema.events).values(row))
+
+
+def _publication(connection: Connection, run_id: str, number: int) -> VersionPublished | None:
+    events = schema.events
+    query = select(events.c.event_proto).where(events.c.run_id == run_id).order_by(events.c.sequence.desc())
+    # The newest events first: callers ask for a Version that was published recently.
+    for data in connection.execution_options(yield_per=64).execute(query).scalars():
+        event = event_from_proto(control_pb2.Event.FromString(data)).event
+        if isinstance(event, VersionPublished) and event.number == number:
+            return event
+    return None
 
 
 def _next(connection: Connection, run_id: str) -> int:

@@ -1,0 +1,72 @@
+"""The parameters of a Version, as blobs and as arrays.
+
+A model of 2 GB is read and written in consecutive slices, so that the fold needs little memory besides its sum. The
+bytes are those of ``edge.tensors``: the header of the table, then the values as little-endian float32.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
+from fanin.protos.chunks import short
+from fanin.protos.errors import Corrupted, InvalidInput
+from fanin.protos.messages import CodecSpec, Version
+from fanin.server.aggregation.folding import first_grid_of
+from fanin.server.storage.blobs import Blobs
+
+
+def encode_parameters(table: TensorTable, pieces: Iterable[Float32s]) -> Iterator[bytes]:
+    """Yield the canonical bytes of parameters that arrive in consecutive slices."""
+    yield table.header()
+    for piece in pieces:
+        yield piece.astype("<f4", copy=False).tobytes()
+
+
+def parameter_pieces(blobs: Blobs, version: Version, table: TensorTable) -> Iterator[Float32s]:
+    """Yield the verified parameters of a Version in consecutive slices.
+
+    Raises:
+        NotFound: A Chunk is missing.
+        Corrupted: A Chunk is damaged, or the parameters are those of another table.
+    """
+    what = f"version {version.number} of run {version.run_id}"
+    header, buffered = table.header(), b""
+    header_bytes = len(header)
+    for chunk in blobs.pieces(what, version.parameters):
+        buffered += chunk
+        if header_bytes:
+            if len(buffered) < header_bytes:
+                continue
+            if buffered[:header_bytes] != header:
+                raise Corrupted(f"{what}: names or shapes differ from bundle {short(version.bundle_sha256)}")
+            buffered, header_bytes = buffered[header_bytes:], 0
+        # A Chunk may end within a value of 4 bytes.
+        size_bytes = len(buffered) // 4 * 4
+        yield np.frombuffer(buffered, "<f4", count=size_bytes // 4)
+        buffered = buffered[size_bytes:]
+
+
+def load_parameters(blobs: Blobs, version: Version, table: TensorTable) -> Float32s:
+    """Return the verified parameters of a Version.
+
+    Returns:
+        An array of shape (num_values,).
+
+    Raises:
+        NotFound: A Chunk is missing.
+        Corrupted: A Chunk is damaged, or the parameters are those of another table.
+    """
+    what = f"version {version.number} of run {version.run_id}"
+    try:
+        stored_table, flat = decode_parameters(blobs.read_artifact(what, version.parameters))
+    except InvalidInput as exc:
+        raise Corrupted(f"{what}: {exc}") from exc
+    if stored_table != table:
+        raise Corrupted(f"{what}: names or shapes differ from bundle {short(version.bundle_sha256)}")
+    return flat
+
+
+def first_grid_from(base: Version, table: TensorTable, codec: CodecSpec, blobs: Blobs) -> tuple[int, ...]:
+    """Return the first grid of a Version's parameters: an exponent for each block. Raises NotFound, Corrupted."""
+    return first_grid_of(table, parameter_pieces(blobs, base, table), codec)

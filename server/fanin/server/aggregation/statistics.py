@@ -1,0 +1,54 @@
+"""The statistics of a Round for its record: evaluation, training loss and runtimes.
+
+Each function reads the sums over the Round's Updates. The result is in the event ``VersionPublished``.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from fanin.edge.runtimes.evaluations import SQUARES_INT8, measured_of
+from fanin.protos.control import Evaluation
+from fanin.protos.messages import EXAMPLES, LOSS_UNIT, TRAIN_LOSS
+
+MAX_RUNTIMES: Final = 50
+"""Runtimes that are named in one event. Devices choose these names, and one message holds them all."""
+OTHER_RUNTIMES: Final = "other"
+MAX_RISE: Final = 1e9
+"""Largest reported rise of the squared error, in percent. Where float has no error at all, the rise is infinite, and
+JSON has no infinity."""
+
+
+def evaluation_of(counts: Mapping[str, int], num_classes: int) -> Evaluation | None:
+    """Return the evaluation of the Round's base Version on the devices' validation data, or None without examples.
+
+    Args:
+        counts: Sums of the Updates' statistics, by name.
+        num_classes: Number of classes of the Bundle, 0 for a model of values. It comes from the Bundle, because devices
+            do not decide what kind of model it is.
+    """
+    sums, of_values = measured_of(counts), not num_classes and SQUARES_INT8 in counts
+    if sums.num_examples <= 0:
+        return None
+    return Evaluation(
+        num_examples=sums.num_examples,
+        loss=sums.loss_sum / sums.num_examples,
+        accuracy_float=sums.accuracy_float,
+        accuracy_int8=sums.accuracy_int8,
+        int8_agreement=sums.agreement,
+        int8_rise_percent=min(sums.rise_percent, MAX_RISE) if of_values else None,
+    )
+
+
+def train_loss_of(counts: Mapping[str, int]) -> float:
+    """Return the mean training loss in nats per example, 0.0 if no device reported one."""
+    examples = counts.get(EXAMPLES, 0)
+    return counts.get(TRAIN_LOSS, 0) / LOSS_UNIT / examples if examples > 0 else 0.0
+
+
+def runtimes_of(names: Iterable[str]) -> Mapping[str, int]:
+    """Return the number of Updates for each runtime: the ``MAX_RUNTIMES`` most frequent, and ``OTHER_RUNTIMES``."""
+    counts = Counter(names)
+    frequent = dict(counts.most_common(MAX_RUNTIMES))
+    num_other = counts.total() - sum(frequent.values())
+    return frequent | ({OTHER_RUNTIMES: num_other} if num_other else {})

@@ -1,0 +1,125 @@
+"""Check-ins: long polls of devices that wait for work.
+
+A check-in is parked until a Round has a place for the device, a Run that rests has a newer Version, or its time is up.
+A device has at most one parked check-in. A check-in without work costs no database access.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fanin.protos import messages as m
+from fanin.server.access.limits import Limits
+from fanin.server.fleet.bulletin import Bulletin
+from fanin.server.fleet.selection import choose, retry_window
+from fanin.server.runs.catalog import Runs
+from fanin.server.runs.driver import RunDriver
+from fanin.server.storage.sqlite.devices import DeviceStore
+
+
+@dataclass(slots=True)
+class _Parked:
+    check_in: m.CheckIn
+    answer: asyncio.Future[m.CheckInAnswer]
+
+
+class CheckIns:
+    """The parked check-ins of all devices."""
+
+    def __init__(self, runs: Runs, devices: DeviceStore, limits: Limits, rng: random.Random) -> None:
+        self._runs = runs
+        self._bulletin = Bulletin(runs)
+        self._devices = devices
+        self._limits = limits
+        self._rng = rng
+        self._parked: dict[str, _Parked] = {}
+
+    async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
+        """See ``Coordinator.check_in``."""
+        answer = await self._answer(device, check_in)
+        if isinstance(answer, m.Assigned):
+            return answer
+        return replace(answer, newest=self._bulletin.newer(device, check_in))
+
+    def on_change(self) -> None:
+        """Answer the devices that a change of a Run concerns."""
+        self._assign(list(self._parked))
+        if self._bulletin.has_changed():
+            self._announce_versions(list(self._parked))
+
+    def stop(self) -> None:
+        """Answer all parked check-ins with a short wait."""
+        for parked in self._parked.values():
+            if not parked.answer.done():
+                parked.answer.set_result(m.Wait(retry_min_s=1.0, retry_max_s=5.0))
+        self._parked.clear()
+
+    async def _answer(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
+        if not m.OLDEST_PROTOCOL <= check_in.protocol <= m.PROTOCOL:
+            known = f"{m.OLDEST_PROTOCOL} to {m.PROTOCOL}"
+            text = f"protocol: got {check_in.protocol}, expected {known}; install another fanin"
+            return m.Rejected(reason=m.RejectReason.UPGRADE, text=text)
+        refusals = [driver.intake.refusal(check_in.capabilities) for driver in self._runs.running()]
+        if refusals and all(refusals):
+            return m.Rejected(reason=m.RejectReason.UNSUITABLE, text="; ".join(refusals))
+        earlier = self._parked.pop(device, None)
+        if earlier is not None and not earlier.answer.done():
+            # The wait keeps two processes with one key from replacing each other as fast as the network allows.
+            earlier.answer.set_result(m.Wait(retry_min_s=1.0, retry_max_s=5.0))
+        if len(self._parked) >= self._limits.max_parked:
+            retry_min_s, retry_max_s = retry_window(self._devices.num_devices)
+            return m.Wait(retry_min_s=retry_min_s, retry_max_s=retry_max_s)
+        return await self._park(device, check_in)
+
+    async def _park(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
+        parked = _Parked(check_in, asyncio.get_running_loop().create_future())
+        self._parked[device] = parked
+        self._assign([device])
+        self._announce_versions([device])
+        try:
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the answer.
+            async with asyncio.timeout(min(check_in.wait_s, self._limits.max_wait_s)):
+                return await parked.answer
+        except TimeoutError:
+            # The device has waited already, so it may check in again at once.
+            return m.Wait(retry_min_s=0.0, retry_max_s=1.0)
+        finally:
+            if self._parked.get(device) is parked:
+                del self._parked[device]
+
+    def _assign(self, devices: Sequence[str]) -> None:
+        """Answer those of these parked devices for which there is work.
+
+        Devices that hold an Assignment, of any Run, receive it again. Then free places are given to others at random.
+        """
+        running = self._runs.running()
+        for driver in running:
+            self._offer(driver, [device for device in devices if driver.intake.holds(device)])
+        for driver in running:
+            if driver.intake.num_places:
+                waiting = [one for one in devices if self._waits_for(one, driver) and driver.intake.may_join(one)]
+                self._offer(driver, choose(waiting, driver.intake.num_places, self._rng))
+
+    def _announce_versions(self, devices: Sequence[str]) -> None:
+        """Answer those of these parked devices that serve an older Version of a Run that opens no Round."""
+        for device in devices:
+            parked = self._parked.get(device)
+            if parked is not None and not parked.answer.done():
+                answer = self._bulletin.due(parked.check_in, len(devices))
+                if answer is not None:
+                    parked.answer.set_result(answer)
+
+    def _offer(self, driver: RunDriver, devices: Sequence[str]) -> None:
+        for device in devices:
+            parked = self._parked.get(device)
+            assignment = None if parked is None or parked.answer.done() else driver.intake.offer(device)
+            if parked is not None and assignment is not None:
+                del self._parked[device]
+                parked.answer.set_result(m.Assigned(assignment=assignment))
+
+    def _waits_for(self, device: str, driver: RunDriver) -> bool:
+        parked = self._parked.get(device)
+        if parked is None or parked.answer.done():
+            return False
+        return not driver.intake.refusal(parked.check_in.capabilities)

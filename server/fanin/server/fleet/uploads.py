@@ -1,0 +1,287 @@
+"""Uploads: one Update from its header to its commit, and reports of failures.
+
+An Update is received Chunk by Chunk into the spool. When it is complete, the payload becomes durable first, then one
+row in the database commits the Update, then the device receives ACCEPTED. A rejected Update leaves no trace. An upload
+whose Round closes ends with DISCARDED.
+
+Three limits protect the coordinator: uploads at a time (``Limits.max_uploads``), uploads at full speed (``permits``),
+and the time that a slow device may take (``patience``).
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
+from dataclasses import dataclass
+
+from fanin.protos import messages as m
+from fanin.protos.errors import InvalidUpdate, StorageFull, Unavailable
+from fanin.server.access.limits import Limits
+from fanin.server.access.patience import Patience
+from fanin.server.access.permits import Permit, Permits
+from fanin.server.fleet.lookup import driver_of
+from fanin.server.fleet.validation import Expected, check_header, labels_of
+from fanin.server.runs.catalog import Runs
+from fanin.server.runs.driver import RunDriver
+from fanin.server.storage.lanes import run_to_end
+from fanin.server.storage.spool import Upload
+from fanin.server.storage.stores import Files
+
+LOG = logging.getLogger("fanin.server.fleet.uploads")
+
+
+class Uploads:
+    """The uploads under way."""
+
+    def __init__(self, runs: Runs, files: Files, limits: Limits) -> None:
+        self._runs = runs
+        self._files = files
+        self._limits = limits
+        self._permits = Permits()
+        # By device: the task that serves its upload.
+        self._tasks: dict[str, asyncio.Task[object]] = {}
+        self._transfers: set[_Transfer] = set()
+
+    async def upload(
+        self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
+    ) -> AsyncIterator[m.UploadReply]:
+        """See ``Coordinator.upload``."""
+        driver = driver_of(self._runs, header.assignment_id)
+        round_number = driver.intake.check_assignment(header.assignment_id, device)
+        if device not in self._tasks and len(self._tasks) >= self._limits.max_uploads:
+            raise Unavailable(f"upload: {len(self._tasks)} are under way, expected fewer; try again later")
+        current = asyncio.current_task()
+        assert current is not None, "an upload is served by a task"
+        earlier = self._tasks.get(device)
+        self._tasks[device] = current
+        try:
+            # A device has one upload at a time, because it has reconnected. So its file has one writer, and no device
+            # holds many permits through many Assignments.
+            if earlier is not None and earlier is not current:
+                earlier.cancel()
+                await run_to_end(asyncio.wait({earlier}))
+            async with aclosing(self._receive(_Request(driver, round_number, device, header, pieces))) as replies:
+                num_replies = 0
+                async for reply in replies:
+                    num_replies += 1
+                    if num_replies > 1:
+                        # The disk has stored something since the first reply.
+                        driver.intake.note_space(is_lacking=False)
+                    yield reply
+        except StorageFull:
+            driver.intake.note_space(is_lacking=True)
+            raise
+        finally:
+            if self._tasks.get(device) is current:
+                del self._tasks[device]
+
+    async def report(self, device: str, report: m.Report) -> m.UploadReply:
+        """See ``Coordinator.report``."""
+        driver = driver_of(self._runs, report.assignment_id)
+        round_number = driver.intake.check_assignment(report.assignment_id, device)
+        outcome = await driver.intake.outcome(round_number, device)
+        if report.failure and outcome.update_state is m.UpdateState.RECEIVING:
+            await self._discard(report.assignment_id)
+            driver.intake.give_up(round_number, device)
+            # Quoted and cut, because a peer's text goes into our log.
+            LOG.warning(
+                "run %s: round %d: device %s gave up: %r", driver.run_id, round_number, device, report.failure[:400]
+            )
+            return m.UploadReply(round_state=outcome.round_state, update_state=m.UpdateState.DISCARDED)
+        return outcome
+
+    def on_change(self) -> None:
+        """End the uploads whose Updates no longer count."""
+        for transfer in self._transfers:
+            if not transfer.is_known_to_count():
+                transfer.patience.wake()
+
+    async def _receive(self, request: "_Request") -> AsyncGenerator[m.UploadReply, None]:
+        driver, header, device = request.driver, request.header, request.device
+        outcome = await driver.intake.outcome(request.round, device)
+        if outcome.update_state is not m.UpdateState.RECEIVING or not request.may_count():
+            yield outcome
+            return
+        check_header(header, _expected(driver, request.round))
+        with ExitStack() as resources:
+            # To the end, even if the device disconnects: the file must be closed in any case.
+            upload = await run_to_end(self._files.run(self._open, resources, header, device))
+            transfer = _Transfer(request, upload, Patience(self._limits.stall_s))
+            resources.enter_context(self._listed(transfer))
+            permit = resources.enter_context(self._permits.one())
+            source = _Pieces(request.pieces, transfer.patience, permit)
+            try:
+                if not upload.is_complete():
+                    with suppress(TimeoutError):
+                        await source.wait_for_permit()
+                # The Round may have closed while this upload waited. Then the first reply is the last one.
+                if request.may_count():
+                    with source.replying():
+                        yield _progress(upload)
+                while not upload.is_complete() and request.may_count():
+                    try:
+                        if not await self._store_chunk(upload, source):
+                            return
+                    except TimeoutError as exc:
+                        if transfer.patience.is_over and request.may_count():
+                            raise Unavailable(self._stalled) from exc
+                        # Otherwise ``on_change`` ended the wait, and the loop asks whether the Update still counts.
+                        continue
+                    if not upload.is_complete() and request.may_count():
+                        with source.replying():
+                            yield _progress(upload)
+                permit.give_back()
+                yield await self._conclude(request, upload)
+            except InvalidUpdate:
+                await run_to_end(self._discard(header.assignment_id))
+                raise
+
+    def _open(self, resources: ExitStack, header: m.UpdateHeader, device: str) -> Upload:
+        return resources.enter_context(closing(self._files.spool.open(header, device)))
+
+    async def _store_chunk(self, upload: Upload, source: "_Pieces") -> bool:
+        """Receive and store the next Chunk.
+
+        Returns:
+            False if the device disconnects before the Chunk is complete.
+
+        Raises:
+            TimeoutError: The device is too slow, or a Run has changed.
+        """
+        await source.wait_for_permit()
+        while (piece := await source.next()) is not None:
+            if upload.add(piece):
+                await run_to_end(self._files.run(upload.store))
+                return True
+        return False
+
+    async def _conclude(self, request: "_Request", upload: Upload) -> m.UploadReply:
+        """Commit an upload that is complete, or discard one that no longer counts.
+
+        If the Plan allows staleness, an upload that ends while a Round ends waits for the next Round. A device that
+        disconnects meanwhile ends the wait.
+        """
+        driver = request.driver
+        while upload.is_complete() and request.may_count():
+            changed = driver.course.changed
+            if driver.intake.accepts(request.round):
+                reply = await run_to_end(self._commit(request, upload))
+                if reply is not None:
+                    return reply
+            await changed.wait()
+        return await run_to_end(self._finish(request, upload, is_accepted=False))
+
+    async def _commit(self, request: "_Request", upload: Upload) -> m.UploadReply | None:
+        """Try once to commit an Update. Return None if the open Round does not accept it, but the next one may."""
+        files, header, intake = self._files, request.header, request.driver.intake
+        await files.run(files.spool.commit, upload, request.device)
+        committed = await intake.commit(request.device, header, upload.resumed_bytes)
+        if committed is None and not intake.is_refused(request.round):
+            return None
+        if committed is None or committed.payload != header.payload:
+            await files.run(files.spool.withdraw, header, request.device)
+        return await self._finish(request, upload, is_accepted=committed is not None)
+
+    async def _finish(self, request: "_Request", upload: Upload, *, is_accepted: bool) -> m.UploadReply:
+        await self._discard(request.header.assignment_id)
+        return m.UploadReply(
+            round_state=m.RoundState.OPEN if request.may_count() else m.RoundState.CLOSED,
+            update_state=m.UpdateState.ACCEPTED if is_accepted else m.UpdateState.DISCARDED,
+            received_bytes=upload.received_bytes,
+        )
+
+    async def _discard(self, assignment_id: str) -> None:
+        await self._files.run(self._files.spool.discard, assignment_id)
+
+    @property
+    def _stalled(self) -> str:
+        return f"upload: nothing came for {self._limits.stall_s:g} s, or next to nothing for longer; go on later"
+
+    @contextmanager
+    def _listed(self, transfer: "_Transfer") -> Iterator[None]:
+        """Let ``on_change`` reach an upload while it is under way."""
+        self._transfers.add(transfer)
+        try:
+            yield
+        finally:
+            self._transfers.discard(transfer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One call of ``upload`` whose Assignment was checked. ``round`` is the Assignment's."""
+
+    driver: RunDriver
+    round: int
+    device: str
+    header: m.UpdateHeader
+    pieces: AsyncIterator[m.Piece]
+
+    def may_count(self) -> bool:
+        """Return whether the Update counts, or may count in the next Round. Raises Unavailable if undecided."""
+        return self.driver.intake.may_count(self.round)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Transfer:
+    """An upload under way."""
+
+    request: _Request
+    upload: Upload
+    patience: Patience
+
+    def is_known_to_count(self) -> bool:
+        """Return whether the Update counts. False if that is undecided: the upload then ends with Unavailable."""
+        try:
+            return self.request.may_count()
+        except Unavailable:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """The pieces that one device sends, within its patience and its permit."""
+
+    requests: AsyncIterator[m.Piece]
+    patience: Patience
+    permit: Permit
+
+    async def wait_for_permit(self) -> None:
+        """Wait until the device may send a Chunk. Raises TimeoutError if a Run changes."""
+        async with self.patience.waiting():
+            await self.permit.get()
+
+    async def next(self) -> m.Piece | None:
+        """Return the next piece, or None at the end. Raises TimeoutError."""
+        with self.permit.lent():
+            async with self.patience.reading():
+                piece = await anext(self.requests, None)
+        if piece is not None:
+            self.patience.gain(len(piece.data))
+        return piece
+
+    @contextmanager
+    def replying(self) -> Iterator[None]:
+        """Yield a reply to the device within this context: the device's time to read it is limited."""
+        with self.permit.lent(), self.patience.writing():
+            yield
+
+
+def _expected(driver: RunDriver, round_number: int) -> Expected:
+    setup = driver.setup
+    return Expected(
+        run_id=driver.run_id,
+        round=round_number,
+        version_sha256=driver.intake.opened(round_number).base.sha256,
+        codec=setup.plan.codec,
+        table=setup.table,
+        num_labels=labels_of(setup.manifest),
+    )
+
+
+def _progress(upload: Upload) -> m.UploadReply:
+    return m.UploadReply(
+        round_state=m.RoundState.OPEN,
+        update_state=m.UpdateState.RECEIVING,
+        received_bytes=upload.received_bytes,
+    )

@@ -1,0 +1,50 @@
+"""The setup of a Run: the parts that never change while it exists."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.tensors import TensorTable
+from fanin.protos.control import StartRun
+from fanin.protos.messages import BundleRef
+from fanin.protos.plans import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSetup:
+    """The constants of a Run: its start command, its verified Bundle and the key that signs its Versions."""
+
+    start: StartRun
+    bundle: BundleRef
+    manifest: Manifest
+    run_key: SigningKey
+
+    @property
+    def plan(self) -> Plan:
+        """The Run's Plan."""
+        return self.start.plan
+
+    @property
+    def table(self) -> TensorTable:
+        """The layout of the parameters."""
+        return self.manifest.table
+
+    @cached_property
+    def chunks(self) -> frozenset[str]:
+        """The digests of all Chunks of the Bundle."""
+        artifacts = (self.bundle.manifest, *self.manifest.artifacts.values())
+        return frozenset(ref.sha256 for artifact in artifacts for ref in artifact.chunks)
+
+    @cached_property
+    def graph_formats(self) -> tuple[str, ...]:
+        """The graph formats in which the Bundle has every graph that a device needs."""
+        formats = [set(signature.graphs) for signature in self.manifest.signatures.values()]
+        return tuple(sorted(set.intersection(*formats)))
+
+    def download_bytes(self, graph_formats: Collection[str]) -> int:
+        """Return the size of a device's first download: the graphs in its formats, and the parameters of a Version."""
+        signatures = self.manifest.signatures.values()
+        names = {signature.graphs[one] for signature in signatures for one in graph_formats if one in signature.graphs}
+        return sum(self.manifest.artifacts[name].size_bytes for name in {*names, self.manifest.initial})

@@ -1,0 +1,125 @@
+"""Checks of what operators publish: Bundles, Versions and the start of a Run.
+
+Nothing is recorded before it has passed these checks, so every device can trust what the coordinator offers. The Chunks
+come from an operator. Those that do not fit together are the operator's mistake (InvalidBundle, InvalidVersion);
+Chunks damaged after their upload are damage of the coordinator (Corrupted).
+"""
+
+import numpy as np
+
+from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
+from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.bundles.versions import check_delegation, check_version
+from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports
+from fanin.edge.tensors import TensorTable, decode_parameters
+from fanin.protos.chunks import Artifact, assemble, short
+from fanin.protos.control import StartRun
+from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion
+from fanin.protos.messages import BundleRef, Version
+from fanin.server.rounds.setup import RunSetup
+from fanin.server.storage.blobs import Blobs
+
+
+def open_bundle(ref: BundleRef, blobs: Blobs) -> Bundle:
+    """Open a Bundle and verify its manifest.
+
+    Raises:
+        InvalidBundle: The manifest is too large or invalid, or its Chunks do not form it.
+        NotFound: A Chunk is missing.
+        Corrupted: A Chunk is damaged.
+    """
+    if ref.manifest.size_bytes > MAX_MANIFEST_BYTES:
+        raise InvalidBundle(
+            f"bundle: got a manifest of {ref.manifest.size_bytes} bytes, expected at most {MAX_MANIFEST_BYTES}"
+        )
+    try:
+        # Not ``read_artifact``: it would report the operator's wrong Chunks as our damage.
+        data = assemble("manifest", ref.manifest, blobs.read)
+    except InvalidInput as exc:
+        raise InvalidBundle(f"bundle: {exc}") from exc
+    signed = SignedManifest(data=data, public_key=ref.public_key, signature=ref.signature)
+    return Bundle.open(signed, trusted=(ref.public_key,), read=blobs.read)
+
+
+def check_bundle(ref: BundleRef, blobs: Blobs) -> None:
+    """Verify every artifact of a Bundle, as a device would. Raises like ``open_bundle``."""
+    bundle = open_bundle(ref, blobs)
+    for name in bundle.manifest.artifacts:
+        bundle.artifact(name)
+    bundle.initial_parameters()
+
+
+def check_start(start: StartRun, setup: RunSetup) -> None:
+    """Check the command that starts a Run: Version 0, its delegation, and the Plan.
+
+    Raises:
+        InvalidVersion: The Version or the delegation is not for this Run.
+        InvalidPlan: The Bundle's graphs cannot carry out the Plan.
+    """
+    if start.version.number != 0:
+        raise InvalidVersion(f"run {start.run_id}: got version {start.version.number} to start from, expected 0")
+    check_signature(start.version, setup)
+    delegation = start.delegation
+    if (
+        delegation.run_id != start.run_id
+        or delegation.bundle_sha256 != setup.bundle.manifest.sha256
+        or delegation.run_public_key != setup.run_key.public
+    ):
+        raise InvalidVersion(
+            f"run {start.run_id}: the delegation is for run {delegation.run_id}, bundle "
+            f"{short(delegation.bundle_sha256)} and key {short(delegation.run_public_key)}, expected this run, "
+            f"bundle {short(setup.bundle.manifest.sha256)} and key {short(setup.run_key.public)}"
+        )
+    check_delegation(delegation, setup.bundle.public_key)
+    _check_plan(start, setup.manifest)
+
+
+def check_signature(version: Version, setup: RunSetup) -> None:
+    """Raise InvalidVersion unless a Version is signed for the Bundle of this Run."""
+    check_version(
+        version,
+        run_id=version.run_id,
+        bundle_sha256=setup.bundle.manifest.sha256,
+        publisher=setup.bundle.public_key,
+        seen=-1,
+    )
+
+
+def check_parameters(artifact: Artifact, table: TensorTable, blobs: Blobs) -> None:
+    """Check the parameters of a Version.
+
+    Raises:
+        InvalidVersion: They do not fit the Bundle's table, or a value is not finite.
+        NotFound: A Chunk is missing.
+        Corrupted: A Chunk is damaged.
+    """
+    try:
+        # Not ``read_artifact``: it would report the operator's wrong Chunks as our damage.
+        data = assemble("parameters", artifact, blobs.read)
+        published_table, flat = decode_parameters(data)
+    except InvalidInput as exc:
+        raise InvalidVersion(str(exc)) from exc
+    if published_table != table:
+        raise InvalidVersion("parameters: names or shapes differ from the bundle's")
+    if not np.isfinite(flat).all():
+        raise InvalidVersion("parameters: got NaN or infinity, expected finite values; the training diverged")
+
+
+def _check_plan(start: StartRun, manifest: Manifest) -> None:
+    """Raise InvalidPlan if the Plan needs what the Bundle's graphs do not have."""
+    training, ports = start.plan.training, {port.name for port in manifest.signatures["train"].inputs}
+    if training.proximal_weight > 0.0 and PROXIMAL_WEIGHT not in ports:
+        raise InvalidPlan(
+            f"run {start.run_id}: got proximal_weight {training.proximal_weight:g}, but the bundle's train graph has "
+            "no such input; export the App with Recipe(proximal=True)"
+        )
+    if controls := control_ports(manifest.table, manifest.signatures["train"].inputs):
+        raise InvalidPlan(
+            f"run {start.run_id}: the bundle's train graph has the input {controls[0]!r}, expected none of that kind: "
+            "no device sets SCAFFOLD's control variates, so it would train without them; export the App again"
+        )
+    if training.batch_size not in (0, manifest.batch_size):
+        raise InvalidPlan(
+            f"run {start.run_id}: got [training] batch_size {training.batch_size}, but the bundle's graphs are for "
+            f"{manifest.batch_size}; export the App with App(batch_size={training.batch_size}), or leave it out"
+        )
