@@ -1,5 +1,7 @@
 """Runs that cannot be taken up at a start: operators see them, can end them, and can take them up again."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from fanin.clients.testing import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
 from fanin.protos.control import Command, Pause, Resume, RoundFailed, RunRested, RunState, Stop
-from fanin.protos.errors import Conflict, Unavailable
+from fanin.protos.errors import Conflict, Corrupted, Unavailable
 
 REASON = "run run: cannot be taken up: unexpected error (IsADirectoryError); the coordinator's log has the details"
 
@@ -94,5 +96,49 @@ def test_a_run_that_cannot_be_taken_up_can_be_stopped(tmp_path: Path) -> None:
             RoundFailed(round=1, reason="stopped by an operator"),
             RunRested(state=RunState.STOPPED, reason="by an operator"),
         ]
+
+    run_virtual(main())
+
+
+def change_record(folder: Path, statement: str, *values: object) -> None:
+    with closing(sqlite3.connect(folder / "state" / "fanin.db")) as connection, connection:
+        connection.execute(statement, values)
+
+
+async def served(folder: Path) -> None:
+    """A coordinator that has served one Run and ended."""
+    place = open_place(folder)
+    await start(place.runs, bundle_in(folder), plan())
+    await settle()
+    await place.runs.stop()
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xff\xff"])
+def test_a_damaged_record_of_a_run_is_one_clear_error(tmp_path: Path, damage: bytes) -> None:
+    async def main() -> None:
+        await served(tmp_path)
+        change_record(tmp_path, "UPDATE runs SET start_proto = ?", damage)
+        place = open_place(tmp_path)
+        with pytest.raises(Corrupted, match=r"^fanin\.db: run run: the record is damaged \(.+\); restore a backup"):
+            await place.runs.start()
+
+    run_virtual(main())
+
+
+def test_a_run_whose_payloads_are_newer_than_its_record_is_not_continued(tmp_path: Path) -> None:
+    async def main() -> None:
+        await served(tmp_path)
+        folder = tmp_path / "state" / "updates" / "run" / "9"
+        folder.mkdir(parents=True)
+        (folder / ".DS_Store").touch()
+        place = open_place(tmp_path)
+        await place.runs.start()
+        assert [info.reason for info in await place.runs.infos()] == [""]
+        await place.runs.stop()
+        (folder / f"device.{'0' * 16}.payload").touch()
+        place = open_place(tmp_path)
+        await place.runs.start()
+        (info,) = await place.runs.infos()
+        assert info.reason.startswith("run run: cannot be taken up: "), info.reason
 
     run_virtual(main())

@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Engine, event, text
 from support.errors import raises
 
@@ -86,3 +87,28 @@ def test_a_disk_that_fails_is_not_called_full(tmp_path: Path) -> None:
         other.execute("PRAGMA user_version = 1")
     with raises(OSError, f"[Errno 5] {path}: the disk failed (disk I/O error, SQLITE_IOERR_READ)"):
         DeviceStore(opened)
+
+
+def test_a_damaged_page_is_found_when_the_database_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "fanin.db"
+    open_engine(path, Durability.PROCESS).dispose()
+    data = bytearray(path.read_bytes())
+    # The second page is a table or an index; its first byte is its kind.
+    page = int.from_bytes(data[16:18], "big")
+    data[page] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(Corrupted, match=rf"^{path}: damaged \(.+\); restore a backup of the folder$"):
+        open_engine(path, Durability.PROCESS)
+
+
+def test_a_database_of_another_program_is_refused_and_not_changed(tmp_path: Path) -> None:
+    path = tmp_path / "fanin.db"
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE songs (title)")
+    with raises(
+        Corrupted,
+        f"{path}: not a database of a coordinator (table songs is of another program); restore a backup of the folder",
+    ):
+        open_engine(path, Durability.PROCESS)
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("songs",)]

@@ -283,6 +283,7 @@ class Runs:
         """Start the driver of a recorded Run. If that is impossible now, note why and raise Conflict."""
         run_id = record.start.run_id
         try:
+            await self._check_up_to_date(run_id)
             course = Course(record, await self._setup(record.start), Worker(run_id, self._observer), self._notify)
             driver = RunDriver(course, self._stores, self._files)
             try:
@@ -297,6 +298,22 @@ class Runs:
         self._drivers[run_id] = driver
         self._controls[run_id] = RunControl(driver, self._stores)
         self._broken.pop(run_id, None)
+
+    async def _check_up_to_date(self, run_id: str) -> None:
+        """Raise Corrupted if the record of a Run is older than its payloads.
+
+        SQLite drops the end of a damaged write-ahead log without an error. The Run would publish numbers again that
+        devices have already seen.
+        """
+        last = await self._stores.rounds.last(run_id)
+        recorded = 0 if last is None else last.round
+        stored = await self._files.run(self._files.spool.newest_round, run_id)
+        if stored > recorded:
+            raise Corrupted(
+                f"run {run_id}: fanin.db ends at round {recorded}, but updates/{run_id}/{stored} has payloads: the "
+                "database or its write-ahead log is older than the updates; restore a backup of the folder, or move "
+                f"the folders after {recorded} away"
+            )
 
     async def _setup(self, start: StartRun) -> RunSetup:
         sha256 = start.version.bundle_sha256

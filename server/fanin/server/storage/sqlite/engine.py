@@ -14,13 +14,14 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, inspect
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from fanin.protos.errors import Corrupted, FaninError, InvalidInput, StorageFull, Unavailable
 from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite import schema
 
 _NOT_WRITABLE: Final = ("unable to open database file", "readonly database")
 """SQLite's texts for a file that this user may not open or write, or that is a folder."""
@@ -65,6 +66,7 @@ def open_engine(path: Path, durability: Durability, *, only_look: bool = False) 
 
     try:
         with engine.connect() as connection:
+            _check_whole(connection, path)
             _check_known(connection, path)
         # A connection of its own: alembic does not commit in a transaction that a query before it has begun.
         with engine.connect() as connection:
@@ -101,6 +103,8 @@ def _translate(error: sqlite3.Error, path: Path) -> None:
     if code is None:
         return
     primary = code & 0xFF
+    if primary == sqlite3.SQLITE_CORRUPT:
+        raise Corrupted(f"{path}: damaged ({error}); stop the coordinator and restore a backup of the folder")
     if code in _CANNOT_GROW:
         raise StorageFull(f"{path}: the database cannot grow ({error})")
     if primary == sqlite3.SQLITE_IOERR:
@@ -109,11 +113,28 @@ def _translate(error: sqlite3.Error, path: Path) -> None:
         raise Unavailable(f"{path}: another process holds the database ({error})")
 
 
+def _check_whole(connection: Connection, path: Path) -> None:
+    """Raise Corrupted if a page of the database is damaged. Without this check the damage shows up in some later call.
+
+    Reference: https://www.sqlite.org/pragma.html#pragma_quick_check
+    """
+    problem = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+    if problem != "ok":
+        raise Corrupted(f"{path}: damaged ({problem.splitlines()[-1]}); restore a backup of the folder")
+
+
 def _check_known(connection: Connection, path: Path) -> None:
-    """Raise Corrupted if a newer fanin wrote the database."""
+    """Raise Corrupted if another program or a newer fanin wrote the database."""
     script = ScriptDirectory.from_config(_config())
     known = sorted(revision.revision for revision in script.walk_revisions())
     got = MigrationContext.configure(connection).get_current_revision()
+    tables = inspect(connection).get_table_names() if got is None else []
+    foreign = sorted(set(tables) - set(schema.METADATA.tables) - {"alembic_version"})
+    if foreign:
+        raise Corrupted(
+            f"{path}: not a database of a coordinator (table {foreign[0]} is of another program); restore a backup of "
+            "the folder"
+        )
     if got is not None and got not in known:
         raise Corrupted(
             f"{path}: written by a newer fanin (got form {got}, expected {known[0]} to {known[-1]}); install that "

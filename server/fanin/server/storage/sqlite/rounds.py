@@ -16,6 +16,7 @@ from fanin.protos.convert import header_from_proto, header_to_proto
 from fanin.protos.messages import UpdateHeader, Version
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.sqlite import schema
+from fanin.server.storage.sqlite.records import decode
 from fanin.server.storage.sqlite.runs import add_event, add_version, run_state
 from fanin.v1 import fleet_pb2
 
@@ -316,7 +317,7 @@ def _commit(connection: Connection, wanted: CommittedUpdate, buffer: int) -> Com
 
 
 def _header(data: bytes) -> UpdateHeader:
-    return header_from_proto(fleet_pb2.UpdateHeader.FromString(data))
+    return decode("the header of an update", fleet_pb2.UpdateHeader, header_from_proto, data)
 
 
 def _round(connection: Connection, run_id: str, round_number: int) -> RoundRecord | None:

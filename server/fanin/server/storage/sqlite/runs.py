@@ -8,6 +8,7 @@ from typing import Final
 from sqlalchemy import Connection, Engine, RowMapping, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
+from fanin.protos.chunks import short
 from fanin.protos.control import (
     MAX_PAGE_DEVICES,
     AcceptedDevices,
@@ -22,6 +23,7 @@ from fanin.protos.convert import bundle_from_proto, bundle_to_proto, version_fro
 from fanin.protos.convert_control import event_from_proto, event_to_proto, start_run_from_proto, start_run_to_proto
 from fanin.protos.messages import BundleRef, Version
 from fanin.server.storage.sqlite import schema
+from fanin.server.storage.sqlite.records import decode
 from fanin.v1 import control_pb2, fleet_pb2
 
 PAGE_EVENTS: Final = 100
@@ -58,7 +60,7 @@ class RunStore:
         query = select(schema.bundles.c.bundle_proto).where(schema.bundles.c.bundle_sha256 == sha256)
         with self._engine.connect() as connection:
             data = connection.execute(query).scalar()
-        return None if data is None else bundle_from_proto(fleet_pb2.BundleRef.FromString(data))
+        return None if data is None else decode(f"bundle {short(sha256)}", fleet_pb2.BundleRef, bundle_from_proto, data)
 
     def run_key(self, run_id: str, new_key: bytes) -> bytes:
         """The private key of a Run; ``new_key`` becomes it if there is none yet."""
@@ -115,7 +117,7 @@ class RunStore:
         )
         with self._engine.connect() as connection:
             data = connection.execute(query).scalar()
-        return None if data is None else version_from_proto(fleet_pb2.Version.FromString(data))
+        return None if data is None else decode(f"run {run_id}, a version", fleet_pb2.Version, version_from_proto, data)
 
     def round_by_version(self, run_id: str) -> dict[int, int]:
         """By number of the Version the Round that made it; 0: none."""
@@ -160,9 +162,7 @@ class RunStore:
             .limit(PAGE_EVENTS)
         )
         with self._engine.connect() as connection:
-            return tuple(
-                event_from_proto(control_pb2.Event.FromString(data)) for data in connection.execute(query).scalars()
-            )
+            return tuple(_event(run_id, data) for data in connection.execute(query).scalars())
 
     def events(self, run_id: str) -> Iterator[Recorded]:
         """All events of a Run, read page by page."""
@@ -223,7 +223,7 @@ def _publication(connection: Connection, run_id: str, number: int) -> VersionPub
     query = select(events.c.event_proto).where(events.c.run_id == run_id).order_by(events.c.sequence.desc())
     # The newest events first: callers ask for a Version that was published recently.
     for data in connection.execution_options(yield_per=64).execute(query).scalars():
-        event = event_from_proto(control_pb2.Event.FromString(data)).event
+        event = _event(run_id, data).event
         if isinstance(event, VersionPublished) and event.number == number:
             return event
     return None
@@ -236,9 +236,13 @@ def _next(connection: Connection, run_id: str) -> int:
     return (last or 0) + 1
 
 
+def _event(run_id: str, data: bytes) -> Recorded:
+    return decode(f"run {run_id}, an event", control_pb2.Event, event_from_proto, data)
+
+
 def _record(row: RowMapping) -> RunRecord:
     return RunRecord(
-        start=start_run_from_proto(control_pb2.StartRunRequest.FromString(row["start_proto"])),
+        start=decode(f"run {row['run_id']}", control_pb2.StartRunRequest, start_run_from_proto, row["start_proto"]),
         state=RunState(row["state"]),
         reason=row["reason"],
         max_rounds=row["max_rounds"],
