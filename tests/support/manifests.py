@@ -6,7 +6,8 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.bundles.derived import Derived, Folded
-from fanin.edge.bundles.manifest import Manifest, Port, Signature, Slot, SlotKind
+from fanin.edge.bundles.manifest import Manifest, Port, Signature
+from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
 

@@ -20,12 +20,12 @@ from support.values import PUBLISHER
 
 from fanin.edge.assembly.assemble import AssembledGraphs, _slot_at, assemble
 from fanin.edge.bundles.bundle import open_folder
-from fanin.edge.bundles.manifest import Slot, SlotKind, check_slots
+from fanin.edge.bundles.slots import Slot, SlotKind, check_slots
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.trace import Traced, trace_evaluate, trace_train
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Batch, StepSettings
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.protos.errors import InvalidBundle, InvalidInput
 
 RATE = StepSettings(learning_rate=0.5)
@@ -37,12 +37,12 @@ def with_graphs(**graphs: bytes) -> AssembledGraphs:
     return replace(spec, graphs={"onnx": {**spec.graphs["onnx"], **graphs}})
 
 
-def one_batch(seed: int, num: int = BATCH_SIZE) -> Batch:
+def one_batch(seed: int, num: int = BATCH_SIZE) -> PaddedBatch:
     """``num`` samples of random numbers, the rest padding."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((BATCH_SIZE, NUM_INPUTS)).astype(np.float32)
     y = rng.integers(0, NUM_CLASSES, BATCH_SIZE).astype(np.int32)
-    return Batch(x=x, y=y, mask=(np.arange(BATCH_SIZE) < num).astype(np.float32))
+    return PaddedBatch(x=x, y=y, mask=(np.arange(BATCH_SIZE) < num).astype(np.float32))
 
 
 @pytest.mark.parametrize("name", ["onnx", "reference"])

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.utils import fusion
 
 from fanin.edge.bundles.derived import Derived, Folded
-from fanin.edge.bundles.manifest import Slot, SlotKind
 from fanin.edge.bundles.quantize import fill_slots, weight_codes, weight_scales, with_derived
+from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export import App, Recipe
 from fanin.edge.export.formats import onnx_infer
 from fanin.edge.export.int8.folding import Infer, fold_norms

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from support.errors import raises
 
+from fanin.clients.planfile import PlanFile, parse_plan, read_plan
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import MAX_EPOCHS, CodecSpec, Training
-from fanin.protos.plans import MAX_COHORT, AggregationPlan, CohortPlan, Plan, PlanFile, StopPlan, parse_plan, read_plan
+from fanin.protos.plans import MAX_COHORT, AggregationPlan, CohortPlan, Plan, StopPlan
 
 SHORTEST = 'app = "digits"\n[cohort]\nconcurrency = 8\n[training]\nlearning_rate = 1\n'
 TIMES = (1 << 32) - 1

@@ -34,6 +34,14 @@ from fanin.protos.errors import InvalidInput
 
 Float32s = npt.NDArray[np.float32]
 """A flat vector (num_values,) or any tensor of float32."""
+Float64s = npt.NDArray[np.float64]
+Int32s = npt.NDArray[np.int32]
+"""Labels, or tokens."""
+Int64s = npt.NDArray[np.int64]
+UInt8s = npt.NDArray[np.uint8]
+"""Pixels or characters, as files and sensors deliver them."""
+Array = npt.NDArray[np.generic]
+"""A tensor of any dtype."""
 
 MAGIC: Final = b"fanin-t2"
 _LENGTH: Final = struct.Struct("<I")

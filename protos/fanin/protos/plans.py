@@ -10,16 +10,12 @@ the sum of a Round stays below 2^62 in magnitude, within int64 with a bit to spa
 256 being the weight of one fresh example (staleness can only lower it).
 """
 
-import tomllib
-from dataclasses import MISSING, dataclass, fields
-from pathlib import Path
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final
 
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.messages import MAX_EPOCHS, CodecSpec, Training
 from fanin.protos.names import check_name
-
-T = TypeVar("T")
 
 CODEC_BITS: Final = {"fixed32": 32, "int8": 8}
 """The codecs that a Plan may name, and the bits of one value with its sign."""
@@ -165,87 +161,3 @@ class Plan:
     def max_total_weight(self) -> int:
         """The most that the weights of one Round can add up to."""
         return self.cohort.buffer * self.aggregation.max_examples * WEIGHT_UNIT
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFile:
-    """A Plan as written, and the model it is for: an App to export or a Bundle folder, never both."""
-
-    plan: Plan
-    app: str = ""
-    bundle: str = ""
-
-
-def parse_plan(text: str, where: str) -> PlanFile:
-    """The Plan in a TOML text; ``where`` names it in errors.
-
-    Every key has the name of its field: tables [cohort], [training], [codec], [aggregation], [stop] and at the
-    top name and one of app, bundle. Raises InvalidPlan.
-    """
-    try:
-        root = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        raise InvalidPlan(f"{where}: not TOML ({exc})") from exc
-    known = {"name", "app", "bundle", "cohort", "training", "codec", "aggregation", "stop"}
-    if unknown := sorted(set(root) - known):
-        raise InvalidPlan(f"{where}: got {unknown}, expected only {sorted(known)}")
-    app, bundle = _text(root, "app", "", where), _text(root, "bundle", "", where)
-    if bool(app) == bool(bundle):
-        raise InvalidPlan(f"{where}: expected either app or bundle, got {'both' if app else 'neither'}")
-    codec = {"name": "fixed32"} | _table(root, "codec", where)
-    codec = {"max_shift": DEFAULT_MAX_SHIFTS.get(str(codec["name"]), 0)} | codec
-    training = {"epochs": 1, "seed": 0} | _table(root, "training", where)
-    cohort = _table(root, "cohort", where)
-    if "concurrency" in cohort:
-        cohort = {"buffer": cohort["concurrency"]} | cohort
-        cohort = {"quorum": cohort["buffer"]} | cohort
-    plan = Plan(
-        name=_text(root, "name", "run", where),
-        cohort=_build(CohortPlan, cohort, f"{where}: [cohort]"),
-        training=_build(Training, training, f"{where}: [training]"),
-        codec=_build(CodecSpec, codec, f"{where}: [codec]"),
-        aggregation=_build(AggregationPlan, _table(root, "aggregation", where), f"{where}: [aggregation]"),
-        stop=_build(StopPlan, _table(root, "stop", where), f"{where}: [stop]"),
-    )
-    return PlanFile(plan=plan, app=app, bundle=bundle)
-
-
-def read_plan(path: Path) -> PlanFile:
-    """The Plan in a TOML file. Raises InvalidPlan."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidPlan(f"{path}: cannot be read ({exc})") from exc
-    return parse_plan(text, str(path))
-
-
-def _table(root: dict[str, object], name: str, where: str) -> dict[str, object]:
-    table = root.get(name, {})
-    if not isinstance(table, dict):
-        raise InvalidPlan(f"{where}: got {name} = {table!r}, expected a table [{name}]")
-    return dict(table)
-
-
-def _text(root: dict[str, object], name: str, default: str, where: str) -> str:
-    text = root.get(name, default)
-    if not isinstance(text, str):
-        raise InvalidPlan(f"{where}: {name} = {text!r}, expected str")
-    return text
-
-
-def _build(kind: type[T], row: dict[str, object], where: str) -> T:
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    if unknown := sorted(set(row) - set(known)):
-        raise InvalidPlan(f"{where}: got {unknown}, expected only {sorted(known)}")
-    for name, field in known.items():
-        if name not in row:
-            if field.default is MISSING:
-                raise InvalidPlan(f"{where}: got no {name}, expected a value")
-            continue
-        wanted, value = field.type, row[name]
-        if wanted is float and type(value) is int:
-            # Beyond 2^1000 an integer has no float: let the Plan refuse it as it does infinity.
-            row[name] = float(value) if abs(value) < 1 << 1000 else float("inf")
-        elif type(value) is not wanted:
-            raise InvalidPlan(f"{where}: {name} = {value!r}, expected {getattr(wanted, '__name__', wanted)}")
-    return kind(**row)

@@ -523,7 +523,7 @@ class BundleRef(_message.Message):
                        PORT is {"name": string, "dtype": "float32" | "int32" | "int8" | "uint8", "shape": [dim, ..]};
                        a first dim of -1 may vary. FORMAT is "onnx" or "tflite".
         "slots", "derived"   how a Version fills the int8 graph "infer". This file does not define their arithmetic
-                       (edge/fanin/edge/quantize.py does); a device that only trains skips both
+                       (edge/fanin/edge/bundles/quantize.py does); a device that only trains skips both
         "artifacts"    {ARTIFACT NAME: {"sha256": string, "size_bytes": number, "chunks": [
                            {"sha256": string, "size_bytes": number, "url": string}, ..]}}
         "initial"      the name of the artifact with the parameters of Version 0

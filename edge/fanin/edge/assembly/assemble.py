@@ -25,31 +25,21 @@ import numpy as np
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.initializers import empty_constants, fill_constants, list_constants
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest import (
-    DEVICE_SIGNATURES,
-    DTYPES,
-    Manifest,
-    Port,
-    Signature,
-    Slot,
-    SlotKind,
-    check_slots,
-    dump_manifest,
-)
+from fanin.edge.bundles.manifest import DEVICE_SIGNATURES, DTYPES, Manifest, Port, Ports, Signature
+from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.quantize import fill_slots
+from fanin.edge.bundles.slots import Slot, SlotKind, check_slots
 from fanin.edge.runtimes.available import open_format
-from fanin.edge.runtimes.base import Batch, Model, Runtime, StepSettings
-from fanin.edge.runtimes.graphs import Array, control_ports
+from fanin.edge.runtimes.base import LoadedModel, PaddedBatch, Runtime, StepSettings
+from fanin.edge.runtimes.graphs import control_ports
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
-from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
+from fanin.edge.tensors import Array, Float32s, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle
 
 ONNX: Final = "onnx"
 PARAMETERS: Final = "parameters"
 ALIGNMENT: Final = 4
-Ports = tuple[tuple[Port, ...], tuple[Port, ...]]
-"""A Signature's inputs and outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +209,7 @@ def _ports(
     return found
 
 
-def _signed(opened: Model, what: str, *, any_batch: bool) -> Ports:
+def _signed(opened: LoadedModel, what: str, *, any_batch: bool) -> Ports:
     """A graph's ports as a manifest has them, in the order of their names; -1 for a batch that may vary."""
     rows = []
     for kind, ports in (("inputs", opened.inputs), ("outputs", opened.outputs)):
@@ -281,7 +271,7 @@ def _try(bundle: Bundle, runtime: Runtime) -> None:
     ports = {port.name: port for port in manifest.signatures["train"].inputs}
     step, evaluate = runtime.open_train(bundle), runtime.open_evaluate(bundle)
     x, y, mask = (_zeros(ports[name], manifest.batch_size) for name in ("x", "y", "mask"))
-    masked = Batch(x=x, y=y, mask=mask)  # type: ignore[arg-type]  # the dtypes are the ports', as just checked
+    masked = PaddedBatch(x=x, y=y, mask=mask)  # type: ignore[arg-type]  # the dtypes are the ports', as just checked
     step(step.begin(parameters), masked, StepSettings(learning_rate=0.0))
     loss_sum = evaluate(parameters, masked).loss_sum
     if loss_sum != 0.0:

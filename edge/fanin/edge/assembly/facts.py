@@ -29,8 +29,9 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.assembly.assemble import AssembledGraphs
-from fanin.edge.bundles.manifest import Slot, parse_slot
+from fanin.edge.bundles.manifest_json import parse_slot
 from fanin.edge.bundles.rows import Reader
+from fanin.edge.bundles.slots import Slot
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
 

@@ -25,11 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fanin.edge.bundles.derived import NOTHING, Derived, Folded
-from fanin.edge.bundles.manifest import Slot, SlotKind
-from fanin.edge.tensors import Float32s, TensorTable
+from fanin.edge.bundles.slots import Slot, SlotKind
+from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.errors import InvalidVersion
 
-Float64s = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int8]
 Number = TypeVar("Number", np.int8, np.float32)
 SlotValue = npt.NDArray[np.int8] | npt.NDArray[np.int32] | npt.NDArray[np.float32]

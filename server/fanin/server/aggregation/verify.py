@@ -64,9 +64,9 @@ def verify_run(kept: Record | Tools, run_id: str) -> Iterator[Verdict]:
         table=bundle.manifest.table,
         rounds={record.round: record for record in kept.rounds.rounds(run_id)},
         adopted={
-            recorded.event.number: (recorded.event.adopted_run, recorded.event.adopted_number)
+            recorded.event.number: (recorded.event.adopted_run_id, recorded.event.adopted_number)
             for recorded in kept.runs.events(run_id)
-            if isinstance(recorded.event, VersionPublished) and recorded.event.adopted_run
+            if isinstance(recorded.event, VersionPublished) and recorded.event.adopted_run_id
         },
     )
     beginning = 0

@@ -35,7 +35,7 @@ async def pieces_of(
         Corrupted: A Chunk is damaged or missing here.
     """
     patience, offset = Patience(stall_s), download.offset
-    for number, sha256 in enumerate((download.sha256, *download.more)):
+    for number, sha256 in enumerate((download.sha256, *download.more_sha256)):
         if number:
             # Where one ends and the next begins: a Chunk that was cut on disk must not run into its neighbour.
             yield b""

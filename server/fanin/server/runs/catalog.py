@@ -18,7 +18,7 @@ from fanin.protos.chunks import Artifact, assemble, short
 from fanin.protos.control import (
     AcceptedDevices,
     Command,
-    Recorded,
+    LoggedEvent,
     RunDescription,
     RunInfo,
     RunState,
@@ -147,7 +147,7 @@ class Runs:
     async def _start_run(self, start: StartRun) -> None:
         async with self._starting:
             record = await self._record(start)
-            # Recorded but not driven: an earlier try ended on a full disk in between.
+            # LoggedEvent but not driven: an earlier try ended on a full disk in between.
             if start.run_id not in self._drivers:
                 await self._drive(record)
                 self.on_change()
@@ -201,7 +201,7 @@ class Runs:
             raise NotFound(f"run {run_id}: has no version {number}")
         return VersionWithBundle(version=found, bundle=driver.model.bundle)
 
-    async def watch(self, run_id: str, from_sequence: int) -> AsyncGenerator[Recorded, None]:
+    async def watch(self, run_id: str, from_sequence: int) -> AsyncGenerator[LoggedEvent, None]:
         """What happened in a Run from a sequence number on, then what happens, until it has ended. Raises NotFound."""
         driver = self.driver(run_id)
         sequence = from_sequence
@@ -224,7 +224,7 @@ class Runs:
             raise NotFound(f"run {run_id}: has no round {round_number}")
         return page
 
-    async def _event_page(self, run_id: str, from_sequence: int) -> tuple[Recorded, ...]:
+    async def _event_page(self, run_id: str, from_sequence: int) -> tuple[LoggedEvent, ...]:
         tools = self._tools
         return await tools.store_lane(lambda: tools.runs.event_page(run_id, from_sequence))
 

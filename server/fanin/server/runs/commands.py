@@ -70,7 +70,7 @@ class RunControl:
             case Pause():
                 await tools.store_lane(lambda: tools.control.pause(command, tools.wall()))
             case Resume() as resume:
-                await tools.store_lane(lambda: tools.control.resume(command, resume.num_rounds, tools.wall()))
+                await tools.store_lane(lambda: tools.control.resume(command, resume.rounds, tools.wall()))
             case Stop():
                 is_stuck = self._driver.is_stuck
                 await tools.store_lane(lambda: tools.control.stop(command, tools.wall(), is_stuck=is_stuck))
@@ -95,7 +95,7 @@ class RunControl:
                 f"expected {newest.number + 1} made from {newest.number}"
             )
         event = VersionPublished(
-            number=version.number, version_sha256=version.sha256, parent=version.parent, num_rounds=num_rounds
+            number=version.number, version_sha256=version.sha256, parent=version.parent, rounds=num_rounds
         )
         await self._add(Newest(version=version, event=event))
         await self._driver.look()
@@ -107,17 +107,17 @@ class RunControl:
             event = recorded.event
             if not isinstance(event, VersionPublished) or event.number != version.number:
                 continue
-            if event.num_rounds != num_rounds:
+            if event.rounds != num_rounds:
                 raise Conflict(
                     f"run {run_id}: got version {version.number} again with {num_rounds} rounds, but it was published "
-                    f"with {event.num_rounds}; resume the run to give it other rounds"
+                    f"with {event.rounds}; resume the run to give it other rounds"
                 )
 
     async def _adopt(self, command: Command, adopt: Adopt) -> None:
         tools, driver = self._tools, self._driver
         if await tools.store_lane(lambda: tools.control.is_done(command)):
             return
-        from_run = adopt.from_run or command.run_id
+        from_run = adopt.from_run_id or command.run_id
         source = await tools.store_lane(lambda: tools.runs.version(from_run, adopt.number))
         if source is None:
             raise NotFound(f"run {from_run}: has no version {adopt.number}")
@@ -139,9 +139,9 @@ class RunControl:
             number=version.number,
             version_sha256=version.sha256,
             parent=version.parent,
-            adopted_run=from_run,
+            adopted_run_id=from_run,
             adopted_number=adopt.number,
-            num_rounds=adopt.num_rounds,
+            rounds=adopt.rounds,
         )
         await self._add(Newest(version=version, event=event), command)
 

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from fanin.edge.runtimes.evaluations import SQUARES_INT8, measured_of
+from fanin.edge.runtimes.evaluations import SQUARES_INT8, quality_of
 from fanin.protos import messages as m
 from fanin.protos.control import (
     Evaluation,
-    Recorded,
+    LoggedEvent,
     RoundFailed,
     RunEvent,
     RunRested,
@@ -31,7 +31,7 @@ def evaluation_of(counts: Mapping[str, int], num_classes: int) -> Evaluation | N
 
     ``num_classes`` is the Bundle's, 0 for a model of values: what kind a model is, no device says.
     """
-    found, of_values = measured_of(counts), not num_classes and SQUARES_INT8 in counts
+    found, of_values = quality_of(counts), not num_classes and SQUARES_INT8 in counts
     if found.num_examples <= 0:
         return None
     return Evaluation(
@@ -123,12 +123,12 @@ class History:
         self._since: list[RunEvent] = []
         self.next_sequence = 0
 
-    def add(self, events: Iterable[Recorded]) -> None:
+    def add(self, events: Iterable[LoggedEvent]) -> None:
         """Take note of what was recorded since the last time."""
         for recorded in events:
             self.next_sequence = recorded.sequence + 1
             match recorded.event:
-                case VersionPublished(round=0) | RunResumed() if recorded.event.num_rounds:
+                case VersionPublished(round=0) | RunResumed() if recorded.event.rounds:
                     self._since = [recorded.event]
                 case VersionPublished() | RoundFailed() | RunResumed():
                     self._since.append(recorded.event)

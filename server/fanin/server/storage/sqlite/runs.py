@@ -11,7 +11,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from fanin.protos.control import (
     MAX_PAGE_DEVICES,
     AcceptedDevices,
-    Recorded,
+    LoggedEvent,
     RunEvent,
     RunRested,
     RunState,
@@ -143,10 +143,10 @@ class RunStore:
             for data in connection.execution_options(yield_per=64).execute(query).scalars():
                 event = event_from_proto(control_pb2.Event.FromString(data)).event
                 if isinstance(event, VersionPublished) and event.number == version:
-                    return (event.adopted_run, event.adopted_number) if event.adopted_run else None
+                    return (event.adopted_run_id, event.adopted_number) if event.adopted_run_id else None
         return None
 
-    def event_page(self, run_id: str, from_sequence: int) -> tuple[Recorded, ...]:
+    def event_page(self, run_id: str, from_sequence: int) -> tuple[LoggedEvent, ...]:
         """The next events of a Run from a sequence number on, at most ``PAGE_EVENTS``; none after the last one."""
         table = schema.events
         query = (
@@ -160,7 +160,7 @@ class RunStore:
                 event_from_proto(control_pb2.Event.FromString(data)) for data in connection.execute(query).scalars()
             )
 
-    def events(self, run_id: str) -> Iterator[Recorded]:
+    def events(self, run_id: str) -> Iterator[LoggedEvent]:
         """All events of a Run, read page by page."""
         sequence = 0
         while page := self.event_page(run_id, sequence):
@@ -209,7 +209,7 @@ def add_version(connection: Connection, version: Version, *, round_number: int) 
 def add_event(connection: Connection, run_id: str, event: RunEvent, now_s: float) -> None:
     """Append an event to a Run's record within somebody's transaction."""
     sequence = _next(connection, run_id)
-    data = event_to_proto(Recorded(sequence=sequence, time_s=now_s, event=event)).SerializeToString()
+    data = event_to_proto(LoggedEvent(sequence=sequence, time=now_s, event=event)).SerializeToString()
     row = {"run_id": run_id, "sequence": sequence, "time": now_s, "event_proto": data}
     connection.execute(insert(schema.events).values(row))
 
