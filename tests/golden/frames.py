@@ -39,7 +39,7 @@ from fanin.protos import control as r
 from fanin.protos import convert as c
 from fanin.protos import convert_control as cr
 from fanin.protos import messages as m
-from fanin.protos.calls import Call, device_id_of
+from fanin.protos.calls import DeviceCall, device_id_of
 from fanin.v1 import control_pb2, fleet_pb2
 
 FOLDER: Final = Path(__file__).parent / "frames"
@@ -47,7 +47,7 @@ _LINE_CHARS: Final = 96
 
 HEADER, PAYLOAD = update(assignment(), saturated=1, train_loss_q16=-5)
 VERSION: Final = version(parent=version())
-CALL: Final = Call(
+CALL: Final = DeviceCall(
     method="/fanin.v1.Fleet/CheckIn",
     device_id=device_id_of(DEVICE_KEY.public),
     time_us=1_700_000_000_000_000,

@@ -112,7 +112,7 @@ def test_people_are_told_and_a_bundle_is_never_overwritten(fanin: Fanin, spec: P
         (
             "[graphs.onnx]",
             "[[slots.onnx]]\nparameter = 'w'\n[graphs.onnx]",
-            "infer graph (onnx): no slot takes ['b']: its predictions would not follow the Versions",
+            "infer graph (onnx): got no slots for ['b'], expected one for each parameter",
         ),
         (
             "[graphs.onnx]",

@@ -1,13 +1,13 @@
-"""The Plan: how a Run is to go, as a frozen value and as the TOML that people write.
+"""The Plan: how a Run proceeds, as a frozen value. ``fanin.clients.planfile`` reads it from TOML.
 
-A Plan that exists can be carried out. Above all its integers cannot overflow: an Update's values have
-``bits`` bits with sign, a device may make them up to W bits coarser, and each is multiplied by a weight, so
-the sum of a Round stays below 2^62 in magnitude, within int64 with a bit to spare, if
+The constructor validates a Plan, and above all proves that the integer sum of a Round cannot overflow. The values of an
+Update have ``bits`` bits including the sign. A device may encode them up to W bits coarser, and the coordinator
+multiplies each by a weight. The sum stays below 2^62 in magnitude, within int64 with one bit to spare, if
 
     (bits - 1) + W + ceil(log2(max total weight)) <= 62,
-    max total weight = buffer * max_examples * 256,
+    max total weight = buffer * max_examples * 256
 
-256 being the weight of one fresh example (staleness can only lower it).
+where 256 is the weight of one example of a fresh Update. Staleness can only lower the weight.
 """
 
 from dataclasses import dataclass
@@ -18,26 +18,30 @@ from fanin.protos.messages import MAX_EPOCHS, CodecSpec, Training
 from fanin.protos.names import check_name
 
 CODEC_BITS: Final = {"fixed32": 32, "int8": 8}
-"""The codecs that a Plan may name, and the bits of one value with its sign."""
+"""Codecs that a Plan may name, with the bits of one value including its sign."""
 DEFAULT_MAX_SHIFTS: Final = {"fixed32": 0, "int8": 12}
-"""W where a Plan leaves it out. With 12, the updates of ``int8`` use all their bits in a block if their largest value
-is from a 32nd of its reach (``edge.grid``) to 127 times it, and the headroom still admits a million full Updates."""
+"""Default of W by codec. With 12, an ``int8`` update uses all bits of a block if its largest value is between 1/32 and
+127 times the block's reach (``fanin.edge.codecs.grid``). The headroom still admits a million full Updates."""
 WEIGHT_UNIT: Final = 256
 """The integer weight of one example in a fresh Update."""
 HEADROOM_BITS: Final = 62
 MAX_COHORT: Final = 1_000_000
 MAX_STALENESS: Final = 1000
-"""Further back an Update counts for less than a 30th, and the coordinator would remember that many Rounds."""
+"""A staler Update would count for less than 1/30, and the coordinator would have to remember that many Rounds."""
 MAX_TIMES: Final = (1 << 32) - 1
-"""Most Rounds, and most examples that one Update weighs: what the wire's uint32 can say."""
+"""Most Rounds of a Run, and most examples of one Update: the largest uint32, which the wire uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CohortPlan:
-    """Who takes part in a Round.
+    """Size and deadlines of a Round.
 
-    ``concurrency`` devices work at the same time; ``buffer`` Updates close the Round; after ``min_report_s`` seconds
-    ``quorum`` Updates suffice, by default after ``deadline_s``; with fewer then the Round fails and is run again.
+    Attributes:
+        concurrency: Devices that work at the same time.
+        buffer: Updates that close the Round at once. Equal to ``concurrency``: FedAvg.
+        quorum: Updates that suffice after ``min_report_s``. With fewer at the deadline the Round fails and is repeated.
+        deadline_s: Seconds until the deadline, counted from the Assignment that completes a quorum of devices.
+        min_report_s: Seconds from the same Assignment until the quorum suffices. By default only at the deadline.
     """
 
     concurrency: int
@@ -60,11 +64,14 @@ class CohortPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationPlan:
-    """How Updates become a Version. ``max_examples`` caps the weight of one Update.
+    """How the Updates of a Round become a Version.
 
-    An Update that was trained from a Version up to ``max_staleness`` before the Round's counts with less weight
-    (``server.validation.weight_of``). With 0, the rest of a Cohort that is larger than its buffer is spare; with more,
-    its work is not lost, and the Run is FedBuff's.
+    Attributes:
+        max_examples: Cap on the weight of one Update, in examples.
+        outer_learning_rate: Factor of the aggregate in the outer step.
+        max_staleness: Most Versions by which the base of an Update may be behind the Round's. Stale Updates have less
+            weight (``fanin.server.fleet.validation``). With 0, Updates beyond the buffer are discarded; with more, they
+            count in a later Round, as in FedBuff.
     """
 
     max_examples: int = 4096
@@ -84,10 +91,15 @@ class AggregationPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPlan:
-    """When a Run rests: after ``max_rounds``, or ``patience`` Rounds in which the validation loss did not fall
-    by ``min_delta`` nats (patience 0: never). It pauses once int8 loses more than ``max_int8_drop`` points of accuracy
-    on the devices' validation parts, or, in a model of values, adds more percent than that to the squared error (0.0:
-    never)."""
+    """When a Run finishes or pauses.
+
+    Attributes:
+        max_rounds: The Run finishes after this many Rounds.
+        patience: It finishes after this many Rounds in which the validation loss did not fall; 0 for never.
+        min_delta: Smallest decrease of the validation loss that counts, in nats.
+        max_int8_drop: It pauses when int8 costs more than this on the devices' validation data: points of accuracy, or
+            percent of a regression model's squared error. 0.0 for never.
+    """
 
     max_rounds: int = 100
     patience: int = 0
@@ -99,18 +111,18 @@ class StopPlan:
         if not counts_fit or not 0 <= self.min_delta < float("inf"):
             raise InvalidPlan(
                 f"plan: got max_rounds {self.max_rounds}, patience {self.patience}, min_delta {self.min_delta}, "
-                f"expected max_rounds from 1 and the others from 0 on, counts up to {MAX_TIMES}"
+                f"expected max_rounds of at least 1, the others of at least 0, and counts of at most {MAX_TIMES}"
             )
         if not 0 <= self.max_int8_drop <= 100:
             raise InvalidPlan(
                 f"plan: got max_int8_drop {self.max_int8_drop}, expected 0.0 (never pause) to 100: points of "
-                "accuracy, or percent of a model of values' squared error"
+                "accuracy, or percent of a regression model's squared error"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One Plan, whole."""
+    """A complete Plan."""
 
     name: str
     cohort: CohortPlan
@@ -159,5 +171,5 @@ class Plan:
 
     @property
     def max_total_weight(self) -> int:
-        """The most that the weights of one Round can add up to."""
+        """Largest sum of the weights of one Round."""
         return self.cohort.buffer * self.aggregation.max_examples * WEIGHT_UNIT

@@ -138,8 +138,8 @@ def save_bundle(folder: Path, signed: SignedManifest, artifacts: Mapping[str, by
     chunks = folder / CHUNKS_FOLDER
     chunks.mkdir(parents=True, exist_ok=True)
     for data in artifacts.values():
-        for ref, piece in cut(data):
-            (chunks / ref.sha256).write_bytes(piece)
+        for ref, chunk in cut(data):
+            (chunks / ref.sha256).write_bytes(chunk)
     (folder / MANIFEST_FILE).write_bytes(signed.data)
     text = json.dumps({"public_key": signed.public_key, "signature": signed.signature.hex()}, indent=1)
     (folder / SIGNATURE_FILE).write_text(text + "\n")

@@ -1,7 +1,7 @@
-"""Derived tensors: further sources of slot values, beside the parameters of a Version. Part of the signed manifest.
+"""Derived tensors: sources of slot values other than the parameters of a Version. Part of the signed manifest.
 
-A **constant** is a vector that the export froze: the statistics of a normalization layer, the bias of a layer that is
-not trained, or the scales of a frozen weight. A Version does not contain it, so the manifest does, in base64.
+A **constant** is a vector that the export froze. Examples are the statistics of a normalization layer, the bias of an
+untrained layer, and the scales of a frozen weight. A Version does not contain it, so the manifest does, in base64.
 
 A **folded** tensor is the weight or the bias of a convolution or linear layer, merged with the BatchNorm behind it, so
 that one product replaces two layers::
@@ -33,7 +33,7 @@ _NO_NAMES: Final[Mapping[str, bytes]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
+class FoldedTensor:
     """One folded tensor: ``(value - mean) * gain / sqrt(variance + epsilon) + offset``.
 
     All fields except ``epsilon`` and ``axis`` name a parameter or a constant; "" selects the default.
@@ -67,7 +67,7 @@ class Derived:
     """Constants (little-endian float32 bytes, (channels,)) and folded tensors, by name."""
 
     constants: Mapping[str, bytes] = field(default_factory=lambda: _NO_NAMES)
-    folded: Mapping[str, Folded] = field(default_factory=lambda: MappingProxyType({}))
+    folded: Mapping[str, FoldedTensor] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         for name, data in self.constants.items():
@@ -155,9 +155,9 @@ def _bytes(reader: Reader, name: str) -> bytes:
         raise InvalidBundle(f"{reader.path}.{name}: not base64 ({exc})") from exc
 
 
-def _folded(reader: Reader) -> Folded:
+def _folded(reader: Reader) -> FoldedTensor:
     reader.only("value axis mean gain variance epsilon offset")
-    return Folded(
+    return FoldedTensor(
         value=reader.text("value"),
         axis=reader.integer("axis"),
         mean=reader.text("mean"),

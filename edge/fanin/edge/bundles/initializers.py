@@ -5,8 +5,11 @@ A protobuf message is a sequence of fields, each a key and a value::
     key      varint: field number << 3 | wire type
     value    0: varint    1: 8 bytes    2: varint length, then as many bytes    5: 4 bytes
 
-Only the path to the constants of ONNX's schema is parsed: Model.graph = 7, Graph.initializer = 5, and in a Tensor
-dims = 1, data_type = 2, name = 8, raw_data = 9, external_data = 13, data_location = 14. All other bytes are copied.
+Only the path to the constants is parsed, with these field numbers of ONNX's schema. All other bytes are copied::
+
+    Model    graph = 7
+    Graph    initializer = 5
+    Tensor   dims = 1, data_type = 2, name = 8, raw_data = 9, external_data = 13, data_location = 14
 
 Reference:
     protobuf.dev, "Encoding".
@@ -124,38 +127,38 @@ def _tensor(data: bytes, what: str) -> tuple[str, Constant]:
 
 
 def _fields(data: bytes, what: str) -> Iterator[_Field]:
-    place = 0
-    while place < len(data):
-        start = place
-        key, place = _read_varint(data, place, what)
+    position = 0
+    while position < len(data):
+        start = position
+        key, position = _read_varint(data, position, what)
         wire, value, payload = key & 7, 0, b""
         if wire == VARINT:
-            value, place = _read_varint(data, place, what)
+            value, position = _read_varint(data, position, what)
         elif wire == BYTES:
-            length, place = _read_varint(data, place, what)
-            payload, place = data[place : place + length], place + length
+            length, position = _read_varint(data, position, what)
+            payload, position = data[position : position + length], position + length
         elif wire in FIXED:
-            place += FIXED[wire]
+            position += FIXED[wire]
         else:
             raise InvalidBundle(f"{what}: not an ONNX file (wire type {wire} at byte {start})")
-        if place > len(data):
-            raise InvalidBundle(f"{what}: the ONNX file is cut off ({len(data)} bytes, expected {place} or more)")
-        yield _Field(number=key >> 3, wire=wire, value=value, payload=payload, encoding=data[start:place])
+        if position > len(data):
+            raise InvalidBundle(f"{what}: the ONNX file is cut off ({len(data)} bytes, expected {position} or more)")
+        yield _Field(number=key >> 3, wire=wire, value=value, payload=payload, encoding=data[start:position])
 
 
-def _read_varint(data: bytes, place: int, what: str) -> tuple[int, int]:
+def _read_varint(data: bytes, position: int, what: str) -> tuple[int, int]:
     value = 0
-    for index, byte in enumerate(data[place : place + MAX_VARINT_BYTES]):
+    for index, byte in enumerate(data[position : position + MAX_VARINT_BYTES]):
         value |= (byte & 127) << (7 * index)
         if byte < 128:
-            return value, place + index + 1
-    raise InvalidBundle(f"{what}: not an ONNX file, or it is cut off (at byte {place})")
+            return value, position + index + 1
+    raise InvalidBundle(f"{what}: not an ONNX file, or it is cut off (at byte {position})")
 
 
 def _varints(data: bytes, what: str) -> list[int]:
-    values, place = [], 0
-    while place < len(data):
-        value, place = _read_varint(data, place, what)
+    values, position = [], 0
+    while position < len(data):
+        value, position = _read_varint(data, position, what)
         values.append(value)
     return values
 

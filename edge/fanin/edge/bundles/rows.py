@@ -1,7 +1,7 @@
 """Strict reader of JSON objects.
 
-An unknown key, a missing key and a wrong type are errors that name the path of the key. A signature covers a whole
-document, so a document is either understood completely or rejected.
+An unknown key, a missing key and a wrong type are errors that name the path of the key. A signature covers the
+complete document, so the reader either understands all of it or rejects it.
 """
 
 from fanin.protos.errors import InvalidBundle

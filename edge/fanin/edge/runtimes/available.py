@@ -1,4 +1,4 @@
-"""Selection of a runtime by name, by format, or by what is installed.
+"""Selection of a runtime by name, by format, or by installed library.
 
 A runtime's library is imported only when the runtime is opened, because a device has one of the libraries installed and
 the server none.

@@ -66,8 +66,8 @@ def _split(name: str, squares: float) -> dict[str, int]:
     if not squares < m.MAX_COUNT:
         # Also NaN: the error of an int8 model without sensible output has no bound.
         return {name: m.MAX_COUNT, name + REST: 0}
-    whole = math.floor(squares)
-    return {name: whole, name + REST: round((squares - whole) * REST_UNIT)}
+    integer = math.floor(squares)
+    return {name: integer, name + REST: round((squares - integer) * REST_UNIT)}
 
 
 def _joined(name: str, counts: Mapping[str, int]) -> float:

@@ -114,14 +114,17 @@ class GraphPredict:
         if len(x) == 0:
             return np.empty((0, *self._logits.shape[1:]), np.float32)
         if not self._fixed_batch:
-            return self._logits_of(x)
+            return self._run(["logits"], {"x": x})[0].astype(np.float32, copy=False)
         size, num = self._fixed_batch, len(x)
-        padded = x if num % size == 0 else np.concatenate([x, np.repeat(x[:1], -num % size, axis=0)])
-        return np.concatenate([self._logits_of(padded[at : at + size]) for at in range(0, len(padded), size)])[:num]
+        parts = [self._run(["logits"], {"x": padded_rows(x, start, size)})[0] for start in range(0, num, size)]
+        return np.concatenate(parts)[:num].astype(np.float32, copy=False)
 
-    def _logits_of(self, x: Inputs) -> Float32s:
-        (logits,) = self._run(["logits"], {"x": x})
-        return logits.astype(np.float32, copy=False)
+
+def padded_rows(array: Array, start: int, size: int) -> Array:
+    """Return ``size`` rows of an array (n, ...) from ``start`` on. Missing rows at the end repeat row ``start``."""
+    rows = array[start : start + size]
+    num_missing = size - len(rows)
+    return np.concatenate([rows, np.repeat(rows[:1], num_missing, axis=0)]) if num_missing else rows
 
 
 def check_port(port: Port, array: Array) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Port, Ports
 from fanin.edge.runtimes.base import Inputs, LoadedModel, ModelPort, Preprocess, Runtime
-from fanin.edge.runtimes.graphs import Feed, RunGraph, check_port, check_tokens
+from fanin.edge.runtimes.graphs import Feed, RunGraph, check_port, check_tokens, padded_rows
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import InvalidBundle, InvalidInput
 
@@ -187,11 +187,9 @@ def run_rows(model: LoadedModel, feed: Feed) -> dict[str, Array]:
     (num,) = rows
     if num == 0:
         raise ValueError("inputs: got no rows, expected at least one")
-    parts = []
-    for start in range(0, num, size):
-        at = np.arange(start, start + size)
-        at = np.where(at < num, at, start)
-        parts.append(model({name: array[at] for name, array in feed.items()}))
+    parts = [
+        model({name: padded_rows(array, start, size) for name, array in feed.items()}) for start in range(0, num, size)
+    ]
     return {port.name: np.concatenate([part[port.name] for part in parts])[:num] for port in model.outputs}
 
 

@@ -180,7 +180,7 @@ class _Graph:
     def check_ports(self, signature: Signature) -> None:
         """Raise InvalidBundle unless the graph has the inputs and outputs of the signed manifest.
 
-        Where the manifest allows any length, the graph has a fixed one.
+        A dimension that is variable in the manifest has a fixed length in the graph.
         """
         for what, ports in (("inputs", signature.inputs), ("outputs", signature.outputs)):
             expected = {port.name: port for port in ports}

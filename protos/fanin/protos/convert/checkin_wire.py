@@ -89,7 +89,7 @@ def answer_from_proto(message: pb.CheckInReply) -> CheckInAnswer:
             return Wait(retry_min_s=wait.retry_min_s, retry_max_s=wait.retry_max_s, newest=newest)
         case "rejected":
             reasons = [reason for reason, number in _REASONS.items() if number == message.rejected.reason]
-            # A reason that a newer coordinator gives and we do not know is still a rejection: its text counts.
+            # An unknown reason of a newer coordinator is still a rejection, and its text explains it.
             reason = reasons[0] if reasons else RejectReason.UNSUITABLE
             return Rejected(reason=reason, text=message.rejected.text, newest=newest)
         case other:

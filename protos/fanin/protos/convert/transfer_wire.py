@@ -64,7 +64,7 @@ def header_to_proto(header: UpdateHeader) -> pb.UpdateHeader:
 
 
 def header_from_proto(message: pb.UpdateHeader) -> UpdateHeader:
-    # A protobuf map has no order; sorted, one message reads the same in every process.
+    # A protobuf map has no order. Sorting makes the value equal in every process.
     counts = MappingProxyType(dict(sorted(message.statistics.counts.items())))
     return UpdateHeader(
         format=message.format,

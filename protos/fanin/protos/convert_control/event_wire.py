@@ -69,7 +69,7 @@ def _closed_to_proto(event: RoundClosed) -> pb.RoundClosed:
 
 def _closed_from_proto(message: pb.RoundClosed) -> RoundClosed:
     if not message.num_accepted:
-        # Recorded before there was the number: all devices are listed.
+        # An event of an older release lacks the number and lists all devices.
         return round_closed(message.round, message.accepted)
     return RoundClosed(round=message.round, num_accepted=message.num_accepted, accepted=tuple(message.accepted))
 
@@ -143,7 +143,7 @@ def _published_from_proto(message: pb.VersionPublished) -> VersionPublished:
 
 
 def from_sequence_from_proto(message: pb.WatchRequest) -> int:
-    """The sequence number to begin with. Raises InvalidInput for one that no event can have."""
+    """Return the first requested sequence number. Raises InvalidInput for an impossible number."""
     if message.from_sequence > MAX_NUMBER:
         raise InvalidInput(f"watch: got from_sequence {message.from_sequence}, expected at most {MAX_NUMBER}")
     return message.from_sequence

@@ -148,7 +148,7 @@ def description_from_proto(message: pb.RunDescription) -> RunDescription:
 
 
 def num_rounds_from_proto(message: pb.DescribeRunRequest) -> int:
-    """Of how many Rounds to tell. Raises InvalidInput."""
+    """Return the requested number of Rounds. Raises InvalidInput for too many."""
     if message.rounds > MAX_DESCRIBED_ROUNDS:
         raise InvalidInput(f"describe: got {message.rounds} rounds, expected at most {MAX_DESCRIBED_ROUNDS}")
     return message.rounds
@@ -163,7 +163,7 @@ def version_with_bundle_from_proto(message: pb.GetVersionReply) -> VersionWithBu
 
 
 def version_number_from_proto(message: pb.GetVersionRequest) -> int | None:
-    """The number that is asked for, or None for the newest. Raises NotFound for one that no Version can have."""
+    """Return the requested number, or None for the newest Version. Raises NotFound for an impossible number."""
     if message.number > MAX_NUMBER:
         raise NotFound(f"run {message.run_id[:64]!r}: has no version {message.number}")
     return message.number if message.HasField("number") else None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fanin.edge.bundles.keys import CALL_CONTEXT, is_signed
-from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, Call
+from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, DeviceCall
 from fanin.protos.errors import Conflict, Unauthenticated, Untimely
 from fanin.protos.messages import OLDEST_PROTOCOL, PROTOCOL, Enrollment
 from fanin.server.access.replays import CallTimes
@@ -41,7 +41,7 @@ class Registry:
         """The time that calls are compared with, in microseconds since the Unix epoch."""
         return int((self._epoch_s + self._steady()) * MICROSECONDS)
 
-    def check_enrollment(self, enrollment: Enrollment, call: Call, signature: bytes) -> Device:
+    def check_enrollment(self, enrollment: Enrollment, call: DeviceCall, signature: bytes) -> Device:
         """The device that enrolls, which ``enroll`` is still to record. Asks no database.
 
         Raises Unauthenticated for a wrong token or a key that its caller does not hold, Conflict for a protocol
@@ -71,7 +71,7 @@ class Registry:
             raise Unauthenticated(f"call: got device {device_id[:64]!r}, which is not enrolled here")
         return device
 
-    def authenticate(self, device: Device, call: Call, signature: bytes) -> None:
+    def authenticate(self, device: Device, call: DeviceCall, signature: bytes) -> None:
         """Let this call be served, once.
 
         Raises Unauthenticated unless this device signed it, Untimely unless it did so about now and for the first time.
@@ -79,7 +79,7 @@ class Registry:
         self._check(device, call, signature)
         self.use_time(device, call)
 
-    def use_time(self, device: Device, call: Call) -> None:
+    def use_time(self, device: Device, call: DeviceCall) -> None:
         """Raise Untimely if the time of this call, whose signature was checked, was used before."""
         self._times.use(device.device_id, call.time_us)
 
@@ -98,7 +98,7 @@ class Registry:
         self._store.add_token(token_sha256(token), role, self._wall())
         return token
 
-    def _check(self, device: Device, call: Call, signature: bytes) -> None:
+    def _check(self, device: Device, call: DeviceCall, signature: bytes) -> None:
         early_s = (call.time_us - self.now_us) / MICROSECONDS
         if not -MAX_LATE_S <= early_s <= MAX_EARLY_S:
             raise Untimely(
