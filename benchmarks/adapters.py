@@ -30,7 +30,8 @@ from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import Adapters, App, Recipe, Sgd, export_app, next_token
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.measure import Measured, measure
+from fanin.edge.runtimes.measure import measure
+from fanin.edge.runtimes.quality import Quality
 from fanin.protos.control import RoundClosed, RunRested, VersionPublished
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
@@ -50,7 +51,7 @@ RECIPES: Final = {
 class Federated:
     """What one federation came to."""
 
-    measured: Measured
+    measured: Quality
     bytes_per_round: float
     num_parameters: int
     seconds_per_round: float

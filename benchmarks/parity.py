@@ -42,7 +42,7 @@ from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import App, Recipe, Sgd, export_app, next_token
-from fanin.edge.runtimes.base import Batch, StepSettings, TrainState
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Float32s, TensorTable
 
@@ -334,7 +334,7 @@ def compared(course: Course, runtime: str, states: Sequence[TrainState]) -> tupl
     state, worst = step.begin(course.bundle.initial_parameters()), 0.0
     for index in range(NUM_STEPS):
         x, y = course.batch(index)
-        batch = Batch(x=x.numpy(), y=y.to(torch.int32).numpy(), mask=np.ones(len(x), np.float32))
+        batch = PaddedBatch(x=x.numpy(), y=y.to(torch.int32).numpy(), mask=np.ones(len(x), np.float32))
         state, _ = step(state, batch, settings)
         once, _ = step(states[index], batch, settings)
         worst = max(worst, difference(once.parameters, states[index + 1].parameters))

@@ -1,4 +1,4 @@
-"""The contract of ``Model``: any file in any runtime, with its own ports, inputs that are checked, and clear errors."""
+"""The contract of ``LoadedModel``: any file in any runtime, with checked inputs and clear errors."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from support import linear
 from support.data import real_places
 
 from fanin.edge.runtimes.available import open_format, open_runtime
-from fanin.edge.runtimes.base import Model, ModelPort
+from fanin.edge.runtimes.base import LoadedModel, ModelPort
 from fanin.edge.runtimes.models import dequantize_output, feed_of, format_of, quantize_input, run_rows
 from fanin.protos.errors import InvalidBundle, InvalidInput, RuntimeMissing
 
@@ -179,7 +179,7 @@ def test_values_are_stored_on_the_files_own_scale() -> None:
     assert dequantize_output(plain, values) is values
     with pytest.raises(ValueError, match="x: got values that are not finite"):
         quantize_input(port, np.array([np.nan]))
-    with pytest.raises(ValueError, match="x: got float32, expected int8: the file tells no scale"):
+    with pytest.raises(ValueError, match="x: got float32, expected int8: the file has no scale"):
         quantize_input(ModelPort(name="x", dtype="int8", shape=(-1,)), values)
 
 
@@ -190,7 +190,7 @@ def tiny(name: str) -> Path:
     return data / "mlperf-tiny" / f"{name}.tflite"
 
 
-def opened(name: str) -> Model:
+def opened(name: str) -> LoadedModel:
     """The same in LiteRT."""
     return open_runtime("litert").open_model(tiny(name).read_bytes(), f"{name}.tflite")
 

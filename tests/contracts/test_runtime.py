@@ -32,7 +32,7 @@ from support.remote_runtime import runtime_of
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.quantize import fill_slots
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Batch, Runtime, StepSettings, TrainState
+from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings, TrainState
 from fanin.edge.runtimes.reference import embed_slots
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidBundle, InvalidVersion
@@ -232,7 +232,7 @@ for name in ("torch", "onnx", "jax", "litert_torch"):
 from pathlib import Path
 import numpy as np
 from fanin.edge.bundles.bundle import open_folder
-from fanin.edge.runtimes.base import Batch, StepSettings
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.runtimes.available import open_runtime
 
 bundle = open_folder(Path(sys.argv[1]), trusted=[sys.argv[2]])
@@ -240,7 +240,7 @@ found = np.load(sys.argv[3])
 step = open_runtime(sys.argv[4]).open_train(bundle)
 state = step.begin(bundle.initial_parameters())
 for x, y, mask in zip(found["x"], found["y"], found["mask"], strict=True):
-    state, _ = step(state, Batch(x=x, y=y, mask=mask), StepSettings(learning_rate=0.05))
+    state, _ = step(state, PaddedBatch(x=x, y=y, mask=mask), StepSettings(learning_rate=0.05))
 print(hashlib.sha256(state.parameters.tobytes()).hexdigest())
 """
 
@@ -321,7 +321,7 @@ def test_a_tampered_graph_is_never_opened(runtime: Runtime, mlp: Bundle) -> None
 def test_a_corrupt_graph_with_the_right_digest_is_refused(
     runtime: Runtime, mlp: Bundle, damage: Callable[[bytes], bytes]
 ) -> None:
-    said = r"(cannot open it|expected a TFLite file|cut off or damaged|slot .* takes the bytes)"
+    said = r"(cannot open it|expected a TFLite file|cut off or damaged|slot .* has the bytes)"
     for signature, name in FILES[runtime.graph_format].items():
         wrong = with_artifact(mlp, name, damage(mlp.artifact(name)))
         with pytest.raises(InvalidBundle, match=rf"{signature} graph: .*{said}"):
@@ -369,6 +369,6 @@ def test_a_slot_that_nobody_fills_or_that_is_not_there_is_refused(runtime: Runti
 
 
 def test_an_empty_batch_is_a_mistake(runtime: Runtime, bundle: Bundle) -> None:
-    empty = Batch(x=np.empty((0, 1, 8, 8), np.float32), y=np.empty(0, np.int32), mask=np.empty(0, np.float32))
+    empty = PaddedBatch(x=np.empty((0, 1, 8, 8), np.float32), y=np.empty(0, np.int32), mask=np.empty(0, np.float32))
     with pytest.raises(ValueError, match=r"x: got float32 \(0, 1, 8, 8\)"):
         runtime.open_evaluate(bundle)(bundle.initial_parameters(), empty)

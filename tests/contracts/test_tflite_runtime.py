@@ -10,7 +10,7 @@ from support.models import with_artifact
 from support.remote_runtime import runtime_of
 
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.bundles.manifest import Slot, SlotKind
+from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export.formats import MODEL_FILE
 from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.trace import Traced
@@ -52,5 +52,5 @@ def test_slots_are_written_where_the_manifest_says() -> None:
     filled = with_slots(bytes(12), [slot], {"b": value})
     assert filled == bytes(3) + value.tobytes() + bytes(1)
     for offset in (-1, 5):
-        with pytest.raises(InvalidBundle, match=r"infer graph: slot 'b' takes the bytes -?\d+ to \d+ of 12"):
+        with pytest.raises(InvalidBundle, match=r"slot 'b' has the bytes -?\d+ to \d+, expected .* file's 12"):
             with_slots(bytes(12), [replace(slot, offset=offset)], {"b": value})

@@ -33,13 +33,13 @@ from support.values import (
 )
 
 from fanin.edge.bundles.keys import BUNDLE_CONTEXT, CALL_CONTEXT
-from fanin.edge.bundles.manifest import dump_manifest
+from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.tensors import encode_parameters
 from fanin.protos import control as r
 from fanin.protos import convert as c
 from fanin.protos import convert_control as cr
 from fanin.protos import messages as m
-from fanin.protos.calls import Call, device_id_of
+from fanin.protos.calls import DeviceCall, device_id_of
 from fanin.v1 import control_pb2, fleet_pb2
 
 FOLDER: Final = Path(__file__).parent / "frames"
@@ -47,7 +47,7 @@ _LINE_CHARS: Final = 96
 
 HEADER, PAYLOAD = update(assignment(), saturated=1, train_loss_q16=-5)
 VERSION: Final = version(parent=version())
-CALL: Final = Call(
+CALL: Final = DeviceCall(
     method="/fanin.v1.Fleet/CheckIn",
     device_id=device_id_of(DEVICE_KEY.public),
     time_us=1_700_000_000_000_000,
@@ -94,10 +94,10 @@ INFO: Final = r.RunInfo(
     reason="3 of 3 rounds done",
 )
 DESCRIPTION: Final = r.RunDescription(
-    info=INFO,
+    run=INFO,
     rounds=(
-        r.RoundInfo(round=4, base_version=3, phase=r.RoundPhase.TRAINING, num_updates=1, opened_at_s=1_700_000_000.25),
-        r.RoundInfo(round=3, base_version=2, phase=r.RoundPhase.PUBLISHED, num_updates=2, opened_at_s=1.7e9, version=3),
+        r.RoundInfo(round=4, base_version=3, phase=r.RoundPhase.TRAINING, num_updates=1, opened_at=1_700_000_000.25),
+        r.RoundInfo(round=3, base_version=2, phase=r.RoundPhase.PUBLISHED, num_updates=2, opened_at=1.7e9, version=3),
     ),
     grid=(-9, 3),
     num_at_work=2,
@@ -110,9 +110,9 @@ START: Final = r.StartRun(run_id=RUN, plan=plan(), version=version(), delegation
 
 COMMANDS: Final = {
     "pause": r.Pause(),
-    "resume": r.Resume(num_rounds=3),
+    "resume": r.Resume(rounds=3),
     "stop": r.Stop(),
-    "adopt": r.Adopt(from_run="other", number=7, num_rounds=2),
+    "adopt": r.Adopt(from_run_id="other", number=7, rounds=2),
 }
 
 
@@ -130,7 +130,7 @@ def _frame(value: object, to_proto: Callable[..., Message], back: Callable[..., 
 
 
 def _event(sequence: int, event: r.RunEvent) -> Frame:
-    recorded = r.Recorded(sequence=sequence, time_s=1_700_000_000.25, event=event)
+    recorded = r.LoggedEvent(sequence=sequence, time=1_700_000_000.25, event=event)
     return _frame(recorded, cr.event_to_proto, cr.event_from_proto)
 
 
@@ -144,7 +144,7 @@ def frames() -> dict[str, Frame]:
     wait = m.Wait(retry_min_s=0.5, retry_max_s=2.5)
     enrollment = m.Enrollment(protocol=m.PROTOCOL, token="token", public_key=DEVICE_KEY.public)
     download = m.Download(assignment_id="run.1.device", sha256="ab" * 32, offset=1 << 33)
-    more = m.Download(assignment_id="run.1.device", sha256="ab" * 32, offset=0, more=("cd" * 32, "ef" * 32))
+    more = m.Download(assignment_id="run.1.device", sha256="ab" * 32, offset=0, more_sha256=("cd" * 32, "ef" * 32))
     report = m.Report(assignment_id="run.1.device", failure="it diverged", telemetry=HEADER.telemetry)
     answers = {
         "assigned": m.Assigned(assignment=assignment()),
@@ -159,7 +159,7 @@ def frames() -> dict[str, Frame]:
         "failed": r.RoundFailed(round=2, reason="nobody came"),
         "published": PUBLISHED,
         "rested": r.RunRested(state=r.RunState.FAILED, reason="nobody came"),
-        "resumed": r.RunResumed(num_rounds=3),
+        "resumed": r.RunResumed(rounds=3),
     }
     return {
         "fleet-enroll-request": _frame(enrollment, c.enrollment_to_proto, c.enrollment_from_proto),

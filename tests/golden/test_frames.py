@@ -8,7 +8,7 @@ from support import manifests
 from support.values import BUNDLE, DELEGATION, DEVICE_KEY, PUBLISHER, RUN_KEY, TABLE, parameters
 
 from fanin.edge.bundles.keys import BUNDLE_CONTEXT, CALL_CONTEXT, DELEGATION_CONTEXT, VERSION_CONTEXT, is_signed
-from fanin.edge.bundles.manifest import parse_manifest
+from fanin.edge.bundles.manifest_json import parse_manifest
 from fanin.edge.tensors import decode_parameters
 from fanin.v1 import fleet_pb2
 

@@ -38,7 +38,7 @@ WRONG = {
     "database": ("server/fanin/server/wrong.py", "import sqlalchemy.orm"),
     "terminal": ("clients/fanin/clients/wrong.py", "import rich.table"),
     "pure-cores": ("edge/fanin/edge/codecs/grid.py", "from fanin.edge.bundles import keys"),
-    "plan-cores": ("server/fanin/server/fleet/selection.py", "import time"),
+    "own-imports": ("server/fanin/server/aggregation/folding.py", "import time"),
 }
 """For each contract a file and a line in it that breaks it."""
 

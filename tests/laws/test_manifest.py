@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.manifests import manifest
 
-from fanin.edge.bundles.manifest import dump_manifest, parse_manifest
+from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
 from fanin.protos.errors import InvalidBundle
 
 VALUES = st.recursive(

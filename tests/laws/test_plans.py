@@ -4,10 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.laws import plans
 
+from fanin.clients.planfile import parse_plan
 from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import CODEC_BITS, Plan, parse_plan
+from fanin.protos.plans import CODEC_BITS, Plan
 
 
 def toml_of(wanted: Plan) -> str:

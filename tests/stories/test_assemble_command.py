@@ -13,7 +13,7 @@ from support.linear import BATCH_SIZE, BIAS, NUM_CLASSES, NUM_INPUTS, WEIGHT, li
 
 from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Batch, StepSettings
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 
 SPEC = """
 name = "linear"
@@ -75,7 +75,7 @@ def test_a_bundle_of_files_is_signed_asked_and_trained(spec: Path, tmp_path: Pat
     assert bundle.sha256 == row["bundle"]
     step = open_runtime("onnx").open_train(bundle)
     y = rng.integers(0, NUM_CLASSES, BATCH_SIZE).astype(np.int32)
-    batch = Batch(x=x, y=y, mask=np.ones(BATCH_SIZE, np.float32))
+    batch = PaddedBatch(x=x, y=y, mask=np.ones(BATCH_SIZE, np.float32))
     state, loss = step(step.begin(bundle.initial_parameters()), batch, StepSettings(learning_rate=0.5))
     w, b, expected = numpy_step(WEIGHT.astype(np.float64), BIAS.astype(np.float64), x, y, 0.5)
     assert loss == pytest.approx(expected, abs=1e-5)
@@ -112,7 +112,7 @@ def test_people_are_told_and_a_bundle_is_never_overwritten(fanin: Fanin, spec: P
         (
             "[graphs.onnx]",
             "[[slots.onnx]]\nparameter = 'w'\n[graphs.onnx]",
-            "infer graph (onnx): no slot takes ['b']: its predictions would not follow the Versions",
+            "infer graph (onnx): got no slots for ['b'], expected one for each parameter",
         ),
         (
             "[graphs.onnx]",

@@ -114,8 +114,8 @@ ALTERED: dict[str, tuple[Callable[[m.Assignment], m.Assignment], str]] = {
         with_version(public_key=STRANGER.public),
         f"version 0 of run run: signed by {STRANGER.public[:8]}.., expected the publisher {f.PUBLISHER.public[:8]}..",
     ),
-    "bundle of the version": (with_version(bundle_sha256="0" * 64), "version 0 of run run: made for bundle 00000000.."),
-    "run": (lambda work: replace(work, run_id="other"), "made for bundle"),
+    "bundle of the version": (with_version(bundle_sha256="0" * 64), "version 0 of run run: is of bundle 00000000.."),
+    "run": (lambda work: replace(work, run_id="other"), "is of bundle"),
     "publisher": (
         lambda work: replace(work, bundle=replace(work.bundle, public_key=STRANGER.public)),
         f"bundle: signed by key {STRANGER.public[:8]}.., expected one of ['{f.PUBLISHER.public[:8]}..']; pass the pub",
@@ -143,7 +143,7 @@ def test_a_version_older_than_one_that_the_device_has_seen(host: Hosted, devices
     device = devices[1]
     device.cache.remember_seen("run", 5)
     before = snapshot(host.state)
-    assert device.give_up() == ("version 0 of run run: older than version 5, which this device has seen; refused")
+    assert device.give_up() == ("version 0 of run run: older than version 5, which this device has verified; rejected")
     assert snapshot(host.state) == before
     assert device.cache.seen("run") == 5
     (device.folder / "seen.json").unlink()

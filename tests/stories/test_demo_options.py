@@ -9,7 +9,7 @@ from support.commands import Fanin, fanin_in_process, one_line
 
 from fanin.commands.demo.steps import allowed_drop
 from fanin.datacenter.jobs.publish import gated
-from fanin.edge.runtimes.measure import Measured
+from fanin.edge.runtimes.quality import Quality
 from fanin.protos.errors import InvalidVersion
 
 MESHES = "expected each of pp, dp_replicate, dp_shard, tp at most once and as in pp=2, or 'none' alone"
@@ -60,9 +60,9 @@ def test_a_folder_that_holds_something_is_left_alone(fanin: Fanin, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def measured(num: int, flips: int) -> Measured:
+def measured(num: int, flips: int) -> Quality:
     """``num`` examples of which int8 misses some that float finds."""
-    return Measured(
+    return Quality(
         num_examples=num,
         loss_sum=1.0,
         num_predictions=num,

@@ -60,7 +60,7 @@ def test_a_run_leaves_what_its_versions_are_computed_from_and_nothing_else(host:
         devices[2].send(devices[2].update()[0], pieces(payload))
     with host.operator() as operator:
         operator.command(Command(command_id="stop", run_id="run", what=Stop()))
-        operator.command(Command(command_id="resume", run_id="run", what=Resume(num_rounds=NUM_ROUNDS)))
+        operator.command(Command(command_id="resume", run_id="run", what=Resume(rounds=NUM_ROUNDS)))
     payloads = set()
     for number in range(2, 2 + NUM_ROUNDS):
         host.await_round("run", number)

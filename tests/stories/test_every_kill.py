@@ -101,7 +101,7 @@ async def begin(mortal: Mortal, folder: Path, wanted: Plan, work_s: Iterator[flo
 
 def told(event: RunEvent) -> tuple[object, ...]:
     """An event without what time, and the order of arrival, have to do with."""
-    names = ("number", "round", "version_sha256", "base_version", "num_rounds", "state", "reason", "adopted_number")
+    names = ("number", "round", "version_sha256", "base_version", "rounds", "state", "reason", "adopted_number")
     return type(event).__name__, *(getattr(event, name, None) for name in names)
 
 
@@ -150,7 +150,7 @@ async def command(folder: Path, kill_at: Collection[int], loses_power: bool = Fa
     await asyncio.sleep(5.0)
     await do(Resume())
     await scene.rested()
-    await do(Adopt(number=1, num_rounds=1))
+    await do(Adopt(number=1, rounds=1))
     await scene.rested()
     parent = (await mortal.operate(lambda runs: runs.version("run", None))).version
     version, data = next_version(parent, np.ones(22, np.float32), scene.bundle, PUBLISHER)

@@ -232,11 +232,15 @@ def test_values_of_int8_that_are_far_worse_are_refused_unless_allowed(fanin: Fan
 @pytest.mark.parametrize(
     ("name", "key", "said"),
     [
-        ("unmeasured", "int8_agreement", r"onnx  +int8 says what float says in \d+\.\d\d % on 64 calibration examples"),
+        (
+            "unmeasured",
+            "int8_agreement",
+            r"onnx  +int8 and float agree on \d+\.\d\d % of the labels on 64 calibration examples",
+        ),
         (
             "unmeasured_values",
             "int8_relative_error",
-            r"onnx  +int8 is \d\.\d\d % of their spread off float's values on 64",
+            r"onnx  +int8 differs from float by \d\.\d\d % of the values' spread on 64",
         ),
     ],
 )
@@ -255,7 +259,7 @@ def test_without_validation_data_the_two_forms_are_compared(
 def test_calibration_data_that_makes_int8_useless_is_told(fanin: Fanin, app: Path, tmp_path: Path) -> None:
     outcome = fanin("export", f"{app}:outlying", "--out", tmp_path / "b", "--key", tmp_path / "k", "--format", "onnx")
     assert outcome.status == 0, outcome.err
-    assert re.search(r"note: onnx: int8 says what float says in \d\d?\.\d\d % .*, which is far apart", outcome.out)
+    assert re.search(r"note: onnx: int8 and float agree on \d\d?\.\d\d % .*, which is far apart", outcome.out)
 
 
 @pytest.mark.parametrize(

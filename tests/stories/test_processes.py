@@ -14,7 +14,7 @@ from support.processes import Site
 
 from fanin.clients.device.cache import hold_folder
 from fanin.commands.join import main as join
-from fanin.protos.control import Recorded, RoundOpened, RunRested
+from fanin.protos.control import LoggedEvent, RoundOpened, RunRested
 from fanin.protos.errors import Conflict
 from fanin.server.access.authority import local_identity
 
@@ -30,7 +30,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_a_watch_goes_on_after_its_coordinator_was_killed(site: Site) -> None:
     dying = site.serve()
     site.start_run(f.plan(), f.bundle_in(site.folder, f.SMALL_SHAPES), f.PUBLISHER)
-    seen: list[Recorded] = []
+    seen: list[LoggedEvent] = []
     opened = threading.Event()
 
     with site.operator() as operator:

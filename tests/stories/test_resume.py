@@ -22,7 +22,7 @@ from fanin.clients.operator import Operator, next_version
 from fanin.clients.transport import PIECE_BYTES, GrpcTransport, Line
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
-from fanin.protos.control import Command, Pause, Recorded, VersionPublished
+from fanin.protos.control import Command, LoggedEvent, Pause, VersionPublished
 from fanin.protos.errors import Unavailable
 
 SHAPES = {"a": (1000, 1500), "b": (3,)}
@@ -104,7 +104,7 @@ def begun(site: Site) -> list[Peer]:
     return f.peers(site, bundle, site.folder)
 
 
-def published(recorded: list[Recorded]) -> VersionPublished:
+def published(recorded: list[LoggedEvent]) -> VersionPublished:
     """The one Version of a Run."""
     (found,) = [one.event for one in recorded if isinstance(one.event, VersionPublished)]
     return found

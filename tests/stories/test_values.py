@@ -13,7 +13,7 @@ from fanin.clients.data.examples import Examples, memory_store
 from fanin.clients.device.embed import Home, joined
 from fanin.commands.show import describe, event_row
 from fanin.edge.assembly.assemble import assemble
-from fanin.protos.control import Recorded, RunRested, RunState, VersionPublished
+from fanin.protos.control import LoggedEvent, RunRested, RunState, VersionPublished
 from fanin.protos.plans import StopPlan
 
 NOISE = 0.5
@@ -37,7 +37,7 @@ def test_devices_tell_how_far_int8_is_behind_and_the_run_pauses(tmp_path: Path, 
     try:
         host.start_run(replace(plan(buffer=1), stop=stop), bundle, PUBLISHER)
         with joined(home, store), host.operator() as operator:
-            found: list[Recorded] = []
+            found: list[LoggedEvent] = []
             for recorded in operator.watch("run"):
                 found.append(recorded)
                 if isinstance(recorded.event, RunRested):

@@ -11,7 +11,7 @@ from fanin.protos import control as r
 from fanin.protos import messages as m
 from fanin.protos import plans as p
 from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef
-from fanin.protos.convert_control import MAX_NUMBER
+from fanin.protos.control import MAX_NUMBER
 
 UINT32: Final = st.integers(0, (1 << 32) - 1)
 UINT64: Final = st.integers(0, (1 << 64) - 1)
@@ -185,12 +185,12 @@ ROUND_INFOS: Final = st.builds(
     base_version=UINT64,
     phase=st.sampled_from(r.RoundPhase),
     num_updates=UINT32,
-    opened_at_s=SECONDS,
+    opened_at=SECONDS,
     version=UINT64,
 )
 DESCRIPTIONS: Final = st.builds(
     r.RunDescription,
-    info=RUN_INFOS,
+    run=RUN_INFOS,
     rounds=st.lists(ROUND_INFOS, max_size=3).map(tuple),
     grid=st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=3).map(tuple),
     num_at_work=UINT32,
@@ -226,19 +226,19 @@ PUBLISHED: Final = st.builds(
     total_examples=UINT64,
     evaluation=st.none() | EVALUATIONS,
     runtimes=st.dictionaries(TEXTS, UINT32, max_size=3).map(MappingProxyType),
-    adopted_run=TEXTS,
+    adopted_run_id=TEXTS,
     adopted_number=UINT64,
 )
 EVENTS: Final = st.builds(
-    r.Recorded,
+    r.LoggedEvent,
     sequence=UINT64,
-    time_s=FLOATS,
+    time=FLOATS,
     event=st.builds(r.RoundOpened, round=UINT32, base_version=UINT64)
     | st.builds(r.round_closed, UINT32, st.lists(TEXTS, max_size=3))
     | st.builds(r.RoundFailed, round=UINT32, reason=TEXTS)
     | PUBLISHED
     | st.builds(r.RunRested, state=st.sampled_from(r.RunState), reason=TEXTS)
-    | st.builds(r.RunResumed, num_rounds=UINT32),
+    | st.builds(r.RunResumed, rounds=UINT32),
 )
 ACCEPTED_DEVICES: Final = st.builds(
     r.AcceptedDevices, num_accepted=UINT32, device_ids=st.lists(TEXTS, max_size=3).map(tuple)
@@ -248,9 +248,9 @@ COMMANDS: Final = st.builds(
     command_id=NAMES,
     run_id=TEXTS,
     what=st.builds(r.Pause)
-    | st.builds(r.Resume, num_rounds=UINT32)
+    | st.builds(r.Resume, rounds=UINT32)
     | st.builds(r.Stop)
-    | st.builds(r.Adopt, from_run=TEXTS, number=st.integers(0, MAX_NUMBER), num_rounds=UINT32),
+    | st.builds(r.Adopt, from_run_id=TEXTS, number=st.integers(0, MAX_NUMBER), rounds=UINT32),
 )
 
 

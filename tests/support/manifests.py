@@ -5,8 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.bundles.derived import Derived, Folded
-from fanin.edge.bundles.manifest import Manifest, Port, Signature, Slot, SlotKind
+from fanin.edge.bundles.derived import Derived, FoldedTensor
+from fanin.edge.bundles.manifest import Manifest, Port, Signature
+from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
 
@@ -19,7 +20,7 @@ DERIVED: Final = Derived(
     constants=MappingProxyType({"spread": np.array([1.0, 0.5, 2.0], "<f4").tobytes()}),
     folded=MappingProxyType(
         {
-            "dense.weight:folded": Folded(
+            "dense.weight:folded": FoldedTensor(
                 value="dense.weight", axis=1, gain="dense.bias", variance="spread", epsilon=0.001, mean="", offset=""
             )
         }

@@ -20,10 +20,11 @@ from fanin.edge.bundles.bundle import (
     write_bundle,
 )
 from fanin.edge.bundles.keys import BUNDLE_CONTEXT, SigningKey
-from fanin.edge.bundles.manifest import Manifest, dump_manifest
+from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.export import App, export_app
 from fanin.edge.export.formats import Graphs
-from fanin.edge.runtimes.base import Batch
+from fanin.edge.runtimes.base import PaddedBatch
 from fanin.protos.chunks import artifact_of, cut
 
 PUBLISHER = SigningKey(bytes(range(32)))
@@ -134,12 +135,12 @@ def samples(num: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return images.astype(np.float32), labels.astype(np.int32)
 
 
-def batches(num: int, *, seed: int) -> Iterator[Batch]:
+def batches(num: int, *, seed: int) -> Iterator[PaddedBatch]:
     """``num`` samples in batches, the last one padded and masked."""
     x, y = samples(num, seed=seed)
     for start in range(0, num, BATCH_SIZE):
         kept = len(x[start : start + BATCH_SIZE])
-        batch = Batch(
+        batch = PaddedBatch(
             x=np.zeros((BATCH_SIZE, 1, 8, 8), np.float32),
             y=np.zeros(BATCH_SIZE, np.int32),
             mask=np.zeros(BATCH_SIZE, np.float32),

@@ -34,7 +34,7 @@ R = TypeVar("R", bound=Message)
 
 def sign(key: SigningKey, method: str, body: bytes, *, device_id: str = "", late_s: float = 0.0) -> CallOptions:
     """The metadata of a signed call; by another device's id, or a time that has passed, it is a forged one."""
-    call = calls.Call(
+    call = calls.DeviceCall(
         method=f"{FLEET}{method}",
         device_id=device_id or calls.device_id_of(key.public),
         time_us=int((time.time() - late_s) * calls.MICROSECONDS),

@@ -15,7 +15,7 @@ from fanin.clients.operator import Operator
 from fanin.clients.transport import Line
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.protos.control import Recorded, RunInfo
+from fanin.protos.control import LoggedEvent, RunInfo
 from fanin.protos.plans import Plan
 
 SUPPORT = Path(__file__).parent
@@ -152,7 +152,7 @@ class Site:
             operator.publish_bundle(bundle)
             return operator.start_run("run", plan, bundle, publisher)
 
-    def events(self) -> list[Recorded]:
+    def events(self) -> list[LoggedEvent]:
         """Everything that happened in the Run, once it rests."""
         with self.operator() as operator:
             return list(operator.watch("run"))

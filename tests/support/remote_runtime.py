@@ -18,11 +18,11 @@ import numpy.typing as npt
 from fanin.edge.bundles.bundle import CHUNKS_FOLDER, MANIFEST_FILE, SIGNATURE_FILE, Bundle
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import (
-    Batch,
-    Evaluated,
+    BatchEvaluation,
     Inputs,
-    Model,
+    LoadedModel,
     ModelPort,
+    PaddedBatch,
     Predict,
     Runtime,
     StepSettings,
@@ -106,7 +106,7 @@ class RemoteRuntime:
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
         return _Predict(self, self._open("open_predict", bundle, {"parameters": parameters}))
 
-    def open_model(self, graph: bytes, what: str, signature: str = "") -> Model:
+    def open_model(self, graph: bytes, what: str, signature: str = "") -> LoadedModel:
         row = {"do": "open_model", "what": what, "signature": signature}
         answer, _ = self.ask(row, {"graph": np.frombuffer(graph, np.uint8)})
         return _Model(self, answer)
@@ -119,7 +119,7 @@ class _TrainStep:
     def begin(self, parameters: Float32s) -> TrainState:
         return state_of(*self._remote.ask({"do": "begin", "number": self._number}, {"parameters": parameters}))
 
-    def __call__(self, state: TrainState, batch: Batch, settings: StepSettings) -> tuple[TrainState, float]:
+    def __call__(self, state: TrainState, batch: PaddedBatch, settings: StepSettings) -> tuple[TrainState, float]:
         row = {
             "do": "step",
             "number": self._number,
@@ -138,10 +138,10 @@ class _Evaluate:
     def __init__(self, remote: RemoteRuntime, number: int) -> None:
         self._remote, self._number = remote, number
 
-    def __call__(self, parameters: Float32s, batch: Batch) -> Evaluated:
+    def __call__(self, parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
         row = {"do": "evaluate", "number": self._number}
         answer, values = self._remote.ask(row, {"parameters": parameters, **arrays_of(batch)})
-        return Evaluated(loss_sum=float(str(answer["loss_sum"])), predicted=values["predicted"])
+        return BatchEvaluation(loss_sum=float(str(answer["loss_sum"])), predicted=values["predicted"])
 
 
 class _Predict:
@@ -179,7 +179,7 @@ def state_of(answer: Row, values: Arrays) -> TrainState:
     )
 
 
-def arrays_of(batch: Batch) -> Arrays:
+def arrays_of(batch: PaddedBatch) -> Arrays:
     """A batch for a message."""
     return {"x": batch.x, "y": batch.y, "mask": batch.mask}
 

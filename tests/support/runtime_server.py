@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fanin.edge.bundles.bundle import Bundle, open_folder
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Batch, Runtime, StepSettings, TrainState
+from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings, TrainState
 from fanin.protos.errors import FaninError
 from support.frames import Arrays, Row, read_frame, write_frame
 
@@ -87,9 +87,9 @@ def bundle_at(row: Row) -> Bundle:
     return open_folder(Path(row["folder"]), trusted=[row["publisher"]])
 
 
-def batch_of(arrays: Arrays) -> Batch:
+def batch_of(arrays: Arrays) -> PaddedBatch:
     """The batch in a message."""
-    return Batch(x=arrays["x"], y=arrays["y"], mask=arrays["mask"])
+    return PaddedBatch(x=arrays["x"], y=arrays["y"], mask=arrays["mask"])
 
 
 def main() -> None:

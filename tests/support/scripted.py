@@ -18,7 +18,7 @@ from fanin.clients.testing import SyntheticTrainer, synthetic_bundle
 from fanin.clients.transport import ReadPayload
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.versions import sign_version
-from fanin.edge.runtimes.base import Batch, Evaluate, Evaluated, Predict, TrainStep
+from fanin.edge.runtimes.base import BatchEvaluation, Evaluate, PaddedBatch, Predict, TrainStep
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import cut
@@ -158,8 +158,8 @@ class LosingRuntime:
         raise AssertionError("nothing is trained from such a Version")
 
     def open_evaluate(self, bundle: Bundle) -> Evaluate:
-        def evaluate(parameters: Float32s, batch: Batch) -> Evaluated:
-            return Evaluated(loss_sum=self.loss_sum, predicted=batch.y)
+        def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
+            return BatchEvaluation(loss_sum=self.loss_sum, predicted=batch.y)
 
         return evaluate
 

@@ -21,7 +21,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adam, Adapters, App, Recipe, Sgd, next_token, squared_error
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.prepare import MIN_FROZEN_VALUES, Prepared, prepare
-from fanin.edge.runtimes.base import Batch, StepSettings, TrainState
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.runtimes.onnx import OnnxRuntime
 from fanin.edge.tensors import Float32s
@@ -152,11 +152,11 @@ def bundle_for(name: str) -> Bundle:
     return exported(app_for(name))
 
 
-def batches_for(name: str) -> list[Batch]:
+def batches_for(name: str) -> list[PaddedBatch]:
     """Twenty batches that fit the case."""
     rng = np.random.default_rng(5)
 
-    def fitted(batch: Batch) -> Batch:
+    def fitted(batch: PaddedBatch) -> PaddedBatch:
         if CASES[name].loss is token_loss:
             x = rng.integers(0, NUM_TOKENS, (BATCH_SIZE, LENGTH + 1), np.int32)
             y = np.where(rng.random((BATCH_SIZE, LENGTH)) < 0.3, np.int32(-1), x[:, 1:])

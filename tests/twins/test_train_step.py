@@ -10,7 +10,7 @@ from support.remote_runtime import runtime_of
 from torch.nn.functional import cross_entropy
 
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.runtimes.base import Batch, StepSettings
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.tensors import Float32s
 
 RUNTIMES = ("onnx", "reference", "litert", "tflite")
@@ -20,7 +20,7 @@ LEARNING_RATE = 0.05
 TOLERANCE = 1e-5
 
 
-def eager(bundle: Bundle, found: list[Batch]) -> tuple[Float32s, list[float]]:
+def eager(bundle: Bundle, found: list[PaddedBatch]) -> tuple[Float32s, list[float]]:
     """Parameters after these batches, and each one's mean loss; padding is cut off, not masked."""
     module = app_of(bundle.manifest.name).module
     optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, momentum=0.9)

@@ -20,12 +20,12 @@ from support.values import PUBLISHER
 
 from fanin.edge.assembly.assemble import AssembledGraphs, _slot_at, assemble
 from fanin.edge.bundles.bundle import open_folder
-from fanin.edge.bundles.manifest import Slot, SlotKind, check_slots
+from fanin.edge.bundles.slots import Slot, SlotKind, check_slots
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.trace import Traced, trace_evaluate, trace_train
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Batch, StepSettings
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.protos.errors import InvalidBundle, InvalidInput
 
 RATE = StepSettings(learning_rate=0.5)
@@ -37,12 +37,12 @@ def with_graphs(**graphs: bytes) -> AssembledGraphs:
     return replace(spec, graphs={"onnx": {**spec.graphs["onnx"], **graphs}})
 
 
-def one_batch(seed: int, num: int = BATCH_SIZE) -> Batch:
+def one_batch(seed: int, num: int = BATCH_SIZE) -> PaddedBatch:
     """``num`` samples of random numbers, the rest padding."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((BATCH_SIZE, NUM_INPUTS)).astype(np.float32)
     y = rng.integers(0, NUM_CLASSES, BATCH_SIZE).astype(np.int32)
-    return Batch(x=x, y=y, mask=(np.arange(BATCH_SIZE) < num).astype(np.float32))
+    return PaddedBatch(x=x, y=y, mask=(np.arange(BATCH_SIZE) < num).astype(np.float32))
 
 
 @pytest.mark.parametrize("name", ["onnx", "reference"])
@@ -158,7 +158,7 @@ def test_values_are_found_in_any_order_of_dimensions(shape: tuple[int, ...], ord
     assert (found.tobytes(), found.shape) == (turned.tobytes(), slot.shape)
     check_slots((slot,), {"w": shape})
     for twice in (data + turned.tobytes(), bytes(8)):
-        with pytest.raises(InvalidBundle, match=r"'w' stand at [02] places in the file, expected one"):
+        with pytest.raises(InvalidBundle, match=r"'w' occur at [02] positions in the file, expected one"):
             _slot_at("w", value, twice, "here")
 
 
@@ -166,7 +166,7 @@ def test_a_tflite_file_needs_its_slots_and_its_signatures(tmp_path: Path) -> Non
     spec = tflite_spec()
     flat = {**spec.parameters, "1.bias": np.zeros(32, np.float32)}
     with pytest.raises(
-        InvalidBundle, match=r"infer graph \(tflite\): the values of '1.bias' stand at \d+ places in the"
+        InvalidBundle, match=r"infer graph \(tflite\): the values of '1.bias' occur at \d+ positions in the"
     ):
         assemble(replace(spec, slots={}, parameters=flat), tmp_path, PUBLISHER)
     alone = to_tflite({"other": trace_evaluate(prepare(app_of("mlp")), "tflite")}, "mlp")
@@ -246,7 +246,7 @@ def test_a_spec_that_lacks_something_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidBundle, match=message):
             replace(spec, **change)
     some = (Slot(initializer="w", kind=SlotKind.FLOAT, parameter="w", shape=WEIGHT.shape),)
-    with pytest.raises(InvalidBundle, match=r"no slot takes \['b'\]: its predictions would not follow"):
+    with pytest.raises(InvalidBundle, match=r"got no slots for \['b'\], expected one for each"):
         assemble(replace(spec, slots={"onnx": some}), tmp_path, PUBLISHER)
     with pytest.raises(InvalidBundle, match=r"got logits \(1, 3\), expected 5 of each sample"):
         assemble(replace(spec, num_classes=5), tmp_path, PUBLISHER)

@@ -20,7 +20,7 @@ from fanin.edge.bundles.bundle import (
     write_bundle,
 )
 from fanin.edge.bundles.keys import BUNDLE_CONTEXT, VERSION_CONTEXT
-from fanin.edge.bundles.manifest import dump_manifest
+from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of, short
 from fanin.protos.errors import InvalidBundle
@@ -51,7 +51,7 @@ def test_every_byte_of_the_manifest_is_under_the_signature(folder: Path) -> None
         changed = replace(signed, data=DATA[:index] + bytes([DATA[index] ^ 1]) + DATA[index + 1 :])
         text = (
             f"bundle {short(changed.sha256)}: the signature does not match the manifest; "
-            "it was changed after it was signed, get it again from its publisher"
+            "it was changed after it was signed; download it again from its publisher"
         )
         with raises(InvalidBundle, text):
             Bundle.open(changed, trusted=TRUSTED, read=folder_reader(folder))
@@ -144,7 +144,7 @@ def test_names_that_are_not_in_it_are_said(folder: Path) -> None:
         bundle.artifact("x")
     with raises(InvalidBundle, "bundle: got signature 'x', expected one of ['evaluate', 'infer', 'train']"):
         bundle.graph("x", "onnx")
-    with raises(InvalidBundle, "bundle: signature 'infer' has graphs in ['onnx'], got asked for 'tflite'"):
+    with raises(InvalidBundle, "bundle: got graph format 'tflite', expected one of ['onnx'] for signature 'infer'"):
         bundle.graph("infer", "tflite")
 
 

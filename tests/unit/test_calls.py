@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 
 from support.values import DEVICE_KEY, STRANGER
 
-from fanin.protos.calls import Call, device_id_of
+from fanin.protos.calls import DeviceCall, device_id_of
 
-CALL = Call(method="/fanin.v1.Fleet/CheckIn", device_id="d", time_us=1700000000000000, body_sha256="ab")
+CALL = DeviceCall(method="/fanin.v1.Fleet/CheckIn", device_id="d", time_us=1700000000000000, body_sha256="ab")
 
 
 def test_each_part_has_a_line() -> None:
@@ -19,7 +19,7 @@ def test_each_part_is_under_the_signature() -> None:
         replace(CALL, **{field.name: 1 if field.name == "time_us" else "other"}).signed_bytes()
         for field in fields(CALL)
     ]
-    assert len({CALL.signed_bytes(), *others}) == 1 + len(fields(Call))
+    assert len({CALL.signed_bytes(), *others}) == 1 + len(fields(DeviceCall))
 
 
 def test_a_devices_id_is_its_keys_digest() -> None:

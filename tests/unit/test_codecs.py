@@ -90,7 +90,7 @@ def test_a_long_update_is_encoded_as_its_values_one_by_one_would_be(name: str, e
     encoded = codec.encode(table, update, (exponent, exponent), 2, np.random.default_rng(2))
     limit, shift = largest_value(codec.bits), encoded.shifts[1]
     scaled = update[5:].astype(np.float64) * 2.0 ** -(exponent + shift)
-    if codec.by_chance:
+    if codec.is_stochastic:
         rng = np.random.default_rng(2)
         rng.random(5)
         rounded = np.copysign(np.floor(np.abs(scaled)) + (rng.random(num) < np.abs(scaled) % 1.0), scaled)

@@ -135,7 +135,7 @@ def test_a_stopped_run_goes_on_for_the_rounds_that_it_is_given(tmp_path: Path) -
         await scene.command(Stop())
         with pytest.raises(Conflict, match="it is stopped; say for how many rounds it is to go on"):
             await scene.command(Resume())
-        await scene.command(Resume(num_rounds=4))
+        await scene.command(Resume(rounds=4))
         await finished(scene)
 
     events = play(tmp_path, story)
@@ -168,13 +168,13 @@ def test_rolling_back_gives_an_older_version_a_new_number(tmp_path: Path) -> Non
         await scene.command(Pause())
         info = await scene.command(Adopt(number=1))
         assert (info.state, info.version) == (RunState.PAUSED, 3)
-        await scene.command(Resume(num_rounds=1))
+        await scene.command(Resume(rounds=1))
         await finished(scene)
 
     events = play(tmp_path, story)
     first, second, back, after = versions(events)
     assert back.version_sha256 == first.version_sha256 != second.version_sha256
-    assert (back.adopted_run, back.adopted_number, back.round) == ("run", 1, 0)
+    assert (back.adopted_run_id, back.adopted_number, back.round) == ("run", 1, 0)
     assert after.parent == back.number
     assert RoundFailed(round=3, reason="version 3 was published") in events
 
@@ -185,18 +185,18 @@ def test_a_version_is_promoted_to_another_run_of_its_bundle_only(tmp_path: Path)
         runs = scene.place.runs
         await start(runs, bundle_in(tmp_path), plan(), run_id="other")
         await runs.command(Command(command_id="p", run_id="other", what=Pause()))
-        adopt = Adopt(from_run="run", number=3, num_rounds=1)
+        adopt = Adopt(from_run_id="run", number=3, rounds=1)
         info = await runs.command(Command(command_id="a", run_id="other", what=adopt))
         assert info.version_sha256 == versions(await scene.events())[-1].version_sha256
         assert (info.state, info.version) == (RunState.RUNNING, 1)
         with raises(NotFound, "run run: has no version 9"):
             await scene.command(Adopt(number=9))
         with raises(NotFound, "run nowhere: has no version 0"):
-            await scene.command(Adopt(from_run="nowhere", number=0))
+            await scene.command(Adopt(from_run_id="nowhere", number=0))
         other = synthetic_bundle(tmp_path / "else", PUBLISHER, {"a": (2,)})
         await start(runs, other, plan(), run_id="else")
         with pytest.raises(Conflict, match="only versions of one bundle can be adopted"):
-            await scene.command(Adopt(from_run="else", number=0))
+            await scene.command(Adopt(from_run_id="else", number=0))
 
     play(tmp_path, story)
 
@@ -224,8 +224,8 @@ def test_a_command_is_carried_out_once_whatever_has_happened_since(tmp_path: Pat
         (None, Pause(), "run run: it is finished, there is nothing to pause"),
         (None, Stop(), "run run: it is finished, there is nothing to stop"),
         (None, Resume(), "run run: it is finished; say for how many rounds it is to go on"),
-        (Resume(num_rounds=9), Resume(num_rounds=2), "it is running; pause it to give it another number of rounds"),
-        (Resume(num_rounds=9), Adopt(number=0), "run run: a round is open; publish when the run rests, or pause it"),
+        (Resume(rounds=9), Resume(rounds=2), "it is running; pause it to give it another number of rounds"),
+        (Resume(rounds=9), Adopt(number=0), "run run: a round is open; publish when the run rests, or pause it"),
     ],
 )
 def test_a_command_that_makes_no_sense_changes_nothing(

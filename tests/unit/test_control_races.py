@@ -63,7 +63,7 @@ def test_a_run_goes_on_after_a_round_that_was_stopped_while_much_was_left_to_do(
         await scene.command(Stop())
         gate.set()
         await asyncio.sleep(1.0)
-        await scene.command(Resume(num_rounds=2))
+        await scene.command(Resume(rounds=2))
         await finished(scene)
 
     events = play(tmp_path, story)
@@ -95,7 +95,7 @@ def test_rounds_that_are_asked_for_while_the_last_one_ends_are_run(tmp_path: Pat
         await scene.until(RoundClosed, 3)
         await scene.command(Pause())
         await asyncio.sleep(after_s)
-        await scene.command(Resume(num_rounds=2))
+        await scene.command(Resume(rounds=2))
         await finished(scene)
 
     events = play(tmp_path, story, store_lane=slow_store)
@@ -114,10 +114,10 @@ def test_a_rollback_leaves_the_rounds_that_were_left(tmp_path: Path) -> None:
     assert [event.round for event in versions(events)] == [1, 2, 0, 4]
 
 
-@pytest.mark.parametrize("what", [{"num_rounds": -1}, {"num_rounds": 1 << 32}])
+@pytest.mark.parametrize("what", [{"rounds": -1}, {"rounds": 1 << 32}])
 def test_rounds_are_a_number_that_the_wire_knows(what: dict[str, int]) -> None:
     for make in (lambda: Resume(**what), lambda: Adopt(number=1, **what)):
-        with raises(InvalidInput, f"rounds: got {what['num_rounds']}, expected 0 to 4294967295"):
+        with raises(InvalidInput, f"rounds: got {what['rounds']}, expected 0 to 4294967295"):
             make()
     with raises(InvalidInput, f"version: got number {1 << 63}, expected 0 to {(1 << 63) - 1}"):
         Adopt(number=1 << 63)

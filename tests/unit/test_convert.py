@@ -7,7 +7,7 @@ from support.values import assignment
 from fanin.protos import convert as c
 from fanin.protos import convert_control as cr
 from fanin.protos import messages as m
-from fanin.protos.control import Command, Recorded, RunState, round_closed
+from fanin.protos.control import Command, LoggedEvent, RunState, round_closed
 from fanin.protos.errors import InvalidInput, NotFound
 from fanin.v1 import control_pb2, fleet_pb2
 
@@ -42,7 +42,7 @@ def test_a_variant_without_a_wire_form_is_never_sent_empty() -> None:
     # What a new variant is until somebody writes its case.
     new = object()
     for write in (
-        lambda: cr.event_to_proto(Recorded(sequence=1, time_s=1.0, event=new)),
+        lambda: cr.event_to_proto(LoggedEvent(sequence=1, time=1.0, event=new)),
         lambda: cr.command_to_proto(Command(command_id="a", run_id="run", what=new)),
         lambda: c.answer_to_proto(new),
         lambda: c.upload_to_proto(new),

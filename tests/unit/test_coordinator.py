@@ -132,7 +132,7 @@ def test_a_device_gets_no_chunk_but_those_of_its_assignment(tmp_path: Path) -> N
                     [data async for data in place.coordinator.download("x", wanted)]
         good, bad = work.version.parameters.chunks[0], secret.chunks[0]
         wanted = m.Download(
-            assignment_id=work.assignment_id, sha256=good.sha256, offset=5, more=(good.sha256, bad.sha256)
+            assignment_id=work.assignment_id, sha256=good.sha256, offset=5, more_sha256=(good.sha256, bad.sha256)
         )
         found = b""
         with pytest.raises(NotFound, match="not one that this assignment needs"):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fanin.edge.runtimes.evaluations import SQUARES_FLOAT, SQUARES_INT8, counts_of
-from fanin.edge.runtimes.measure import Measured
+from fanin.edge.runtimes.quality import Quality
 from fanin.protos import messages as m
 from fanin.protos.control import Evaluation
 from fanin.server.aggregation.statistics import MAX_RISE, evaluation_of
@@ -29,7 +29,7 @@ def test_sums_become_means_and_shares() -> None:
 
 def test_shares_are_of_what_was_asked_for() -> None:
     # Two sequences of 8 places each, 3 of them without a token.
-    counts = counts_of(Measured(num_examples=2, loss_sum=1.0, num_predictions=13, num_correct_float=13), 20)
+    counts = counts_of(Quality(num_examples=2, loss_sum=1.0, num_predictions=13, num_correct_float=13), 20)
     found = evaluation_of(counts, 20)
     assert found == Evaluation(num_examples=2, loss=0.5, accuracy_float=1.0, accuracy_int8=0.0, int8_agreement=0.0)
 
@@ -51,7 +51,7 @@ def test_the_rise_over_all_devices_is_that_of_all_examples_whatever_their_scale(
 ) -> None:
     told: Counter[str] = Counter()
     for num_examples, error, added in rows:
-        device = Measured(
+        device = Quality(
             num_examples=num_examples,
             loss_sum=0.5,
             squares_float=error * scale,
@@ -59,7 +59,7 @@ def test_the_rise_over_all_devices_is_that_of_all_examples_whatever_their_scale(
             squares_wanted=num_examples * scale,
         )
         told.update(m.Statistics(counts=counts_of(device, 0)).counts)
-    together = Measured(
+    together = Quality(
         num_examples=sum(row[0] for row in rows),
         loss_sum=0.5 * len(rows),
         squares_float=sum(row[1] for row in rows) * scale,
@@ -74,30 +74,30 @@ def test_the_rise_over_all_devices_is_that_of_all_examples_whatever_their_scale(
 
 @pytest.mark.parametrize("error", [float("inf"), float("nan"), 1e300])
 def test_an_error_without_bound_is_as_much_as_can_be_told(error: float) -> None:
-    counts = counts_of(Measured(num_examples=1, loss_sum=0.0, squares_float=1.0, squares_int8=error), 0)
+    counts = counts_of(Quality(num_examples=1, loss_sum=0.0, squares_float=1.0, squares_int8=error), 0)
     assert m.Statistics(counts=counts).counts[SQUARES_INT8] == m.MAX_COUNT
     found = evaluation_of(counts, 0)
     assert found is not None and found.int8_rise_percent == MAX_RISE
 
 
 def test_where_float_makes_no_error_any_of_int8_is_told_as_a_number() -> None:
-    found = evaluation_of(counts_of(Measured(num_examples=1, loss_sum=0.0, squares_int8=0.5), 0), 0)
+    found = evaluation_of(counts_of(Quality(num_examples=1, loss_sum=0.0, squares_int8=0.5), 0), 0)
     assert found is not None and found.int8_rise_percent == MAX_RISE
 
 
 def test_a_model_of_classes_tells_no_squares() -> None:
-    found = evaluation_of(counts := counts_of(Measured(num_examples=1, loss_sum=0.0), 3), 3)
+    found = evaluation_of(counts := counts_of(Quality(num_examples=1, loss_sum=0.0), 3), 3)
     assert SQUARES_FLOAT not in counts
     assert found is not None and found.int8_rise_percent is None
 
 
 def test_no_device_says_of_which_kind_a_model_is() -> None:
-    told = counts_of(Measured(num_examples=1, loss_sum=0.0), 3) | {SQUARES_INT8: m.MAX_COUNT}
+    told = counts_of(Quality(num_examples=1, loss_sum=0.0), 3) | {SQUARES_INT8: m.MAX_COUNT}
     found = evaluation_of(told, 3)
     assert found is not None and found.int8_rise_percent is None
 
 
 @pytest.mark.parametrize("loss", [1e30, -1e30])
 def test_a_loss_of_any_scale_can_be_told(loss: float) -> None:
-    counts = counts_of(Measured(num_examples=1, loss_sum=loss), 0)
+    counts = counts_of(Quality(num_examples=1, loss_sum=loss), 0)
     assert m.Statistics(counts=counts).counts[m.EVAL_LOSS] == (m.MAX_COUNT if loss > 0 else -m.MAX_COUNT)

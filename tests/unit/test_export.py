@@ -13,7 +13,8 @@ from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, bundle_of
 from torch import Tensor, nn
 
 from fanin.edge.bundles.bundle import open_folder
-from fanin.edge.bundles.manifest import Port, SlotKind
+from fanin.edge.bundles.manifest import Port
+from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import App, cross_entropy, export_app
 from fanin.edge.export.onnx.writer import quiet_exporter
 from fanin.edge.export.prepare import prepare

@@ -8,7 +8,8 @@ import torch
 from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, batches, exported
 from torch import Tensor, nn
 
-from fanin.edge.bundles.manifest import Port, SlotKind
+from fanin.edge.bundles.manifest import Port
+from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import Recipe, check_app, export_app, load_app
 from fanin.edge.runtimes.graphs import control_ports
 from fanin.edge.runtimes.onnx import OnnxRuntime

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
-from fanin.edge.bundles.manifest import SlotKind
 from fanin.edge.bundles.quantize import fill_slots, with_derived
+from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import Adapters, App, Recipe, next_token
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.prepare import Prepared, prepare

@@ -125,7 +125,7 @@ def test_a_run_whose_newest_version_is_damaged_fails_and_can_be_rolled_back(tmp_
         assert str(tmp_path) not in str(events(place))
         # The operator puts the file back from a backup.
         flip(tmp_path / "state" / "blobs" / newest[:2] / newest)
-        await place.runs.command(Command(command_id="resume", run_id="run", what=Resume(num_rounds=1)))
+        await place.runs.command(Command(command_id="resume", run_id="run", what=Resume(rounds=1)))
         await settle()
         await send(place, "a")
         await settle()
@@ -179,7 +179,7 @@ def test_a_fold_that_waits_for_space_says_so_and_goes_on(tmp_path: Path) -> None
         reason = f"Fold is tried again: {NO_SPACE}"
         (listed,) = await place.runs.infos()
         assert (listed.state, listed.reason) == (RunState.RUNNING, reason)
-        assert (await place.runs.describe("run", 1)).info.reason == reason
+        assert (await place.runs.describe("run", 1)).run.reason == reason
         blobs.error = None
         await asyncio.sleep(20.0)
         info = await place.runs.info("run")

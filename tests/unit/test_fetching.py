@@ -38,7 +38,7 @@ class Server:
         self.num_open += 1
         try:
             offset = wanted.offset
-            for number, sha256 in enumerate((wanted.sha256, *wanted.more)[: self.num_a_call]):
+            for number, sha256 in enumerate((wanted.sha256, *wanted.more_sha256)[: self.num_a_call]):
                 if number:
                     yield b""
                 data = self.data[sha256][offset:]
@@ -56,7 +56,7 @@ def test_one_call_brings_as_many_chunks_as_the_coordinator_will(num_a_call: int,
     with Fetching(server.ask, "run.1.device", refs) as fetching:
         assert [b"".join(fetching.chunk(ref, 0)) for ref in refs] == chunks
     assert len(server.calls) == num_calls
-    assert server.calls[0].more == tuple(ref.sha256 for ref in refs[1:])
+    assert server.calls[0].more_sha256 == tuple(ref.sha256 for ref in refs[1:])
     assert server.num_open == 0
 
 
@@ -80,7 +80,7 @@ def test_a_call_asks_for_no_more_than_it_may() -> None:
     refs = tuple(map(ref_of, chunks))
     with Fetching(server.ask, "run.1.device", refs) as fetching:
         assert [b"".join(fetching.chunk(ref, 0)) for ref in refs] == chunks
-    assert [len(call.more) for call in server.calls] == [MAX_MORE_CHUNKS, 1]
+    assert [len(call.more_sha256) for call in server.calls] == [MAX_MORE_CHUNKS, 1]
     message = download_to_proto(server.calls[0])
     assert download_from_proto(message) == server.calls[0]
     message.more_sha256.append(refs[0].sha256)

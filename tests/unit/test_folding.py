@@ -16,9 +16,9 @@ from support.layers import Normed
 from torch import nn
 from torch.nn.utils import fusion
 
-from fanin.edge.bundles.derived import Derived, Folded
-from fanin.edge.bundles.manifest import Slot, SlotKind
+from fanin.edge.bundles.derived import Derived, FoldedTensor
 from fanin.edge.bundles.quantize import fill_slots, weight_codes, weight_scales, with_derived
+from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export import App, Recipe
 from fanin.edge.export.formats import onnx_infer
 from fanin.edge.export.int8.folding import Infer, fold_norms
@@ -110,8 +110,8 @@ def test_the_folded_product_is_the_norm_of_the_product(
     derived = Derived(
         constants={"mean": known["mean"].astype("<f4").tobytes()},
         folded={
-            "w": Folded(value="weight", **same),
-            "b": Folded(value="bias" if "bias" in parts else "", mean="mean", offset=told["offset"], **same),
+            "w": FoldedTensor(value="weight", **same),
+            "b": FoldedTensor(value="bias" if "bias" in parts else "", mean="mean", offset=told["offset"], **same),
         },
     )
     got = with_derived({name: value for name, value in known.items() if name != "mean"}, derived)

@@ -198,7 +198,7 @@ async def with_versions_from_outside(folder: Path) -> tuple[RoundRecord, ...]:
     tasks = join(place, [(Liar(1e30), {})])
     await rest(place)
     for restored in (1, 4, 0):
-        adopt = Adopt(number=restored, num_rounds=1)
+        adopt = Adopt(number=restored, rounds=1)
         await place.runs.command(Command(command_id=f"restore-{restored}", run_id="run", what=adopt))
         await rest(place)
     table = bundle.manifest.table

@@ -49,7 +49,7 @@ def test_what_is_emptied_can_be_filled_again() -> None:
 
 
 def test_a_constant_that_is_not_there_is_told() -> None:
-    with pytest.raises(InvalidBundle, match=r"m: has no constants \['v'\], which are to be filled"):
+    with pytest.raises(InvalidBundle, match=r"m: got no constants \['v'\], expected them"):
         empty_constants(infer_graph(), ["v", "w"], "m")
 
 

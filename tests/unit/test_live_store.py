@@ -16,7 +16,15 @@ from fanin.clients.data.examples import Examples, MemoryStore, snapshot
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.testing import LoopbackTransport, VirtualDevice
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.runtimes.base import Batch, Evaluate, Evaluated, Predict, StepSettings, TrainState, TrainStep
+from fanin.edge.runtimes.base import (
+    BatchEvaluation,
+    Evaluate,
+    PaddedBatch,
+    Predict,
+    StepSettings,
+    TrainState,
+    TrainStep,
+)
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
 
@@ -43,9 +51,9 @@ class Recording:
     def open_evaluate(self, bundle: Bundle) -> Evaluate:
         self.validated.append([])
 
-        def evaluate(parameters: Float32s, batch: Batch) -> Evaluated:
+        def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
             self.validated[-1].append(float(batch.x[0, 0]))
-            return Evaluated(loss_sum=0.0, predicted=batch.y)
+            return BatchEvaluation(loss_sum=0.0, predicted=batch.y)
 
         return evaluate
 
@@ -62,7 +70,7 @@ class Step:
     def begin(self, parameters: Float32s) -> TrainState:
         return TrainState(parameters=parameters, optimizer=np.zeros(0, np.float32))
 
-    def __call__(self, state: TrainState, batch: Batch, settings: StepSettings) -> tuple[TrainState, float]:
+    def __call__(self, state: TrainState, batch: PaddedBatch, settings: StepSettings) -> tuple[TrainState, float]:
         self.runtime.trained[-1].append(float(batch.x[0, 0]))
         self.runtime.during()
         return state, 0.0

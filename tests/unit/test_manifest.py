@@ -9,7 +9,8 @@ import pytest
 from support.errors import raises
 from support.manifests import manifest, slots
 
-from fanin.edge.bundles.manifest import FORMAT, Slot, SlotKind, dump_manifest, parse_manifest
+from fanin.edge.bundles.manifest_json import FORMAT, dump_manifest, parse_manifest
+from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.protos.errors import InvalidBundle
 
 Row = dict[str, Any]
@@ -99,7 +100,7 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
     ),
     (
         lambda row: row["slots"].clear(),
-        "manifest: got no slots in 'onnx', expected some: it would follow no Version",
+        "manifest: got no slots in 'onnx', expected at least one; without slots no Version changes the int8 model",
     ),
     (
         lambda row: row["derived"].update(more={}),
@@ -119,7 +120,7 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
     ),
     (
         lambda row: row["derived"]["constants"].update(gain=""),
-        "manifest: derived tensor 'gain' has the name of another, or none",
+        "manifest: derived tensor 'gain': expected a unique, non-empty name",
     ),
     (
         lambda row: row["derived"]["folded"]["dense.weight:folded"].update(epsilon=0.0),
@@ -259,7 +260,7 @@ WRONG_SLOTS: list[tuple[tuple[Slot, ...], str]] = [
     ),
     (
         (SCALE, BIAS),
-        "manifest: slot 'b': got no bias_scale slot, expected one beside it",
+        "manifest: slot 'b': got no bias_scale slot with its weight and input_scale, expected one",
     ),
     (
         (replace(WEIGHT, parameter="spread", shape=(3,), axis=0, permutation=()),),
@@ -272,7 +273,7 @@ WRONG_SLOTS: list[tuple[tuple[Slot, ...], str]] = [
     ((FLOAT, FLOAT), "manifest: two slots name the same initializer"),
     (
         (replace(WEIGHT, offset=40), replace(SCALE, offset=51)),
-        "manifest: slots 'w' and 'ws' share bytes of the file, expected none to",
+        "manifest: slots 'w' and 'ws' overlap in the file",
     ),
 ]
 

@@ -12,17 +12,18 @@ from support.values import PUBLISHER
 
 from fanin.edge.bundles.bundle import Bundle, SignedManifest
 from fanin.edge.bundles.keys import BUNDLE_CONTEXT
-from fanin.edge.bundles.manifest import dump_manifest
-from fanin.edge.runtimes.base import Batch, Evaluate, Evaluated, Predict
-from fanin.edge.runtimes.measure import Measured, check_drop, compare, measure
+from fanin.edge.bundles.manifest_json import dump_manifest
+from fanin.edge.runtimes.base import BatchEvaluation, Evaluate, PaddedBatch, Predict
+from fanin.edge.runtimes.measure import compare, measure
+from fanin.edge.runtimes.quality import Quality, check_drop
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidVersion
 
 NO_PARAMETERS = np.zeros(0, np.float32)
-WORSE = Measured(
+WORSE = Quality(
     num_examples=100, loss_sum=50.0, num_predictions=200, num_correct_float=190, num_correct_int8=187, num_agreeing=180
 )
-VALUES = Measured(num_examples=4, loss_sum=2.0, squares_float=2.0, squares_int8=2.3, squares_wanted=100.0)
+VALUES = Quality(num_examples=4, loss_sum=2.0, squares_float=2.0, squares_int8=2.3, squares_wanted=100.0)
 
 
 def test_it_tells_points_and_shares() -> None:
@@ -68,9 +69,9 @@ class Twins:
         """A loss of 1 a sample."""
         has_classes = bundle.manifest.num_classes
 
-        def evaluate(parameters: Float32s, batch: Batch) -> Evaluated:
+        def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
             said = batch.x.argmax(axis=-1).astype(np.int32) if has_classes else batch.x
-            return Evaluated(loss_sum=float(batch.mask.sum()), predicted=said)
+            return BatchEvaluation(loss_sum=float(batch.mask.sum()), predicted=said)
 
         return evaluate
 
@@ -86,12 +87,12 @@ def of(num_classes: int) -> Bundle:
     return Bundle.open(signed, trusted=[PUBLISHER.public], read={}.__getitem__)
 
 
-def batches_of(x: np.ndarray, y: np.ndarray) -> list[Batch]:
+def batches_of(x: np.ndarray, y: np.ndarray) -> list[PaddedBatch]:
     """Batches of 4, the last one padded with what would show."""
     pad = -len(x) % 4
     mask = np.concatenate([np.ones(len(x), np.float32), np.zeros(pad, np.float32)])
     x, y = (np.concatenate([part, np.repeat(100 * part[:1], pad, axis=0)]) for part in (x, y))
-    return [Batch(x=x[at : at + 4], y=y[at : at + 4], mask=mask[at : at + 4]) for at in range(0, len(x), 4)]
+    return [PaddedBatch(x=x[at : at + 4], y=y[at : at + 4], mask=mask[at : at + 4]) for at in range(0, len(x), 4)]
 
 
 @given(
@@ -123,7 +124,7 @@ def test_classes_are_compared_by_how_often_both_choose_the_same(changed: int, ag
         Twins(np.array([0.5, 0.0], np.float32)), of(2), NO_PARAMETERS, batches_of(x, np.zeros(100, np.int32))
     )
     assert (found.num_examples, found.agreement, found.is_good) == (100, pytest.approx(agreement), is_good)
-    assert str(found) == f"int8 says what float says in {100 * agreement:.2f} % on 100 calibration examples"
+    assert str(found) == f"int8 and float agree on {100 * agreement:.2f} % of the labels on 100 calibration examples"
 
 
 def test_values_that_are_all_alike_and_are_not_met_are_far_off() -> None:

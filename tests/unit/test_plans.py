@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from support.errors import raises
 
+from fanin.clients.planfile import PlanFile, parse_plan, read_plan
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import MAX_EPOCHS, CodecSpec, Training
-from fanin.protos.plans import MAX_COHORT, AggregationPlan, CohortPlan, Plan, PlanFile, StopPlan, parse_plan, read_plan
+from fanin.protos.plans import MAX_COHORT, AggregationPlan, CohortPlan, Plan, StopPlan
 
 SHORTEST = 'app = "digits"\n[cohort]\nconcurrency = 8\n[training]\nlearning_rate = 1\n'
 TIMES = (1 << 32) - 1
@@ -34,7 +35,7 @@ def test_a_quorum_left_out_is_the_buffer() -> None:
 
 
 COHORT_RULE = "expected 1 <= quorum <= buffer <= concurrency <= 1000000"
-STOP_RULE = f"expected max_rounds from 1 and the others from 0 on, counts up to {TIMES}"
+STOP_RULE = f"expected max_rounds of at least 1, the others of at least 0, and counts of at most {TIMES}"
 TRAINING_RULE = f"expected 1 to {MAX_EPOCHS} epochs and a positive learning rate"
 NAME_RULE = "expected 1 to 128 letters, digits or ._:+- that do not begin with a dot"
 TOP = "['aggregation', 'app', 'bundle', 'codec', 'cohort', 'name', 'stop', 'training']"
@@ -157,7 +158,7 @@ WRONG = [
         "learning_rate = 1\n[stop]\nmax_int8_drop = -0.5",
         (
             "plan: got max_int8_drop -0.5, expected 0.0 (never pause) to 100: points of accuracy, or percent of a "
-            "model of values' squared error"
+            "regression model's squared error"
         ),
     ),
     (

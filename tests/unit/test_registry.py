@@ -9,7 +9,7 @@ from support.errors import raises
 from support.values import DEVICE_KEY, STRANGER
 
 from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
-from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, Call, device_id_of
+from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, DeviceCall, device_id_of
 from fanin.protos.errors import Conflict, Unauthenticated, Untimely, public_text
 from fanin.protos.messages import Enrollment
 from fanin.server.access.registry import Registry, token_sha256
@@ -22,7 +22,7 @@ NOW_S = 1_000_000
 DEVICE_ID = device_id_of(DEVICE_KEY.public)
 METHOD = "/fanin.v1.Fleet/Enroll"
 NOW_US = NOW_S * MICROSECONDS
-CALL = Call(method=METHOD, device_id=DEVICE_ID, time_us=NOW_US, body_sha256="ab")
+CALL = DeviceCall(method=METHOD, device_id=DEVICE_ID, time_us=NOW_US, body_sha256="ab")
 DEVICE = EnrolledDevice(public_key=DEVICE_KEY.public)
 
 
@@ -45,7 +45,7 @@ def registry_at(store: DeviceStore, uptime_s: list[float]) -> Registry:
     return registry
 
 
-def sign(call: Call, key: SigningKey = DEVICE_KEY) -> bytes:
+def sign(call: DeviceCall, key: SigningKey = DEVICE_KEY) -> bytes:
     return key.sign(CALL_CONTEXT, call.signed_bytes())
 
 
@@ -111,7 +111,7 @@ def test_an_unknown_device_is_refused(registry: Registry) -> None:
     ],
     ids=["method", "time", "body", "device"],
 )
-def test_a_signature_is_good_for_its_call_only(registry: Registry, call: Call) -> None:
+def test_a_signature_is_good_for_its_call_only(registry: Registry, call: DeviceCall) -> None:
     with raises(Unauthenticated, f"call: the signature on {call.method} is not by device {DEVICE_ID}"):
         registry.authenticate(DEVICE, call, sign(CALL))
 

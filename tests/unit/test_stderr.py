@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support.tflite_file import small_file
 
-from fanin.edge.runtimes.graphs import Array
 from fanin.edge.runtimes.tflite import TfliteRuntime
+from fanin.edge.tensors import Array
 
 ROW = {
     "name": "x",

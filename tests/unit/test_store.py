@@ -260,7 +260,7 @@ def test_a_version_from_outside_sets_a_run_going_again(engine: Engine, rounds: R
     second = version(parent=FIRST)
     control.publish(RUN, Newest(version=second, event=replace(published(1), round=0)), 30.0)
     assert runs.runs()[0].state is r.RunState.FINISHED
-    third = Newest(version=version(parent=second), event=replace(published(2), round=0, num_rounds=5))
+    third = Newest(version=version(parent=second), event=replace(published(2), round=0, rounds=5))
     control.publish(RUN, third, 40.0)
     assert runs.runs() == (RunRecord(start=START, state=r.RunState.RUNNING, reason="", max_rounds=5),)
     runs.rest(RUN, r.RunRested(state=r.RunState.FINISHED, reason="done"), 50.0, next_sequence=99)

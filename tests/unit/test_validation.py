@@ -9,8 +9,8 @@ from support.manifests import manifest
 from support.values import TABLE, assignment, update
 
 from fanin.edge.bundles.manifest import Port
-from fanin.edge.runtimes.evaluations import counts_of, measured_of
-from fanin.edge.runtimes.measure import Measured
+from fanin.edge.runtimes.evaluations import counts_of, quality_of
+from fanin.edge.runtimes.quality import Quality
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef, artifact_of
@@ -52,7 +52,7 @@ def test_every_evaluation_that_some_data_has_passes(in_float: int, in_int8: int,
 
 @pytest.mark.parametrize("num_classes", [0, 3])
 def test_what_a_device_measures_passes(num_classes: int) -> None:
-    measured = Measured(
+    measured = Quality(
         num_examples=4,
         loss_sum=1.5,
         num_predictions=8 if num_classes else 0,
@@ -62,7 +62,7 @@ def test_what_a_device_measures_passes(num_classes: int) -> None:
         squares_int8=float("nan"),
         squares_wanted=1e30,
     )
-    for counts in (counts_of(measured, num_classes), counts_of(Measured(num_examples=0, loss_sum=0.0), num_classes)):
+    for counts in (counts_of(measured, num_classes), counts_of(Quality(num_examples=0, loss_sum=0.0), num_classes)):
         check_header(with_counts(**counts), EXPECTED if num_classes else OF_VALUES)
 
 
@@ -175,8 +175,8 @@ def test_the_statistics_of_an_update_count_for_at_most_as_many_examples_as_it_we
 
 
 def test_squared_errors_are_capped_with_their_fractions() -> None:
-    counts = counts_of(Measured(num_examples=8, loss_sum=0.0, squares_float=4.0, squares_int8=1e-9), 0)
-    capped = measured_of(capped_counts(with_counts(**counts), 2))
+    counts = counts_of(Quality(num_examples=8, loss_sum=0.0, squares_float=4.0, squares_int8=1e-9), 0)
+    capped = quality_of(capped_counts(with_counts(**counts), 2))
     assert (capped.num_examples, capped.squares_float) == (2, 1.0)
     assert capped.squares_int8 == pytest.approx(2.5e-10, abs=2.0**-40)
 

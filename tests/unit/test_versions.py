@@ -44,7 +44,7 @@ def test_one_for_another_run_or_bundle_is_refused(run_id: str, sha256: str) -> N
     """Rightly signed in all: by the run key, with a delegation for that other run and bundle."""
     signed = sign_version(RUN_KEY, parent=None, run_id=run_id, bundle_sha256=sha256, parameters=FIRST.parameters)
     other = replace(signed, delegation=delegate(run_id, sha256))
-    text = f"version 0 of run {run_id}: made for bundle {short(sha256)}, expected run run and bundle {short(SHA256)}"
+    text = f"version 0 of run {run_id}: is of bundle {short(sha256)}, expected run run and bundle {short(SHA256)}"
     with raises(InvalidVersion, text):
         check(other)
 
@@ -121,6 +121,6 @@ def test_what_was_changed_after_it_was_signed_is_refused(changed: Version) -> No
 
 # (4)
 def test_one_that_is_older_than_what_this_device_has_seen_is_refused() -> None:
-    text = "version 1 of run run: older than version 2, which this device has seen; refused"
+    text = "version 1 of run run: older than version 2, which this device has verified; rejected"
     with raises(InvalidVersion, text):
         check(SECOND, seen=2)

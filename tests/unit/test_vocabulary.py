@@ -17,7 +17,7 @@ from fanin.edge.export import App, next_token
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Batch, StepSettings
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.runtimes.models import model_inputs
 
 NUM_TOKENS, LENGTH = 11, 5
@@ -103,7 +103,7 @@ def test_a_token_that_the_model_does_not_know_is_told_wherever_it_comes_in(token
     runtime, found = open_runtime("onnx"), bundle()
     assert found.manifest.num_tokens == NUM_TOKENS
     parameters, x = found.initial_parameters(), with_token(token)
-    batch = Batch(x=x, y=np.zeros((2, LENGTH), np.int32), mask=np.ones(2, np.float32))
+    batch = PaddedBatch(x=x, y=np.zeros((2, LENGTH), np.int32), mask=np.ones(2, np.float32))
     step, evaluate = runtime.open_train(found), runtime.open_evaluate(found)
     predict = runtime.open_predict(found, parameters)
     for call in (

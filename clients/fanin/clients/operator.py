@@ -13,7 +13,7 @@ from fanin.protos import convert as c
 from fanin.protos import convert_control as cr
 from fanin.protos.calls import AUTHORIZATION, BEARER
 from fanin.protos.chunks import artifact_of, assemble, cut
-from fanin.protos.control import Command, Recorded, RunDescription, RunInfo, StartRun, VersionWithBundle
+from fanin.protos.control import Command, LoggedEvent, RunDescription, RunInfo, StartRun, VersionWithBundle
 from fanin.protos.errors import Unavailable, Untrusted
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.plans import Plan
@@ -152,7 +152,7 @@ class Operator:
         """A Version's canonical bytes, verified against its digest. Raises NotFound, InvalidInput."""
         return assemble(f"version {version.number} of run {version.run_id}", version.parameters, self.chunk)
 
-    def watch(self, run_id: str, from_sequence: int = 0) -> Iterator[Recorded]:
+    def watch(self, run_id: str, from_sequence: int = 0) -> Iterator[LoggedEvent]:
         """What happened and happens in a Run, until it has ended; a line that breaks is taken up again."""
         has_begun, num_tries = False, 0
         while True:

@@ -245,7 +245,7 @@ class GrpcTransport:
         return self._last_time_us
 
     def _signed(self, method: str, body: bytes, timeout_s: float | None = None) -> CallOptions:
-        call = calls.Call(
+        call = calls.DeviceCall(
             method=f"{FLEET}{method}",
             device_id=self._device_id,
             time_us=self._next_time_us(),

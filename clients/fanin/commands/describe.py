@@ -53,25 +53,31 @@ def describe(
 
 def description_row(found: RunDescription) -> dict[str, object]:
     """A described Run for programs. Where the Plan says nothing of it, ``min_report_s`` is null."""
-    plan = asdict(found.info.plan)
+    plan = asdict(found.run.plan)
     if plan["cohort"]["min_report_s"] == float("inf"):
         # JSON has no infinity.
         plan["cohort"]["min_report_s"] = None
     return {
-        **run_row(found.info),
+        **run_row(found.run),
         "plan": plan,
         "num_devices": found.num_devices,
         "num_at_work": found.num_at_work,
         "at_work": list(found.at_work),
         "deadline_s": found.deadline_s,
         "grid": list(found.grid),
-        "last_rounds": [{**asdict(one), "phase": one.phase.value} for one in found.rounds],
+        "last_rounds": [_round_row(one) for one in found.rounds],
     }
+
+
+def _round_row(one: RoundInfo) -> dict[str, object]:
+    row = {**asdict(one), "phase": one.phase.value}
+    row["opened_at_s"] = row.pop("opened_at")
+    return row
 
 
 def text_of(found: RunDescription) -> str:
     """A described Run for people."""
-    info = found.info
+    info = found.run
     reason = f" ({info.reason})" if info.reason else ""
     lines = [
         f"run {info.run_id}",
@@ -106,7 +112,7 @@ def _plan_lines(plan: Plan) -> list[str]:
 
 def _round_line(one: RoundInfo) -> str:
     ended = f", version {one.version}" if one.version else ""
-    opened = datetime.fromtimestamp(one.opened_at_s, UTC).isoformat(sep=" ", timespec="seconds")
+    opened = datetime.fromtimestamp(one.opened_at, UTC).isoformat(sep=" ", timespec="seconds")
     return (
         f"  round {one.round}: {one.phase.value}, from version {one.base_version}, {one.num_updates} updates{ended}, "
         f"opened {opened}"

@@ -23,10 +23,10 @@ from fanin.clients.textfiles import read_text
 from fanin.commands.show import finite
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
-from fanin.edge.runtimes.base import Inputs, Model, Runtime
-from fanin.edge.runtimes.graphs import Array, Feed
+from fanin.edge.runtimes.base import Inputs, LoadedModel, Runtime
+from fanin.edge.runtimes.graphs import Feed
 from fanin.edge.runtimes.models import dequantize_output, feed_of, format_of, model_inputs, open_preprocess, run_rows
-from fanin.edge.tensors import Float32s, decode_parameters
+from fanin.edge.tensors import Array, Float32s, decode_parameters
 from fanin.protos.errors import InvalidInput, NotFound
 from fanin.protos.names import check_key
 
@@ -106,7 +106,7 @@ def _has(runtime: Runtime, data: bytes, path: Path, signature: str) -> bool:
     return True
 
 
-def _ask(model: Model, feed: Feed, in_float: bool) -> dict[str, Array]:
+def _ask(model: LoadedModel, feed: Feed, in_float: bool) -> dict[str, Array]:
     ports = {port.name: port for port in model.inputs}
     given = {name: feed_of(ports[name], array) if name in ports else array for name, array in feed.items()}
     outputs = run_rows(model, given)

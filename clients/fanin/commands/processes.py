@@ -13,7 +13,7 @@ from typing import Final
 
 from fanin.clients.operator import Operator
 from fanin.commands.terminal import ADDRESS_FILE
-from fanin.protos.control import Recorded
+from fanin.protos.control import LoggedEvent
 from fanin.protos.errors import Conflict, FaninError, Unavailable
 
 START_S: Final = 30.0
@@ -101,9 +101,9 @@ def fanin_command(words: Sequence[str], python: str = sys.executable) -> list[st
     return [python, "-m", "fanin.commands.main", *words]
 
 
-def follow_run(operator: Operator, run_id: str, from_sequence: int, check: Callable[[], None]) -> Iterator[Recorded]:
+def follow_run(operator: Operator, run_id: str, from_sequence: int, check: Callable[[], None]) -> Iterator[LoggedEvent]:
     """What happens in a Run until it rests; while nothing does, ``check`` is asked each second and may raise."""
-    inbox: queue.SimpleQueue[Recorded | FaninError | None] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[LoggedEvent | FaninError | None] = queue.SimpleQueue()
 
     def watch() -> None:
         try:

@@ -39,4 +39,4 @@ def promote(
 ) -> None:
     """Make a version of one run the newest of another, which must be paused or have ended."""
     where = Where(state=state, server=server, ca=ca, token_file=token_file)
-    command_run(where, run_id, Adopt(from_run=from_run, number=number, num_rounds=rounds), json)
+    command_run(where, run_id, Adopt(from_run_id=from_run, number=number, rounds=rounds), json)

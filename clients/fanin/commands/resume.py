@@ -34,4 +34,4 @@ def resume(
 ) -> None:
     """Go on with a run that is paused or has failed; with --rounds also with one that has finished or was stopped."""
     where = Where(state=state, server=server, ca=ca, token_file=token_file)
-    command_run(where, run_id, Resume(num_rounds=rounds), json)
+    command_run(where, run_id, Resume(rounds=rounds), json)

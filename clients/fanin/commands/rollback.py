@@ -38,4 +38,4 @@ def rollback(
 ) -> None:
     """Make an older version of a run its newest; the run must be paused or have ended."""
     where = Where(state=state, server=server, ca=ca, token_file=token_file)
-    command_run(where, run_id, Adopt(number=number, num_rounds=rounds), json)
+    command_run(where, run_id, Adopt(number=number, rounds=rounds), json)

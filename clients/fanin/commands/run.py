@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fanin.clients.planfile import read_plan
 from fanin.commands.show import follow, run_row
 from fanin.commands.terminal import (
     DEFAULT_KEY,
@@ -28,7 +29,6 @@ from fanin.commands.terminal import (
 from fanin.edge.bundles.bundle import Bundle, open_folder
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.control import RunState
-from fanin.protos.plans import read_plan
 
 MAX_PLAN_CHARS = 48
 """Of a plan's name that goes into the id of a run, which may have 64 characters."""

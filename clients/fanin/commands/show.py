@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, assert_never
 
 from fanin.protos.chunks import short
 from fanin.protos.control import (
     Evaluation,
-    Recorded,
+    LoggedEvent,
     RoundClosed,
     RoundFailed,
     RoundOpened,
@@ -28,6 +29,8 @@ WIDE_GAP: Final = 0.05
 """Accuracy that int8 may lose before people are told: well trained models lose less than 0.01."""
 WIDE_RISE_PERCENT: Final = 50.0
 """What int8 may add to a squared error before people are told: a bundle begins with at most 10."""
+JSON_KEYS: Final = MappingProxyType({"adopted_run_id": "adopted_run", "rounds": "num_rounds"})
+"""Keys in the output of --json that differ from the field of an event."""
 
 
 def run_row(info: RunInfo) -> dict[str, object]:
@@ -44,7 +47,9 @@ def run_row(info: RunInfo) -> dict[str, object]:
     }
 
 
-def follow(events: Iterable[Recorded], json_target: str = "", before: Mapping[str, object] | None = None) -> RunState:
+def follow(
+    events: Iterable[LoggedEvent], json_target: str = "", before: Mapping[str, object] | None = None
+) -> RunState:
     """Print events as they come, or write them as JSON lines to a file or, for ``-``, to standard output, after
     what was ``before`` them; the state that the Run was left in."""
     outcome = RunState.RUNNING
@@ -64,12 +69,13 @@ def _line(row: Mapping[str, object]) -> str:
     return json.dumps(finite(row), allow_nan=False) + "\n"
 
 
-def event_row(recorded: Recorded) -> dict[str, object]:
+def event_row(recorded: LoggedEvent) -> dict[str, object]:
     """An event for programs."""
-    facts = {field.name: _plain(getattr(recorded.event, field.name)) for field in fields(recorded.event)}
+    names = [field.name for field in fields(recorded.event)]
+    facts = {JSON_KEYS.get(name, name): _plain(getattr(recorded.event, name)) for name in names}
     return {
         "sequence": recorded.sequence,
-        "time_s": recorded.time_s,
+        "time_s": recorded.time,
         "event": type(recorded.event).__name__,
         **facts,
     }
@@ -101,7 +107,7 @@ def describe(event: RunEvent) -> str:
         case RunRested():
             return f"run {event.state.value}: {event.reason}"
         case RunResumed():
-            return f"run resumed, for {event.num_rounds} rounds" if event.num_rounds else "run resumed"
+            return f"run resumed, for {event.rounds} rounds" if event.rounds else "run resumed"
         case _:
             assert_never(event)
 
@@ -109,8 +115,8 @@ def describe(event: RunEvent) -> str:
 def _describe_version(event: VersionPublished) -> str:
     text = f"version {event.number} {short(event.version_sha256)}"
     if not event.round:
-        if event.adopted_run:
-            return f"{text} adopted from version {event.adopted_number} of run {event.adopted_run}"
+        if event.adopted_run_id:
+            return f"{text} adopted from version {event.adopted_number} of run {event.adopted_run_id}"
         return f"{text} published from outside"
     text += f" in {event.round_s:.2f} s, {event.bytes_down} bytes down, {event.bytes_up} up"
     if event.num_saturated:

@@ -19,7 +19,7 @@ from fanin.clients.testing.member import Member, Surroundings, take_part
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
-from fanin.protos.control import Recorded
+from fanin.protos.control import LoggedEvent
 from fanin.protos.errors import Unavailable
 from fanin.protos.plans import Plan
 from fanin.server.access.limits import Limits
@@ -131,7 +131,7 @@ class Federation:
         self.state.runs.run_key(run_id, hashlib.sha256(f"{self._seed}/{run_id}".encode()).digest())
         await start_run(self.runs, run_id, plan, bundle, publisher)
 
-    async def watch(self, run_id: str) -> AsyncIterator[Recorded]:
+    async def watch(self, run_id: str) -> AsyncIterator[LoggedEvent]:
         """What happened and happens in a Run until it has ended, over restarts."""
         sequence = 0
         while True:

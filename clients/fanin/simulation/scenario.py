@@ -9,7 +9,7 @@ from fanin.clients.testing.member import Member
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import Float32s
-from fanin.protos.control import Recorded, VersionPublished
+from fanin.protos.control import LoggedEvent, VersionPublished
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import Verdict, verify_run
@@ -47,7 +47,7 @@ class Outcome:
     """What a Scenario ends in: the Run's record, what everybody did, the verdicts of ``fanin verify`` on each Version,
     and the newest parameters (num_values,)."""
 
-    events: tuple[Recorded, ...]
+    events: tuple[LoggedEvent, ...]
     log: tuple[Noted, ...]
     verdicts: tuple[Verdict, ...]
     parameters: Float32s
@@ -89,7 +89,7 @@ async def _carried_out(scenario: Scenario, folder: Path) -> Outcome | None:
         return _outcome(federation, scenario, events)
 
 
-def _outcome(federation: Federation, scenario: Scenario, events: list[Recorded]) -> Outcome:
+def _outcome(federation: Federation, scenario: Scenario, events: list[LoggedEvent]) -> Outcome:
     state = federation.state
     newest = state.runs.version(RUN)
     assert newest is not None, "a run has at least version 0"

@@ -1,1 +1,12 @@
-"""What a device and the datacenter share: tensors, grid, codecs, Bundles, Versions, quantization, runtimes."""
+"""The part that devices, the coordinator and the datacenter share: Bundles, codecs, runtimes and the export.
+
+Rooms and modules in reading order:
+
+    tensors     named float32 tensors as one flat vector, and their canonical bytes
+    files       durable replacement of files
+    bundles/    signed manifests, slots, Versions, int8 quantization
+    codecs/     the grid, and Updates as integers on it
+    runtimes/   the inference libraries behind one contract, and measurement of a Version
+    assembly/   Bundles from graphs of other exporters
+    export/     from a torch module to a Bundle (the only room here that imports torch)
+"""

@@ -1,6 +1,6 @@
 """Files that are replaced as a unit: after a crash or a loss of power a name has the old bytes or the new bytes.
 
-``replace_file`` writes a draft beside the file, syncs the draft, renames it and syncs the folder. Without the first
+``replace_file`` writes a draft in the same folder, syncs the draft, renames it and syncs the folder. Without the first
 sync a loss of power can leave an empty file under the new name. Without the second one the old file can come back.
 """
 

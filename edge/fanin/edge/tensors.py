@@ -34,16 +34,24 @@ from fanin.protos.errors import InvalidInput
 
 Float32s = npt.NDArray[np.float32]
 """A flat vector (num_values,) or any tensor of float32."""
+Float64s = npt.NDArray[np.float64]
+Int32s = npt.NDArray[np.int32]
+"""Labels, or tokens."""
+Int64s = npt.NDArray[np.int64]
+UInt8s = npt.NDArray[np.uint8]
+"""Pixels or characters, as files and sensors deliver them."""
+Array = npt.NDArray[np.generic]
+"""A tensor of any dtype."""
 
 MAGIC: Final = b"fanin-t2"
 _LENGTH: Final = struct.Struct("<I")
 ALIGNMENT: Final = 64
 """The values begin at a multiple of this many bytes."""
 MAX_HEADER_BYTES: Final = 1 << 24
-"""Longest header that is parsed: about 200,000 tensors; a peer must not make us build more."""
+"""Longest header that is parsed: about 200,000 tensors. It limits the memory that a peer can make us allocate."""
 MAX_RANK: Final = 8
 MAX_VALUES: Final = 1 << 40
-"""4 TB of float32; keeps every product of dimensions far from int64's end."""
+"""4 TB of float32. Every product of dimensions stays far below the largest int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +103,11 @@ class TensorTable:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> "TensorTable":
-        """The table of these names and shapes, whatever their order."""
+        """Return the table of these names and shapes, given in any order."""
         return cls(tuple(TensorSpec(name=name, shape=tuple(shapes[name])) for name in sorted(shapes)))
 
     def views(self, flat: Float32s) -> dict[str, Float32s]:
-        """The tensors as views into ``flat`` (num_values,).
+        """Return the tensors as views of ``flat`` (num_values,), by name.
 
         Raises ValueError if the vector has another length.
         """
@@ -111,7 +119,7 @@ class TensorTable:
         }
 
     def flatten(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> Float32s:
-        """One flat float32 vector (num_values,) of these tensors.
+        """Return these tensors as one flat float32 vector (num_values,).
 
         Raises ValueError if a name or a shape differs from the table's.
         """
@@ -125,7 +133,7 @@ class TensorTable:
         return flat
 
     def header(self) -> bytes:
-        """Magic, length and JSON header of the canonical bytes; its length is a multiple of ``ALIGNMENT``."""
+        """Return magic, length and JSON header of the canonical bytes: a multiple of ``ALIGNMENT`` bytes."""
         rows = [[spec.name, list(spec.shape)] for spec in self.specs]
         text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-(len(MAGIC) + _LENGTH.size + len(text)) % ALIGNMENT)
@@ -133,17 +141,23 @@ class TensorTable:
 
 
 def encode_parameters(table: TensorTable, flat: Float32s) -> bytes:
-    """Canonical bytes of these parameters (num_values,)."""
+    """Return the canonical bytes of parameters (num_values,)."""
     if flat.shape != (table.num_values,):
         raise ValueError(f"flat vector: got shape {flat.shape}, expected ({table.num_values},)")
     return table.header() + flat.astype("<f4", copy=False).tobytes()
 
 
 def decode_parameters(data: bytes) -> tuple[TensorTable, Float32s]:
-    """Table and flat vector (num_values,), read-only, of canonical bytes.
+    """Decode canonical bytes.
 
-    Raises InvalidInput for anything but canonical bytes: the one encoding of a value is also the only
-    one that decodes, so equal parameters have equal digests and the reverse.
+    Only the canonical encoding of a value decodes. So two sets of parameters have equal digests exactly if they are
+    equal.
+
+    Returns:
+        The table, and the flat vector (num_values,) as a read-only view of ``data``.
+
+    Raises:
+        InvalidInput: The bytes are not in canonical form.
     """
     start = len(MAGIC) + _LENGTH.size
     if data[: len(MAGIC)] != MAGIC:
@@ -156,9 +170,9 @@ def decode_parameters(data: bytes) -> tuple[TensorTable, Float32s]:
     table = _parse_header(data[start : start + length])
     if table.header() != data[: start + length]:
         raise InvalidInput("parameters: the header is not in canonical form")
-    got, expected = len(data) - start - length, 4 * table.num_values
-    if got != expected:
-        raise InvalidInput(f"parameters: got {got} bytes of values, expected {expected}")
+    size, expected = len(data) - start - length, 4 * table.num_values
+    if size != expected:
+        raise InvalidInput(f"parameters: got {size} bytes of values, expected {expected}")
     return table, np.frombuffer(data, "<f4", offset=start + length)
 
 
@@ -183,5 +197,5 @@ def _shape(value: object) -> tuple[int, ...]:
 
 
 def sha256_hex(data: bytes | bytearray | memoryview) -> str:
-    """SHA-256 (FIPS 180-4) in lower-case hexadecimal."""
+    """Return the SHA-256 (FIPS 180-4) of ``data`` in lower-case hexadecimal."""
     return hashlib.sha256(data).hexdigest()

@@ -1,1 +1,15 @@
-"""The words of the wire as values: ``messages``, ``plans``, ``runs``, their conversion, Chunks, and all errors."""
+"""The wire: messages, their conversion to protobuf, Chunks, Plans and errors. No IO, no clock, no grpc.
+
+Rooms and modules in reading order:
+
+    errors             all errors, and what a peer may see of each
+    names              forms of ids, keys and signatures
+    chunks             Artifacts as content-addressed Chunks
+    messages/          the device protocol (``fleet.proto``) as dataclasses
+    plans              the Plan (``plan.proto``) as a dataclass that proves that its sums cannot overflow
+    control/           the operator's protocol (``control.proto``) as dataclasses
+    convert/           device protocol: dataclasses to protobuf and back
+    convert_control/   operator's protocol: dataclasses to protobuf and back
+    calls              the signed metadata of a device's calls
+    release            the version number of this package
+"""

@@ -1,7 +1,7 @@
-"""How a device signs its calls: the metadata and the signed bytes. ``fleet.proto`` states the rule.
+"""Signed calls of a device: the metadata keys and the signed bytes. ``fleet.proto`` specifies the rules.
 
-Method, body and time are under the signature. A coordinator serves each time of a device once, so a signature is
-good for one call.
+The signature covers method, body and time. A coordinator serves each time of a device once, so a signature is valid for
+one call.
 """
 
 import hashlib
@@ -18,17 +18,18 @@ BEARER: Final = "Bearer "
 SERVER_TIME: Final = "fanin-server-time"
 ERROR: Final = "fanin-error"
 MAX_LATE_S: Final = 300.0
-"""A device's clock may be minutes slow, and its call may wait for the network."""
+"""Oldest time that is served. A device's clock may be minutes slow, and its call may wait for the network."""
 MAX_EARLY_S: Final = 2.0
-"""Few seconds: a coordinator that restarts refuses calls that were signed before, and these are the ones it misses."""
+"""Furthest time ahead that is served. A restarted coordinator rejects times before its start; it cannot detect a replay
+of a call whose time was ahead, so this number is small."""
 MICROSECONDS: Final = 1_000_000
 MAX_TIME_CHARS: Final = 17
 """Microseconds until the year 5138."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """What a device signs. ``time_us`` is microseconds since the Unix epoch; ``body_sha256`` is hexadecimal."""
+class DeviceCall:
+    """The signed part of a call. ``time_us`` is microseconds since the Unix epoch; ``body_sha256`` is hexadecimal."""
 
     method: str
     device_id: str
@@ -36,13 +37,15 @@ class Call:
     body_sha256: str
 
     def signed_bytes(self) -> bytes:
-        """The bytes under the signature, each part on its own line."""
+        """Return the signed bytes: one field per line."""
         return "\n".join((self.method, self.device_id, str(self.time_us), self.body_sha256)).encode()
 
 
 def device_id_of(public_key: str) -> str:
-    """A device's id: the first 32 hexadecimal characters of its key's SHA-256, so the same key is the same
-    device whenever and wherever it enrolls."""
+    """Return the id of a device: the first 32 hexadecimal characters of its key's SHA-256.
+
+    So a key has the same id at every coordinator and after every enrollment.
+    """
     device_id = hashlib.sha256(bytes.fromhex(public_key)).hexdigest()[:32]
     check_name("device", device_id)
     return device_id

@@ -1,7 +1,7 @@
-"""Artifacts as Chunks: how a long piece of bytes is cut, named and put together again.
+"""Artifacts and Chunks: how content is split, named by digest, and assembled again.
 
-A Chunk is named by its SHA-256, so a transfer can stop anywhere and go on with the Chunks still missing,
-whoever serves them. An Artifact lists its Chunks in order and has a digest of its own over the whole.
+A Chunk is named by its SHA-256. So a transfer can stop anywhere and resume with the missing Chunks, from any server. An
+Artifact lists its Chunks in order and has a digest over its complete content.
 """
 
 import hashlib
@@ -14,15 +14,15 @@ from fanin.protos.errors import InvalidInput
 CHUNK_BYTES: Final = 1 << 20
 """1 MiB: a quarter of gRPC's default 4 MiB message limit, so a Chunk and its envelope always fit."""
 MAX_CHUNK_BYTES: Final = 3 << 20
-"""Longest Chunk that we accept from somebody else's manifest; a message stays under 4 MiB."""
+"""Longest Chunk that is accepted in a peer's manifest. With its envelope it stays below gRPC's 4 MiB."""
 MAX_MORE_CHUNKS: Final = 64
-"""Most Chunks that may follow the first in one download: calls are few then, and none holds its place for long."""
+"""Most Chunks after the first in one download. More would hold a download permit for too long."""
 SHA256_HEX_CHARS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRef:
-    """Name and size of a Chunk; ``url`` may name another place that serves the same bytes."""
+    """Digest and size of a Chunk. ``url`` may name another server of the same bytes."""
 
     sha256: str
     size_bytes: int
@@ -36,7 +36,7 @@ class ChunkRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """One content-addressed piece of bytes: its digest, its size and its Chunks in order."""
+    """Content-addressed bytes: digest, size, and Chunks in order."""
 
     sha256: str
     size_bytes: int
@@ -56,20 +56,20 @@ def check_sha256(what: str, digest: str) -> None:
 
 
 def short(digest: str) -> str:
-    """The first characters of a digest, for messages."""
+    """Return the first characters of a digest, for messages."""
     return f"{digest[:8]}.."
 
 
 def cut(data: bytes, *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[ChunkRef, bytes]]:
-    """The Chunks of ``data`` in order, each with its bytes."""
+    """Split ``data`` into Chunks; yield each with its bytes, in order."""
     for start in range(0, len(data), chunk_bytes):
-        piece = data[start : start + chunk_bytes]
-        yield _ref(piece), piece
+        chunk = data[start : start + chunk_bytes]
+        yield _ref(chunk), chunk
 
 
 def artifact_of(data: bytes) -> Artifact:
-    """The Artifact that names ``data``."""
-    # Views: a long piece of bytes is not copied to be named.
+    """Return the Artifact of ``data``."""
+    # Slices of a view are not copied.
     view = memoryview(data)
     chunks = tuple(_ref(view[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES))
     return Artifact(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data), chunks=chunks)
@@ -80,29 +80,38 @@ def check_chunk(what: str, ref: ChunkRef, data: bytes) -> None:
     check_digest(what, ref, len(data), hashlib.sha256(data).hexdigest())
 
 
-def check_digest(what: str, ref: ChunkRef, size_bytes: int, got: str) -> None:
-    """``check_chunk`` for bytes that were hashed as they came."""
+def check_digest(what: str, ref: ChunkRef, size_bytes: int, digest: str) -> None:
+    """Check a Chunk by size and digest, for a caller that hashed the bytes while it received them.
+
+    Raises InvalidInput for a mismatch.
+    """
     if size_bytes != ref.size_bytes:
         raise InvalidInput(f"{what}: got {size_bytes} bytes, expected {ref.size_bytes}")
-    if got != ref.sha256:
-        raise InvalidInput(f"{what}: digest mismatch (got {short(got)}, expected {short(ref.sha256)})")
+    if digest != ref.sha256:
+        raise InvalidInput(f"{what}: digest mismatch (got {short(digest)}, expected {short(ref.sha256)})")
 
 
 def assemble(what: str, artifact: Artifact, read: Callable[[str], bytes]) -> bytes:
-    """The bytes of an Artifact from a source that reads a Chunk by its digest.
+    """Return the verified bytes of an Artifact.
 
-    Raises InvalidInput if a Chunk or the whole does not verify; what ``read`` raises passes through.
+    Args:
+        what: Name of the Artifact in error messages.
+        artifact: Its digest and Chunks.
+        read: Returns the bytes of a Chunk by digest. Its exceptions are passed on.
+
+    Raises:
+        InvalidInput: A Chunk or the complete content does not match its digest.
     """
-    pieces = [read(ref.sha256) for ref in artifact.chunks]
-    data = b"".join(pieces)
-    got = hashlib.sha256(data).hexdigest()
-    if got == artifact.sha256 and len(data) == artifact.size_bytes:
-        # The whole is what it should be, so its parts are; they were hashed one by one as they came.
+    chunks = [read(ref.sha256) for ref in artifact.chunks]
+    data = b"".join(chunks)
+    digest = hashlib.sha256(data).hexdigest()
+    if digest == artifact.sha256 and len(data) == artifact.size_bytes:
+        # The digest of the content implies those of its Chunks, so they are not hashed again one by one.
         return data
-    for index, (ref, piece) in enumerate(zip(artifact.chunks, pieces, strict=True)):
-        check_chunk(f"{what}: chunk {index}", ref, piece)
-    raise InvalidInput(f"{what}: digest mismatch (got {short(got)}, expected {short(artifact.sha256)})")
+    for index, (ref, chunk) in enumerate(zip(artifact.chunks, chunks, strict=True)):
+        check_chunk(f"{what}: chunk {index}", ref, chunk)
+    raise InvalidInput(f"{what}: digest mismatch (got {short(digest)}, expected {short(artifact.sha256)})")
 
 
-def _ref(piece: bytes | memoryview) -> ChunkRef:
-    return ChunkRef(sha256=hashlib.sha256(piece).hexdigest(), size_bytes=len(piece))
+def _ref(chunk: bytes | memoryview) -> ChunkRef:
+    return ChunkRef(sha256=hashlib.sha256(chunk).hexdigest(), size_bytes=len(chunk))

@@ -1,26 +1,26 @@
-"""Every error that fanin raises on purpose, and what a peer is told of each.
+"""The error classes of fanin, and the text of each that a peer may see.
 
     FaninError
-    +-- InvalidInput            the caller's own bytes or values are wrong; sending them again will not help
-    |   +-- InvalidBundle       manifest, signature or artifact does not verify
-    |   +-- InvalidVersion      a Version does not verify, or is older than one already seen
+    +-- InvalidInput            the caller's bytes or values are wrong; a retry does not help
+    |   +-- InvalidBundle       a manifest, signature or artifact does not verify
+    |   +-- InvalidVersion      a Version does not verify, or is older than one that was verified
     |   +-- InvalidUpdate       an Update has another shape, Version, Run, digest or format than its Assignment
-    |   +-- InvalidPlan         a Plan that cannot be carried out as written
-    |   +-- UnsupportedModel    a model that cannot become a Bundle
-    |   +-- Diverged            a training whose loss, gradients or parameters are not finite; a restart repeats it
-    +-- Unauthenticated         nobody we know: unknown device, bad signature, wrong token
-    +-- PermissionDenied        somebody we know, who may not do this
+    |   +-- InvalidPlan         a Plan is not valid
+    |   +-- UnsupportedModel    a model cannot be exported to a Bundle
+    |   +-- Diverged            loss, gradients or parameters are not finite; a restart repeats the divergence
+    +-- Unauthenticated         unknown device, wrong signature or wrong token
+    +-- PermissionDenied        the caller is known but may not do this
     +-- NotFound                no such Run, Version, Round, Assignment or Chunk
-    +-- Conflict                right in itself, but the state has moved on: look again, then decide
-    +-- StorageFull             no space left for spool, blobs or database; nothing was half-written
-    +-- Unavailable             the peer cannot be reached, or said to come back; retry with back-off
-    |   +-- Untrusted           the peer was reached, but its certificate is not one we trust
-    |   +-- Untimely            a signed call that came before, or whose time is far from ours; sign it anew
-    +-- RuntimeMissing          a graph needs a runtime library that is not installed here
+    +-- Conflict                the request is valid, but the state has changed; read the state, then decide
+    +-- StorageFull             no space left for spool, blobs or database; no partial data was written
+    +-- Unavailable             the peer cannot be reached or asks to wait; retry with back-off
+    |   +-- Untrusted           the peer was reached, but its certificate is not trusted
+    |   +-- Untimely            a signed call was repeated, or its time is far from the coordinator's; sign it again
+    +-- RuntimeMissing          a graph needs a runtime library that is not installed
     +-- Corrupted               our own durable state does not verify
 
-``STATUS`` maps each class to a gRPC status name and to the text that a peer may see: errors about the
-peer's own input are told in full, errors about our inside only by a fixed sentence (the log has the rest).
+``STATUS`` maps each class to a gRPC status name and to the text for peers. A peer sees the full message of an error
+about its own input. For an error inside the coordinator it sees a fixed sentence, and the log has the message.
 """
 
 from collections.abc import Mapping
@@ -29,11 +29,11 @@ from types import MappingProxyType
 
 
 class FaninError(Exception):
-    """Base of all; carries one sentence: what, got, expected, what to do."""
+    """Base class. The message names the failure, the received and the expected value, and the next step."""
 
 
 class InvalidInput(FaninError):
-    """The caller's own bytes or values are wrong."""
+    """The caller's bytes or values are wrong."""
 
 
 class InvalidBundle(InvalidInput):
@@ -41,7 +41,7 @@ class InvalidBundle(InvalidInput):
 
 
 class InvalidVersion(InvalidInput):
-    """A Version does not verify, or is older than one already seen."""
+    """A Version does not verify, or is older than one that was verified."""
 
 
 class InvalidUpdate(InvalidInput):
@@ -49,11 +49,11 @@ class InvalidUpdate(InvalidInput):
 
 
 class InvalidPlan(InvalidInput):
-    """A Plan cannot be carried out as written."""
+    """A Plan is not valid."""
 
 
 class UnsupportedModel(InvalidInput):
-    """A model cannot become a Bundle."""
+    """A model cannot be exported to a Bundle."""
 
 
 class Diverged(InvalidInput):
@@ -61,23 +61,23 @@ class Diverged(InvalidInput):
 
 
 class Unauthenticated(FaninError):
-    """Nobody we know."""
+    """The caller is unknown, or its signature or token is wrong."""
 
 
 class PermissionDenied(FaninError):
-    """Somebody we know, who may not do this."""
+    """The caller is known but may not do this."""
 
 
 class NotFound(FaninError):
-    """The thing asked for does not exist."""
+    """The requested object does not exist."""
 
 
 class Conflict(FaninError):
-    """The request is right in itself, but the state has moved on."""
+    """The request is valid, but the state has changed."""
 
 
 class StorageFull(FaninError):
-    """No space left; nothing was half-written."""
+    """No space is left; no partial data was written."""
 
 
 class Unavailable(FaninError):
@@ -85,15 +85,15 @@ class Unavailable(FaninError):
 
 
 class Untrusted(Unavailable):
-    """The peer's certificate is not one we trust."""
+    """The peer's certificate is not trusted."""
 
 
 class Untimely(Unavailable):
-    """A signed call whose time is not one that is served now."""
+    """A signed call was repeated, or its time is far from the coordinator's clock."""
 
 
 class RuntimeMissing(FaninError):
-    """A runtime library is not installed here."""
+    """A runtime library is not installed."""
 
 
 class Corrupted(FaninError):
@@ -102,10 +102,12 @@ class Corrupted(FaninError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What a peer is told of an error class.
+    """The reply to a peer for an error class.
 
-    ``code`` is the name of a gRPC status; ``public_text`` replaces the message, or is None where the
-    message speaks of nothing but the peer's own input and is told in full.
+    Attributes:
+        code: Name of the gRPC status.
+        public_text: Text that replaces the message. None if the message is only about the peer's own input, so that
+            the peer sees it in full.
     """
 
     code: str
@@ -121,7 +123,7 @@ STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
         InvalidPlan: Status(code="INVALID_ARGUMENT"),
         UnsupportedModel: Status(code="INVALID_ARGUMENT"),
         Diverged: Status(code="INVALID_ARGUMENT"),
-        # The caller is not told which check failed: that would help to guess the next one.
+        # The reply does not name the check that failed, because that would help an attacker.
         Unauthenticated: Status(code="UNAUTHENTICATED", public_text="not authenticated"),
         PermissionDenied: Status(code="PERMISSION_DENIED", public_text="not allowed"),
         NotFound: Status(code="NOT_FOUND"),
@@ -134,7 +136,7 @@ STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
         Untimely: Status(
             code="UNAVAILABLE",
             public_text="the time of this signed call was used before, or is far from the coordinator's clock; "
-            "set the clock by fanin-server-time and sign the call anew",
+            "set the clock by fanin-server-time and sign the call again",
         ),
         RuntimeMissing: Status(code="FAILED_PRECONDITION"),
         Corrupted: Status(code="DATA_LOSS", public_text="the coordinator's own state does not verify"),
@@ -145,17 +147,17 @@ _BY_NAME: Mapping[str, type[FaninError]] = MappingProxyType({error.__name__: err
 
 
 def status_of(error: FaninError) -> Status:
-    """The row of ``STATUS`` for an error (each concrete class has its own)."""
+    """Return the entry of ``STATUS`` for an error. Every class has an entry."""
     return STATUS[type(error)]
 
 
 def public_text(error: FaninError) -> str:
-    """The sentence that a peer may see."""
+    """Return the message of an error as a peer may see it."""
     text = status_of(error).public_text
     return str(error) if text is None else text
 
 
 def error_named(name: str, message: str) -> FaninError | None:
-    """The error that a peer named in its reply, rebuilt; None for a name that we do not know."""
+    """Return an error by the class name in a peer's reply; None for an unknown name."""
     kind = _BY_NAME.get(name)
     return None if kind is None else kind(message)

@@ -1,4 +1,4 @@
-"""The forms of names, keys and signatures that peers send."""
+"""Forms of the names, keys and signatures that peers send."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from fanin.protos.errors import InvalidInput
 PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 MAX_NAME_CHARS: Final = 128
-"""Longest id, codec or runtime name; longer ones are somebody's mistake or malice."""
+"""Longest id, codec or runtime name. A longer one is a mistake or an attack."""
 MAX_RUN_ID_CHARS: Final = 64
 
 
@@ -25,19 +25,19 @@ def check_name(what: str, name: str) -> None:
 
 
 def check_run_id(run_id: str) -> None:
-    """Raise InvalidInput unless a Run may have this id: short enough that its Assignments' ids are names too."""
+    """Raise InvalidInput unless ``run_id`` is a valid name, short enough to be a part of Assignment ids."""
     check_name("run", run_id)
     if len(run_id) > MAX_RUN_ID_CHARS:
         raise InvalidInput(f"run: got an id of {len(run_id)} characters, expected at most {MAX_RUN_ID_CHARS}")
 
 
 def check_key(what: str, public_key: str) -> None:
-    """Raise InvalidInput unless this is an Ed25519 public key in hexadecimal."""
+    """Raise InvalidInput unless ``public_key`` has the form of an Ed25519 public key in hexadecimal."""
     if len(public_key) != 2 * PUBLIC_KEY_BYTES or not set(public_key) <= set("0123456789abcdef"):
         raise InvalidInput(f"{what}: got a public key of {len(public_key)} characters, expected 64 hexadecimal ones")
 
 
 def check_signature(what: str, signature: bytes) -> None:
-    """Raise InvalidInput unless this is as long as an Ed25519 signature."""
+    """Raise InvalidInput unless ``signature`` has the length of an Ed25519 signature."""
     if len(signature) != SIGNATURE_BYTES:
         raise InvalidInput(f"{what}: got a signature of {len(signature)} bytes, expected {SIGNATURE_BYTES}")

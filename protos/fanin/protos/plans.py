@@ -1,47 +1,47 @@
-"""The Plan: how a Run is to go, as a frozen value and as the TOML that people write.
+"""The Plan: how a Run proceeds, as a frozen value. ``fanin.clients.planfile`` reads it from TOML.
 
-A Plan that exists can be carried out. Above all its integers cannot overflow: an Update's values have
-``bits`` bits with sign, a device may make them up to W bits coarser, and each is multiplied by a weight, so
-the sum of a Round stays below 2^62 in magnitude, within int64 with a bit to spare, if
+The constructor validates a Plan, and above all proves that the integer sum of a Round cannot overflow. The values of an
+Update have ``bits`` bits including the sign. A device may encode them up to W bits coarser, and the coordinator
+multiplies each by a weight. The sum stays below 2^62 in magnitude, within int64 with one bit to spare, if
 
     (bits - 1) + W + ceil(log2(max total weight)) <= 62,
-    max total weight = buffer * max_examples * 256,
+    max total weight = buffer * max_examples * 256
 
-256 being the weight of one fresh example (staleness can only lower it).
+where 256 is the weight of one example of a fresh Update. Staleness can only lower the weight.
 """
 
-import tomllib
-from dataclasses import MISSING, dataclass, fields
-from pathlib import Path
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final
 
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.messages import MAX_EPOCHS, CodecSpec, Training
 from fanin.protos.names import check_name
 
-T = TypeVar("T")
-
 CODEC_BITS: Final = {"fixed32": 32, "int8": 8}
-"""The codecs that a Plan may name, and the bits of one value with its sign."""
+"""Codecs that a Plan may name, with the bits of one value including its sign."""
 DEFAULT_MAX_SHIFTS: Final = {"fixed32": 0, "int8": 12}
-"""W where a Plan leaves it out. With 12, the updates of ``int8`` use all their bits in a block if their largest value
-is from a 32nd of its reach (``edge.grid``) to 127 times it, and the headroom still admits a million full Updates."""
+"""Default of W by codec. With 12, an ``int8`` update uses all bits of a block if its largest value is between 1/32 and
+127 times the block's reach (``fanin.edge.codecs.grid``). The headroom still admits a million full Updates."""
 WEIGHT_UNIT: Final = 256
 """The integer weight of one example in a fresh Update."""
 HEADROOM_BITS: Final = 62
 MAX_COHORT: Final = 1_000_000
 MAX_STALENESS: Final = 1000
-"""Further back an Update counts for less than a 30th, and the coordinator would remember that many Rounds."""
+"""A staler Update would count for less than 1/30, and the coordinator would have to remember that many Rounds."""
 MAX_TIMES: Final = (1 << 32) - 1
-"""Most Rounds, and most examples that one Update weighs: what the wire's uint32 can say."""
+"""Most Rounds of a Run, and most examples of one Update: the largest uint32, which the wire uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CohortPlan:
-    """Who takes part in a Round.
+    """Size and deadlines of a Round.
 
-    ``concurrency`` devices work at the same time; ``buffer`` Updates close the Round; after ``min_report_s`` seconds
-    ``quorum`` Updates suffice, by default after ``deadline_s``; with fewer then the Round fails and is run again.
+    Attributes:
+        concurrency: Devices that work at the same time.
+        buffer: Updates that close the Round at once. Equal to ``concurrency``: FedAvg.
+        quorum: Updates that suffice after ``min_report_s``. With fewer at the deadline the Round fails and is repeated.
+        deadline_s: Seconds until the deadline, counted from the Assignment that completes a quorum of devices.
+        min_report_s: Seconds from the same Assignment until the quorum suffices. By default only at the deadline.
     """
 
     concurrency: int
@@ -64,11 +64,14 @@ class CohortPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationPlan:
-    """How Updates become a Version. ``max_examples`` caps the weight of one Update.
+    """How the Updates of a Round become a Version.
 
-    An Update that was trained from a Version up to ``max_staleness`` before the Round's counts with less weight
-    (``server.validation.weight_of``). With 0, the rest of a Cohort that is larger than its buffer is spare; with more,
-    its work is not lost, and the Run is FedBuff's.
+    Attributes:
+        max_examples: Cap on the weight of one Update, in examples.
+        outer_learning_rate: Factor of the aggregate in the outer step.
+        max_staleness: Most Versions by which the base of an Update may be behind the Round's. Stale Updates have less
+            weight (``fanin.server.fleet.validation``). With 0, Updates beyond the buffer are discarded; with more, they
+            count in a later Round, as in FedBuff.
     """
 
     max_examples: int = 4096
@@ -88,10 +91,15 @@ class AggregationPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPlan:
-    """When a Run rests: after ``max_rounds``, or ``patience`` Rounds in which the validation loss did not fall
-    by ``min_delta`` nats (patience 0: never). It pauses once int8 loses more than ``max_int8_drop`` points of accuracy
-    on the devices' validation parts, or, in a model of values, adds more percent than that to the squared error (0.0:
-    never)."""
+    """When a Run finishes or pauses.
+
+    Attributes:
+        max_rounds: The Run finishes after this many Rounds.
+        patience: It finishes after this many Rounds in which the validation loss did not fall; 0 for never.
+        min_delta: Smallest decrease of the validation loss that counts, in nats.
+        max_int8_drop: It pauses when int8 costs more than this on the devices' validation data: points of accuracy, or
+            percent of a regression model's squared error. 0.0 for never.
+    """
 
     max_rounds: int = 100
     patience: int = 0
@@ -103,18 +111,18 @@ class StopPlan:
         if not counts_fit or not 0 <= self.min_delta < float("inf"):
             raise InvalidPlan(
                 f"plan: got max_rounds {self.max_rounds}, patience {self.patience}, min_delta {self.min_delta}, "
-                f"expected max_rounds from 1 and the others from 0 on, counts up to {MAX_TIMES}"
+                f"expected max_rounds of at least 1, the others of at least 0, and counts of at most {MAX_TIMES}"
             )
         if not 0 <= self.max_int8_drop <= 100:
             raise InvalidPlan(
                 f"plan: got max_int8_drop {self.max_int8_drop}, expected 0.0 (never pause) to 100: points of "
-                "accuracy, or percent of a model of values' squared error"
+                "accuracy, or percent of a regression model's squared error"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One Plan, whole."""
+    """A complete Plan."""
 
     name: str
     cohort: CohortPlan
@@ -163,89 +171,5 @@ class Plan:
 
     @property
     def max_total_weight(self) -> int:
-        """The most that the weights of one Round can add up to."""
+        """Largest sum of the weights of one Round."""
         return self.cohort.buffer * self.aggregation.max_examples * WEIGHT_UNIT
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFile:
-    """A Plan as written, and the model it is for: an App to export or a Bundle folder, never both."""
-
-    plan: Plan
-    app: str = ""
-    bundle: str = ""
-
-
-def parse_plan(text: str, where: str) -> PlanFile:
-    """The Plan in a TOML text; ``where`` names it in errors.
-
-    Every key has the name of its field: tables [cohort], [training], [codec], [aggregation], [stop] and at the
-    top name and one of app, bundle. Raises InvalidPlan.
-    """
-    try:
-        root = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        raise InvalidPlan(f"{where}: not TOML ({exc})") from exc
-    known = {"name", "app", "bundle", "cohort", "training", "codec", "aggregation", "stop"}
-    if unknown := sorted(set(root) - known):
-        raise InvalidPlan(f"{where}: got {unknown}, expected only {sorted(known)}")
-    app, bundle = _text(root, "app", "", where), _text(root, "bundle", "", where)
-    if bool(app) == bool(bundle):
-        raise InvalidPlan(f"{where}: expected either app or bundle, got {'both' if app else 'neither'}")
-    codec = {"name": "fixed32"} | _table(root, "codec", where)
-    codec = {"max_shift": DEFAULT_MAX_SHIFTS.get(str(codec["name"]), 0)} | codec
-    training = {"epochs": 1, "seed": 0} | _table(root, "training", where)
-    cohort = _table(root, "cohort", where)
-    if "concurrency" in cohort:
-        cohort = {"buffer": cohort["concurrency"]} | cohort
-        cohort = {"quorum": cohort["buffer"]} | cohort
-    plan = Plan(
-        name=_text(root, "name", "run", where),
-        cohort=_build(CohortPlan, cohort, f"{where}: [cohort]"),
-        training=_build(Training, training, f"{where}: [training]"),
-        codec=_build(CodecSpec, codec, f"{where}: [codec]"),
-        aggregation=_build(AggregationPlan, _table(root, "aggregation", where), f"{where}: [aggregation]"),
-        stop=_build(StopPlan, _table(root, "stop", where), f"{where}: [stop]"),
-    )
-    return PlanFile(plan=plan, app=app, bundle=bundle)
-
-
-def read_plan(path: Path) -> PlanFile:
-    """The Plan in a TOML file. Raises InvalidPlan."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidPlan(f"{path}: cannot be read ({exc})") from exc
-    return parse_plan(text, str(path))
-
-
-def _table(root: dict[str, object], name: str, where: str) -> dict[str, object]:
-    table = root.get(name, {})
-    if not isinstance(table, dict):
-        raise InvalidPlan(f"{where}: got {name} = {table!r}, expected a table [{name}]")
-    return dict(table)
-
-
-def _text(root: dict[str, object], name: str, default: str, where: str) -> str:
-    text = root.get(name, default)
-    if not isinstance(text, str):
-        raise InvalidPlan(f"{where}: {name} = {text!r}, expected str")
-    return text
-
-
-def _build(kind: type[T], row: dict[str, object], where: str) -> T:
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    if unknown := sorted(set(row) - set(known)):
-        raise InvalidPlan(f"{where}: got {unknown}, expected only {sorted(known)}")
-    for name, field in known.items():
-        if name not in row:
-            if field.default is MISSING:
-                raise InvalidPlan(f"{where}: got no {name}, expected a value")
-            continue
-        wanted, value = field.type, row[name]
-        if wanted is float and type(value) is int:
-            # Beyond 2^1000 an integer has no float: let the Plan refuse it as it does infinity.
-            row[name] = float(value) if abs(value) < 1 << 1000 else float("inf")
-        elif type(value) is not wanted:
-            raise InvalidPlan(f"{where}: {name} = {value!r}, expected {getattr(wanted, '__name__', wanted)}")
-    return kind(**row)

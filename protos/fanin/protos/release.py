@@ -1,6 +1,6 @@
-"""The number of this release: the one place where it stands; pyproject.toml reads it from here.
+"""Version number of this package. pyproject.toml reads it from here.
 
-A process that asked its own installation for it would load a parser of mail headers: 3 MB on a device.
+``importlib.metadata`` could return it too, but loads the email parser, which costs 3 MB on a device.
 """
 
 __version__ = "0.1.0"

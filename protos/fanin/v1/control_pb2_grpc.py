@@ -111,64 +111,64 @@ class ControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def MissingChunks(self, request, context):
-        """Returns those of these Chunks that are not stored here, or whose bytes are damaged on the coordinator's disk.
-        Call it before PutChunks, to send only those.
+        """Returns the Chunks of the request that the coordinator lacks or whose bytes are damaged on its disk. Call it before
+        PutChunks, to send only these.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PutChunks(self, request_iterator, context):
-        """Stores Chunks under their digests; a damaged Chunk is replaced. Chunks that arrived whole stay, so after a break
-        ask MissingChunks again.
+        """Stores Chunks under their digests; a damaged Chunk is replaced. Chunks that arrived completely are kept, so after a
+        broken connection call MissingChunks again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetChunk(self, request, context):
-        """Streams a Chunk, as the device protocol does. DATA_LOSS: it is damaged on the coordinator's disk; send it again.
+        """Streams a Chunk, as in the device protocol. DATA_LOSS: it is damaged on the coordinator's disk; send it again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PublishBundle(self, request, context):
-        """Makes a Bundle known, once all its Chunks are here. It is verified as a device would.
-        INVALID_ARGUMENT: its Chunks or its signature do not fit. NOT_FOUND: a Chunk is not here. DATA_LOSS: a Chunk is
-        damaged here; call MissingChunks and PutChunks again. FAILED_PRECONDITION: it is known under another publisher's
-        key.
+        """Publishes a Bundle after all its Chunks were stored. The coordinator verifies it as a device does.
+        INVALID_ARGUMENT: its Chunks or its signature do not match. NOT_FOUND: a Chunk is missing. DATA_LOSS: a Chunk is
+        damaged on the coordinator's disk; call MissingChunks and PutChunks again. FAILED_PRECONDITION: it was published
+        under another publisher's key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PrepareRun(self, request, context):
-        """Makes the key with which the coordinator will sign the Versions of a Run, so that the Bundle's publisher can
-        delegate to it. The same Run gets the same key.
+        """Creates the key with which the coordinator signs the Versions of a Run, so that the Bundle's publisher can delegate
+        to it. A repeated call for the same Run returns the same key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartRun(self, request, context):
-        """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan cannot be carried out as written. Repeated for a Run that
-        the coordinator could not take up at its start, it tries that again.
+        """Starts a Run from its Version 0. INVALID_ARGUMENT: the Plan is not valid. If the coordinator could not resume the
+        Run when the process started, a repeated call tries again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PublishVersion(self, request, context):
-        """Adds a Version that was made elsewhere, for example in the datacenter, as the newest of a Run that rests, and
-        goes on for some Rounds. FAILED_PRECONDITION: a Round is open, or the number is not the next one.
+        """Adds a Version from outside, for example from the datacenter, as the newest of a Run that rests, and continues the
+        Run for some Rounds. FAILED_PRECONDITION: a Round is open, or the number is not the next one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Command(self, request, context):
-        """Pauses, resumes or stops a Run, or makes an older Version, or one of another Run, its newest.
+        """Pauses, resumes or stops a Run, or publishes an older Version, or one of another Run, as its newest.
         FAILED_PRECONDITION: the Run's state does not allow it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -188,14 +188,14 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DescribeRun(self, request, context):
-        """A Run with its last Rounds, and who is at work in it.
+        """Returns a Run with its latest Rounds and the devices at work in it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetVersion(self, request, context):
-        """A Version of a Run with its Bundle; without a number the newest.
+        """Returns a Version of a Run with its Bundle; without a number the newest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -210,7 +210,7 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Everything that happened in a Run so far, then what happens, until the Run has finished, failed or been stopped.
+        """Streams the past events of a Run and then new ones, until the Run has finished, failed or been stopped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

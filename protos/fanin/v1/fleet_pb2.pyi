@@ -11,8 +11,8 @@ any failure of the network, the device or the coordinator, the device repeats th
 
 CONNECTION
 
-gRPC over TLS. The device trusts the certificate of the coordinator's authority, which it is given beforehand, and
-no other. A message has at most 4 MiB. Pings on an idle connection must be at least 30 s apart.
+gRPC over TLS. The device trusts only the certificate of the coordinator's authority, which is installed on it
+beforehand. A message has at most 4 MiB. Pings on an idle connection must be at least 30 s apart.
 
 NOTATION
 
@@ -21,7 +21,7 @@ with keys of 32 bytes and signatures of 64 bytes. LF is the byte 0x0a. hex() is 
 numbers are little-endian. Names (Run, Assignment, statistic) have 1 to 128 characters out of letters, digits and
 ._:+- and do not begin with a dot.
 
-Each signed byte string begins with a context line, so that bytes signed for one purpose are worthless for another:
+Each signed byte string begins with a context line, so that a signature for one purpose is not valid for another:
 
     manifest      "fanin bundle manifest v1"    LF  the bytes of the manifest
     Version       "fanin version v1"            LF  ["RUN",NUMBER,PARENT,"BUNDLE","PARAMETERS"]
@@ -60,10 +60,10 @@ Times and replays. A device uses each time once, and its times rise: max(clock, 
 a time at most 5 minutes behind its own clock and at most 2 seconds ahead of it. It serves each time of a device
 once, and refuses times that are behind the last 4 ones that it served. A refused call has the status UNAVAILABLE
 and fanin-error is Untimely. The trailing metadata fanin-server-time has the coordinator's clock in microseconds.
-The device sets its clock by it and signs the call again. Every retry is signed anew: a retry that repeats the old
-metadata is refused. Calls in parallel are served, if no call is overtaken by 4 later ones.
+The device sets its clock by it and signs the call again. Sign every retry again: a retry with the old metadata is
+refused. Parallel calls are served, if no call is overtaken by 4 later ones.
 
-So somebody who captured a call and repeats it gets no answer and changes nothing, with one exception. After a
+So an attacker who captured a call and repeats it gets no answer and changes nothing, with one exception. After a
 restart the coordinator refuses all times before its start. A time that was ahead of the coordinator's clock, by up
 to 2 seconds, in the last 2 seconds of the old process can be served once more by the new one. A repeated call could
 then get one Assignment, Chunk or verdict of this device, end a call that the device is waiting for (it retries), or
@@ -202,9 +202,7 @@ class Capabilities(_message.Message):
 
     @_builtins.property
     def graph_formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """"onnx", "tflite": the formats of graphs that this device can run. A device without a runtime names one all the
-        same.
-        """
+        """"onnx", "tflite": the formats of graphs that this device can run. A device without a runtime also names one."""
 
     def __init__(
         self,
@@ -523,7 +521,7 @@ class BundleRef(_message.Message):
                        PORT is {"name": string, "dtype": "float32" | "int32" | "int8" | "uint8", "shape": [dim, ..]};
                        a first dim of -1 may vary. FORMAT is "onnx" or "tflite".
         "slots", "derived"   how a Version fills the int8 graph "infer". This file does not define their arithmetic
-                       (edge/fanin/edge/quantize.py does); a device that only trains skips both
+                       (edge/fanin/edge/bundles/quantize.py does); a device that only trains skips both
         "artifacts"    {ARTIFACT NAME: {"sha256": string, "size_bytes": number, "chunks": [
                            {"sha256": string, "size_bytes": number, "url": string}, ..]}}
         "initial"      the name of the artifact with the parameters of Version 0
@@ -901,7 +899,7 @@ Global___DownloadPiece: _TypeAlias = DownloadPiece  # noqa: Y015
 
 @_typing.final
 class Telemetry(_message.Message):
-    """Facts about the work, in the clear: how, where, how long. Never about the data."""
+    """Facts about the work, in the clear: runtime, duration, bytes. Never about the data."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -84,7 +84,7 @@ class FleetServicer:
 
     def Download(self, request, context):
         """Streams a Chunk of a Bundle or a Version from an offset on. The Chunks of more_sha256 follow, each from its
-        beginning. A DownloadPiece with no data stands between two Chunks. The stream may end after any Chunk; call again
+        beginning. A DownloadPiece without data separates two Chunks. The stream may end after any Chunk; call again
         for the others. After a break call again with the offset that was reached. Verify the digest of each Chunk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -118,7 +118,7 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """With a failure: gives an Assignment up, so that another device can have its place. Without: asks what became of
+        """With a failure: gives the Assignment up, so that another device can take its place. Without: asks for the state of
         the Update.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -11,8 +11,8 @@ any failure of the network, the device or the coordinator, the device repeats th
 
 CONNECTION
 
-gRPC over TLS. The device trusts the certificate of the coordinator's authority, which it is given beforehand, and
-no other. A message has at most 4 MiB. Pings on an idle connection must be at least 30 s apart.
+gRPC over TLS. The device trusts only the certificate of the coordinator's authority, which is installed on it
+beforehand. A message has at most 4 MiB. Pings on an idle connection must be at least 30 s apart.
 
 NOTATION
 
@@ -21,7 +21,7 @@ with keys of 32 bytes and signatures of 64 bytes. LF is the byte 0x0a. hex() is 
 numbers are little-endian. Names (Run, Assignment, statistic) have 1 to 128 characters out of letters, digits and
 ._:+- and do not begin with a dot.
 
-Each signed byte string begins with a context line, so that bytes signed for one purpose are worthless for another:
+Each signed byte string begins with a context line, so that a signature for one purpose is not valid for another:
 
     manifest      "fanin bundle manifest v1"    LF  the bytes of the manifest
     Version       "fanin version v1"            LF  ["RUN",NUMBER,PARENT,"BUNDLE","PARAMETERS"]
@@ -60,10 +60,10 @@ Times and replays. A device uses each time once, and its times rise: max(clock, 
 a time at most 5 minutes behind its own clock and at most 2 seconds ahead of it. It serves each time of a device
 once, and refuses times that are behind the last 4 ones that it served. A refused call has the status UNAVAILABLE
 and fanin-error is Untimely. The trailing metadata fanin-server-time has the coordinator's clock in microseconds.
-The device sets its clock by it and signs the call again. Every retry is signed anew: a retry that repeats the old
-metadata is refused. Calls in parallel are served, if no call is overtaken by 4 later ones.
+The device sets its clock by it and signs the call again. Sign every retry again: a retry with the old metadata is
+refused. Parallel calls are served, if no call is overtaken by 4 later ones.
 
-So somebody who captured a call and repeats it gets no answer and changes nothing, with one exception. After a
+So an attacker who captured a call and repeats it gets no answer and changes nothing, with one exception. After a
 restart the coordinator refuses all times before its start. A time that was ahead of the coordinator's clock, by up
 to 2 seconds, in the last 2 seconds of the old process can be served once more by the new one. A repeated call could
 then get one Assignment, Chunk or verdict of this device, end a call that the device is waiting for (it retries), or
@@ -133,7 +133,7 @@ class FleetStub:
     """
     Download: _grpc.UnaryStreamMultiCallable[_fleet_pb2.DownloadRequest, _fleet_pb2.DownloadPiece]
     """Streams a Chunk of a Bundle or a Version from an offset on. The Chunks of more_sha256 follow, each from its
-    beginning. A DownloadPiece with no data stands between two Chunks. The stream may end after any Chunk; call again
+    beginning. A DownloadPiece without data separates two Chunks. The stream may end after any Chunk; call again
     for the others. After a break call again with the offset that was reached. Verify the digest of each Chunk.
     """
     Upload: _grpc.StreamStreamMultiCallable[_fleet_pb2.UploadRequest, _fleet_pb2.UploadReply]
@@ -159,7 +159,7 @@ class FleetStub:
     less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace.
     """
     Report: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ReportRequest, _fleet_pb2.ReportReply]
-    """With a failure: gives an Assignment up, so that another device can have its place. Without: asks what became of
+    """With a failure: gives the Assignment up, so that another device can take its place. Without: asks for the state of
     the Update.
     """
 
@@ -178,7 +178,7 @@ class FleetAsyncStub(FleetStub):
     """
     Download: _aio.UnaryStreamMultiCallable[_fleet_pb2.DownloadRequest, _fleet_pb2.DownloadPiece]  # type: ignore[assignment]
     """Streams a Chunk of a Bundle or a Version from an offset on. The Chunks of more_sha256 follow, each from its
-    beginning. A DownloadPiece with no data stands between two Chunks. The stream may end after any Chunk; call again
+    beginning. A DownloadPiece without data separates two Chunks. The stream may end after any Chunk; call again
     for the others. After a break call again with the offset that was reached. Verify the digest of each Chunk.
     """
     Upload: _aio.StreamStreamMultiCallable[_fleet_pb2.UploadRequest, _fleet_pb2.UploadReply]  # type: ignore[assignment]
@@ -204,7 +204,7 @@ class FleetAsyncStub(FleetStub):
     less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace.
     """
     Report: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ReportRequest, _fleet_pb2.ReportReply]  # type: ignore[assignment]
-    """With a failure: gives an Assignment up, so that another device can have its place. Without: asks what became of
+    """With a failure: gives the Assignment up, so that another device can take its place. Without: asks for the state of
     the Update.
     """
 
@@ -238,7 +238,7 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.DownloadPiece], _abc.AsyncIterator[_fleet_pb2.DownloadPiece]]:
         """Streams a Chunk of a Bundle or a Version from an offset on. The Chunks of more_sha256 follow, each from its
-        beginning. A DownloadPiece with no data stands between two Chunks. The stream may end after any Chunk; call again
+        beginning. A DownloadPiece without data separates two Chunks. The stream may end after any Chunk; call again
         for the others. After a break call again with the offset that was reached. Verify the digest of each Chunk.
         """
 
@@ -276,7 +276,7 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ReportReply, _abc.Awaitable[_fleet_pb2.ReportReply]]:
-        """With a failure: gives an Assignment up, so that another device can have its place. Without: asks what became of
+        """With a failure: gives the Assignment up, so that another device can take its place. Without: asks for the state of
         the Update.
         """
 

@@ -19,13 +19,12 @@ from typing import BinaryIO, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.runtimes.base import Batch, Inputs
+from fanin.edge.runtimes.base import Inputs, PaddedBatch
 from fanin.edge.runtimes.graphs import NO_TOKEN
+from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
 
 LOG = logging.getLogger("fanin.clients")
-Int64s = npt.NDArray[np.int64]
-"""Indices (n,)."""
 
 KINDS: Final = (np.dtype(np.float32), np.dtype(np.int32))
 RAW_KINDS: Final = (*KINDS, np.dtype(np.uint8))
@@ -232,12 +231,12 @@ def check_examples(examples: Examples, input_shape: tuple[int, ...], num_classes
         raise InvalidInput(f"examples: got label {examples.y.max()}, expected 0 to {num_classes - 1}")
 
 
-def batches(examples: Examples, batch_size: int, rng: np.random.Generator) -> Iterator[Batch]:
+def batches(examples: Examples, batch_size: int, rng: np.random.Generator) -> Iterator[PaddedBatch]:
     """One epoch in an order drawn from ``rng``; the last batch may be padded."""
     yield from _batches(examples, rng.permutation(len(examples)), batch_size)
 
 
-def batches_in_order(examples: Examples, batch_size: int) -> Iterator[Batch]:
+def batches_in_order(examples: Examples, batch_size: int) -> Iterator[PaddedBatch]:
     """All examples in their own order, for evaluation; the last batch may be padded."""
     yield from _batches(examples, np.arange(len(examples)), batch_size)
 
@@ -291,7 +290,7 @@ def dirichlet_partition(labels: Inputs, num_parts: int, alpha: float, rng: np.ra
     return tuple(np.sort(np.array(part, np.int64)) for part in parts)
 
 
-def _batches(examples: Examples, order: Int64s, batch_size: int) -> Iterator[Batch]:
+def _batches(examples: Examples, order: Int64s, batch_size: int) -> Iterator[PaddedBatch]:
     if batch_size < 1:
         raise ValueError(f"batches: got batch size {batch_size}, expected at least 1")
     for start in range(0, len(order), batch_size):
@@ -299,7 +298,7 @@ def _batches(examples: Examples, order: Int64s, batch_size: int) -> Iterator[Bat
         # Padding repeats a real example: zeros could make a loss infinite, and infinity times a mask of 0 is NaN.
         padded = np.concatenate([picked, np.repeat(picked[:1], batch_size - len(picked))])
         mask = (np.arange(batch_size) < len(picked)).astype(np.float32)
-        yield Batch(x=examples.x[padded], y=examples.y[padded], mask=mask)
+        yield PaddedBatch(x=examples.x[padded], y=examples.y[padded], mask=mask)
 
 
 def _arrays(path: Path, file: BinaryIO) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:

@@ -38,7 +38,7 @@ class Fetching:
         if first is None:
             self._hang_up()
             more = tuple(later.sha256 for later in self._missing[:MAX_MORE_CHUNKS])
-            wanted = Download(assignment_id=self._assignment_id, sha256=ref.sha256, offset=offset, more=more)
+            wanted = Download(assignment_id=self._assignment_id, sha256=ref.sha256, offset=offset, more_sha256=more)
             self._pieces = self._ask(wanted)
             first = next(self._pieces, b"")
         data = first

@@ -50,7 +50,7 @@ def make_update(assignment: m.Assignment, table: TensorTable, outcome: TrainingO
     Raises InvalidUpdate for an unknown codec, ValueError for a change that is not finite.
     """
     codec = codec_named(assignment.codec.name)
-    rng = _rounding(assignment, outcome.change) if codec.by_chance else np.random.default_rng(0)
+    rng = _rounding(assignment, outcome.change) if codec.is_stochastic else np.random.default_rng(0)
     encoded = codec.encode(table, outcome.change, assignment.grid, assignment.codec.max_shift, rng)
     counts = dict(outcome.counts) | {m.ROUNDED: encoded.num_rounded, m.SATURATED: encoded.num_saturated}
     header = m.UpdateHeader(

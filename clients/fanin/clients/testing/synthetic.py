@@ -11,7 +11,9 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import TrainingOutcome
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest import Manifest, Port, Signature, Slot, SlotKind, dump_manifest
+from fanin.edge.bundles.manifest import Manifest, Port, Signature
+from fanin.edge.bundles.manifest_json import dump_manifest
+from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of

@@ -10,14 +10,13 @@ from functools import partial
 from typing import Annotated, Final
 
 import numpy as np
-import numpy.typing as npt
 import typer
 
 from fanin.commands.bench.report import sampled, tell
 from fanin.commands.bench.site import MegabytesOption, load_of
 from fanin.commands.terminal import JsonOption, run_command
 from fanin.edge.codecs.fixed import codec_named
-from fanin.edge.tensors import TensorTable
+from fanin.edge.tensors import Int32s, TensorTable
 from fanin.protos.chunks import CHUNK_BYTES
 from fanin.protos.messages import EXAMPLES
 from fanin.server.aggregation import fold as aggregation
@@ -26,7 +25,6 @@ GATE: Final = 0.8
 WEIGHT: Final = 7 * 256
 SHIFT: Final = 3
 CODEC: Final = "fixed32"
-Int32s = npt.NDArray[np.int32]
 
 
 def main(argv: Sequence[str]) -> int:

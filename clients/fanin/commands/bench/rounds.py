@@ -32,7 +32,7 @@ from fanin.commands.bench.site import (
 )
 from fanin.commands.processes import START_S, Children, follow_run
 from fanin.commands.terminal import JsonOption, run_command
-from fanin.protos.control import Recorded, RunRested, RunState, VersionPublished
+from fanin.protos.control import LoggedEvent, RunRested, RunState, VersionPublished
 from fanin.protos.errors import Conflict, Unavailable
 
 GATE_AGAINST_BARE: Final = 1.5
@@ -65,7 +65,7 @@ def rounds(
     tell(row, json)
 
 
-def time_rounds(folder: Path, load: Load) -> list[Recorded]:
+def time_rounds(folder: Path, load: Load) -> list[LoggedEvent]:
     """Run the Rounds; what the coordinator says of them. Raises Conflict if the Run or a process fails."""
     with Children(folder) as children:
         children.serve(state_of(folder))
@@ -108,7 +108,7 @@ def time_bare(folder: Path, load: Load) -> list[float]:
 def _rounds_row(folder: Path, load: Load) -> dict[str, object]:
     recorded = time_rounds(folder, load)
     published = [one for one in recorded if isinstance(one.event, VersionPublished) and one.event.round]
-    seconds = [after.time_s - before.time_s for before, after in pairwise(published)]
+    seconds = [after.time - before.time for before, after in pairwise(published)]
     versions = [one.event for one in published if isinstance(one.event, VersionPublished)]
     if len({version.version_sha256 for version in versions}) != load.num_rounds:
         raise Conflict(f"got {versions}, expected another version after each of {load.num_rounds} rounds")

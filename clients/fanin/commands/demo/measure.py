@@ -3,10 +3,11 @@
 from fanin.clients.data.examples import Examples, batches_in_order
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import Runtime
-from fanin.edge.runtimes.measure import Measured, measure
+from fanin.edge.runtimes.measure import measure
+from fanin.edge.runtimes.quality import Quality
 from fanin.edge.tensors import Float32s
 
 
-def measure_test(runtime: Runtime, bundle: Bundle, parameters: Float32s, test: Examples) -> Measured:
+def measure_test(runtime: Runtime, bundle: Bundle, parameters: Float32s, test: Examples) -> Quality:
     """Both forms of one model on the same examples."""
     return measure(runtime, bundle, parameters, batches_in_order(test, bundle.manifest.batch_size))

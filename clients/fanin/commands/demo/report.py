@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fanin.commands.demo.processes import DeviceEnvironment
-from fanin.edge.runtimes.measure import Measured
+from fanin.edge.runtimes.quality import Quality
 from fanin.protos.control import RoundClosed, RunEvent, VersionPublished
 
 
@@ -17,7 +17,7 @@ from fanin.protos.control import RoundClosed, RunEvent, VersionPublished
 class Findings:
     """Everything that the demo has found out."""
 
-    measured: Mapping[str, Measured]
+    measured: Mapping[str, Quality]
     events: Sequence[RunEvent]
     device_names: Mapping[str, str]
     environments: Sequence[DeviceEnvironment]

@@ -38,7 +38,7 @@ from fanin.edge.bundles.keys import load_or_create_key
 from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.export import export_app
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.measure import MAX_DROP_POINTS
+from fanin.edge.runtimes.quality import MAX_DROP_POINTS
 from fanin.edge.tensors import Float32s, encode_parameters
 from fanin.protos.control import RunEvent, RunRested, RunState
 from fanin.protos.errors import InvalidInput

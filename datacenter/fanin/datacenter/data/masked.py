@@ -13,15 +13,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fanin.clients.data.examples import Int64s
 from fanin.datacenter.data.samples import Tokens
 from fanin.edge.runtimes.graphs import NO_TOKEN
+from fanin.edge.tensors import Float64s, Int64s
 from fanin.protos.errors import InvalidInput
 
 ASKED: Final = 0.15
 MASKED, REPLACED = 0.8, 0.1
 """Of those that are asked for; the rest stay."""
-Float64s = npt.NDArray[np.float64]
 UINT64_BITS, FLOAT64_BITS = 64, 53
 
 

@@ -14,9 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fanin.clients.data.examples import Examples, Int64s
+from fanin.clients.data.examples import Examples
 from fanin.datacenter.parallel.engine import Batch
 from fanin.edge.runtimes.graphs import NO_TOKEN
+from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
 
 Tokens = npt.NDArray[np.integer]

@@ -10,7 +10,7 @@ from fanin.clients.operator import Operator, next_version
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.versions import check_version
-from fanin.edge.runtimes.measure import Measured, check_drop
+from fanin.edge.runtimes.quality import Quality, check_drop
 from fanin.edge.tensors import Float32s
 from fanin.protos.chunks import short
 from fanin.protos.control import RunInfo
@@ -40,7 +40,7 @@ def train_and_publish(
 
 def gated(
     train: Callable[[Float32s], Float32s],
-    measure: Callable[[Float32s], Measured],
+    measure: Callable[[Float32s], Quality],
     max_drop: float | None = None,
 ) -> Callable[[Float32s], Float32s]:
     """``train``, with its outcome measured before anybody can publish it.

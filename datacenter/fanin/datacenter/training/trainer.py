@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fanin.clients.data.examples import Int64s
 from fanin.datacenter.data.samples import Cursor, Order, Samples, part_of
 from fanin.datacenter.jobs.config import TrainConfig
 from fanin.datacenter.jobs.jobfiles import Evaluated, Trained
@@ -28,6 +27,7 @@ from fanin.datacenter.training.objectives import Scored
 from fanin.datacenter.training.rates import ADASCALE, Noise, Rates, rates_of
 from fanin.datacenter.watch.meters import DATA, STEP
 from fanin.datacenter.watch.timeline import Timeline
+from fanin.edge.tensors import Int64s
 from fanin.protos.errors import Diverged, InvalidInput
 
 

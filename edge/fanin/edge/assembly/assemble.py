@@ -1,15 +1,14 @@
-"""A Bundle of graphs that another exporter made; it needs neither torch nor onnx, but a runtime of each format.
+"""Assembly of a Bundle from graphs that another exporter wrote. It needs a runtime per format, and no torch or onnx.
 
-The graphs must have the ports that devices feed (``runtimes.graphs`` draws them). What is checked, before anything is
-written:
+The graphs must have the inputs and outputs that ``runtimes.graphs`` lists. Checks before the Bundle is written:
 
-1. each Signature has a graph in each format, and a runtime opens it;
-2. its ports are those of the contract, in dtype, shape and batch, and the same in every format;
-3. the ``infer`` graph has a slot for each parameter: given; or, in ONNX, a float32 constant of the parameter's name;
-   or, in TFLite, the one place in the file where Version 0's values stand, in whatever order of dimensions;
-4. a train step, an evaluation and a prediction run, and a sample that is masked out has no loss.
+1. Each Signature has a graph in each format, and a runtime opens it.
+2. Its inputs and outputs have the required dtypes, shapes and batch size, and are the same in every format.
+3. The ``infer`` graph has a slot for each parameter. The caller lists the slots, or they are found: in ONNX by the name
+   of a float32 constant, in TFLite by the only position of Version 0's values, in any order of dimensions.
+4. A train step, an evaluation and a prediction run, and a masked sample has no loss.
 
-Whether a step learns is its maker's to test: there is no module here to compare it with.
+Whether a train step learns is not checked, because there is no torch module to compare it with.
 """
 
 import tempfile
@@ -25,41 +24,36 @@ import numpy as np
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.initializers import empty_constants, fill_constants, list_constants
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest import (
-    DEVICE_SIGNATURES,
-    DTYPES,
-    Manifest,
-    Port,
-    Signature,
-    Slot,
-    SlotKind,
-    check_slots,
-    dump_manifest,
-)
+from fanin.edge.bundles.manifest import DEVICE_SIGNATURES, DTYPES, Manifest, Port, Ports, Signature
+from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.quantize import fill_slots
+from fanin.edge.bundles.slots import Slot, SlotKind, check_slots
 from fanin.edge.runtimes.available import open_format
-from fanin.edge.runtimes.base import Batch, Model, Runtime, StepSettings
-from fanin.edge.runtimes.graphs import Array, control_ports
+from fanin.edge.runtimes.base import LoadedModel, PaddedBatch, Runtime, StepSettings
+from fanin.edge.runtimes.graphs import control_ports
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
-from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
+from fanin.edge.tensors import Array, Float32s, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle
 
 ONNX: Final = "onnx"
 PARAMETERS: Final = "parameters"
 ALIGNMENT: Final = 4
-Ports = tuple[tuple[Port, ...], tuple[Port, ...]]
-"""A Signature's inputs and outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssembledGraphs:
-    """What a Bundle is made of.
+    """The parts of a Bundle.
 
-    ``graphs`` has the file of each Signature by format and Signature, ``{"onnx": {"train": ..., ...}}``; in TFLite a
-    file that has several is given for each. ``parameters`` are Version 0's by name. ``slots`` are those of the
-    ``infer`` graph by format; where none are given they are found by name in ONNX and by their values in TFLite.
-    ``num_tokens`` is how many tokens the model knows, 0 where x is something else.
+    Attributes:
+        name: Name of the model, for people.
+        batch_size: Batch size of the ``train`` and ``evaluate`` graphs.
+        num_classes: Number of labels; 0 for a regression model.
+        parameters: Version 0 by name.
+        graphs: Graph files by format and Signature, ``{"onnx": {"train": ..., ...}}``. A TFLite file with several
+            signatures is listed once for each.
+        slots: Slots of the ``infer`` graph by format. For a format without an entry they are found automatically.
+        num_tokens: Size of the vocabulary; 0 if x is not tokens.
     """
 
     name: str
@@ -87,20 +81,27 @@ class AssembledGraphs:
 
     @property
     def table(self) -> TensorTable:
-        """The layout of the parameters that travel."""
+        """Layout of the parameters."""
         return TensorTable.of({name: value.shape for name, value in self.parameters.items()})
 
 
 def assemble(spec: AssembledGraphs, folder: Path, key: SigningKey) -> Bundle:
-    """Check the graphs (the module's checklist), sign and write the Bundle into ``folder``.
+    """Check the graphs by the checklist of this module, sign the Bundle and write it.
 
-    Raises InvalidBundle, or RuntimeMissing for a format that nothing installed here runs.
+    Args:
+        spec: The parts of the Bundle.
+        folder: Folder to write to.
+        key: The publisher's key.
+
+    Raises:
+        InvalidBundle: A check failed.
+        RuntimeMissing: No installed runtime runs one of the formats.
     """
     runtimes = {graph_format: open_format([graph_format]) for graph_format in spec.graphs}
     slots = {graph_format: _slots(spec, graph_format) for graph_format in spec.graphs}
-    for found in slots.values():
-        # Before they are filled: what is filled here is what the manifest would refuse.
-        check_slots(found, {one.name: one.shape for one in spec.table.specs})
+    for slots_of_format in slots.values():
+        # The manifest repeats this check, but the slots are filled before it exists.
+        check_slots(slots_of_format, {one.name: one.shape for one in spec.table.specs})
     ports = _ports(spec, runtimes, slots)
     artifacts = {PARAMETERS: encode_parameters(spec.table, spec.table.flatten(spec.parameters))}
     names: dict[str, dict[str, str]] = {name: {} for name in ports}
@@ -132,7 +133,7 @@ def assemble(spec: AssembledGraphs, folder: Path, key: SigningKey) -> Bundle:
         write_bundle(Path(draft), data, artifacts, key)
         bundle = open_folder(Path(draft), trusted=[key.public])
         for runtime in runtimes.values():
-            _try(bundle, runtime)
+            _run_once(bundle, runtime)
     write_bundle(folder, data, artifacts, key)
     return open_folder(folder, trusted=[key.public])
 
@@ -142,47 +143,54 @@ def _what(name: str, graph_format: str) -> str:
 
 
 def _slots(spec: AssembledGraphs, graph_format: str) -> tuple[Slot, ...]:
-    """The slots that were given, or one for each parameter's own constant (3)."""
-    given = spec.slots.get(graph_format)
+    """Return the listed slots, or one slot per parameter (3)."""
+    slots = spec.slots.get(graph_format)
     what = _what("infer", graph_format)
-    if given is None and graph_format == ONNX:
-        given = tuple(
+    if slots is None and graph_format == ONNX:
+        slots = tuple(
             Slot(initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=value.shape)
             for name, value in spec.parameters.items()
         )
-    elif given is None:
+    elif slots is None:
         data = spec.graphs[graph_format]["infer"]
-        given = tuple(_slot_at(name, value, data, what) for name, value in spec.parameters.items())
-    if unfilled := sorted(set(spec.parameters) - {slot.parameter for slot in given}):
-        raise InvalidBundle(f"{what}: no slot takes {unfilled}: its predictions would not follow the Versions")
+        slots = tuple(_slot_at(name, value, data, what) for name, value in spec.parameters.items())
+    if unfilled := sorted(set(spec.parameters) - {slot.parameter for slot in slots}):
+        raise InvalidBundle(
+            f"{what}: got no slots for {unfilled}, expected one for each parameter; "
+            "without it the predictions would not change with the Version"
+        )
     if graph_format != ONNX:
-        return given
+        return slots
     constants = list_constants(spec.graphs[ONNX]["infer"], what)
     dtypes = {SlotKind.WEIGHT: "int8", SlotKind.BIAS: "int32"}
-    for slot in given:
-        found = constants.get(slot.initializer)
-        if found is None or (found.dtype, found.shape) != (dtypes.get(slot.kind, "float32"), slot.shape):
-            got = "none" if found is None else f"{found.dtype or 'another type'} {found.shape}"
+    for slot in slots:
+        constant = constants.get(slot.initializer)
+        if constant is None or (constant.dtype, constant.shape) != (dtypes.get(slot.kind, "float32"), slot.shape):
+            form = "none" if constant is None else f"{constant.dtype or 'another type'} {constant.shape}"
             raise InvalidBundle(
-                f"{what}: constant {slot.initializer!r}: got {got}, expected {dtypes.get(slot.kind, 'float32')} "
-                f"{slot.shape}, which a Version fills; rename the constant, or give the graph's slots"
+                f"{what}: constant {slot.initializer!r}: got {form}, expected {dtypes.get(slot.kind, 'float32')} "
+                f"{slot.shape}, which a Version fills; rename the constant, or list the graph's slots"
             )
-    return given
+    return slots
 
 
 def _slot_at(name: str, value: Float32s, data: bytes, what: str) -> Slot:
-    """The one place in a file where a parameter's values stand, its dimensions in any order. Raises InvalidBundle."""
-    # Orders in which the values are the same ones in a row are one and the same.
+    """Return the slot at the only position of a parameter's values in a file, in any order of its dimensions.
+
+    Raises:
+        InvalidBundle: The values occur at no position, or at several.
+    """
+    # Orders of dimensions that give the same sequence of values count once.
     rows: dict[bytes, tuple[int, ...]] = {}
     for order in permutations(range(value.ndim)):
         rows.setdefault(value.transpose(order).astype("<f4").tobytes(), order)
-    found = [(place, order) for row, order in rows.items() for place in _places(row, data)]
-    if len(found) != 1:
+    matches = [(offset, order) for row, order in rows.items() for offset in _offsets(row, data)]
+    if len(matches) != 1:
         raise InvalidBundle(
-            f"{what}: the values of {name!r} stand at {len(found)} places in the file, expected one, which a Version "
-            "fills; export it with values that nothing else has (not all zeros), or give its slot with the offset"
+            f"{what}: the values of {name!r} occur at {len(matches)} positions in the file, expected one; export the "
+            "model with unique values (not all zeros), or list the slot with its offset"
         )
-    ((offset, order),) = found
+    ((offset, order),) = matches
     shape = tuple(value.shape[dim] for dim in order)
     permutation = () if order == tuple(range(value.ndim)) else order
     return Slot(
@@ -190,39 +198,39 @@ def _slot_at(name: str, value: Float32s, data: bytes, what: str) -> Slot:
     )
 
 
-def _places(row: bytes, data: bytes) -> list[int]:
-    """Where float32 values stand in a file, each at a multiple of its size."""
-    found, place = [], data.find(row)
-    while place >= 0:
-        if place % ALIGNMENT == 0:
-            found.append(place)
-        place = data.find(row, place + 1)
-    return found
+def _offsets(row: bytes, data: bytes) -> list[int]:
+    """Return the aligned positions of a sequence of float32 values in a file."""
+    offsets, offset = [], data.find(row)
+    while offset >= 0:
+        if offset % ALIGNMENT == 0:
+            offsets.append(offset)
+        offset = data.find(row, offset + 1)
+    return offsets
 
 
 def _ports(
     spec: AssembledGraphs, runtimes: Mapping[str, Runtime], slots: Mapping[str, tuple[Slot, ...]]
 ) -> dict[str, Ports]:
-    """Each Signature's ports as every format has them (1, 2). Raises InvalidBundle."""
-    found: dict[str, Ports] = {}
+    """Return each Signature's ports, which all formats share (1, 2). Raises InvalidBundle."""
+    ports_of: dict[str, Ports] = {}
     for graph_format, graphs in spec.graphs.items():
         for name, data in graphs.items():
             what = _what(name, graph_format)
             values = fill_slots(slots[graph_format], spec.table, spec.table.flatten(spec.parameters))
             if name == "infer" and graph_format == ONNX:
                 data = fill_constants(data, values, what)
-            opened = runtimes[graph_format].open_model(data, what, "" if graph_format == ONNX else name)
-            ports = _signed(opened, what, any_batch=name in ("infer", PREPROCESS))
-            if found.setdefault(name, ports) != ports:
+            model = runtimes[graph_format].open_model(data, what, "" if graph_format == ONNX else name)
+            ports = _manifest_ports(model, what, any_batch=name in ("infer", PREPROCESS))
+            if ports_of.setdefault(name, ports) != ports:
                 raise InvalidBundle(f"{what}: has other ports than in {next(iter(spec.graphs))}, expected the same")
-    _check_contract(spec, found)
-    return found
+    _check_contract(spec, ports_of)
+    return ports_of
 
 
-def _signed(opened: Model, what: str, *, any_batch: bool) -> Ports:
-    """A graph's ports as a manifest has them, in the order of their names; -1 for a batch that may vary."""
+def _manifest_ports(model: LoadedModel, what: str, *, any_batch: bool) -> Ports:
+    """Return a graph's ports in the manifest's form: sorted by name, with -1 for a batch of any size."""
     rows = []
-    for kind, ports in (("inputs", opened.inputs), ("outputs", opened.outputs)):
+    for kind, ports in (("inputs", model.inputs), ("outputs", model.outputs)):
         row = []
         for port in sorted(ports, key=lambda port: port.name):
             shape = (-1, *port.shape[1:]) if any_batch and port.shape else port.shape
@@ -236,11 +244,11 @@ def _signed(opened: Model, what: str, *, any_batch: bool) -> Ports:
     return rows[0], rows[1]
 
 
-def _check_contract(spec: AssembledGraphs, found: Mapping[str, Ports]) -> None:
-    """Dtypes, shapes and batch of what devices feed and read; which names there must be, opening tells. (2)"""
-    x = {port.name: port for port in found["infer"][0]}.get("x")
+def _check_contract(spec: AssembledGraphs, ports_of: Mapping[str, Ports]) -> None:
+    """Check dtypes, shapes and batch size (2). The runtime checks the names when it opens a Signature."""
+    x = {port.name: port for port in ports_of["infer"][0]}.get("x")
     if x is None:
-        raise InvalidBundle(f"infer graph: got inputs {[port.name for port in found['infer'][0]]}, expected 'x'")
+        raise InvalidBundle(f"infer graph: got inputs {[port.name for port in ports_of['infer'][0]]}, expected 'x'")
     batch, scalar = (spec.batch_size,), ("float32", ())
     expected: dict[str, tuple[str, tuple[int, ...]]] = {
         "x": (x.dtype, (*batch, *x.shape[1:])),
@@ -254,34 +262,34 @@ def _check_contract(spec: AssembledGraphs, found: Mapping[str, Ports]) -> None:
     for spec_row in spec.table.specs:
         for name in (spec_row.name, f"next.{spec_row.name}", f"anchor.{spec_row.name}"):
             expected[name] = ("float32", spec_row.shape)
-    if controls := control_ports(spec.table, found["train"][0]):
+    if controls := control_ports(spec.table, ports_of["train"][0]):
         raise InvalidBundle(
-            f"train graph: got the input {controls[0]!r}, expected none of that kind: no device sets SCAFFOLD's "
-            "control variates, so it would train without them"
+            f"train graph: got the input {controls[0]!r}, expected none of that kind; devices do not set SCAFFOLD's "
+            "control variates, so the model would train without them"
         )
     for name in ("train", "evaluate"):
-        ports = {port.name: port for row in found[name] for port in row}
+        ports = {port.name: port for row in ports_of[name] for port in row}
         for port in ports.values():
-            wanted = expected.get(port.name, (port.dtype, port.shape))
-            if (port.dtype, port.shape) != wanted:
+            dtype, shape = expected.get(port.name, (port.dtype, port.shape))
+            if (port.dtype, port.shape) != (dtype, shape):
                 raise InvalidBundle(
-                    f"{name} graph: got {port.name!r} as {port.dtype} {port.shape}, expected {wanted[0]} {wanted[1]}"
+                    f"{name} graph: got {port.name!r} as {port.dtype} {port.shape}, expected {dtype} {shape}"
                 )
         y = ports.get("y")
         label = "int32" if spec.num_classes else "float32"
         if y is None or y.dtype != label or y.shape[:1] != batch:
             raise InvalidBundle(f"{name} graph: got 'y' as {y}, expected {label} for {spec.batch_size} samples")
-    if PREPROCESS in found and ([port.name for port in found[PREPROCESS][0]] != [RAW]):
-        raise InvalidBundle(f"{PREPROCESS} graph: got inputs {found[PREPROCESS][0]}, expected {RAW!r} alone")
+    if PREPROCESS in ports_of and ([port.name for port in ports_of[PREPROCESS][0]] != [RAW]):
+        raise InvalidBundle(f"{PREPROCESS} graph: got inputs {ports_of[PREPROCESS][0]}, expected {RAW!r} alone")
 
 
-def _try(bundle: Bundle, runtime: Runtime) -> None:
-    """Run everything once on zeros, as a device would (4). Raises InvalidBundle."""
+def _run_once(bundle: Bundle, runtime: Runtime) -> None:
+    """Run every Signature once on zeros, as a device would (4). Raises InvalidBundle."""
     manifest, parameters = bundle.manifest, bundle.initial_parameters()
     ports = {port.name: port for port in manifest.signatures["train"].inputs}
     step, evaluate = runtime.open_train(bundle), runtime.open_evaluate(bundle)
     x, y, mask = (_zeros(ports[name], manifest.batch_size) for name in ("x", "y", "mask"))
-    masked = Batch(x=x, y=y, mask=mask)  # type: ignore[arg-type]  # the dtypes are the ports', as just checked
+    masked = PaddedBatch(x=x, y=y, mask=mask)  # type: ignore[arg-type]  # the dtypes are the ports', as just checked
     step(step.begin(parameters), masked, StepSettings(learning_rate=0.0))
     loss_sum = evaluate(parameters, masked).loss_sum
     if loss_sum != 0.0:

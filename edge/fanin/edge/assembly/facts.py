@@ -1,9 +1,9 @@
-"""What a Bundle is assembled of, as a file::
+"""Reader of the TOML file that lists the parts of a Bundle::
 
     name = "mine"
     batch_size = 16
-    num_classes = 10                  # 0, or left out: a model of values
-    num_tokens = 0                    # how many tokens x may hold; 0, or left out: x is no tokens
+    num_classes = 10                  # 0 or omitted: a regression model
+    num_tokens = 0                    # size of the vocabulary; 0 or omitted: x is not tokens
     parameters = "parameters.npz"     # Version 0: a float32 array for each parameter
 
     [graphs.onnx]                     # the file of each Signature, by format; paths are relative to this file
@@ -11,11 +11,11 @@
     evaluate = "evaluate.onnx"
     infer = "infer.onnx"
 
-    [[slots.tflite]]                  # only where they are not found by themselves: the manifest's rows
-    parameter = "w"                   # initializer: the parameter's name; kind: "float"; shape: the parameter's
+    [[slots.tflite]]                  # only if they cannot be found automatically; keys of a manifest's slot
+    parameter = "w"                   # defaults: initializer and shape of the parameter, kind "float"
     offset = 1024
 
-It is read strictly: an unknown key is refused by its path.
+The file is read strictly: an unknown key is an error that names its path.
 """
 
 import tomllib
@@ -29,8 +29,9 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.assembly.assemble import AssembledGraphs
-from fanin.edge.bundles.manifest import Slot, parse_slot
+from fanin.edge.bundles.manifest_json import parse_slot
 from fanin.edge.bundles.rows import Reader
+from fanin.edge.bundles.slots import Slot
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
 
@@ -39,11 +40,16 @@ SLOT_DEFAULTS: Final = MappingProxyType(
     {"kind": "float", "weight": "", "axis": -1, "permutation": [], "input_scale": 0.0, "offset": -1}
 )
 UNREADABLE: Final = (EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
-"""What numpy raises at files that are none."""
+"""Exceptions of numpy for a file that is not an .npz file."""
 
 
 def read_assembly(path: Path) -> AssembledGraphs:
-    """What the file names, read. Raises InvalidInput; OSError for a file that is not there."""
+    """Read the TOML file and all files that it names.
+
+    Raises:
+        InvalidInput: A file has a wrong form.
+        OSError: A file cannot be opened.
+    """
     try:
         root = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
@@ -75,17 +81,17 @@ def _slot(reader: Reader, parameters: Mapping[str, Float32s]) -> Slot:
 
 
 def _parameters(path: Path) -> dict[str, Float32s]:
-    """The arrays of an .npz file by name; of what dtype they are is looked at where they are used."""
+    """Return the arrays of an .npz file by name. ``AssembledGraphs`` checks their dtype."""
     try:
         with path.open("rb") as file:
-            found = np.load(file, allow_pickle=False)
-            if not isinstance(found, np.lib.npyio.NpzFile):
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise InvalidInput(f"{path}: got a single array, expected an .npz file with one for each parameter")
-            with found:
-                arrays: dict[str, object] = {name: found[name] for name in found}
+            with archive:
+                arrays: dict[str, object] = {name: archive[name] for name in archive}
     except UNREADABLE as exc:
         raise InvalidInput(f"{path}: not a readable .npz file of plain arrays ({exc})") from exc
-    kept = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
-    if odd := sorted(set(arrays) - set(kept)):
-        raise InvalidInput(f"{path}: {odd} are no arrays, expected those that numpy.savez writes")
-    return kept
+    parameters = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    if others := sorted(set(arrays) - set(parameters)):
+        raise InvalidInput(f"{path}: {others} are not arrays, expected only arrays as numpy.savez writes them")
+    return parameters

@@ -1,0 +1,15 @@
+"""Bundles: signed manifests with content-addressed graphs, and the Versions that fill them.
+
+Modules in reading order:
+
+    bundle          open, verify, write a Bundle
+    manifest        the facts of a Bundle
+    slots           the places in an int8 graph that a Version fills
+    derived         constants and folded tensors, further sources of slots
+    manifest_json   the JSON form of the manifest
+    rows            strict reader of JSON objects
+    keys            Ed25519 keys
+    versions        sign and verify Versions
+    quantize        from parameters to slot values
+    initializers    list and replace the constants of an ONNX file
+"""

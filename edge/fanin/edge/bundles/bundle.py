@@ -1,14 +1,14 @@
-"""The Bundle: what a device needs to run a model, as a signed manifest and content-addressed graphs.
+"""The Bundle: everything that a device needs to run a model, as a signed manifest and content-addressed files.
 
-``Bundle.open`` is the only way to one, and it verifies before it tells anything:
+``Bundle.open`` verifies a Bundle in this order, before it exposes anything:
 
 1. the signature is by a key that the caller trusts, over the exact bytes of the manifest;
-2. the format number is one that we know;
+2. the format number is known;
 3. the manifest parses into facts that agree with each other;
-4. an artifact's bytes are handed out only after their SHA-256 was checked.
+4. on each access, the SHA-256 of an artifact matches before its bytes are returned.
 
-Bytes are read through a function from a Chunk's digest to its bytes, so a Bundle lives equally well in a
-folder, a device's cache or a coordinator's blobs. In a folder it is::
+A Bundle reads its Chunks through a function from a digest to bytes. So it can be stored in a folder, in a device's
+cache or in a coordinator's blob store. In a folder it is::
 
     bundle.json          the manifest, exactly the bytes that were signed
     bundle.sig           JSON {"public_key": hex, "signature": hex}
@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from fanin.edge.bundles.keys import BUNDLE_CONTEXT, SigningKey, is_signed
-from fanin.edge.bundles.manifest import Manifest, parse_manifest
+from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.bundles.manifest_json import parse_manifest
 from fanin.edge.tensors import Float32s, decode_parameters, sha256_hex
 from fanin.protos.chunks import assemble, cut, short
 from fanin.protos.errors import InvalidBundle, InvalidInput
@@ -31,12 +32,12 @@ MANIFEST_FILE: Final = "bundle.json"
 SIGNATURE_FILE: Final = "bundle.sig"
 CHUNKS_FOLDER: Final = "chunks"
 MAX_MANIFEST_BYTES: Final = 3 << 20
-"""A manifest travels in one message; 3 MiB list the Chunks of some 25 GB."""
+"""A manifest travels in one message. 3 MiB are enough to list the Chunks of about 25 GB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedManifest:
-    """A manifest's exact bytes and who signed them."""
+    """The exact bytes of a manifest, the signer's public key and the signature."""
 
     data: bytes
     public_key: str
@@ -44,7 +45,7 @@ class SignedManifest:
 
     @property
     def sha256(self) -> str:
-        """The Bundle's name everywhere."""
+        """The name of the Bundle: SHA-256 of the manifest's bytes."""
         return sha256_hex(self.data)
 
 
@@ -58,12 +59,17 @@ class Bundle:
 
     @classmethod
     def open(cls, signed: SignedManifest, *, trusted: Collection[str], read: Callable[[str], bytes]) -> "Bundle":
-        """Verify the manifest and expose it.
+        """Verify a manifest and return its Bundle.
 
-        ``trusted`` are publishers' public keys (hex); ``read`` gives a Chunk by digest.
-        Raises InvalidBundle.
+        Args:
+            signed: The manifest and its signature.
+            trusted: Public keys (hex) of the publishers that the caller trusts.
+            read: Returns the bytes of a Chunk by digest.
+
+        Raises:
+            InvalidBundle: The signer is not trusted, the signature does not match, or the manifest is not valid.
         """
-        # (1) Who signed, before a byte of it is parsed.
+        # (1) The signature comes first: no byte of the manifest is parsed before.
         if signed.public_key not in trusted:
             raise InvalidBundle(
                 f"bundle: signed by key {short(signed.public_key)}, expected one of "
@@ -72,18 +78,18 @@ class Bundle:
         if not is_signed(signed.public_key, signed.signature, BUNDLE_CONTEXT, signed.data):
             raise InvalidBundle(
                 f"bundle {short(signed.sha256)}: the signature does not match the manifest; "
-                "it was changed after it was signed, get it again from its publisher"
+                "it was changed after it was signed; download it again from its publisher"
             )
         # (2) and (3)
         return cls(signed, parse_manifest(signed.data), read)
 
     @property
     def sha256(self) -> str:
-        """The Bundle's name: SHA-256 of the manifest's bytes."""
+        """The name of the Bundle: SHA-256 of the manifest's bytes."""
         return self.signed.sha256
 
     def artifact(self, name: str) -> bytes:
-        """An artifact's bytes, verified (4). Raises InvalidBundle."""
+        """Return the verified bytes of an artifact (4). Raises InvalidBundle."""
         artifact = self.manifest.artifacts.get(name)
         if artifact is None:
             raise InvalidBundle(
@@ -95,21 +101,22 @@ class Bundle:
             raise InvalidBundle(f"bundle {short(self.sha256)}: {exc}") from exc
 
     def graph(self, signature: str, graph_format: str) -> bytes:
-        """The graph file of a Signature in ``onnx`` or another format. Raises InvalidBundle."""
-        found = self.manifest.signatures.get(signature)
-        if found is None:
+        """Return the verified graph file of a Signature in a format such as ``onnx``. Raises InvalidBundle."""
+        entry = self.manifest.signatures.get(signature)
+        if entry is None:
             raise InvalidBundle(
                 f"bundle: got signature {signature!r}, expected one of {sorted(self.manifest.signatures)}"
             )
-        name = found.graphs.get(graph_format)
+        name = entry.graphs.get(graph_format)
         if name is None:
             raise InvalidBundle(
-                f"bundle: signature {signature!r} has graphs in {sorted(found.graphs)}, got asked for {graph_format!r}"
+                f"bundle: got graph format {graph_format!r}, expected one of {sorted(entry.graphs)} "
+                f"for signature {signature!r}"
             )
         return self.artifact(name)
 
     def initial_parameters(self) -> Float32s:
-        """The parameters of Version 0 (num_values,). Raises InvalidBundle."""
+        """Return the parameters of Version 0 (num_values,). Raises InvalidBundle."""
         try:
             table, flat = decode_parameters(self.artifact(self.manifest.initial))
         except InvalidInput as exc:
@@ -120,26 +127,26 @@ class Bundle:
 
 
 def write_bundle(folder: Path, manifest: bytes, artifacts: Mapping[str, bytes], key: SigningKey) -> SignedManifest:
-    """Sign a Bundle and write it into a folder."""
+    """Sign a manifest and write the Bundle into a folder."""
     signed = SignedManifest(data=manifest, public_key=key.public, signature=key.sign(BUNDLE_CONTEXT, manifest))
     save_bundle(folder, signed, artifacts)
     return signed
 
 
 def save_bundle(folder: Path, signed: SignedManifest, artifacts: Mapping[str, bytes]) -> None:
-    """Write a Bundle into a folder; the signature is written last, so a half-written one never opens."""
+    """Write a signed Bundle into a folder. The signature is written last, so an incomplete Bundle does not open."""
     chunks = folder / CHUNKS_FOLDER
     chunks.mkdir(parents=True, exist_ok=True)
     for data in artifacts.values():
-        for ref, piece in cut(data):
-            (chunks / ref.sha256).write_bytes(piece)
+        for ref, chunk in cut(data):
+            (chunks / ref.sha256).write_bytes(chunk)
     (folder / MANIFEST_FILE).write_bytes(signed.data)
     text = json.dumps({"public_key": signed.public_key, "signature": signed.signature.hex()}, indent=1)
     (folder / SIGNATURE_FILE).write_text(text + "\n")
 
 
 def read_signed_manifest(folder: Path) -> SignedManifest:
-    """The manifest and signature of a Bundle folder, not verified yet. Raises InvalidBundle."""
+    """Read the manifest and the signature of a Bundle folder without verifying them. Raises InvalidBundle."""
     if not folder.exists():
         raise InvalidBundle(f"{folder}: does not exist, expected the folder of a Bundle")
     try:
@@ -153,7 +160,7 @@ def read_signed_manifest(folder: Path) -> SignedManifest:
 
 
 def folder_reader(folder: Path) -> Callable[[str], bytes]:
-    """A reader of Chunks from a Bundle folder, for ``Bundle.open``."""
+    """Return a function that reads Chunks from a Bundle folder, for ``Bundle.open``."""
 
     def read(digest: str) -> bytes:
         try:
@@ -165,7 +172,7 @@ def folder_reader(folder: Path) -> Callable[[str], bytes]:
 
 
 def open_folder(folder: Path, *, trusted: Collection[str]) -> Bundle:
-    """Open a Bundle folder that one of ``trusted`` signed. Raises InvalidBundle."""
+    """Verify and open a Bundle folder; ``trusted`` has public keys (hex). Raises InvalidBundle."""
     signed = read_signed_manifest(folder)
     try:
         return Bundle.open(signed, trusted=trusted, read=folder_reader(folder))

@@ -1,15 +1,18 @@
-"""What the slots of an ``infer`` graph come from besides a Version's own parameters; part of the signed manifest.
+"""Derived tensors: sources of slot values other than the parameters of a Version. Part of the signed manifest.
 
-A **constant** is a vector that the export froze: the statistics of a norm that keeps them, the bias of a layer that
-does not learn, the scales of a frozen weight. It has no name in a Version, and is told here, in base64.
+A **constant** is a vector that the export froze. Examples are the statistics of a normalization layer, the bias of an
+untrained layer, and the scales of a frozen weight. A Version does not contain it, so the manifest does, in base64.
 
-A **folded** tensor is the weight or the bias of a convolution or linear layer with the BatchNorm behind it, so that one
-product does what two layers did (Jacob et al. 2018, arXiv 1712.05877, section 3.2)::
+A **folded** tensor is the weight or the bias of a convolution or linear layer, merged with the BatchNorm behind it, so
+that one product replaces two layers::
 
     weight'  =  weight        * gain / sqrt(variance + epsilon)
     bias'    = (bias  - mean) * gain / sqrt(variance + epsilon) + offset
 
-Both are one formula, ``edge.quantize`` computes it, and slots name the result as they name a parameter.
+Both are instances of one formula, which ``quantize`` computes. A slot names a derived tensor like a parameter.
+
+Reference:
+    Jacob et al. 2018, arXiv 1712.05877, section 3.2.
 """
 
 import base64
@@ -30,11 +33,19 @@ _NO_NAMES: Final[Mapping[str, bytes]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
-    """One tensor: ``(value - mean) * gain / sqrt(variance + epsilon) + offset``, along the channels' ``axis``.
+class FoldedTensor:
+    """One folded tensor: ``(value - mean) * gain / sqrt(variance + epsilon) + offset``.
 
-    Each but ``epsilon`` names a parameter or a constant. ``value`` "" is a bias that there is none of, ``mean`` and
-    ``offset`` "" are 0, ``gain`` "" is 1.
+    All fields except ``epsilon`` and ``axis`` name a parameter or a constant; "" selects the default.
+
+    Attributes:
+        variance: Variance per channel (channels,). Required.
+        epsilon: BatchNorm's epsilon.
+        value: The weight or the bias; "" for a layer without bias, which counts as zeros.
+        axis: Channel axis of ``value``.
+        mean: Mean per channel; "" for 0.
+        gain: BatchNorm's weight; "" for 1.
+        offset: BatchNorm's bias; "" for 0.
     """
 
     variance: str
@@ -47,81 +58,88 @@ class Folded:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What it is made of."""
+        """Names of the parameters and constants that it uses."""
         return tuple(name for name in (self.value, self.mean, self.gain, self.variance, self.offset) if name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derived:
-    """Constants (float32, little-endian, one for each channel) and folded tensors, by name."""
+    """Constants (little-endian float32 bytes, (channels,)) and folded tensors, by name."""
 
     constants: Mapping[str, bytes] = field(default_factory=lambda: _NO_NAMES)
-    folded: Mapping[str, Folded] = field(default_factory=lambda: MappingProxyType({}))
+    folded: Mapping[str, FoldedTensor] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         for name, data in self.constants.items():
             if len(data) % 4 or not np.isfinite(np.frombuffer(data, "<f4")).all():
                 raise InvalidBundle(f"manifest: constant {name!r}: got {len(data)} bytes, expected finite float32s")
-        for name, found in self.folded.items():
-            if not 0.0 < found.epsilon < float("inf"):
-                raise InvalidBundle(f"manifest: folded {name!r}: got epsilon {found.epsilon}, expected more than 0.0")
+        for name, folded in self.folded.items():
+            if not 0.0 < folded.epsilon < float("inf"):
+                raise InvalidBundle(f"manifest: folded {name!r}: got epsilon {folded.epsilon}, expected more than 0.0")
 
     def constant(self, name: str) -> Float32s:
-        """A constant's values (channels,)."""
+        """Return the values of a constant (channels,)."""
         return np.frombuffer(self.constants[name], "<f4").astype(np.float32)
 
     def origins(self, name: str) -> tuple[str, ...]:
-        """The parameters and constants that a tensor is made of, or itself."""
+        """Return the parameters and constants from which a tensor is computed; for others than folded ones, itself."""
         return self.folded[name].names if name in self.folded else (name,)
 
     def shapes(self, own: Shapes) -> Shapes:
-        """The shapes of all that slots may come from, ``own`` being the parameters'. Raises InvalidBundle."""
+        """Return the shapes of all parameters and derived tensors.
+
+        Args:
+            own: Shapes of the parameters.
+
+        Raises:
+            InvalidBundle: A name is repeated or unknown, or the vectors of a folded tensor do not fit its channels.
+        """
         for name in (*self.constants, *self.folded):
             if not name or name in own or (name in self.constants and name in self.folded):
-                raise InvalidBundle(f"manifest: derived tensor {name!r} has the name of another, or none")
+                raise InvalidBundle(f"manifest: derived tensor {name!r}: expected a unique, non-empty name")
         known = dict(own) | {name: (len(data) // 4,) for name, data in self.constants.items()}
-        made: dict[str, tuple[int, ...]] = {}
-        for name, found in self.folded.items():
-            missing = sorted({*found.names, found.variance} - set(known))
+        folded_shapes: dict[str, tuple[int, ...]] = {}
+        for name, folded in self.folded.items():
+            missing = sorted({*folded.names, folded.variance} - set(known))
             if missing:
                 raise InvalidBundle(f"manifest: folded {name!r} names unknown parameters {missing}")
-            channels = known[found.variance]
-            shape = known.get(found.value, channels)
-            vectors = {known[part] for part in (found.mean, found.gain, found.variance, found.offset) if part}
-            if len(vectors) > 1 or not 0 <= found.axis < len(shape) or channels != (shape[found.axis],):
+            channels = known[folded.variance]
+            shape = known.get(folded.value, channels)
+            vectors = {known[part] for part in (folded.mean, folded.gain, folded.variance, folded.offset) if part}
+            if len(vectors) > 1 or not 0 <= folded.axis < len(shape) or channels != (shape[folded.axis],):
                 raise InvalidBundle(
-                    f"manifest: folded {name!r}: got {shape} along axis {found.axis} and vectors {sorted(vectors)}, "
+                    f"manifest: folded {name!r}: got {shape} along axis {folded.axis} and vectors {sorted(vectors)}, "
                     "expected one value for each channel"
                 )
-            made[name] = shape
-        return known | made
+            folded_shapes[name] = shape
+        return known | folded_shapes
 
 
 NOTHING: Final = Derived()
-"""Slots come from parameters only."""
+"""No derived tensors: all slots come from parameters."""
 
 
 def derived_row(derived: Derived) -> dict[str, object]:
-    """The JSON form."""
+    """Return the JSON form."""
     return {
         "constants": {name: base64.b64encode(data).decode() for name, data in derived.constants.items()},
         "folded": {
             name: {
-                "value": found.value,
-                "axis": found.axis,
-                "mean": found.mean,
-                "gain": found.gain,
-                "variance": found.variance,
-                "epsilon": found.epsilon,
-                "offset": found.offset,
+                "value": folded.value,
+                "axis": folded.axis,
+                "mean": folded.mean,
+                "gain": folded.gain,
+                "variance": folded.variance,
+                "epsilon": folded.epsilon,
+                "offset": folded.offset,
             }
-            for name, found in derived.folded.items()
+            for name, folded in derived.folded.items()
         },
     }
 
 
 def parse_derived(reader: Reader) -> Derived:
-    """What the JSON form says. Raises InvalidBundle."""
+    """Parse the JSON form. Raises InvalidBundle."""
     reader.only("constants folded")
     constants = reader.child("constants")
     return Derived(
@@ -137,9 +155,9 @@ def _bytes(reader: Reader, name: str) -> bytes:
         raise InvalidBundle(f"{reader.path}.{name}: not base64 ({exc})") from exc
 
 
-def _folded(reader: Reader) -> Folded:
+def _folded(reader: Reader) -> FoldedTensor:
     reader.only("value axis mean gain variance epsilon offset")
-    return Folded(
+    return FoldedTensor(
         value=reader.text("value"),
         axis=reader.integer("axis"),
         mean=reader.text("mean"),

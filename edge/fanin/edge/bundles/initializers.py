@@ -1,12 +1,18 @@
 """The constants of an ONNX file, listed and replaced without the onnx package.
 
-A protobuf message is a row of fields, each a key and a value (protobuf.dev, "Encoding")::
+A protobuf message is a sequence of fields, each a key and a value::
 
     key      varint: field number << 3 | wire type
     value    0: varint    1: 8 bytes    2: varint length, then as many bytes    5: 4 bytes
 
-Of ONNX's schema only the way to a constant is followed: Model.graph = 7, Graph.initializer = 5, and of a Tensor
-dims = 1, data_type = 2, name = 8, raw_data = 9, external_data = 13, data_location = 14. All else stays as it is.
+Only the path to the constants is parsed, with these field numbers of ONNX's schema. All other bytes are copied::
+
+    Model    graph = 7
+    Graph    initializer = 5
+    Tensor   dims = 1, data_type = 2, name = 8, raw_data = 9, external_data = 13, data_location = 14
+
+Reference:
+    protobuf.dev, "Encoding".
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -23,17 +29,17 @@ INITIALIZER: Final = 5
 DIMS, DATA_TYPE, NAME, RAW_DATA, EXTERNAL_DATA, DATA_LOCATION = 1, 2, 8, 9, 13, 14
 EXTERNAL: Final = 1
 DTYPES: Final = MappingProxyType({1: "float32", 3: "int8", 6: "int32"})
-"""The element types that slots have."""
+"""Element types of slots by their ONNX number."""
 NOWHERE: Final = "slots"
 VARINT, BYTES = 0, 2
 FIXED: Final = MappingProxyType({1: 8, 5: 4})
-"""Bytes of the wire types that have a fixed length."""
+"""Size in bytes of the wire types with a fixed length."""
 MAX_VARINT_BYTES: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A constant's facts; ``dtype`` is "" for an element type that no slot has."""
+    """Element type and shape of a constant; ``dtype`` is "" for an element type that no slot has."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -41,17 +47,17 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Field:
-    """A field by its ``number``: a varint's ``value`` or a ``payload`` of bytes, and the bytes of all of it."""
+    """A field: its number, wire type, content (``value`` of a varint or ``payload``) and complete encoding."""
 
     number: int
     wire: int
     value: int
     payload: bytes
-    whole: bytes
+    encoding: bytes
 
 
 def list_constants(model: bytes, what: str) -> dict[str, Constant]:
-    """The constants of an ONNX file by name. Raises InvalidBundle."""
+    """Return the constants of an ONNX file by name. Raises InvalidBundle for a file that does not parse."""
     graphs = (field.payload for field in _fields(model, what) if field.number == GRAPH)
     return dict(
         _tensor(field.payload, what)
@@ -62,31 +68,34 @@ def list_constants(model: bytes, what: str) -> dict[str, Constant]:
 
 
 def fill_constants(model: bytes, values: Mapping[str, SlotValue], what: str) -> bytes:
-    """The file with these values in its constants, as one without slots would have them."""
+    """Return a copy of an ONNX file with these values stored inside it. Raises InvalidBundle for an unknown name."""
     data = {name: value.astype(value.dtype.newbyteorder("<")).tobytes() for name, value in values.items()}
     return _replaced(model, data, what)
 
 
 def empty_constants(model: bytes, names: Collection[str], what: str) -> bytes:
-    """The file without the data of these constants, which is said to lie outside: whoever opens it must give it."""
+    """Return a copy of an ONNX file in which these constants have external data, which a runtime supplies on opening.
+
+    Raises InvalidBundle for an unknown name.
+    """
     return _replaced(model, dict.fromkeys(names), what)
 
 
 def _replaced(model: bytes, data: Mapping[str, bytes | None], what: str) -> bytes:
-    """The file with new data for some constants; None: data that lies outside."""
+    """Return a copy with new data for some constants; None marks external data."""
     missing = sorted(set(data) - set(list_constants(model, what)))
     if missing:
-        raise InvalidBundle(f"{what}: has no constants {missing}, which are to be filled")
+        raise InvalidBundle(f"{what}: got no constants {missing}, expected them because slots name them")
     parts = []
     for field in _fields(model, what):
         if field.number != GRAPH:
-            parts.append(field.whole)
+            parts.append(field.encoding)
             continue
         graph = []
         for inner in _fields(field.payload, what):
             name, constant = _tensor(inner.payload, what) if inner.number == INITIALIZER else ("", None)
             if constant is None or name not in data:
-                graph.append(inner.whole)
+                graph.append(inner.encoding)
             else:
                 graph.append(_bytes(INITIALIZER, _with_data(inner.payload, constant, data[name], what)))
         parts.append(_bytes(GRAPH, b"".join(graph)))
@@ -94,7 +103,7 @@ def _replaced(model: bytes, data: Mapping[str, bytes | None], what: str) -> byte
 
 
 def _with_data(tensor: bytes, constant: Constant, data: bytes | None, what: str) -> bytes:
-    kept = b"".join(field.whole for field in _fields(tensor, what) if field.number in (DIMS, DATA_TYPE, NAME))
+    kept = b"".join(field.encoding for field in _fields(tensor, what) if field.number in (DIMS, DATA_TYPE, NAME))
     if data is not None:
         return kept + _bytes(RAW_DATA, data)
     size = str(prod(constant.shape) * (1 if constant.dtype == "int8" else 4))
@@ -112,46 +121,46 @@ def _tensor(data: bytes, what: str) -> tuple[str, Constant]:
         elif field.number == DATA_TYPE:
             dtype = DTYPES.get(field.value, "")
         elif field.number == DIMS:
-            # Packed or one by one: both are allowed.
+            # Protobuf permits both the packed and the unpacked form.
             dims += _varints(field.payload, what) if field.wire == BYTES else [field.value]
     return name, Constant(dtype=dtype, shape=tuple(dims))
 
 
 def _fields(data: bytes, what: str) -> Iterator[_Field]:
-    place = 0
-    while place < len(data):
-        start = place
-        key, place = _read_varint(data, place, what)
+    position = 0
+    while position < len(data):
+        start = position
+        key, position = _read_varint(data, position, what)
         wire, value, payload = key & 7, 0, b""
         if wire == VARINT:
-            value, place = _read_varint(data, place, what)
+            value, position = _read_varint(data, position, what)
         elif wire == BYTES:
-            length, place = _read_varint(data, place, what)
-            payload, place = data[place : place + length], place + length
+            length, position = _read_varint(data, position, what)
+            payload, position = data[position : position + length], position + length
         elif wire in FIXED:
-            place += FIXED[wire]
+            position += FIXED[wire]
         else:
             raise InvalidBundle(f"{what}: not an ONNX file (wire type {wire} at byte {start})")
-        if place > len(data):
-            raise InvalidBundle(f"{what}: the ONNX file is cut off ({len(data)} bytes, expected {place} or more)")
-        yield _Field(number=key >> 3, wire=wire, value=value, payload=payload, whole=data[start:place])
+        if position > len(data):
+            raise InvalidBundle(f"{what}: the ONNX file is cut off ({len(data)} bytes, expected {position} or more)")
+        yield _Field(number=key >> 3, wire=wire, value=value, payload=payload, encoding=data[start:position])
 
 
-def _read_varint(data: bytes, place: int, what: str) -> tuple[int, int]:
-    found = 0
-    for index, byte in enumerate(data[place : place + MAX_VARINT_BYTES]):
-        found |= (byte & 127) << (7 * index)
+def _read_varint(data: bytes, position: int, what: str) -> tuple[int, int]:
+    value = 0
+    for index, byte in enumerate(data[position : position + MAX_VARINT_BYTES]):
+        value |= (byte & 127) << (7 * index)
         if byte < 128:
-            return found, place + index + 1
-    raise InvalidBundle(f"{what}: not an ONNX file, or one that is cut off (at byte {place})")
+            return value, position + index + 1
+    raise InvalidBundle(f"{what}: not an ONNX file, or it is cut off (at byte {position})")
 
 
 def _varints(data: bytes, what: str) -> list[int]:
-    found, place = [], 0
-    while place < len(data):
-        value, place = _read_varint(data, place, what)
-        found.append(value)
-    return found
+    values, position = [], 0
+    while position < len(data):
+        value, position = _read_varint(data, position, what)
+        values.append(value)
+    return values
 
 
 def _varint(value: int) -> bytes:

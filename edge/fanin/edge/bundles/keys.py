@@ -1,7 +1,10 @@
-"""Ed25519 keys (RFC 8032): who signed what.
+"""Ed25519 keys: signing, verifying, and key files.
 
-Every signature covers a context line and then the exact bytes, so that bytes signed as one thing can never
-be passed off as another. A public key is 32 bytes; its lower-case hexadecimal is its name everywhere.
+Every signature covers a context line followed by the exact bytes. So a signature for one purpose is not valid for
+another. A public key has 32 bytes and is named by its lower-case hexadecimal form.
+
+Reference:
+    RFC 8032.
 """
 
 import os
@@ -32,20 +35,23 @@ class SigningKey:
 
     @classmethod
     def generate(cls) -> "SigningKey":
-        """A new key from the operating system's random source."""
+        """Return a new key from the operating system's random source."""
         return cls(Ed25519PrivateKey.generate().private_bytes_raw())
 
     def private_bytes(self) -> bytes:
-        """The 32 secret bytes."""
+        """Return the 32 secret bytes."""
         return self._key.private_bytes_raw()
 
     def sign(self, context: str, data: bytes) -> bytes:
-        """The signature (64 bytes) over context and data."""
+        """Return the signature (64 bytes) over a context and data."""
         return self._key.sign(_framed(context, data))
 
 
 def is_signed(public: str, signature: bytes, context: str, data: bytes) -> bool:
-    """Whether ``signature`` is this key's over context and data; False too for keys that are none."""
+    """Return whether ``signature`` is by this public key (hex) over the context and the data.
+
+    Malformed keys and signatures return False.
+    """
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
         key.verify(signature, _framed(context, data))
@@ -55,9 +61,11 @@ def is_signed(public: str, signature: bytes, context: str, data: bytes) -> bool:
 
 
 def load_or_create_key(path: Path) -> SigningKey:
-    """The key in a file that only its owner may read; made on first use.
+    """Load a key from a file, or create both. Only the owner of the file may read it.
 
-    Raises InvalidInput if the file holds anything but 64 hexadecimal characters, StorageFull if it cannot be created.
+    Raises:
+        InvalidInput: The file does not hold 64 hexadecimal characters.
+        StorageFull: The file cannot be created.
     """
     try:
         data = path.read_bytes().strip()
@@ -75,8 +83,8 @@ def load_or_create_key(path: Path) -> SigningKey:
 def _create_key(path: Path) -> SigningKey:
     key = SigningKey.generate()
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Written aside and linked into place: a crash leaves no half key, and of two processes that start
-    # together one wins and both use its key.
+    # The draft is linked into place, so a crash leaves no partial key. If two processes start together, one link
+    # succeeds and both use its key.
     draft = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

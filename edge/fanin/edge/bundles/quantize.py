@@ -1,21 +1,24 @@
-"""What a Version puts into the slots of an int8 graph: the normative arithmetic, in numpy alone.
+"""Int8 quantization of a Version: from parameters to the values of an ``infer`` graph's slots, in numpy alone.
 
-The scheme is the integer quantization of Jacob et al. 2018 (arXiv 1712.05877, section 2) in the symmetric
-form of ONNX's QuantizeLinear and DequantizeLinear (zero point 0)::
+This is the normative arithmetic. It is the symmetric scheme of ONNX's QuantizeLinear and DequantizeLinear, with zero
+point 0::
 
-    real value = scale * code            weight: one scale a channel, code in -127..127, so that -code exists
+    real value = scale * code            weight: one scale per channel, code in -127..127, so that -code exists
                                          bias:   scale = input scale * weight scale, code in int32
 
-Every quotient is taken in float64 from float32 values and rounded half to even; scales are rounded to float32
-once, and codes are computed from the rounded scales. IEEE 754 fixes each of these operations, so all machines
-get the same bits, and a Version's int8 model is a function of its parameters and the manifest.
+Results are bit-identical on all machines, because IEEE 754 defines every operation. Quotients are computed in float64
+from float32 values and rounded half to even. Scales are rounded to float32 once, and codes are computed from the
+rounded scales. So the int8 model is a function of the Version's parameters and the manifest.
 
-A weight's scale is max|w| / 127 of its channel, unless the channel's bias would then not fit an int32: such a
-channel (all zeros, as after pruning) has next to no say but through its bias, so its scale grows until the
-bias fits. A frozen weight's scales are constants of the manifest.
+The scale of a weight's channel is max|w| / 127. There is one exception: if the channel's bias would then overflow
+int32, the scale grows until the bias fits. This happens in channels whose weights are almost zero, for example after
+pruning; their output is almost only the bias. The scales of a frozen weight are constants of the manifest.
 
-A convolution's BatchNorm is folded into its weight and bias first (``edge.derived``), in float64 from float32 values
+A BatchNorm behind a convolution is first folded into its weight and bias (``derived``), in float64 from float32 values,
 and rounded to float32 once.
+
+Reference:
+    Jacob et al. 2018, arXiv 1712.05877, section 2.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,12 +27,11 @@ from typing import Final, TypeVar, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.bundles.derived import NOTHING, Derived, Folded
-from fanin.edge.bundles.manifest import Slot, SlotKind
-from fanin.edge.tensors import Float32s, TensorTable
+from fanin.edge.bundles.derived import NOTHING, Derived, FoldedTensor
+from fanin.edge.bundles.slots import Slot, SlotKind
+from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.errors import InvalidVersion
 
-Float64s = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int8]
 Number = TypeVar("Number", np.int8, np.float32)
 SlotValue = npt.NDArray[np.int8] | npt.NDArray[np.int32] | npt.NDArray[np.float32]
@@ -37,24 +39,34 @@ SlotValue = npt.NDArray[np.int8] | npt.NDArray[np.int32] | npt.NDArray[np.float3
 MAX_CODE: Final = 127
 MAX_BIAS_CODE: Final = 2**31 - 1
 BIAS_ROOM: Final = 2.0**30
-"""Codes that a bias may need before its channel's scale grows; the other half of int32 is for the products."""
+"""Largest bias code before the channel's scale grows. The other half of int32 is for the sum of products."""
 MIN_SCALE: Final = 2.0**-64
-"""Scale of a channel with neither weight nor bias: harmless, and a normal float32 even times an input scale."""
+"""Scale of a channel without weight and bias. Its product with any input scale is a normal float32 number."""
 MAX_SCALE: Final = float(np.finfo(np.float32).max)
 
 
 def fill_slots(
     slots: Sequence[Slot], table: TensorTable, flat: Float32s, derived: Derived = NOTHING
 ) -> dict[str, SlotValue]:
-    """Every slot's value, by initializer, for the parameters ``flat`` (num_values,).
+    """Compute the value of every slot.
 
-    ``slots`` and ``derived`` are a manifest's, which has checked them against ``table``.
-    Raises InvalidVersion if a parameter is not a finite number, ValueError if ``flat`` has another length.
+    Args:
+        slots: The slots of one graph format, from a manifest that checked them.
+        table: Layout of the parameters, from the same manifest.
+        flat: The parameters of a Version (num_values,).
+        derived: Constants and folded tensors, from the same manifest.
+
+    Returns:
+        int8, int32 or float32 values by initializer, in the shapes of the slots.
+
+    Raises:
+        InvalidVersion: A parameter is not finite.
+        ValueError: ``flat`` has another length.
     """
     parameters = table.views(flat)
     if not np.isfinite(flat).all():
-        bad = sorted(name for name, view in parameters.items() if not np.isfinite(view).all())
-        raise InvalidVersion(f"parameters: {bad} hold values that are not finite, expected finite numbers only")
+        wrong = sorted(name for name, view in parameters.items() if not np.isfinite(view).all())
+        raise InvalidVersion(f"parameters: {wrong} hold values that are not finite, expected finite numbers only")
     sources = with_derived(parameters, derived)
     weights = {slot.parameter: slot.axis for slot in slots if slot.kind is SlotKind.WEIGHT_SCALE}
     scales = {name: frozen_scales(sources[name]) for name in derived.constants} | {
@@ -65,62 +77,71 @@ def fill_slots(
 
 
 def with_derived(parameters: Mapping[str, Float32s], derived: Derived) -> dict[str, Float32s]:
-    """The parameters, and what is derived from them, by name."""
+    """Return the parameters, the constants and the folded tensors by name."""
     known = {**parameters, **{name: derived.constant(name) for name in derived.constants}}
-    return known | {name: _folded(found, known) for name, found in derived.folded.items()}
+    return known | {name: _fold(folded, known) for name, folded in derived.folded.items()}
 
 
-def _folded(found: Folded, known: Mapping[str, Float32s]) -> Float32s:
-    def wide(name: str, value: Float64s) -> Float64s:
-        return known[name].astype(np.float64) if name else value
+def _fold(folded: FoldedTensor, known: Mapping[str, Float32s]) -> Float32s:
+    def wide(name: str, default: Float64s) -> Float64s:
+        return known[name].astype(np.float64) if name else default
 
-    # The mean over devices is rounded to a grid, which may take a small variance below zero.
-    spread = np.sqrt(np.maximum(wide(found.variance, np.zeros(())), 0.0) + found.epsilon)
-    value = wide(found.value, np.zeros(spread.shape))
-    column = [-1 if dim == found.axis else 1 for dim in range(value.ndim)]
-    none = np.zeros(spread.shape)
-    mean, offset = (wide(name, none).reshape(column) for name in (found.mean, found.offset))
-    factor = (wide(found.gain, np.ones(spread.shape)) / spread).reshape(column)
-    made: Float32s = np.clip((value - mean) * factor + offset, -MAX_SCALE, MAX_SCALE).astype(np.float32)
-    return made
+    # The mean over devices is rounded to a grid, so a small variance can become negative.
+    deviation = np.sqrt(np.maximum(wide(folded.variance, np.zeros(())), 0.0) + folded.epsilon)
+    value = wide(folded.value, np.zeros(deviation.shape))
+    column = [-1 if dim == folded.axis else 1 for dim in range(value.ndim)]
+    zeros = np.zeros(deviation.shape)
+    mean, offset = (wide(name, zeros).reshape(column) for name in (folded.mean, folded.offset))
+    factor = (wide(folded.gain, np.ones(deviation.shape)) / deviation).reshape(column)
+    result: Float32s = np.clip((value - mean) * factor + offset, -MAX_SCALE, MAX_SCALE).astype(np.float32)
+    return result
 
 
 def frozen_scales(scales: Float32s) -> Float32s:
-    """Scales as the manifest tells them, none that could not be divided by."""
-    found: Float32s = np.clip(scales, np.float32(MIN_SCALE), None)
-    return found
+    """Return the manifest's scales of a frozen weight (channels,), at least ``MIN_SCALE`` so that division is safe."""
+    limited: Float32s = np.clip(scales, np.float32(MIN_SCALE), None)
+    return limited
 
 
 def weight_scales(weight: Float32s, axis: int, least: Float64s | None = None) -> Float32s:
-    """The scale of each channel along ``axis`` (channels,), none below ``least`` (channels,)."""
+    """Return the scale of each channel: max|w| / 127, but at least ``least``.
+
+    Args:
+        weight: The weight, any shape.
+        axis: Its channel axis.
+        least: Lower limits (channels,).
+
+    Returns:
+        Scales (channels,).
+    """
     others = tuple(dim for dim in range(weight.ndim) if dim != axis)
     scales = np.abs(weight).max(axis=others, initial=0.0).astype(np.float64) / MAX_CODE
     if least is not None:
         scales = np.maximum(scales, least)
-    found: Float32s = np.clip(scales, MIN_SCALE, MAX_SCALE).astype(np.float32)
-    return found
+    limited: Float32s = np.clip(scales, MIN_SCALE, MAX_SCALE).astype(np.float32)
+    return limited
 
 
 def weight_codes(weight: Float32s, axis: int, scales: Float32s) -> Codes:
-    """The int8 codes, in the weight's own shape, on these scales (channels,) along ``axis``."""
+    """Return a weight's int8 codes, in its own shape, for scales (channels,) along ``axis``."""
     column = scales.astype(np.float64).reshape([-1 if dim == axis else 1 for dim in range(weight.ndim)])
     return np.clip(np.rint(weight / column), -MAX_CODE, MAX_CODE).astype(np.int8)
 
 
 def bias_scales(scales: Float32s, input_scale: float) -> Float32s:
-    """The scale of a bias's codes (channels,): that of the products it is added to."""
+    """Return the scales of a bias (channels,): those of the products to which it is added."""
     products = scales.astype(np.float64) * input_scale
     return np.minimum(products, MAX_SCALE).astype(np.float32)
 
 
 def bias_codes(bias: Float32s, scales: Float32s) -> npt.NDArray[np.int32]:
-    """The int32 codes of a bias (channels,) on its scales (channels,), saturated."""
+    """Return the int32 codes of a bias (channels,) for its scales (channels,), saturated."""
     codes = np.rint(bias / scales.astype(np.float64))
     return np.clip(codes, -MAX_BIAS_CODE, MAX_BIAS_CODE).astype(np.int32)
 
 
 def _least_scales(name: str, axis: int, slots: Sequence[Slot], parameters: Mapping[str, Float32s]) -> Float64s:
-    """The smallest scale of each channel (channels,) with which every bias on this weight fits."""
+    """Return the smallest scale of each channel (channels,) with which every bias of this weight fits int32."""
     least = np.zeros(parameters[name].shape[axis], np.float64)
     for slot in slots:
         if slot.kind is SlotKind.BIAS and slot.weight == name:
@@ -134,7 +155,7 @@ def _value(slot: Slot, parameters: Mapping[str, Float32s], scales: Mapping[str, 
     match slot.kind:
         case SlotKind.WEIGHT:
             codes = weight_codes(parameter, slot.axis, scales[slot.parameter])
-            return np.ascontiguousarray(_laid(codes, slot)).reshape(slot.shape)
+            return np.ascontiguousarray(_permuted(codes, slot)).reshape(slot.shape)
         case SlotKind.WEIGHT_SCALE:
             return scales[slot.parameter]
         case SlotKind.BIAS:
@@ -142,11 +163,11 @@ def _value(slot: Slot, parameters: Mapping[str, Float32s], scales: Mapping[str, 
         case SlotKind.BIAS_SCALE:
             return bias_scales(scales[slot.weight], slot.input_scale)
         case SlotKind.FLOAT:
-            return np.array(_laid(parameter, slot), np.float32, order="C").reshape(slot.shape)
+            return np.array(_permuted(parameter, slot), np.float32, order="C").reshape(slot.shape)
         case _:
             assert_never(slot.kind)
 
 
-def _laid(value: npt.NDArray[Number], slot: Slot) -> npt.NDArray[Number]:
-    """A parameter, or its codes, with the dimensions in the order of the slot."""
+def _permuted(value: npt.NDArray[Number], slot: Slot) -> npt.NDArray[Number]:
+    """Return a parameter or its codes with the dimensions in the order of the slot."""
     return value.transpose(slot.permutation) if slot.permutation else value

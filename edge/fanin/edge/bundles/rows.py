@@ -1,14 +1,14 @@
-"""JSON objects read strictly, key by key, with one clear error each.
+"""Strict reader of JSON objects.
 
-An unknown key, a missing one and a wrong type are refused by their path: what is signed as a whole is understood as a
-whole, or not at all.
+An unknown key, a missing key and a wrong type are errors that name the path of the key. A signature covers the
+complete document, so the reader either understands all of it or rejects it.
 """
 
 from fanin.protos.errors import InvalidBundle
 
 
 class Reader:
-    """One JSON object and its path, read key by key with one clear error each."""
+    """One JSON object with its path in the document. All methods raise InvalidBundle for a wrong type."""
 
     def __init__(self, row: object, path: str) -> None:
         if not isinstance(row, dict):
@@ -17,12 +17,12 @@ class Reader:
         self.path = path
 
     def only(self, keys: str) -> None:
-        """Refuse unknown and missing keys; what was given rightly, or by default, is not told."""
+        """Raise InvalidBundle unless the object has exactly these keys, separated by spaces."""
         known = set(keys.split())
         faults = [
-            f"{word} {sorted(odd)}"
-            for word, odd in (("unknown", set(self.row) - known), ("no", known - set(self.row)))
-            if odd
+            f"{word} {sorted(names)}"
+            for word, names in (("unknown", set(self.row) - known), ("no", known - set(self.row)))
+            if names
         ]
         if faults:
             raise InvalidBundle(f"{self.path}: got {' and '.join(faults)}, expected {sorted(known)}")

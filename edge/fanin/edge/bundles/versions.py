@@ -1,16 +1,16 @@
 """Signing and verifying Versions.
 
-The signed bytes are one JSON line of what a Version is: run, number, parent, bundle and parameter digest. The
-signer is the Bundle's publisher, or a run key that the publisher delegated for just this Run and Bundle.
+The signed bytes are one line of JSON: run, number, parent, bundle and digest of the parameters. The signer is the
+Bundle's publisher, or a run key to which the publisher delegated for this Run and this Bundle.
 
-``check_version`` is the device's checklist; nothing of a Version is used before it has passed:
+``check_version`` is the checklist of a device. A device uses no part of a Version before all checks pass:
 
-1. it is for the Bundle that was verified, and for the Run that was assigned;
-2. the signer is the publisher, or holds the publisher's delegation for this Run and Bundle;
-3. the signature covers exactly this number, parent and digest;
-4. its number is not lower than the highest that this device has seen in the Run.
+1. the Version is for the verified Bundle and the assigned Run;
+2. the signer is the publisher, or has the publisher's delegation for this Run and Bundle;
+3. the signature covers this number, parent and digest;
+4. the number is not lower than the highest number that the device has verified in the Run.
 
-The digest of the parameters themselves is checked where their Chunks are put together.
+The parameters' digest is checked later, when their Chunks are assembled (``fanin.protos.chunks.assemble``).
 """
 
 import json
@@ -23,7 +23,7 @@ from fanin.protos.messages import Delegation, Version
 
 
 def sign_delegation(key: SigningKey, *, run_id: str, bundle_sha256: str, run_public_key: str) -> Delegation:
-    """The publisher's leave for a run key."""
+    """Return the publisher's signed permission for a run key to sign the Versions of one Run."""
     unsigned = Delegation(
         run_id=run_id, bundle_sha256=bundle_sha256, run_public_key=run_public_key, signature=bytes(64)
     )
@@ -33,7 +33,15 @@ def sign_delegation(key: SigningKey, *, run_id: str, bundle_sha256: str, run_pub
 def sign_version(
     key: SigningKey, *, parent: "Version | None", run_id: str, bundle_sha256: str, parameters: Artifact
 ) -> Version:
-    """The Version after ``parent`` (None: number 0), signed, without a delegation."""
+    """Create and sign the next Version of a Run, without a delegation.
+
+    Args:
+        key: The publisher's key, or a run key.
+        parent: The Version from which it was computed; None to create number 0.
+        run_id: The Run.
+        bundle_sha256: The Run's Bundle.
+        parameters: The canonical parameter bytes as an Artifact.
+    """
     unsigned = Version(
         run_id=run_id,
         number=0 if parent is None else parent.number + 1,
@@ -47,7 +55,7 @@ def sign_version(
 
 
 def check_delegation(delegation: Delegation, publisher: str) -> None:
-    """Raise InvalidVersion unless ``publisher`` (public key, hex) signed this delegation."""
+    """Raise InvalidVersion unless ``publisher`` (public key, hex) signed the delegation."""
     if not is_signed(publisher, delegation.signature, DELEGATION_CONTEXT, _delegation_bytes(delegation)):
         raise InvalidVersion(
             f"run {delegation.run_id}: the delegation to run key {short(delegation.run_public_key)} is not signed "
@@ -56,15 +64,23 @@ def check_delegation(delegation: Delegation, publisher: str) -> None:
 
 
 def check_version(version: Version, *, run_id: str, bundle_sha256: str, publisher: str, seen: int) -> None:
-    """Raise InvalidVersion unless the Version verifies (the module's checklist).
+    """Verify a Version by the checklist at the top of this module.
 
-    ``publisher`` is the key (hex) that signed the Bundle; ``seen`` the highest number seen in the Run, or -1.
+    Args:
+        version: The Version.
+        run_id: The assigned Run.
+        bundle_sha256: The verified Bundle.
+        publisher: Public key (hex) that signed the Bundle.
+        seen: Highest number that the device has verified in this Run; -1 for none.
+
+    Raises:
+        InvalidVersion: A check failed.
     """
     what = f"version {version.number} of run {version.run_id}"
     # (1)
     if version.run_id != run_id or version.bundle_sha256 != bundle_sha256:
         raise InvalidVersion(
-            f"{what}: made for bundle {short(version.bundle_sha256)}, "
+            f"{what}: is of bundle {short(version.bundle_sha256)}, "
             f"expected run {run_id} and bundle {short(bundle_sha256)}"
         )
     # (2)
@@ -86,7 +102,7 @@ def check_version(version: Version, *, run_id: str, bundle_sha256: str, publishe
         raise InvalidVersion(f"{what}: the signature does not match; it was changed after it was signed")
     # (4)
     if version.number < seen:
-        raise InvalidVersion(f"{what}: older than version {seen}, which this device has seen; refused")
+        raise InvalidVersion(f"{what}: older than version {seen}, which this device has verified; rejected")
 
 
 def _version_bytes(version: Version) -> bytes:

@@ -1,15 +1,18 @@
 """Codecs: an update as integers on the grid, and as bytes.
 
-``fixed32`` keeps 32 bits a value and rounds to the nearest step: its error is at most half a (shifted) grid step,
-absolute. ``int8`` is the same with 8 bits, and rounds by chance, up as often as the value is far above the step
-below: its error is under one step, and zero on average. Rounding to nearest would lose, Round after Round, what
-is always smaller than half a step; errors that are drawn anew cancel out over devices and Rounds, and need no
-memory on the device (stochastic quantization: Alistarh et al. 2017, arXiv 1610.02132, section 3.1; what was
-measured: docs/decisions/0006).
+A payload has the values in the order of the ``TensorTable``, as little-endian integers. There are two codecs:
 
-``CODECS`` is the seam for more. The payload is the table's layout in little-endian integers of that size.
+    fixed32   32 bits per value, rounded to the nearest step. The error is at most half a (shifted) grid step.
+    int8      8 bits per value, rounded stochastically. The error is less than one step, and 0 in expectation.
 
-A device encodes its *unweighted* update; weights are the server's.
+With 8 bits, rounding to nearest would lose every change that stays below half a step, Round after Round. Stochastic
+rounding needs no memory on the device: its errors are independent, so they average out over devices and Rounds.
+docs/decisions/0006 has the measurements. A new codec is an entry in ``CODECS``.
+
+A device encodes its *unweighted* update; the coordinator applies the weight.
+
+Reference:
+    Stochastic quantization: Alistarh et al. 2017, arXiv 1610.02132, section 3.1.
 """
 
 import math
@@ -25,7 +28,7 @@ from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidUpdate
 
 BLOCK_VALUES: Final = 1 << 14
-"""How many values are encoded at a time: what is computed on the way stays in a processor's second cache."""
+"""Values that are encoded at a time, so that intermediate results fit the second-level cache of a processor."""
 LARGE: Final = 2.0**100
 Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Integers = npt.NDArray[np.signedinteger]
@@ -33,7 +36,7 @@ Integers = npt.NDArray[np.signedinteger]
 
 
 def largest_value(bits: int) -> int:
-    """The ends are symmetric, so that a negated update encodes to negated values."""
+    """Return the largest encoded value. The range is symmetric: a negated update encodes to negated values."""
     return (1 << (bits - 1)) - 1
 
 
@@ -41,8 +44,11 @@ def largest_value(bits: int) -> int:
 class Encoded:
     """An update on the grid.
 
-    ``num_rounded`` values were not on the grid and moved to a step beside them; ``num_saturated`` lay beyond its
-    ends and were cut.
+    Attributes:
+        payload: The encoded values.
+        shifts: For each block, the number of bits by which it is coarser than the grid (num_blocks,).
+        num_rounded: Values that were not on the grid and were rounded to a neighboring step.
+        num_saturated: Values outside the range, which were limited to its ends.
     """
 
     payload: bytes
@@ -52,42 +58,66 @@ class Encoded:
 
 
 class Codec(Protocol):
-    """Between flat float32 updates and payloads."""
+    """Conversion between flat float32 updates and payloads."""
 
     @property
     def bits(self) -> int:
-        """The bits of one value, with its sign."""
+        """Bits of one value, including the sign."""
         ...
 
     @property
-    def by_chance(self) -> bool:
-        """Whether rounding draws from the generator."""
+    def is_stochastic(self) -> bool:
+        """Whether rounding uses the random generator."""
         ...
 
     def encode(
         self, table: TensorTable, update: Float32s, grid: Sequence[int], max_shift: int, rng: np.random.Generator
     ) -> Encoded:
-        """``rng`` draws what is left to chance. Raises ValueError for NaN, infinity, or a vector or grid of
-        another length."""
+        """Encode an update.
+
+        For each block the codec chooses the smallest shift from 0 to ``max_shift`` with which all values fit. If none
+        fits, it takes ``max_shift`` and saturates.
+
+        Args:
+            table: Layout of the update.
+            update: The unweighted change of the parameters (num_values,).
+            grid: Exponent of each block's step (num_blocks,).
+            max_shift: W, the number of bits by which a block may be coarser than the grid.
+            rng: Generator for stochastic rounding.
+
+        Raises:
+            ValueError: The update holds NaN or infinity, or the update or the grid has a wrong length.
+        """
         ...
 
     def payload_bytes(self, table: TensorTable) -> int:
-        """The exact size of every payload for this table."""
+        """Return the exact size of every payload for this table, in bytes."""
         ...
 
     def decode(self, payload: memoryview) -> Integers:
-        """The integers of a piece of payload that starts and ends between values; a view where possible."""
+        """Decode a slice of a payload that begins and ends at the boundary of a value.
+
+        Returns:
+            The integers (num_values_of_slice,), a view of ``payload`` where possible. The value of an integer q in a
+            block with exponent e and shift s is q * 2^(e + s).
+
+        Raises:
+            InvalidUpdate: The slice ends inside a value.
+        """
         ...
 
 
 def round_to_nearest(scaled: Floats) -> Floats:
-    """Ties to even; nothing is left to chance."""
+    """Round to the nearest integer, ties to even."""
     nearest: Floats = np.rint(scaled)
     return nearest
 
 
-def round_by_chance(scaled: Floats, rng: np.random.Generator) -> Floats:
-    """Away from zero with the probability that the fraction is, so that the mean of the outcomes is the value."""
+def round_stochastically(scaled: Floats, rng: np.random.Generator) -> Floats:
+    """Round stochastically: away from zero with a probability equal to the fraction.
+
+    The expected value of the result is ``scaled``.
+    """
     magnitude = np.abs(scaled)
     below = np.floor(magnitude)
     outcome: Floats = np.copysign(below + (rng.random(magnitude.size) < magnitude - below), scaled)
@@ -96,21 +126,21 @@ def round_by_chance(scaled: Floats, rng: np.random.Generator) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwosComplement:
-    """Values as two's complement integers of a dtype, rounded to the nearest or by chance."""
+    """A codec whose values are two's complement integers, rounded to nearest or stochastically."""
 
     name: str
     dtype: np.dtype[np.signedinteger]
-    by_chance: bool
+    is_stochastic: bool
 
     @property
     def bits(self) -> int:
-        """All bits of the dtype."""
+        """Bits of the dtype."""
         return 8 * self.dtype.itemsize
 
     def encode(
         self, table: TensorTable, update: Float32s, grid: Sequence[int], max_shift: int, rng: np.random.Generator
     ) -> Encoded:
-        """Choose the smallest shift with which each block fits, then round."""
+        """See ``Codec.encode``."""
         if len(grid) != len(table.specs):
             raise ValueError(f"grid: got {len(grid)} blocks, expected {len(table.specs)}")
         limit = largest_value(self.bits)
@@ -119,18 +149,18 @@ class TwosComplement:
         for view, start, exponent in zip(table.views(update).values(), table.offsets, grid, strict=True):
             flat = view.ravel()
             largest = _largest(flat)
-            # On the finest grids that an Assignment may have, large values are infinitely many steps: they are cut.
+            # On the finest grids that an Assignment may have, large values overflow to infinity and saturate.
             with np.errstate(over="ignore", invalid="ignore"):
                 shift = _shift(float(np.ldexp(largest, -exponent)), limit, max_shift)
                 per_value = math.ldexp(1.0, -exponent - shift)
                 is_cut = largest * per_value > limit
-                # Nothing rounds but the rule: a float32 times a power of two is exact in float64, and in float32 too if
-                # it becomes no smaller, stays below the limit, and float32 has that power.
-                is_narrow = 1.0 <= per_value < LARGE and not is_cut and not self.by_chance
+                # Only the rounding rule may round. A float32 times a power of two is exact in float64. It is exact in
+                # float32 too if it does not shrink, does not exceed the limit, and float32 has that power.
+                is_narrow = 1.0 <= per_value < LARGE and not is_cut and not self.is_stochastic
                 exact = np.dtype(np.float32 if is_narrow else np.float64)
                 for first in range(0, flat.size, BLOCK_VALUES):
                     scaled: Floats = np.multiply(flat[first : first + BLOCK_VALUES], per_value, dtype=exact)
-                    rounded = round_by_chance(scaled, rng) if self.by_chance else round_to_nearest(scaled)
+                    rounded = round_stochastically(scaled, rng) if self.is_stochastic else round_to_nearest(scaled)
                     num_rounded += int(np.count_nonzero(rounded != scaled))
                     if is_cut:
                         num_saturated += int(np.count_nonzero(np.abs(rounded) > limit))
@@ -142,11 +172,11 @@ class TwosComplement:
         )
 
     def payload_bytes(self, table: TensorTable) -> int:
-        """The dtype's bytes for each value."""
+        """See ``Codec.payload_bytes``."""
         return self.dtype.itemsize * table.num_values
 
     def decode(self, payload: memoryview) -> Integers:
-        """A view of the bytes."""
+        """See ``Codec.decode``; returns a view."""
         size = self.dtype.itemsize
         if len(payload) % size:
             raise InvalidUpdate(f"{self.name}: got a payload of {len(payload)} bytes, expected a multiple of {size}")
@@ -155,14 +185,14 @@ class TwosComplement:
 
 CODECS: Final[Mapping[str, Codec]] = MappingProxyType(
     {
-        "fixed32": TwosComplement(name="fixed32", dtype=np.dtype("<i4"), by_chance=False),
-        "int8": TwosComplement(name="int8", dtype=np.dtype("<i1"), by_chance=True),
+        "fixed32": TwosComplement(name="fixed32", dtype=np.dtype("<i4"), is_stochastic=False),
+        "int8": TwosComplement(name="int8", dtype=np.dtype("<i1"), is_stochastic=True),
     }
 )
 
 
 def codec_named(name: str) -> Codec:
-    """The codec of this name. Raises InvalidUpdate for one that is unknown here."""
+    """Return the codec of this name. Raises InvalidUpdate for an unknown name."""
     codec = CODECS.get(name)
     if codec is None:
         raise InvalidUpdate(f"codec: got {name!r}, expected one of {sorted(CODECS)}")
@@ -170,7 +200,7 @@ def codec_named(name: str) -> Codec:
 
 
 def _largest(values: Float32s) -> float:
-    """The largest magnitude. Raises ValueError for NaN and infinity, which both ends of a range tell of."""
+    """Return the largest magnitude. Raises ValueError for NaN and infinity, which show in the minimum or maximum."""
     highest, lowest = float(values.max(initial=0.0)), float(values.min(initial=0.0))
     if not (math.isfinite(highest) and math.isfinite(lowest)):
         raise ValueError("update: got NaN or infinity, expected finite values; the training diverged")

@@ -1,21 +1,21 @@
 """The grid: one power-of-two step per block, so that updates are integers and their sum is exact.
 
-A block is a tensor. Its step is 2^exponent; a device may encode a block ``shift`` bits coarser. Powers of two
-make ``q * step`` exact in floating point and turn a coarser step into a left shift of the integer sum.
+A block is one tensor, and its step is 2^exponent. A device may encode a block ``shift`` bits coarser. Powers of two
+make ``q * step`` exact in floating point, and turn a coarser step into a left shift of the integer sum.
 
-A codec of few bits has W, the shifts that the Plan allows, as additional range. Its grid is finer by a part of W, and
-each device chooses the finest step on which its own update fits. Its values then use all of their bits, although the
-server does not know their size in advance. ``fixed32`` has enough bits without W.
+A codec with few bits uses W, the largest shift that the Plan allows, as additional range. Its grid is finer by a part
+of W, and each device chooses the finest step with which its own update fits. So its values use all of their bits,
+although the coordinator does not know their size in advance. ``fixed32`` has enough bits without W.
 
-The next grid follows the *reach* of a block: the magnitude that more than a third of the Updates of a Round exceed or
-equal. The coordinator measures it in the payloads. Counts and losses that a device reports, its weight and the mean do
-not move the grid, because one device can set them to any value. Laws (tests/laws/test_grid.py):
+The next grid follows the *reach* of a block: the largest magnitude that more than a third of a Round's Updates attain.
+The coordinator measures it in the payloads. A device's counts, losses and weight, and the mean, do not move the grid,
+because one device can set them to any value. Laws (tests/laws/test_grid.py):
 
-- Liars that are at most a third of the Updates leave the reach between the smallest and the largest reach of honest
-  devices. Over any number of Rounds the grid stays within 2^4 of the grid of the honest devices alone, if these differ
-  by at most 2^4 in a block.
-- For any set of Updates, a block becomes at most 2 bits coarser or finer a Round. Two sets of Updates of the same
-  Round thus lead to grids within 2^4 of each other.
+- If at most a third of the Updates are malicious, the reach stays between the smallest and the largest reach of the
+  honest devices. If these differ by at most 2^4 in a block, then over any number of Rounds the grid stays within 2^4 of
+  the grid that the honest devices alone produce.
+- For any set of Updates, a block becomes at most 2 bits coarser or finer per Round. So two sets of Updates of the same
+  Round lead to grids within 2^4 of each other.
 
 All rules are pure functions of the parent Version and the closed set of a Round, so every coordinator, every restart
 and ``fanin verify`` compute the same grid.
@@ -34,20 +34,20 @@ from fanin.protos.messages import CodecSpec
 
 MIN_EXPONENT: Final = -120
 MAX_EXPONENT: Final = 60
-"""Steps stay normal float32 numbers, with room for a shift, whatever a model's scale."""
+"""Between these limits steps are normal float32 numbers, with room for a shift, for models of any scale."""
 FIRST_RANGE: Final = 1.0
-"""What a block's values may reach in a first Round even if all its parameters are zero."""
+"""Magnitude that a block's update may have in a first Round, even if all its parameters are zero."""
 FIRST_BITS: Final = 1
-"""The room that a first Round leaves above that range."""
+"""Bits that a first Round leaves above that range."""
 FIRST_RESOLVED_BITS: Final = 30
 """A first step need not be finer than 2^-30 of that range, which is finer than float32 resolves it."""
 RESOLVED_BITS: Final = 25
 """A step need not be finer than 2^-25 of a block's reach: 3e-8, finer than float32 resolves it."""
 MIN_GROWTH_BITS: Final = 1
-"""With all shifts a block's range is at least 2^1 times the reach. Bits that would resolve nothing more make it
-larger, 2^6 for ``fixed32``."""
+"""With the largest shift a block's range is at least 2^1 times its reach. Bits beyond ``RESOLVED_BITS`` extend it
+further: to 2^6 times the reach for ``fixed32``."""
 MAX_MOVE_BITS: Final = 2
-"""A block becomes at most this much coarser or finer a Round: two grids that can follow one are within 2^4."""
+"""Most bits by which a block becomes coarser or finer per Round. Two possible next grids are within 2^4."""
 MIN_REACH: Final = -63
 MAX_REACH: Final = 63
 """Reaches are counted in bits above the Round's step. Beyond these limits a block moves by MAX_MOVE_BITS anyway."""
@@ -59,13 +59,17 @@ Reaches = npt.NDArray[np.int64]
 
 
 def first_grid(maxima: Sequence[float], codec: CodecSpec) -> tuple[int, ...]:
-    """The grid of a first Round: no update is known yet, so a block may move by its own size, or by 1.
+    """Return the grid of a first Round, in which no update is known yet.
 
-    A codec of few bits reaches that with all shifts only; its step is as much finer as they allow.
+    The range of a block is the largest magnitude of its parameters, or 1 if that is larger. A codec with few bits
+    covers this range only with its largest shift, so that its step is as fine as the shifts allow.
 
     Args:
-        maxima: The largest magnitude of each block's parameters (num_blocks,).
+        maxima: Largest magnitude of each block's parameters (num_blocks,).
         codec: The codec of the Run.
+
+    Returns:
+        Exponents (num_blocks,).
     """
     own_bits = codec_named(codec.name).bits - 1 - FIRST_BITS
     fraction_bits = min(own_bits + codec.max_shift, FIRST_RESOLVED_BITS)
@@ -73,14 +77,17 @@ def first_grid(maxima: Sequence[float], codec: CodecSpec) -> tuple[int, ...]:
 
 
 def next_grid(grid: Sequence[int], reaches: Reaches, first: Sequence[int], codec: CodecSpec) -> tuple[int, ...]:
-    """The grid after a Round.
+    """Return the grid for the Round after this one.
 
     Args:
         grid: The Round's own grid (num_blocks,).
         reaches: The reaches of its Updates (num_blocks, NUM_REACHES).
-        first: The first grid of the parent's parameters (num_blocks,). A block that did not move becomes finer until
-            it has this step: its step may be too coarse for any update.
+        first: The first grid of the parent's parameters (num_blocks,). A block that no device changed becomes finer,
+            down to this step, because its own step may be too coarse for any update.
         codec: The codec of the Run.
+
+    Returns:
+        Exponents (num_blocks,), each at most ``MAX_MOVE_BITS`` from the Round's own.
     """
     fraction_bits = resolved_bits(codec)
     exponents = []
@@ -93,10 +100,10 @@ def next_grid(grid: Sequence[int], reaches: Reaches, first: Sequence[int], codec
 
 
 def common_column(row: Reaches) -> int:
-    """The highest column that more than a third of the Updates reach, of one block's (NUM_REACHES,).
+    """Return the highest column that more than a third of the Updates attain, for one block (NUM_REACHES,).
 
-    With n Updates it is the column of the (n // 3 + 1)-th largest. At most a third of liars leave it between the
-    smallest and the largest of the others.
+    For n Updates it is the column of the (n // 3 + 1)-th largest reach. If at most a third of the Updates are
+    malicious, it is between the smallest and the largest column of the others.
     """
     num_at_least = np.cumsum(row[::-1])[::-1]
     rank = int(row.sum()) // 3 + 1
@@ -104,26 +111,33 @@ def common_column(row: Reaches) -> int:
 
 
 def reach_column(largest: int, shift: int) -> int:
-    """The column of an Update whose largest encoded magnitude in a block is ``largest``, on a step ``shift`` bits
-    above the Round's."""
+    """Return the column of an Update in one block.
+
+    Args:
+        largest: Largest encoded magnitude.
+        shift: Bits by which the Update's step is coarser than the Round's.
+    """
     if not largest:
         return NO_REACH
     return min(max(largest.bit_length() + shift, MIN_REACH), MAX_REACH) - MIN_REACH + 1
 
 
 def largest_magnitude(values: Integers) -> int:
-    """The largest magnitude of encoded values (num_values,), 0 for none."""
+    """Return the largest magnitude of encoded values (num_values,); 0 for none."""
     return max(int(values.max(initial=0)), -int(values.min(initial=0)))
 
 
 def no_reaches(table: TensorTable) -> Reaches:
-    """The reaches of no Update."""
+    """Return the reaches of an empty set of Updates (num_blocks, NUM_REACHES)."""
     return np.zeros((len(table.specs), NUM_REACHES), np.int64)
 
 
 def resolved_bits(codec: CodecSpec) -> int:
-    """How many bits of a block's reach a step resolves: what the codec has after growth, and half of the shifts. The
-    other half lets a device move further still."""
+    """Return how many bits of a block's reach the step resolves.
+
+    These are the codec's bits after growth and half of its shifts. The other half of the shifts is for devices whose
+    update exceeds the reach.
+    """
     own_bits = codec_named(codec.name).bits - 1 - MIN_GROWTH_BITS
     return min(own_bits + codec.max_shift // 2, RESOLVED_BITS)
 

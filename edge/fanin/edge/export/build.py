@@ -19,7 +19,8 @@ from torch import Tensor
 
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest import Manifest, Signature, dump_manifest
+from fanin.edge.bundles.manifest import Manifest, Signature
+from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.export.app import App, check_recipe
 from fanin.edge.export.formats import FORMATS, Graphs
 from fanin.edge.export.prepare import Prepared, prepare
@@ -27,8 +28,9 @@ from fanin.edge.export.preprocess import with_preprocess
 from fanin.edge.export.tracing.examples import check_kept, example_batch
 from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.export.verify import verify
-from fanin.edge.runtimes.base import Batch
-from fanin.edge.runtimes.measure import Compared, Measured, check_drop, compare, measure
+from fanin.edge.runtimes.base import PaddedBatch
+from fanin.edge.runtimes.measure import compare, measure
+from fanin.edge.runtimes.quality import Agreement, Quality, check_drop
 from fanin.edge.tensors import Float32s, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion, UnsupportedModel
@@ -50,8 +52,8 @@ class Exported:
 
     bundle: Bundle
     notes: tuple[str, ...]
-    measured: Mapping[str, Measured]
-    compared: Mapping[str, Compared]
+    measured: Mapping[str, Quality]
+    compared: Mapping[str, Agreement]
 
 
 def export_app(
@@ -112,21 +114,21 @@ def export_app(
     )
 
 
-def validation_batches(app: App) -> Iterator[Batch]:
+def validation_batches(app: App) -> Iterator[PaddedBatch]:
     """The App's validation data in batches of its size, the last one padded and masked."""
     assert app.validation is not None, "only an App with validation data has batches of it"
     x, y = app.validation
     wanted = torch.int32 if app.num_classes else torch.float32
     for at, mask in _places(len(x), app.batch_size):
-        yield Batch(x=x[at].numpy(), y=y[at].to(wanted).numpy(), mask=mask)
+        yield PaddedBatch(x=x[at].numpy(), y=y[at].to(wanted).numpy(), mask=mask)
 
 
-def calibration_batches(prepared: Prepared) -> Iterator[Batch]:
+def calibration_batches(prepared: Prepared) -> Iterator[PaddedBatch]:
     """Some of the calibration data, as ``validation_batches``; what y holds means nothing."""
     _, y, _ = example_batch(prepared)
     x = prepared.app.calibration[:COMPARED_SAMPLES]
     for at, mask in _places(len(x), prepared.app.batch_size):
-        yield Batch(x=x[at].numpy(), y=y.numpy(), mask=mask)
+        yield PaddedBatch(x=x[at].numpy(), y=y.numpy(), mask=mask)
 
 
 def _places(num: int, batch_size: int) -> Iterator[tuple[Tensor, Float32s]]:
@@ -136,7 +138,7 @@ def _places(num: int, batch_size: int) -> Iterator[tuple[Tensor, Float32s]]:
         yield torch.where(at < num, at, start), (at < num).float().numpy()
 
 
-def _warnings(name: str, found: Compared) -> list[str]:
+def _warnings(name: str, found: Agreement) -> list[str]:
     advice = (
         "it may have learnt nothing yet, or a few of these examples are far beyond the others; with validation data "
         "in the App the export measures what int8 costs, and quantization_aware lowers it"

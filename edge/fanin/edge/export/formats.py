@@ -12,7 +12,8 @@ from typing import Final
 import torch
 
 from fanin.edge.bundles.derived import Derived
-from fanin.edge.bundles.manifest import Port, Slot
+from fanin.edge.bundles.manifest import Port, Ports
+from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.onnx.int8 import Calibration, Int8Model, to_int8
 from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
@@ -32,8 +33,6 @@ from fanin.protos.errors import UnsupportedModel
 MODEL_FILE: Final = "model.tflite"
 DTYPES: Final[Mapping[torch.dtype, str]] = {torch.float32: "float32", torch.int32: "int32"}
 """The element types of ports that Signatures have."""
-Ports = tuple[tuple[Port, ...], tuple[Port, ...]]
-"""A Signature's inputs and outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.export import Dim
 
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.bundles.manifest import Port
+from fanin.edge.bundles.manifest import Port, Ports
 from fanin.edge.export.app import App, inputs_of
-from fanin.edge.export.formats import Graphs, Ports
+from fanin.edge.export.formats import Graphs
 from fanin.edge.export.onnx.writer import to_onnx
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.tflite.writer import to_tflite

@@ -24,7 +24,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import verify_preprocess
 from fanin.edge.export.tracing.examples import Examples, example_batch, labels_of, other_batch
-from fanin.edge.runtimes.base import Batch, Runtime, StepSettings, TrainState
+from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
@@ -61,7 +61,7 @@ def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime)
     module, spread = copy.deepcopy(prepared.eager).eval(), 0.0
     for examples, which in ((traced, ""), (other_batch(prepared, traced), OTHER)):
         x, y, mask = examples
-        batch = Batch(x=x.numpy(), y=y.numpy(), mask=mask.numpy())
+        batch = PaddedBatch(x=x.numpy(), y=y.numpy(), mask=mask.numpy())
         # (1)
         following, _ = step(step.begin(parameters), batch, StepSettings(learning_rate=LEARNING_RATE))
         _check_step(prepared, bundle, following, examples, which)

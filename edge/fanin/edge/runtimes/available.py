@@ -1,7 +1,7 @@
-"""Which runtimes there are, and which one a process gets.
+"""Selection of a runtime by name, by format, or by installed library.
 
-A runtime's library is imported when the runtime is opened, not before: a device has one of them, and the
-server none.
+A runtime's library is imported only when the runtime is opened, because a device has one of the libraries installed and
+the server none.
 """
 
 from collections.abc import Callable, Collection
@@ -41,18 +41,19 @@ RUNTIMES: Final = MappingProxyType[str, Callable[[], Runtime]](
     {"onnx": _onnx, "litert": _litert, "tflite": _tflite, "reference": _reference}
 )
 EXTRAS: Final = MappingProxyType({"onnx": "onnx", "litert": "litert", "tflite": "tflite", "reference": "export"})
-"""The extra that installs what a runtime needs."""
+"""The extra of this package that installs a runtime's library."""
 GRAPH_FORMATS: Final = MappingProxyType({"onnx": "onnx", "litert": "tflite", "tflite": "tflite", "reference": "onnx"})
-"""The format of the graphs that each runs, known before it is opened."""
+"""Format of the graphs that each runtime runs, known before it is opened."""
 LIBRARIES: Final = frozenset({"onnxruntime", "onnx", "ai_edge_litert", "tflite_runtime"})
 DEFAULTS: Final = ("onnx", "litert", "tflite")
-"""What a device gets unasked: the first that is installed. ``reference`` is a twin to compare with, never a default."""
+"""Runtimes that a device selects from by default, best first. ``reference`` is for comparison and never a default."""
 
 
 def open_runtime(name: str | None = None) -> Runtime:
-    """The runtime of this name, or the first of the default ones that is installed.
+    """Open the named runtime, or the first default one that is installed.
 
-    Raises RuntimeMissing if there is none of this name, or if its library is not installed.
+    Raises:
+        RuntimeMissing: The name is unknown, the library is not installed, or no default runtime is installed.
     """
     if name is not None:
         return _open(name)
@@ -65,18 +66,23 @@ def open_runtime(name: str | None = None) -> Runtime:
 
 
 def open_format(graph_formats: Collection[str], name: str | None = None) -> Runtime:
-    """The runtime of this name, or the first of the default ones that is installed and runs one of these formats.
+    """Open a runtime for one of these graph formats.
 
-    Raises RuntimeMissing if it is not installed or runs none of them.
+    Args:
+        graph_formats: Acceptable formats.
+        name: The runtime to open. By default the first default runtime that is installed and fits.
+
+    Raises:
+        RuntimeMissing: The runtime is not installed, or runs none of the formats.
     """
     if name is not None:
-        found = _open(name)
-        if found.graph_format not in graph_formats:
+        runtime = _open(name)
+        if runtime.graph_format not in graph_formats:
             raise RuntimeMissing(
-                f"runtime {name!r}: runs graphs in {found.graph_format!r}, expected one that runs "
+                f"runtime {name!r}: runs graphs in {runtime.graph_format!r}, expected one that runs "
                 f"{sorted(graph_formats)}"
             )
-        return found
+        return runtime
     fitting = [default for default in DEFAULTS if GRAPH_FORMATS[default] in graph_formats]
     for default in fitting:
         with suppress(RuntimeMissing):
@@ -92,7 +98,7 @@ def _open(name: str) -> Runtime:
         return RUNTIMES[name]()
     except ModuleNotFoundError as exc:
         library = (exc.name or "").partition(".")[0]
-        # A module of our own that is missing is a broken installation, which no extra mends.
+        # A missing module of our own is a broken installation, which no extra fixes.
         if library not in LIBRARIES:
             raise
         raise RuntimeMissing(

@@ -1,35 +1,30 @@
-"""What every runtime can do, whatever library stands behind it.
+"""The contract of a runtime: open a Bundle's graphs as callables, on any inference library.
 
-A runtime opens a Bundle's Signatures as callables. State lives outside the graph: a train step takes a
-``TrainState`` and hands the next one back, so a device can stop after any step and go on from there.
-``tests/contracts/test_runtime.py`` runs one suite over all implementations.
+State lives outside the graphs. A train step receives a ``TrainState`` and returns the next one, so a device can stop
+after any step and resume from the last state. ``available.open_runtime`` selects an implementation, and
+``tests/contracts/test_runtime.py`` runs one suite over all of them.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.tensors import Float32s
+from fanin.edge.tensors import Array, Float32s, Int32s, UInt8s
 
-Int32s = npt.NDArray[np.int32]
-"""Labels, or tokens."""
-UInt8s = npt.NDArray[np.uint8]
-"""Pixels or characters, as files and sensors have them."""
 Inputs = Float32s | Int32s | UInt8s
-"""What a model is given (n, ...): float32 values or int32 tokens; ``preprocess`` takes bytes too."""
+"""Model inputs (n, ...): float32 values or int32 tokens. ``preprocess`` also accepts bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """One batch of the Bundle's own size B.
+class PaddedBatch:
+    """One batch of the Bundle's fixed batch size B.
 
-    ``x`` (B, ...) float32 or int32; ``y`` is what the model is to say: labels (B,) int32, next tokens (B, T)
-    int32 (-1: none, no loss is taken there), or values (B, ...) float32. ``mask`` (B,) float32 is 1 for a sample
-    and 0 for padding, so that the last short batch of an epoch is exact.
+    Attributes:
+        x: Inputs (B, ...), float32 or int32.
+        y: Targets: labels (B,) int32, next tokens (B, T) int32 with -1 for positions without a loss, or values
+            (B, ...) float32.
+        mask: (B,) float32: 1 for a sample, 0 for padding. With it the last, short batch of an epoch is exact.
     """
 
     x: Inputs
@@ -41,8 +36,10 @@ class Batch:
 class TrainState:
     """Everything that a train step reads and writes.
 
-    ``parameters`` (num_values,) lie as the manifest's table says, ``optimizer`` (num_state_values,) as
-    ``optimizer_table`` does; ``num_steps`` counts the steps that were taken.
+    Attributes:
+        parameters: Flat vector (num_values,) in the order of the manifest's table.
+        optimizer: Flat vector (num_state_values,) in the order of ``graphs.optimizer_table``.
+        num_steps: Steps since ``TrainStep.begin``.
     """
 
     parameters: Float32s
@@ -52,11 +49,17 @@ class TrainState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """What a step is told from outside.
+    """Settings of a train step. A graph that lacks an optional input ignores the setting.
 
-    ``proximal_weight`` is FedProx's mu and ``anchor`` (num_values,) the parameters that it pulls towards (Li et
-    al. 2020, arXiv 1812.06127, section 3); ``control`` (num_values,) is SCAFFOLD's c - c_i, added to the gradient
-    (Karimireddy et al. 2020, arXiv 1910.06378, algorithm 1). A graph without these inputs takes none of them.
+    Attributes:
+        learning_rate: Of the optimizer.
+        proximal_weight: FedProx's mu.
+        anchor: Parameters towards which the proximal term pulls (num_values,). Default: no pull.
+        control: SCAFFOLD's c - c_i, which is added to the gradient (num_values,). Default: zeros.
+
+    Reference:
+        FedProx: Li et al. 2020, arXiv 1812.06127, section 3.
+        SCAFFOLD: Karimireddy et al. 2020, arXiv 1910.06378, algorithm 1.
     """
 
     learning_rate: float
@@ -66,48 +69,73 @@ class StepSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """What evaluation tells of one batch: the loss, summed over the unmasked samples, and what was said for each
-    sample, padding included: the chosen labels or tokens, int32, or values, float32, in the form of ``y``."""
+class BatchEvaluation:
+    """Evaluation of one batch.
+
+    Attributes:
+        loss_sum: Sum of the loss over the samples with mask 1.
+        predicted: Predictions for all samples, padding included, in the shape and dtype of ``y``: classes or tokens
+            (int32), or values (float32).
+    """
 
     loss_sum: float
     predicted: Inputs
 
 
 class TrainStep(Protocol):
-    """One optimizer step on one batch; returns the next state and the batch's mean loss."""
+    """The ``train`` Signature: one optimizer step on one batch."""
 
     def begin(self, parameters: Float32s) -> TrainState:
-        """The state before the first step from these parameters (num_values,)."""
+        """Return the state before the first step from these parameters (num_values,)."""
         ...
 
-    def __call__(self, state: TrainState, batch: Batch, settings: StepSettings) -> tuple[TrainState, float]: ...
+    def __call__(self, state: TrainState, batch: PaddedBatch, settings: StepSettings) -> tuple[TrainState, float]:
+        """Return the next state and the mean loss over the samples with mask 1.
+
+        Raises:
+            ValueError: The state or the batch has a wrong shape, dtype, label or token.
+            InvalidBundle: The graph does not run.
+        """
+        ...
 
 
 class Evaluate(Protocol):
-    """Float evaluation of parameters (num_values,) on one batch."""
+    """The ``evaluate`` Signature: float evaluation of parameters (num_values,) on one batch."""
 
-    def __call__(self, parameters: Float32s, batch: Batch) -> Evaluated: ...
+    def __call__(self, parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation: ...
 
 
 class Predict(Protocol):
-    """Int8 inference of one Version: ``x`` (n, ...) in, float32 out: logits (n, num_classes), (n, T, num_classes)
-    of tokens, or values (n, ...)."""
+    """The ``infer`` Signature: int8 inference with the parameters of one Version."""
 
-    def __call__(self, x: Inputs) -> Float32s: ...
+    def __call__(self, x: Inputs) -> Float32s:
+        """Predict any number of samples.
+
+        Args:
+            x: Inputs (n, ...).
+
+        Returns:
+            Class logits (n, num_classes), token logits (n, T, num_classes), or values (n, ...).
+        """
+        ...
 
 
 class Preprocess(Protocol):
-    """From what a device has, ``raw`` (n, ...), to what the model is given, ``x`` (n, ...)."""
+    """The ``preprocess`` Signature: from raw sensor or file data (n, ...) to model inputs (n, ...)."""
 
     def __call__(self, raw: Inputs) -> Inputs: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPort:
-    """An input or output of any model: ``dtype`` is numpy's name, -1 in ``shape`` any length.
+    """An input or output of a graph file.
 
-    Where ``scale`` is not 0.0 the values are quantized: value = scale * (stored - zero_point).
+    Attributes:
+        name: Name in the file.
+        dtype: numpy's name of the element type.
+        shape: Dimensions; -1 for a dimension of any length.
+        scale: Scale of quantized values: value = scale * (stored - zero_point). 0.0 if they are not quantized.
+        zero_point: Stored value of 0.0.
     """
 
     name: str
@@ -117,8 +145,8 @@ class ModelPort:
     zero_point: int = 0
 
 
-class Model(Protocol):
-    """A graph file as it is, whoever made it."""
+class LoadedModel(Protocol):
+    """A graph file from any source, opened as a callable."""
 
     @property
     def inputs(self) -> tuple[ModelPort, ...]: ...
@@ -126,39 +154,55 @@ class Model(Protocol):
     @property
     def outputs(self) -> tuple[ModelPort, ...]: ...
 
-    def __call__(self, feed: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, npt.NDArray[np.generic]]:
-        """Outputs by name. Raises ValueError for inputs that are not the model's, InvalidBundle if it does not run."""
+    def __call__(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the graph on inputs by name and return its outputs by name.
+
+        Raises:
+            ValueError: An input is missing, unknown, or has a wrong dtype or shape.
+            InvalidBundle: The graph does not run.
+        """
         ...
 
 
 class Runtime(Protocol):
-    """A library that runs graphs. Bad graphs raise InvalidBundle; nothing of the library's own leaks."""
+    """An inference library.
+
+    A graph that it cannot open or run raises InvalidBundle; exceptions of the library itself are never visible.
+    """
 
     @property
     def name(self) -> str:
-        """The library and its version, as in ``onnxruntime 1.31.1``."""
+        """Library and version, for example ``onnxruntime 1.31.1``."""
         ...
 
     @property
     def graph_format(self) -> str:
-        """The format of the graphs that it runs: ``onnx`` or ``tflite``."""
+        """Format of the graphs that it runs: ``onnx`` or ``tflite``."""
         ...
 
     def open_train(self, bundle: Bundle) -> TrainStep:
-        """The ``train`` Signature."""
+        """Open the ``train`` Signature."""
         ...
 
     def open_evaluate(self, bundle: Bundle) -> Evaluate:
-        """The ``evaluate`` Signature."""
+        """Open the ``evaluate`` Signature."""
         ...
 
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
-        """The ``infer`` Signature with the slots filled from ``parameters`` (num_values,)."""
+        """Open the ``infer`` Signature and fill its slots from ``parameters`` (num_values,).
+
+        Raises:
+            InvalidBundle: The graph cannot be opened.
+            InvalidVersion: A parameter is not finite.
+        """
         ...
 
-    def open_model(self, graph: bytes, what: str, signature: str = "") -> Model:
-        """Any graph file of the runtime's format; ``what`` is its name in messages.
+    def open_model(self, graph: bytes, what: str, signature: str = "") -> LoadedModel:
+        """Open any graph file of the runtime's format.
 
-        ``signature`` says which one of several is meant, where the format has them ("": the only one).
+        Args:
+            graph: The file's bytes.
+            what: Name of the file in error messages.
+            signature: Which signature to open, for a file that has several; "" for the only one.
         """
         ...

@@ -1,15 +1,18 @@
-"""Whether a TFLite file hangs together, told before a runtime follows its offsets.
+"""Bounds check of a TFLite file, before an interpreter follows its offsets.
 
-A TFLite interpreter trusts its file: an offset that leads outside ends the process. A Bundle's digest protects
-against accidents on the way, not against the mistake of whoever made the graph, so each offset that is followed is
-checked here first. A FlatBuffer is a tree of tables (flatbuffers.dev, "FlatBuffer Internals")::
+A TFLite interpreter trusts its file: an offset that points outside the file crashes the process. The digest in a
+manifest protects against damage in transit, but not against a file that was exported wrongly. So every offset that the
+interpreter follows is checked here first. A FlatBuffer is a tree of tables::
 
     table    i32 distance back to its vtable, then the fields
-    vtable   u16 its own size, u16 the table's size, then for each field u16 its place in the table (0: absent)
-    vector   u32 length, then the elements; one of tables holds u32 distances forward
+    vtable   u16 its own size, u16 the table's size, then for each field u16 its offset in the table (0: absent)
+    vector   u32 length, then the elements; a vector of tables holds u32 distances forward
 
-``FIELDS`` is the part of TFLite's schema that an interpreter reads before it knows the operators; of an operator's
-options, which are tables of numbers, only the size is checked.
+``FIELDS`` is the part of TFLite's schema that an interpreter reads before it prepares the operators. The options of an
+operator are tables of numbers, and only their size is checked.
+
+Reference:
+    flatbuffers.dev, "FlatBuffer Internals".
 """
 
 import struct
@@ -21,12 +24,12 @@ from fanin.protos.errors import InvalidBundle
 
 IDENTIFIER: Final = b"TFL3"
 MAX_BYTES: Final = 2**31 - 1
-"""Offsets are 32 bits, one of them signed."""
+"""Offsets have 32 bits, and the distance to a vtable is signed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """What a field holds: a number of ``size`` bytes, a vector of such, or a table or a vector of tables."""
+    """Type of a field: a number of ``size`` bytes, a table, or a vector of either."""
 
     size: int = 0
     table: str = ""
@@ -85,48 +88,48 @@ FIELDS: Final[Mapping[str, Mapping[int, Field]]] = {
 
 
 def check_file(data: bytes, what: str) -> None:
-    """Raise InvalidBundle unless every offset in a TFLite file leads to something that lies within it."""
+    """Raise InvalidBundle unless every offset in a TFLite file points to data inside the file."""
     if not 8 <= len(data) <= MAX_BYTES or data[4:8] != IDENTIFIER:
         raise InvalidBundle(f"{what}: got {len(data)} bytes that begin {data[:8].hex()}, expected a TFLite file")
     try:
         _Walk(data).table("Model", *struct.unpack_from("<I", data))
-    except (struct.error, _Astray) as exc:
+    except (struct.error, _OutOfBounds) as exc:
         raise InvalidBundle(
-            f"{what}: the TFLite file is cut off or damaged ({exc}); get it again, or export it again"
+            f"{what}: the TFLite file is cut off or damaged ({exc}); download it again, or export it again"
         ) from exc
 
 
-class _Astray(Exception):
-    """Something lies outside the file."""
+class _OutOfBounds(Exception):
+    """An offset or a size points outside the file."""
 
 
 class _Walk:
-    """The file from its root on."""
+    """Depth-first walk over the tables of a file."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     def table(self, name: str, start: int) -> None:
-        """Check a table and all that it holds."""
+        """Check a table and everything that it references."""
         vtable = start - self._number("<i", start)
         self._within(f"vtable of {name}", vtable, 4)
         num_bytes, size = struct.unpack_from("<HH", self._data, vtable)
         self._within(f"vtable of {name}", vtable, num_bytes)
         self._within(name, start, size)
         if num_bytes < 4 or num_bytes % 2 or size < 4:
-            raise _Astray(f"{name} at {start} says that it takes {size} bytes")
+            raise _OutOfBounds(f"{name} at {start} has a size of {size} bytes")
         for index, field in FIELDS[name].items():
             if 4 + 2 * index < num_bytes:
-                place = self._number("<H", vtable + 4 + 2 * index)
-                if place + (field.size if field.size and not field.is_vector else 4) > size:
-                    raise _Astray(f"field {index} of {name} at {start} lies behind it")
-                if place:
-                    self._field(f"field {index} of {name}", field, start + place)
+                offset = self._number("<H", vtable + 4 + 2 * index)
+                if offset + (field.size if field.size and not field.is_vector else 4) > size:
+                    raise _OutOfBounds(f"field {index} of {name} at {start} is outside it")
+                if offset:
+                    self._field(f"field {index} of {name}", field, start + offset)
 
-    def _field(self, what: str, field: Field, place: int) -> None:
+    def _field(self, what: str, field: Field, position: int) -> None:
         if field.size and not field.is_vector:
             return
-        target = place + self._number("<I", place)
+        target = position + self._number("<I", position)
         if not field.is_vector:
             self.table(field.table, target)
             return
@@ -136,11 +139,11 @@ class _Walk:
             for start in range(target + 4, target + 4 + 4 * length, 4):
                 self.table(field.table, start + self._number("<I", start))
 
-    def _number(self, form: str, place: int) -> int:
-        self._within("a number", place, struct.calcsize(form))
-        (found,) = struct.unpack_from(form, self._data, place)
-        return int(found)
+    def _number(self, form: str, position: int) -> int:
+        self._within("a number", position, struct.calcsize(form))
+        (value,) = struct.unpack_from(form, self._data, position)
+        return int(value)
 
     def _within(self, what: str, start: int, size: int) -> None:
         if start < 0 or start + size > len(self._data):
-            raise _Astray(f"{what} takes {size} bytes from {start} of {len(self._data)}")
+            raise _OutOfBounds(f"{what} has {size} bytes from {start} of {len(self._data)}")

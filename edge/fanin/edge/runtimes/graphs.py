@@ -1,75 +1,76 @@
-"""Signatures as callables over any engine that runs a named graph: what all runtimes share.
+"""Signatures as callables over any engine that can run a named graph; the part that all runtimes share.
 
-An engine opens a graph file and gives ``RunGraph``: names of outputs and a feed in, arrays out. Everything
-else is here, once: which ports a Signature must have, what a batch must look like, and how flat vectors
-become named tensors and back. The ports, in a Bundle whose parameters are ``<p>`` and whose optimizer keeps the
-states ``<s>`` (none for plain SGD; ``momentum``; Adam's ``mean`` and ``square``) for those that it moves::
+An engine opens a graph file and provides ``RunGraph``: output names and inputs in, arrays out. This module checks the
+names of a Signature's inputs and outputs, checks batches, and converts flat vectors to named tensors.
+
+The inputs and outputs for a Bundle with parameters ``<p>`` and optimizer states ``<s>`` (none for plain SGD;
+``momentum``; ``mean`` and ``square`` for Adam)::
 
     train      <p>..., <s>.<p>..., x, y, mask, learning_rate  ->  next.<p>..., next.<s>.<p>..., loss
-               and as inputs, where the App asks for them: step; anchor.<p>... and proximal_weight; control.<p>...
+               optional inputs: step; anchor.<p>... and proximal_weight; control.<p>...
     evaluate   <p>..., x, y, mask                             ->  loss_sum, predicted
     infer      x                                              ->  logits
-    preprocess raw                                            ->  x, where a Bundle has it (``models``)
+    preprocess raw                                            ->  x    (optional, see ``models``)
 
-The train step has a file of its own (``stepping``).
+``stepping`` has the train step.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fanin.edge.bundles.manifest import Manifest, Port, Signature
-from fanin.edge.runtimes.base import Batch, Evaluated, Inputs
-from fanin.edge.tensors import Float32s, TensorTable
+from fanin.edge.runtimes.base import BatchEvaluation, Inputs, PaddedBatch
+from fanin.edge.tensors import Array, Float32s, TensorTable
 from fanin.protos.errors import InvalidBundle
 
-Array = npt.NDArray[np.generic]
 Feed = Mapping[str, Array]
 RunGraph = Callable[[Sequence[str], Feed], Sequence[Array]]
-"""(names of outputs, inputs by name) -> the outputs; raises InvalidBundle if the graph does not run."""
+"""(output names, inputs by name) -> the outputs. Raises InvalidBundle if the graph does not run."""
 BindGraph = Callable[[Feed, Feed], Callable[[], None]]
-"""(inputs, outputs by name) -> what runs the graph from those arrays, as they are then, into these."""
+"""(inputs, outputs by name) -> a function that runs the graph from the current content of the input arrays into the
+output arrays."""
 
 BATCH_PORTS: Final = ("x", "y", "mask")
 STEP: Final = "step"
-"""The number of this step, from 1, as float32: what Adam's bias correction needs."""
+"""Number of the step as float32, from 1 on. Adam's bias correction needs it."""
 PROXIMAL_WEIGHT: Final = "proximal_weight"
 SCALAR_PORTS: Final = ("learning_rate", STEP, PROXIMAL_WEIGHT)
 NO_TOKEN: Final = -1
-"""The label of a place without one; only sequences have such places."""
+"""Label of a position without a target. Only sequences have such positions."""
 
 
 def state_port(state: str, parameter: str) -> str:
-    """The train input that holds a parameter's share of an optimizer's state, or its anchor or control variate."""
+    """Return the name of the train input for a parameter's optimizer state, anchor or control variate."""
     return f"{state}.{parameter}"
 
 
 def control_ports(table: TensorTable, inputs: Iterable[Port]) -> tuple[str, ...]:
-    """Return the train inputs that hold SCAFFOLD's control variates. No device sets them, so a Run refuses them."""
+    """Return the train inputs that hold SCAFFOLD's control variates. No device sets them, so a Run rejects them."""
     parameters = {spec.name for spec in table.specs}
-    # A parameter of a layer that is called "control" has such a name too.
+    # A layer that is called "control" has parameters with such names.
     controls = {state_port("control", name) for name in parameters} - parameters
     return tuple(port.name for port in inputs if port.name in controls)
 
 
 def next_port(name: str) -> str:
-    """The train output that holds the next value of an input."""
+    """Return the name of the train output with the next value of an input."""
     return f"next.{name}"
 
 
 def optimizer_table(manifest: Manifest) -> TensorTable:
-    """The layout of an optimizer's state: every train input that has a next value and is no parameter."""
+    """Return the layout of the optimizer's state: all train inputs that have a next value, except the parameters."""
     train = manifest.signatures["train"]
-    following = {port.name for port in train.outputs}
+    outputs = {port.name for port in train.outputs}
     parameters = {spec.name for spec in manifest.table.specs}
-    found = {
-        port.name: port.shape
-        for port in train.inputs
-        if next_port(port.name) in following and port.name not in parameters
-    }
-    return TensorTable.of(found)
+    return TensorTable.of(
+        {
+            port.name: port.shape
+            for port in train.inputs
+            if next_port(port.name) in outputs and port.name not in parameters
+        }
+    )
 
 
 class GraphEvaluate:
@@ -78,30 +79,30 @@ class GraphEvaluate:
     def __init__(self, manifest: Manifest, run: RunGraph) -> None:
         names = [spec.name for spec in manifest.table.specs]
         self._outputs = ["loss_sum", "predicted"]
-        found = signature_of(manifest, "evaluate", ([*names, *BATCH_PORTS], []), self._outputs)
-        self._parameters = Layout(manifest.table, names)
-        self._batch = BatchPorts(manifest, found)
+        signature = signature_of(manifest, "evaluate", ([*names, *BATCH_PORTS], []), self._outputs)
+        self._parameters = FlatPorts(manifest.table, names)
+        self._batch = BatchPorts(manifest, signature)
         self._run = run
 
-    def __call__(self, parameters: Float32s, batch: Batch) -> Evaluated:
+    def __call__(self, parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
         self._parameters.check("parameters", parameters)
         feed = self._batch.feed(batch) | self._parameters.views(parameters)
-        loss_sum, predicted = self._run(self._outputs, feed)
-        if predicted.shape != batch.y.shape or predicted.dtype != batch.y.dtype:
+        loss_sum, predictions = self._run(self._outputs, feed)
+        if predictions.shape != batch.y.shape or predictions.dtype != batch.y.dtype:
             raise InvalidBundle(
-                f"evaluate graph: gave {predicted.dtype} {predicted.shape}, "
-                f"expected what y is, {batch.y.dtype} {batch.y.shape}"
+                f"evaluate graph: returned 'predicted' as {predictions.dtype} {predictions.shape}, "
+                f"expected {batch.y.dtype} {batch.y.shape} as y"
             )
-        said: Inputs = predicted  # type: ignore[assignment]  # the dtype is y's, as just checked
-        return Evaluated(loss_sum=float(loss_sum.item()), predicted=said)
+        predicted: Inputs = predictions  # type: ignore[assignment]  # the dtype is y's, as just checked
+        return BatchEvaluation(loss_sum=float(loss_sum.item()), predicted=predicted)
 
 
 class GraphPredict:
-    """A ``Predict`` over a graph whose slots are filled; one of a fixed batch is run as often as it takes."""
+    """A ``Predict`` over a graph with filled slots. A graph with a fixed batch size runs once per padded batch."""
 
     def __init__(self, manifest: Manifest, run: RunGraph, fixed_batch: int = 0) -> None:
-        found = signature_of(manifest, "infer", (["x"], []), ["logits"])
-        (self._x,), (self._logits,) = found.inputs, found.outputs
+        signature = signature_of(manifest, "infer", (["x"], []), ["logits"])
+        (self._x,), (self._logits,) = signature.inputs, signature.outputs
         self._fixed_batch = fixed_batch
         self._num_tokens = manifest.num_tokens
         self._run = run
@@ -113,28 +114,34 @@ class GraphPredict:
         if len(x) == 0:
             return np.empty((0, *self._logits.shape[1:]), np.float32)
         if not self._fixed_batch:
-            return self._logits_of(x)
+            return self._run(["logits"], {"x": x})[0].astype(np.float32, copy=False)
         size, num = self._fixed_batch, len(x)
-        padded = x if num % size == 0 else np.concatenate([x, np.repeat(x[:1], -num % size, axis=0)])
-        return np.concatenate([self._logits_of(padded[at : at + size]) for at in range(0, len(padded), size)])[:num]
+        parts = [self._run(["logits"], {"x": padded_rows(x, start, size)})[0] for start in range(0, num, size)]
+        return np.concatenate(parts)[:num].astype(np.float32, copy=False)
 
-    def _logits_of(self, x: Inputs) -> Float32s:
-        (logits,) = self._run(["logits"], {"x": x})
-        return logits.astype(np.float32, copy=False)
+
+def padded_rows(array: Array, start: int, size: int) -> Array:
+    """Return ``size`` rows of an array (n, ...) from ``start`` on. Missing rows at the end repeat row ``start``."""
+    rows = array[start : start + size]
+    num_missing = size - len(rows)
+    return np.concatenate([rows, np.repeat(rows[:1], num_missing, axis=0)]) if num_missing else rows
 
 
 def check_port(port: Port, array: Array) -> None:
-    """Raise ValueError unless an array has the port's dtype and shape (-1 is any length)."""
+    """Raise ValueError unless an array has the dtype and the shape of a port; -1 in the port's shape is any length."""
     fits = len(array.shape) == len(port.shape) and all(
-        want in (-1, got) for want, got in zip(port.shape, array.shape, strict=True)
+        expected in (-1, length) for expected, length in zip(port.shape, array.shape, strict=True)
     )
     if array.dtype != port.dtype or not fits:
         raise ValueError(f"{port.name}: got {array.dtype} {array.shape}, expected {port.dtype} {port.shape}")
 
 
 def check_values(name: str, x: Array) -> None:
-    """Raise ValueError for NaN and infinity, which int8 would turn into confident numbers, and for tokens below 0,
-    which some runtimes count from the end."""
+    """Raise ValueError for NaN, infinity and negative tokens.
+
+    Int8 quantization would turn NaN and infinity into confident predictions. Some runtimes count negative tokens from
+    the end of the vocabulary.
+    """
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise ValueError(f"{name}: got NaN or infinity, expected finite values only")
     if x.dtype.kind == "i" and x.size and x.min() < 0:
@@ -149,12 +156,12 @@ class BatchPorts:
         self._num_classes = manifest.num_classes
         self._num_tokens = manifest.num_tokens
 
-    def feed(self, batch: Batch) -> dict[str, Array]:
-        """A new feed with the batch in it. Raises ValueError."""
+    def feed(self, batch: PaddedBatch) -> dict[str, Array]:
+        """Return the inputs of a batch by name. Raises ValueError for a wrong shape, dtype, label or token."""
         feed: dict[str, Array] = {"x": batch.x, "y": batch.y, "mask": batch.mask}
         for port, dtype in self._ports:
             array = feed[port.name]
-            # A batch's ports have no dimension that varies: two plain comparisons, a thousand times a second.
+            # All dimensions of a batch are fixed. Two plain comparisons are fast enough for a thousand steps a second.
             if array.shape != port.shape or array.dtype != dtype:
                 check_port(port, array)
         if self._num_classes:
@@ -164,54 +171,67 @@ class BatchPorts:
 
 
 def check_tokens(x: Inputs, num_tokens: int) -> None:
-    """Raise ValueError for a token that a model does not know, by the sample that has it; 0: any number is a token."""
+    """Raise ValueError for a token outside the vocabulary, and name its sample. 0 for ``num_tokens`` accepts any."""
     if not num_tokens or not x.size or (x.min() >= 0 and x.max() < num_tokens):
         return
-    place = np.argwhere((x < 0) | (x >= num_tokens))[0]
-    raise ValueError(f"x: token {x[tuple(place)]} at sample {place[0]}, expected 0 to {num_tokens - 1}")
+    position = np.argwhere((x < 0) | (x >= num_tokens))[0]
+    raise ValueError(f"x: token {x[tuple(position)]} at sample {position[0]}, expected 0 to {num_tokens - 1}")
 
 
 def check_labels(y: Inputs, num_classes: int) -> None:
-    """Raise ValueError unless all labels are classes; in sequences a place may have none."""
-    least, lowest, highest = NO_TOKEN if y.ndim > 1 else 0, y.min(), y.max()
-    if lowest < least or highest >= num_classes:
-        raise ValueError(f"y: got labels from {lowest} to {highest}, expected {least} to {num_classes - 1}")
+    """Raise ValueError unless all labels are classes. In a sequence, -1 marks a position without a label."""
+    smallest, lowest, highest = NO_TOKEN if y.ndim > 1 else 0, y.min(), y.max()
+    if lowest < smallest or highest >= num_classes:
+        raise ValueError(f"y: got labels from {lowest} to {highest}, expected {smallest} to {num_classes - 1}")
 
 
-class Layout:
-    """A table's tensors under a Signature's names: where each lies in the flat vector. "" names none."""
+class FlatPorts:
+    """The ports of a Signature that are slices of one flat vector.
+
+    ``names`` has the port of each tensor of ``table``, in its order; "" for a tensor without a port.
+    """
 
     def __init__(self, table: TensorTable, names: Sequence[str]) -> None:
         self.num_values = table.num_values
-        self._places = [
+        self._slices = [
             (name, slice(start, start + spec.num_values), spec.shape)
             for name, spec, start in zip(names, table.specs, table.offsets, strict=True)
             if name
         ]
 
     def check(self, what: str, flat: Float32s) -> None:
-        """Raise ValueError unless this is a vector (num_values,)."""
+        """Raise ValueError unless ``flat`` is a float32 vector (num_values,)."""
         if flat.shape != (self.num_values,) or flat.dtype != np.float32:
             raise ValueError(f"{what}: got {flat.dtype} {flat.shape}, expected float32 ({self.num_values},)")
 
     def views(self, flat: Float32s) -> dict[str, Array]:
-        """The tensors of ``flat`` (num_values,) by their names there."""
-        return {name: flat[place].reshape(shape) for name, place, shape in self._places}
+        """Return the tensors of ``flat`` (num_values,) as views, by port."""
+        return {name: flat[where].reshape(shape) for name, where, shape in self._slices}
 
 
 def signature_of(
     manifest: Manifest, name: str, inputs: tuple[Sequence[str], Sequence[str]], outputs: Sequence[str]
 ) -> Signature:
-    """The named Signature, which must have just these (required, optional) inputs and outputs. Raises InvalidBundle."""
-    found = manifest.signatures[name]
+    """Return a Signature after checking the names of its inputs and outputs.
+
+    Args:
+        manifest: Has the Signature.
+        name: The Signature's name.
+        inputs: Names of the required and of the optional inputs.
+        outputs: Names of all outputs.
+
+    Raises:
+        InvalidBundle: A name is missing, unknown or repeated.
+    """
+    signature = manifest.signatures[name]
     required, optional = inputs
     for what, ports, names, allowed in (
-        ("inputs", found.inputs, required, optional),
-        ("outputs", found.outputs, outputs, ()),
+        ("inputs", signature.inputs, required, optional),
+        ("outputs", signature.outputs, outputs, ()),
     ):
-        got = {port.name for port in ports}
-        if not set(names) <= got <= {*names, *allowed} or len(got) != len(ports):
+        actual = {port.name for port in ports}
+        if not set(names) <= actual <= {*names, *allowed} or len(actual) != len(ports):
             raise InvalidBundle(
                 f"bundle: signature {name!r} has {what} {sorted(port.name for port in ports)}, expected {sorted(names)}"
             )
-    return found
+    return signature

@@ -1,8 +1,11 @@
-"""Any model as a callable: graph files that other people made, and Signatures that have no state.
+"""Graph files from any source as callables, and the stateless ``preprocess`` Signature.
 
-What is fed is checked against the file's own ports before the library sees it. The quantization is the file's own,
-``value = scale * (stored - zero_point)`` (Jacob et al. 2018, arXiv 1712.05877, section 2.1): TFLite states it for
-inputs and outputs, ONNX computes with it inside the graph.
+Inputs are checked against the file's own ports before the library receives them. Quantized inputs and outputs follow
+``value = scale * (stored - zero_point)``. TFLite states scale and zero point for inputs and outputs; ONNX computes with
+them inside the graph.
+
+Reference:
+    Jacob et al. 2018, arXiv 1712.05877, section 2.1.
 """
 
 from collections.abc import Sequence
@@ -13,20 +16,20 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.bundles.manifest import Port
-from fanin.edge.runtimes.base import Inputs, Model, ModelPort, Preprocess, Runtime
-from fanin.edge.runtimes.graphs import Array, Feed, RunGraph, check_port, check_tokens
-from fanin.edge.tensors import Float32s
+from fanin.edge.bundles.manifest import Port, Ports
+from fanin.edge.runtimes.base import Inputs, LoadedModel, ModelPort, Preprocess, Runtime
+from fanin.edge.runtimes.graphs import Feed, RunGraph, check_port, check_tokens, padded_rows
+from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import InvalidBundle, InvalidInput
 
 PREPROCESS: Final = "preprocess"
 RAW: Final = "raw"
 FORMAT_OF: Final = MappingProxyType({".onnx": "onnx", ".tflite": "tflite"})
-"""The graph format by a file's ending."""
+"""Graph format by file extension."""
 
 
 class GraphModel:
-    """A ``Model`` over any engine that runs a named graph."""
+    """A ``LoadedModel`` over any engine that can run a named graph."""
 
     def __init__(self, inputs: Sequence[ModelPort], outputs: Sequence[ModelPort], run: RunGraph) -> None:
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
@@ -46,14 +49,18 @@ class GraphModel:
             raise ValueError(f"inputs: got {sorted(feed)}, expected {sorted(names)}")
         for port in self._inputs:
             check_port(Port(name=port.name, dtype=port.dtype, shape=port.shape), feed[port.name])
-        found = self._run([port.name for port in self._outputs], feed)
-        return {port.name: array for port, array in zip(self._outputs, found, strict=True)}
+        arrays = self._run([port.name for port in self._outputs], feed)
+        return {port.name: array for port, array in zip(self._outputs, arrays, strict=True)}
 
 
 def quantize_input(port: ModelPort, values: Array) -> Array:
-    """``values`` as the port stores them, ties away from zero as TFLite rounds. Raises ValueError."""
+    """Return values as the port stores them. Ties round away from zero, as in TFLite.
+
+    Raises:
+        ValueError: The port has no scale, or a value is not finite.
+    """
     if not port.scale or np.dtype(port.dtype).kind not in "iu":
-        raise ValueError(f"{port.name}: got {values.dtype}, expected {port.dtype}: the file tells no scale for it")
+        raise ValueError(f"{port.name}: got {values.dtype}, expected {port.dtype}: the file has no scale for it")
     exact = values.astype(np.float64) / port.scale
     if not np.isfinite(exact).all():
         raise ValueError(f"{port.name}: got values that are not finite, expected none")
@@ -64,7 +71,7 @@ def quantize_input(port: ModelPort, values: Array) -> Array:
 
 
 def dequantize_output(port: ModelPort, stored: Array) -> Array:
-    """What the port's stored values stand for, float32; those of a port without a scale as they are."""
+    """Return the float32 values that stored values represent, or ``stored`` itself for a port without a scale."""
     if not port.scale:
         return stored
     values: Float32s = (port.scale * (stored.astype(np.float64) - port.zero_point)).astype(np.float32)
@@ -72,58 +79,69 @@ def dequantize_output(port: ModelPort, stored: Array) -> Array:
 
 
 def feed_of(port: ModelPort, array: Array) -> Array:
-    """An array as an input takes it: quantized with the file's own scale where it has floats for integers."""
+    """Return an array in the input's dtype: floats for an integer input are quantized with the file's scale."""
     if array.dtype.kind != "f":
         return array
     if port.scale and np.dtype(port.dtype).kind in "iu":
         return quantize_input(port, array)
-    # numpy makes float64 unasked; a model of float32 wants just that.
+    # numpy creates float64 by default.
     return array.astype(np.float32) if port.dtype == "float32" else array
 
 
 class GraphPreprocess:
-    """A ``Preprocess`` over a model; one of a fixed batch runs as often as it takes."""
+    """A ``Preprocess`` over a graph file. A graph with a fixed batch size runs once per padded batch."""
 
     def __init__(self, bundle: Bundle, runtime: Runtime) -> None:
         (self._raw,), (self._x,) = preprocess_ports(bundle)
         what = f"{PREPROCESS} graph"
         self._model = runtime.open_model(bundle.graph(PREPROCESS, runtime.graph_format), what, PREPROCESS)
         for ports, port in ((self._model.inputs, self._raw), (self._model.outputs, self._x)):
-            got = {found.name: (found.dtype, found.shape[1:]) for found in ports}
-            if got != {port.name: (port.dtype, port.shape[1:])}:
-                raise InvalidBundle(f"{what}: got {got}, expected {port.name!r} as {port.dtype} {port.shape}")
+            actual = {own.name: (own.dtype, own.shape[1:]) for own in ports}
+            if actual != {port.name: (port.dtype, port.shape[1:])}:
+                raise InvalidBundle(f"{what}: got {actual}, expected {port.name!r} as {port.dtype} {port.shape}")
 
     def __call__(self, raw: Inputs) -> Inputs:
         check_port(self._raw, raw)
         if len(raw) == 0:
             empty: Inputs = np.empty((0, *self._x.shape[1:]), self._x.dtype)
             return empty
-        found = run_rows(self._model, {RAW: raw})[self._x.name]
-        check_port(self._x, found)
-        x: Inputs = found  # type: ignore[assignment]  # the dtype is the port's, as just checked
+        output = run_rows(self._model, {RAW: raw})[self._x.name]
+        check_port(self._x, output)
+        x: Inputs = output  # type: ignore[assignment]  # the dtype is the port's, as just checked
         return x
 
 
-def preprocess_ports(bundle: Bundle) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
-    """The ports of ``preprocess``: one ``raw``, and ``x`` just as ``infer`` takes it. Raises InvalidBundle."""
-    found, infer = bundle.manifest.signatures[PREPROCESS], bundle.manifest.signatures["infer"]
-    if [port.name for port in found.inputs] != [RAW] or found.outputs != infer.inputs:
+def preprocess_ports(bundle: Bundle) -> Ports:
+    """Return the ports of ``preprocess``: the input ``raw``, and outputs equal to the inputs of ``infer``.
+
+    Raises:
+        InvalidBundle: The Signature has other ports.
+    """
+    signature, infer = bundle.manifest.signatures[PREPROCESS], bundle.manifest.signatures["infer"]
+    if [port.name for port in signature.inputs] != [RAW] or signature.outputs != infer.inputs:
         raise InvalidBundle(
-            f"bundle: signature {PREPROCESS!r} has inputs {found.inputs} and outputs {found.outputs}, "
+            f"bundle: signature {PREPROCESS!r} has inputs {signature.inputs} and outputs {signature.outputs}, "
             f"expected one input {RAW!r} and the outputs {infer.inputs}"
         )
-    return found.inputs, found.outputs
+    return signature.inputs, signature.outputs
 
 
 def open_preprocess(runtime: Runtime, bundle: Bundle) -> Preprocess | None:
-    """The Bundle's ``preprocess``; None if it has none. Raises InvalidBundle."""
+    """Open the Bundle's ``preprocess`` Signature. Returns None if there is none; raises InvalidBundle."""
     return GraphPreprocess(bundle, runtime) if PREPROCESS in bundle.manifest.signatures else None
 
 
 def model_inputs(bundle: Bundle, x: Inputs, preprocess: Preprocess | None) -> Inputs:
-    """``x`` (n, ...) as the Bundle's model takes it: as it is, or through ``preprocess`` if it is raw.
+    """Return inputs for the Bundle's model.
 
-    Raises ValueError for anything else, InvalidBundle if it takes something else than ``x``.
+    Args:
+        bundle: Has the model.
+        x: Model inputs (n, ...), which are returned unchanged, or raw data (n, ...), which is preprocessed.
+        preprocess: The Bundle's ``preprocess``, if there is one.
+
+    Raises:
+        ValueError: ``x`` is neither, or has a token outside the vocabulary.
+        InvalidBundle: The ``infer`` Signature has other inputs than ``x``.
     """
     port, *others = bundle.manifest.signatures["infer"].inputs or (None,)
     if port is None or others or port.name != "x":
@@ -131,23 +149,33 @@ def model_inputs(bundle: Bundle, x: Inputs, preprocess: Preprocess | None) -> In
     if _has_form(port, x):
         check_tokens(x, bundle.manifest.num_tokens)
         return x
-    wanted = f"{port.dtype} {port.shape}"
+    expected = f"{port.dtype} {port.shape}"
     if preprocess is not None:
         ((raw,), _) = preprocess_ports(bundle)
         if _has_form(raw, x):
             return preprocess(x)
-        wanted += f", or raw as {raw.dtype} {raw.shape}"
-    raise ValueError(f"x: got {x.dtype} {x.shape}, expected {wanted}")
+        expected += f", or raw as {raw.dtype} {raw.shape}"
+    raise ValueError(f"x: got {x.dtype} {x.shape}, expected {expected}")
 
 
 def _has_form(port: Port, array: Array) -> bool:
     return array.dtype == port.dtype and array.shape[1:] == port.shape[1:] and array.ndim == len(port.shape)
 
 
-def run_rows(model: Model, feed: Feed) -> dict[str, Array]:
-    """The model over any number of rows (n, ...): all at once, or, where its batch is fixed, as often as it takes.
+def run_rows(model: LoadedModel, feed: Feed) -> dict[str, Array]:
+    """Run a model over any number of rows.
 
-    Raises ValueError unless all inputs have the same number of rows; the last batch is padded with its first row.
+    A model with a fixed batch size runs once per batch. The last batch is padded with its first row.
+
+    Args:
+        model: The model.
+        feed: Inputs (n, ...) by name.
+
+    Returns:
+        Outputs (n, ...) by name.
+
+    Raises:
+        ValueError: The inputs differ in their number of rows, or there is no row for a model with a fixed batch size.
     """
     sizes = {port.shape[0] for port in model.inputs if port.shape}
     (size,) = sizes if len(sizes) == 1 else (-1,)
@@ -159,17 +187,15 @@ def run_rows(model: Model, feed: Feed) -> dict[str, Array]:
     (num,) = rows
     if num == 0:
         raise ValueError("inputs: got no rows, expected at least one")
-    parts = []
-    for start in range(0, num, size):
-        at = np.arange(start, start + size)
-        at = np.where(at < num, at, start)
-        parts.append(model({name: array[at] for name, array in feed.items()}))
+    parts = [
+        model({name: padded_rows(array, start, size) for name, array in feed.items()}) for start in range(0, num, size)
+    ]
     return {port.name: np.concatenate([part[port.name] for part in parts])[:num] for port in model.outputs}
 
 
 def format_of(name: str) -> str:
-    """The graph format that a file's name says. Raises InvalidInput."""
-    found = FORMAT_OF.get(PurePath(name).suffix.lower())
-    if found is None:
+    """Return the graph format of a file by its extension. Raises InvalidInput for an unknown one."""
+    graph_format = FORMAT_OF.get(PurePath(name).suffix.lower())
+    if graph_format is None:
         raise InvalidInput(f"{name}: got a file of unknown format, expected one that ends in {sorted(FORMAT_OF)}")
-    return found
+    return graph_format

@@ -1,11 +1,11 @@
-"""The runtime over onnxruntime: the only file that imports it. It needs neither torch nor the onnx package.
+"""The runtime over onnxruntime. No other file imports it, and it needs neither torch nor the onnx package.
 
-Sessions run on one thread, node after node, with deterministic kernels: the same inputs give the same bits on
-one build and instruction set (``tests/twins/test_train_step.py`` holds that).
+Sessions run on one thread, node after node, with deterministic kernels. So equal inputs give bit-identical outputs on
+one build and instruction set (``tests/twins/test_train_step.py``).
 
-Slots are filled by ``add_external_initializers``: their data lies outside the graph file and is put in before
-the graph is optimized. ``add_initializer`` would be put in after it, beside whatever the optimizer had folded
-from the file by then (the scales of a convolution before a ReLU, a GroupNorm's weight): wrong without an error.
+Slots are filled by ``add_external_initializers``, which supplies their data *before* the graph is optimized.
+``add_initializer`` supplies it after the optimization. By then the optimizer has folded values from the file (the
+scales of a convolution before a ReLU, a GroupNorm's weight), and the results would be wrong without an error.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +17,16 @@ from onnxruntime.capi import onnxruntime_pybind11_state as library
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Port, Signature
 from fanin.edge.bundles.quantize import SlotValue, fill_slots
-from fanin.edge.runtimes.base import Evaluate, Model, ModelPort, Predict, TrainStep
-from fanin.edge.runtimes.graphs import Array, Feed, GraphEvaluate, GraphPredict
+from fanin.edge.runtimes.base import Evaluate, LoadedModel, ModelPort, Predict, TrainStep
+from fanin.edge.runtimes.graphs import Feed, GraphEvaluate, GraphPredict
 from fanin.edge.runtimes.models import GraphModel
 from fanin.edge.runtimes.stepping import GraphTrainStep
-from fanin.edge.tensors import Float32s
+from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import InvalidBundle
 
 FORMAT: Final = "onnx"
 FATAL_ONLY: Final = 4
-"""The library's log level: what it would write to stderr is in our exceptions."""
+"""The library's log level. Our exceptions contain the messages that it would write to stderr."""
 DTYPES: Final = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -34,7 +34,7 @@ DTYPES: Final = {
     "tensor(bool)": "bool",
     **{f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
-"""numpy's name of each element type that numpy has."""
+"""numpy's name of each element type that numpy supports."""
 GRAPH_ERRORS: Final = (
     library.EPFail,
     library.Fail,
@@ -52,7 +52,8 @@ GRAPH_ERRORS: Final = (
 class OnnxRuntime:
     """A ``Runtime`` over onnxruntime's CPU provider.
 
-    ``plain`` runs each operator as the graph has it, fused with none: slower, for comparison.
+    Args:
+        plain: Disable graph optimization, so that no operators are fused. Slower; for comparison.
     """
 
     def __init__(self, *, plain: bool = False) -> None:
@@ -81,16 +82,21 @@ class OnnxRuntime:
             # onnxruntime 1.31 cannot open a graph with exact kernels if two products share a weight.
             return GraphPredict(manifest, self._open(bundle, "infer", values))
 
-    def open_model(self, graph: bytes, what: str, signature: str = "") -> Model:
-        opened = _Graph(graph, what, {}, self._options())
-        inputs, outputs = opened.ports()
-        return GraphModel(inputs, outputs, opened)
+    def open_model(self, graph: bytes, what: str, signature: str = "") -> LoadedModel:
+        session = _Graph(graph, what, {}, self._options())
+        inputs, outputs = session.ports()
+        return GraphModel(inputs, outputs, session)
 
     def _open(self, bundle: Bundle, signature: str, slots: Mapping[str, SlotValue], *, exact: bool = False) -> "_Graph":
         """Open a Signature's graph.
 
-        ``exact``: x86 processors without VNNI add pairs of 8-bit products in 16 bits, which saturate. Take kernels that
-        do not, so that an int8 model gives the same logits on every processor. Other processors ignore the option.
+        Args:
+            bundle: Has the graph.
+            signature: Name of the Signature.
+            slots: Values of the slots.
+            exact: Use int8 kernels that do not saturate. By default x86 processors without VNNI add pairs of 8-bit
+                products in 16 bits, which saturate. With this option an int8 model gives the same logits on every
+                processor. Other processors ignore it.
         """
         options = self._options()
         if exact:
@@ -106,7 +112,7 @@ class OnnxRuntime:
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         options.use_deterministic_compute = True
         options.log_severity_level = FATAL_ONLY
-        # By default a product with an int8 weight is computed from activations that are rounded to 8 bits as well.
+        # By default the library also rounds the activations of a product with an int8 weight to 8 bits.
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if self._plain:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -119,7 +125,7 @@ class _Graph:
     def __init__(
         self, graph: bytes, what: str, slots: Mapping[str, SlotValue], options: onnxruntime.SessionOptions
     ) -> None:
-        # An OrtValue is a view of its array, and the session may be one of the OrtValue: both live as long as it.
+        # An OrtValue is a view of its array, and the session may hold a view of the OrtValue: keep both alive.
         self._slots = slots
         self._values = [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in slots.values()]
         if slots:
@@ -127,7 +133,7 @@ class _Graph:
         self._what = what
         try:
             self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-        # Of a damaged file the library tells in bytes that may be no text, or by an error of no kind.
+        # For a damaged file the library raises a plain RuntimeError, or a message that is not valid UTF-8.
         except (*GRAPH_ERRORS, RuntimeError, UnicodeDecodeError) as exc:
             raise InvalidBundle(f"{what}: onnxruntime cannot open it ({exc})") from exc
 
@@ -139,13 +145,16 @@ class _Graph:
         return arrays
 
     def bind(self, inputs: Feed, outputs: Feed) -> Callable[[], None]:
-        """What runs the graph between these arrays, none of which is copied: it is an input or an output, not both."""
+        """Return a function that runs the graph on these arrays without copies.
+
+        No array may be both an input and an output.
+        """
         binding = self._session.io_binding()
         for name, array in inputs.items():
             binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         for name, array in outputs.items():
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        # The binding knows addresses only: the arrays must live as long as it.
+        # The binding holds addresses only, so the closure must keep the arrays alive.
         arrays = (inputs, outputs)
 
         def run() -> None:
@@ -158,7 +167,7 @@ class _Graph:
         return run
 
     def ports(self) -> tuple[list[ModelPort], list[ModelPort]]:
-        """The graph's own inputs and outputs. Raises InvalidBundle for one that is no tensor that numpy has."""
+        """Return the graph's inputs and outputs. Raises InvalidBundle for an element type that numpy lacks."""
         rows = (self._session.get_inputs(), self._session.get_outputs())
         for node in (*rows[0], *rows[1]):
             if node.type not in DTYPES:
@@ -169,20 +178,20 @@ class _Graph:
         return inputs, outputs
 
     def check_ports(self, signature: Signature) -> None:
-        """The graph must have the ports that were signed. Raises InvalidBundle."""
+        """Raise InvalidBundle unless the graph has exactly the inputs and outputs of the signed manifest."""
         _check_ports(f"{self._what}: inputs", self._session.get_inputs(), signature.inputs)
         _check_ports(f"{self._what}: outputs", self._session.get_outputs(), signature.outputs)
 
 
 def _check_ports(what: str, nodes: Sequence[onnxruntime.NodeArg], ports: Sequence[Port]) -> None:
-    got = {node.name: (DTYPES.get(node.type, node.type), _shape(node)) for node in nodes}
+    actual = {node.name: (DTYPES.get(node.type, node.type), _shape(node)) for node in nodes}
     expected = {port.name: (port.dtype, port.shape) for port in ports}
-    if got != expected:
-        wrong = sorted(name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name))
+    if actual != expected:
+        wrong = sorted(name for name in actual.keys() | expected.keys() if actual.get(name) != expected.get(name))
         name = wrong[0]
-        raise InvalidBundle(f"{what}: got {name!r} as {got.get(name)}, expected {expected.get(name)}")
+        raise InvalidBundle(f"{what}: got {name!r} as {actual.get(name)}, expected {expected.get(name)}")
 
 
 def _shape(node: onnxruntime.NodeArg) -> tuple[int, ...]:
-    # A dimension that may vary has a name in the graph, not a number.
+    # A dimension of variable length has a name in the graph instead of a number.
     return tuple(dim if isinstance(dim, int) else -1 for dim in node.shape)

@@ -1,7 +1,7 @@
-"""The plain twin: ONNX's own reference evaluator, operator after operator in numpy.
+"""The runtime over ONNX's own reference evaluator, which runs operator after operator in numpy.
 
-Slow and simple, for tests and for a second opinion when a runtime gives doubtful numbers. It needs the onnx
-package (the ``export`` extra), so no device picks it unless it is asked for by name.
+It is slow and simple: a twin for tests, and a second opinion on doubtful results. It needs the onnx package (the
+``export`` extra), so a device uses it only if it is selected by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from onnx.reference import ReferenceEvaluator
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.quantize import SlotValue, fill_slots
-from fanin.edge.runtimes.base import Evaluate, Model, ModelPort, Predict, TrainStep
-from fanin.edge.runtimes.graphs import Array, Feed, GraphEvaluate, GraphPredict, RunGraph
+from fanin.edge.runtimes.base import Evaluate, LoadedModel, ModelPort, Predict, TrainStep
+from fanin.edge.runtimes.graphs import Feed, GraphEvaluate, GraphPredict, RunGraph
 from fanin.edge.runtimes.models import GraphModel
 from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
-from fanin.edge.tensors import Float32s
+from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import InvalidBundle
 
 FORMAT: Final = "onnx"
@@ -47,26 +47,27 @@ class ReferenceRuntime:
         values = fill_slots(manifest.slots.get(FORMAT, ()), manifest.table, parameters, manifest.derived)
         return GraphPredict(bundle.manifest, _open(bundle, "infer", values))
 
-    def open_model(self, graph: bytes, what: str, signature: str = "") -> Model:
+    def open_model(self, graph: bytes, what: str, signature: str = "") -> LoadedModel:
         model, run = _load(graph, what, {})
-        # Before format version 4 a constant is also among the inputs.
-        constants = {found.name for found in model.graph.initializer}
-        inputs = [_port(what, found) for found in model.graph.input if found.name not in constants]
-        return GraphModel(inputs, [_port(what, found) for found in model.graph.output], run)
+        # Before IR version 4 every constant is also listed as an input.
+        constants = {constant.name for constant in model.graph.initializer}
+        inputs = [_port(what, node) for node in model.graph.input if node.name not in constants]
+        return GraphModel(inputs, [_port(what, node) for node in model.graph.output], run)
 
 
 def embed_slots(model: onnx.ModelProto, slots: Mapping[str, SlotValue]) -> onnx.ModelProto:
-    """The model with the slots' values written into it, as a file of its own would have them.
+    """Return a copy of a model in which the slots' values are ordinary initializers.
 
-    Raises InvalidBundle if the graph has no such initializer.
+    Raises:
+        InvalidBundle: The graph lacks the initializer of a slot.
     """
     edited = onnx.ModelProto()
     edited.CopyFrom(model)
-    places = {found.name: found for found in edited.graph.initializer}
+    initializers = {initializer.name: initializer for initializer in edited.graph.initializer}
     for name, value in slots.items():
-        if name not in places:
+        if name not in initializers:
             raise InvalidBundle(f"infer graph: has no initializer {name!r}, which the manifest lists as a slot")
-        places[name].CopyFrom(numpy_helper.from_array(value, name))
+        initializers[name].CopyFrom(numpy_helper.from_array(value, name))
     return edited
 
 
@@ -93,11 +94,15 @@ def _load(graph: bytes, what: str, slots: Mapping[str, SlotValue]) -> tuple[onnx
     return model, run
 
 
-def _port(what: str, found: onnx.ValueInfoProto) -> ModelPort:
-    """An input's or output's facts; -1 where a length has a name or none. Raises InvalidBundle."""
-    tensor = found.type.tensor_type
+def _port(what: str, node: onnx.ValueInfoProto) -> ModelPort:
+    """Return an input's or output's facts, with -1 for a variable length.
+
+    Raises:
+        InvalidBundle: It is not a tensor of numbers.
+    """
+    tensor = node.type.tensor_type
     dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else np.dtype(object)
     if dtype.kind not in "biuf":
-        raise InvalidBundle(f"{what}: {found.name!r} is {found.type.WhichOneof('value')} of {dtype}, expected numbers")
+        raise InvalidBundle(f"{what}: {node.name!r} is {node.type.WhichOneof('value')} of {dtype}, expected numbers")
     shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
-    return ModelPort(name=found.name, dtype=dtype.name, shape=shape)
+    return ModelPort(name=node.name, dtype=dtype.name, shape=shape)

@@ -1,10 +1,10 @@
-"""The runtimes over LiteRT and tflite-runtime: the only file that imports either. It needs neither torch nor onnx.
+"""The runtimes over LiteRT and tflite-runtime. No other file imports them, and they need neither torch nor onnx.
 
-Both give the same ``Interpreter``. It runs on one thread, kernel after kernel, and each call copies inputs in and
-outputs out: nothing that a caller holds is the interpreter's own memory, and state lives outside.
+Both libraries provide the same ``Interpreter``. It runs on one thread, kernel after kernel. Each call copies inputs in
+and outputs out, so a caller never holds the interpreter's own memory.
 
-Slots lie in the file as zeros at the offsets that the manifest tells; the values of a Version are written into a
-copy, which is opened then. A graph has one batch size: more samples run in several batches, fewer are padded.
+A slot is a range of zeros in the file at the offset in the manifest. The values of a Version are written into a copy of
+the file, and the copy is opened. A graph has one batch size: more samples run in several batches, fewer are padded.
 
 The first run of a process prints one line, ``INFO: Created TensorFlow Lite XNNPACK delegate for CPU.``, on standard
 error. Neither library has a setting for it. It is not filtered here: a redirected standard error would delay or
@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.bundles.manifest import Port, Signature, Slot
+from fanin.edge.bundles.manifest import Port, Signature
 from fanin.edge.bundles.quantize import SlotValue, fill_slots
-from fanin.edge.runtimes.base import Evaluate, Model, ModelPort, Predict, TrainStep
+from fanin.edge.bundles.slots import Slot
+from fanin.edge.runtimes.base import Evaluate, LoadedModel, ModelPort, Predict, TrainStep
 from fanin.edge.runtimes.flatbuffer import check_file
-from fanin.edge.runtimes.graphs import Array, Feed, GraphEvaluate, GraphPredict
+from fanin.edge.runtimes.graphs import Feed, GraphEvaluate, GraphPredict
 from fanin.edge.runtimes.models import GraphModel
 from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
-from fanin.edge.tensors import Float32s
+from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import InvalidBundle, InvalidInput, RuntimeMissing
 
 if TYPE_CHECKING:
@@ -33,15 +34,15 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "tflite"
 MakeInterpreter = Callable[..., "Interpreter"]
-"""From ``model_content`` and ``num_threads`` to an interpreter."""
+"""(``model_content``, ``num_threads``) -> an interpreter."""
 
 
 ERRORS: Final = (ValueError, RuntimeError)
-"""What an interpreter raises for a graph that it cannot open or run."""
+"""Exceptions of an interpreter for a graph that it cannot open or run."""
 
 
 class TfliteRuntime:
-    """A ``Runtime`` over one of the libraries that have TFLite's interpreter."""
+    """A ``Runtime`` over a library with TFLite's interpreter."""
 
     def __init__(self, name: str, interpreter: "MakeInterpreter") -> None:
         self._name = name
@@ -69,7 +70,7 @@ class TfliteRuntime:
         opened = self._open(bundle, "infer", graph)
         return GraphPredict(bundle.manifest, opened, fixed_batch=opened.batch_size)
 
-    def open_model(self, graph: bytes, what: str, signature: str = "") -> Model:
+    def open_model(self, graph: bytes, what: str, signature: str = "") -> LoadedModel:
         check_file(graph, what)
         try:
             interpreter = self._interpreter(model_content=graph, num_threads=1)
@@ -87,9 +88,13 @@ class TfliteRuntime:
 
 
 def lite_rt(*, plain: bool = False) -> TfliteRuntime:
-    """The runtime over LiteRT; ``plain`` runs each operator by its own kernel, fused with none: for comparison.
+    """Open the runtime over LiteRT.
 
-    Raises ModuleNotFoundError where it is not installed.
+    Args:
+        plain: Run each operator by its own kernel, without the XNNPACK delegate; for comparison.
+
+    Raises:
+        ModuleNotFoundError: LiteRT is not installed.
     """
     from ai_edge_litert import __version__
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
@@ -99,7 +104,12 @@ def lite_rt(*, plain: bool = False) -> TfliteRuntime:
 
 
 def tflite_runtime() -> TfliteRuntime:
-    """The runtime over tflite-runtime. Raises ModuleNotFoundError where it is not installed."""
+    """Open the runtime over tflite-runtime.
+
+    Raises:
+        ModuleNotFoundError: tflite-runtime is not installed.
+        RuntimeMissing: numpy 2 is installed, for which the library was not built.
+    """
     if int(np.__version__.partition(".")[0]) >= 2:
         raise RuntimeMissing(
             f"runtime 'tflite': tflite-runtime was built for numpy 1, got numpy {np.__version__}; "
@@ -112,9 +122,15 @@ def tflite_runtime() -> TfliteRuntime:
 
 
 def with_slots(graph: bytes, slots: Sequence[Slot], values: Mapping[str, SlotValue]) -> bytes:
-    """The file with each slot's value written over the bytes that the manifest says are its own.
+    """Return a copy of a file with the slots' values written at their offsets.
 
-    Raises InvalidBundle if one does not lie within the file.
+    Args:
+        graph: The file of the ``infer`` graph.
+        slots: Its slots.
+        values: Their values by initializer.
+
+    Raises:
+        InvalidBundle: A slot is outside the file.
     """
     if not slots:
         return graph
@@ -125,7 +141,8 @@ def with_slots(graph: bytes, slots: Sequence[Slot], values: Mapping[str, SlotVal
         end = slot.offset + data.nbytes
         if slot.offset < 0 or end > len(graph):
             raise InvalidBundle(
-                f"infer graph: slot {slot.initializer!r} takes the bytes {slot.offset} to {end} of {len(graph)}"
+                f"infer graph: slot {slot.initializer!r} has the bytes {slot.offset} to {end}, "
+                f"expected a range within the file's {len(graph)}"
             )
         filled[slot.offset : end] = data.reshape(-1).view(np.uint8)
     return filled.tobytes()
@@ -139,41 +156,44 @@ class _Graph:
         self._library = library
         check_file(graph, self._what)
         try:
-            # Threads share sums, and what one gets depends on the others: one thread gives the same bits each time.
+            # With several threads the order of a sum varies; one thread gives bit-identical results.
             self._runner = interpreter(model_content=graph, num_threads=1).get_signature_runner(signature)
             self._ports = {
-                "inputs": {name: _form(found) for name, found in self._runner.get_input_details().items()},
-                "outputs": {name: _form(found) for name, found in self._runner.get_output_details().items()},
+                "inputs": {name: _form(details) for name, details in self._runner.get_input_details().items()},
+                "outputs": {name: _form(details) for name, details in self._runner.get_output_details().items()},
             }
         except ERRORS as exc:
             raise InvalidBundle(f"{self._what}: {library} cannot open it ({_one_line(exc)})") from exc
 
     @property
     def batch_size(self) -> int:
-        """How many samples the graph takes at once."""
+        """The fixed batch size of the graph."""
         return self._ports["inputs"]["x"][1][0]
 
     def __call__(self, outputs: Sequence[str], feed: Feed) -> Sequence[Array]:
         try:
-            found = self._runner(**feed)
+            arrays = self._runner(**feed)
         except ERRORS as exc:
             raise InvalidBundle(f"{self._what}: {self._library} cannot run it ({_one_line(exc)})") from exc
-        return [found[name] for name in outputs]
+        return [arrays[name] for name in outputs]
 
     def check_ports(self, signature: Signature) -> None:
-        """The graph must have the ports that were signed; it has a number where those say any. Raises InvalidBundle."""
+        """Raise InvalidBundle unless the graph has the inputs and outputs of the signed manifest.
+
+        A dimension that is variable in the manifest has a fixed length in the graph.
+        """
         for what, ports in (("inputs", signature.inputs), ("outputs", signature.outputs)):
             expected = {port.name: port for port in ports}
-            got = self._ports[what]
-            for name in sorted(got.keys() | expected.keys()):
-                if name not in got or name not in expected or not _fits(expected[name], *got[name]):
+            actual = self._ports[what]
+            for name in sorted(actual.keys() | expected.keys()):
+                if name not in actual or name not in expected or not _fits(expected[name], *actual[name]):
                     port = expected.get(name)
-                    wanted = (port.dtype, port.shape) if port else None
-                    raise InvalidBundle(f"{self._what}: {what}: got {name!r} as {got.get(name)}, expected {wanted}")
+                    form = (port.dtype, port.shape) if port else None
+                    raise InvalidBundle(f"{self._what}: {what}: got {name!r} as {actual.get(name)}, expected {form}")
 
 
 def _form(details: Mapping[str, object]) -> tuple[str, tuple[int, ...]]:
-    """A tensor's dtype and shape."""
+    """Return a tensor's dtype and shape."""
     shape = details["shape"]
     assert isinstance(shape, np.ndarray)
     return np.dtype(details["dtype"]).name, tuple(int(size) for size in shape)  # type: ignore[call-overload]
@@ -183,7 +203,7 @@ def _fits(port: Port, dtype: str, shape: tuple[int, ...]) -> bool:
     return (
         port.dtype == dtype
         and len(port.shape) == len(shape)
-        and all(want in (-1, got) for want, got in zip(port.shape, shape, strict=True))
+        and all(expected in (-1, length) for expected, length in zip(port.shape, shape, strict=True))
     )
 
 
@@ -192,11 +212,11 @@ def _one_line(exc: Exception) -> str:
 
 
 Details = Mapping[str, object]
-"""What the interpreter tells of a tensor."""
+"""The interpreter's description of a tensor."""
 
 
 def _model(interpreter: "Interpreter", what: str, library: str, signature: str) -> GraphModel:
-    """One Signature of a file, or its first graph if it has none ("")."""
+    """Return a signature of a file as a model; with "", its first graph."""
     if signature:
         runner = interpreter.get_signature_runner(signature)
         inputs, outputs = runner.get_input_details(), runner.get_output_details()
@@ -208,10 +228,10 @@ def _model(interpreter: "Interpreter", what: str, library: str, signature: str) 
 
     def run(names: Sequence[str], feed: Feed) -> Sequence[Array]:
         try:
-            found = runner(**feed)
+            arrays = runner(**feed)
         except ERRORS as exc:
             raise InvalidBundle(f"{what}: {library} cannot run it ({_one_line(exc)})") from exc
-        return [found[name] for name in names]
+        return [arrays[name] for name in names]
 
     return GraphModel(
         [_port(what, name, row) for name, row in inputs.items()],
@@ -221,7 +241,7 @@ def _model(interpreter: "Interpreter", what: str, library: str, signature: str) 
 
 
 def _by_name(kind: str, rows: Sequence[Details]) -> dict[str, Details]:
-    """Tensors under their own names; where a file has none, or one twice, under their positions."""
+    """Return tensors by name, or by position if a name is empty or repeated."""
     names = [str(row["name"]) for row in rows]
     if "" in names or len(set(names)) != len(names):
         names = [f"{kind}{index}" for index in range(len(rows))]
@@ -229,7 +249,7 @@ def _by_name(kind: str, rows: Sequence[Details]) -> dict[str, Details]:
 
 
 class _Tensors:
-    """A graph without a Signature, called like one that has it."""
+    """A graph without a signature, with the interface of a signature runner."""
 
     def __init__(self, interpreter: "Interpreter", inputs: Mapping[str, Details], outputs: Mapping[str, Details]):
         self._interpreter, self._inputs, self._outputs = interpreter, inputs, outputs
@@ -245,7 +265,7 @@ class _Tensors:
 
 
 def _port(what: str, name: str, details: Details) -> ModelPort:
-    """A tensor's facts; -1 where its file says that a length may vary. Raises InvalidBundle."""
+    """Return a tensor's facts. Raises InvalidBundle if it does not hold numbers."""
     dtype, _ = _form(details)
     if np.dtype(dtype).kind not in "biuf":
         raise InvalidBundle(f"{what}: {name!r} is {dtype}, expected numbers")

@@ -27,7 +27,7 @@ from grpc import aio
 
 from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
-from fanin.protos.calls import Call
+from fanin.protos.calls import DeviceCall
 from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, public_text, status_of
 from fanin.server.access.refused import RefusedCalls
 from fanin.server.access.registry import Registry
@@ -62,7 +62,7 @@ class Waits:
 class Caller:
     """The signed call that is being served, and its device once that is authenticated."""
 
-    call: Call
+    call: DeviceCall
     signature: bytes
     device: EnrolledDevice | None = None
 
@@ -261,13 +261,13 @@ def _parsed(method: str, handler: _Handler, data: bytes) -> Message:
         raise InvalidInput(f"call: {method} carries {len(data)} bytes that are no such request ({exc})") from exc
 
 
-def _signed_call(method: str, metadata: dict[str, str | bytes], body: bytes) -> tuple[Call, bytes]:
+def _signed_call(method: str, metadata: dict[str, str | bytes], body: bytes) -> tuple[DeviceCall, bytes]:
     signature = metadata.get(calls.SIGNATURE, b"")
     time_us = _text(metadata.get(calls.TIME))
     is_time = time_us.isascii() and time_us.isdecimal() and len(time_us) <= calls.MAX_TIME_CHARS
     if not is_time or not isinstance(signature, bytes):
         raise Unauthenticated(f"call: {method} carries no valid {calls.TIME} and {calls.SIGNATURE}")
-    call = Call(
+    call = DeviceCall(
         method=method,
         device_id=_text(metadata.get(calls.DEVICE)),
         time_us=int(time_us),

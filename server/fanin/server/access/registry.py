@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fanin.edge.bundles.keys import CALL_CONTEXT, is_signed
-from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, Call
+from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, DeviceCall
 from fanin.protos.errors import Conflict, Unauthenticated, Untimely
 from fanin.protos.messages import OLDEST_PROTOCOL, PROTOCOL, Enrollment
 from fanin.server.access.replays import CallTimes
@@ -47,7 +47,7 @@ class Registry:
         """The time with which the times of calls are compared, in microseconds since the Unix epoch."""
         return int((self._epoch_s + self._steady()) * MICROSECONDS)
 
-    def check_enrollment(self, enrollment: Enrollment, call: Call, signature: bytes) -> EnrolledDevice:
+    def check_enrollment(self, enrollment: Enrollment, call: DeviceCall, signature: bytes) -> EnrolledDevice:
         """Return the device that enrolls, without the database. The caller records it (``Stores.enroll``).
 
         Raises:
@@ -74,7 +74,7 @@ class Registry:
             raise Unauthenticated(f"call: got device {device_id[:64]!r}, which is not enrolled here")
         return device
 
-    def authenticate(self, device: EnrolledDevice, call: Call, signature: bytes) -> None:
+    def authenticate(self, device: EnrolledDevice, call: DeviceCall, signature: bytes) -> None:
         """Check a call of a device, and use its time.
 
         Raises:
@@ -84,7 +84,7 @@ class Registry:
         self._check(device, call, signature)
         self.use_time(device, call)
 
-    def use_time(self, device: EnrolledDevice, call: Call) -> None:
+    def use_time(self, device: EnrolledDevice, call: DeviceCall) -> None:
         """Use the time of a call whose signature was checked. Raises Untimely if it was used before."""
         self._times.use(device.device_id, call.time_us)
 
@@ -103,7 +103,7 @@ class Registry:
         self._store.add_token(token_sha256(token), role, self._wall())
         return token
 
-    def _check(self, device: EnrolledDevice, call: Call, signature: bytes) -> None:
+    def _check(self, device: EnrolledDevice, call: DeviceCall, signature: bytes) -> None:
         early_s = (call.time_us - self.now_us) / MICROSECONDS
         if not -MAX_LATE_S <= early_s <= MAX_EARLY_S:
             raise Untimely(

@@ -22,11 +22,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fanin.edge.codecs.fixed import Integers
 from fanin.edge.codecs.grid import Reaches, largest_magnitude, no_reaches, reach_column
-from fanin.edge.tensors import TensorTable
+from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.protos.messages import SATURATED
 
 MAX_SHIFT: Final = 62
@@ -34,8 +33,6 @@ MAX_SHIFT: Final = 62
 SCRATCH_VALUES: Final = 1 << 16
 """Values that are weighted and added at a time. Their buffer of 512 KiB serves a whole Update and stays in the
 CPU cache between the two steps. Fewer values take longer, because the calls then outweigh the work."""
-Int64s = npt.NDArray[np.int64]
-Float64s = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True, kw_only=True)

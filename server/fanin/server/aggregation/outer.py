@@ -5,8 +5,7 @@ An update is the parameters after training minus those before, so it is added.
 
 import numpy as np
 
-from fanin.edge.tensors import Float32s
-from fanin.server.aggregation.fold import Float64s
+from fanin.edge.tensors import Float32s, Float64s
 
 
 def apply_fedavg(parameters: Float32s, mean: Float64s, learning_rate: float) -> Float32s:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from fanin.edge.runtimes.evaluations import SQUARES_INT8, measured_of
+from fanin.edge.runtimes.evaluations import SQUARES_INT8, quality_of
 from fanin.protos.control import Evaluation
 from fanin.protos.messages import EXAMPLES, LOSS_UNIT, TRAIN_LOSS
 
@@ -27,7 +27,7 @@ def evaluation_of(counts: Mapping[str, int], num_classes: int) -> Evaluation | N
         num_classes: Number of classes of the Bundle, 0 for a model of values. It comes from the Bundle, because devices
             do not decide what kind of model it is.
     """
-    sums, of_values = measured_of(counts), not num_classes and SQUARES_INT8 in counts
+    sums, of_values = quality_of(counts), not num_classes and SQUARES_INT8 in counts
     if sums.num_examples <= 0:
         return None
     return Evaluation(

@@ -30,7 +30,7 @@ class Downloads:
     async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
         """Yield the bytes of Chunks, with an empty piece between two Chunks. See ``Coordinator.download``."""
         patience, offset = Patience(self._stall_s), download.offset
-        for number, sha256 in enumerate((download.sha256, *download.more)):
+        for number, sha256 in enumerate((download.sha256, *download.more_sha256)):
             if number:
                 # The empty piece marks the end of a Chunk, so that a Chunk cut short on disk is noticed.
                 yield b""

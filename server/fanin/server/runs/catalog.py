@@ -14,7 +14,7 @@ from fanin.protos.chunks import short
 from fanin.protos.control import (
     AcceptedDevices,
     Command,
-    Recorded,
+    LoggedEvent,
     RunDescription,
     RunInfo,
     RunState,
@@ -223,7 +223,7 @@ class Runs:
             raise NotFound(f"run {run_id}: has no version {number}")
         return VersionWithBundle(version=version, bundle=driver.setup.bundle)
 
-    async def watch(self, run_id: str, from_sequence: int) -> AsyncGenerator[Recorded, None]:
+    async def watch(self, run_id: str, from_sequence: int) -> AsyncGenerator[LoggedEvent, None]:
         """Yield the events of a Run from a sequence number on, past and future, until the Run has ended.
 
         Raises:

@@ -84,7 +84,7 @@ class RunControl:
         match command.what:
             case Pause():
                 await control.pause(command, now_s)
-            case Resume(num_rounds=num_rounds):
+            case Resume(rounds=num_rounds):
                 await control.resume(command, num_rounds, now_s)
             case Stop():
                 await control.stop(command, now_s, is_stuck=self._driver.is_stuck)
@@ -108,7 +108,7 @@ class RunControl:
                 f"expected {newest.number + 1} made from {newest.number}"
             )
         event = VersionPublished(
-            number=version.number, version_sha256=version.sha256, parent=version.parent, num_rounds=num_rounds
+            number=version.number, version_sha256=version.sha256, parent=version.parent, rounds=num_rounds
         )
         await self._add(Newest(version=version, event=event))
         await self._driver.refresh()
@@ -117,17 +117,17 @@ class RunControl:
         """Raise Conflict if a Version was published with another number of Rounds."""
         run_id = version.run_id
         event = await self._stores.runs.publication(run_id, version.number)
-        if event is not None and event.num_rounds != num_rounds:
+        if event is not None and event.rounds != num_rounds:
             raise Conflict(
                 f"run {run_id}: got version {version.number} again with {num_rounds} rounds, but it was published "
-                f"with {event.num_rounds}; resume the run to give it other rounds"
+                f"with {event.rounds}; resume the run to give it other rounds"
             )
 
     async def _adopt(self, command: Command, adopt: Adopt) -> None:
         stores, driver = self._stores, self._driver
         if await stores.control.is_done(command):
             return
-        from_run = adopt.from_run or command.run_id
+        from_run = adopt.from_run_id or command.run_id
         source = await stores.runs.version(from_run, adopt.number)
         if source is None:
             raise NotFound(f"run {from_run}: has no version {adopt.number}")
@@ -149,9 +149,9 @@ class RunControl:
             number=version.number,
             version_sha256=version.sha256,
             parent=version.parent,
-            adopted_run=from_run,
+            adopted_run_id=from_run,
             adopted_number=adopt.number,
-            num_rounds=adopt.num_rounds,
+            rounds=adopt.rounds,
         )
         await self._add(Newest(version=version, event=event), command)
 

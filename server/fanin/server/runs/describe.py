@@ -26,7 +26,7 @@ async def describe(driver: RunDriver, info: RunInfo, num_rounds: int, stores: St
     deadline = machine.deadline if machine is not None and is_open else None
     left_s = 0.0 if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
     return RunDescription(
-        info=info,
+        run=info,
         rounds=tuple(_info(one, driver if one is latest[0] else None) for one in latest[:num_rounds]),
         grid=latest[0].record.grid if latest else (),
         num_at_work=len(at_work),
@@ -48,6 +48,6 @@ def _info(kept: KeptRound, driver: RunDriver | None) -> RoundInfo:
         base_version=record.base_version,
         phase=phase,
         num_updates=kept.num_updates,
-        opened_at_s=record.opened_at_s,
+        opened_at=record.opened_at_s,
         version=kept.version,
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from fanin.protos.control import (
-    Recorded,
+    LoggedEvent,
     RoundFailed,
     RunEvent,
     RunRested,
@@ -98,12 +98,12 @@ class History:
         self._since: list[RunEvent] = []
         self.next_sequence = 0
 
-    def add(self, events: Iterable[Recorded]) -> None:
+    def add(self, events: Iterable[LoggedEvent]) -> None:
         """Add the events that were recorded since the last call."""
         for recorded in events:
             self.next_sequence = recorded.sequence + 1
             match recorded.event:
-                case VersionPublished(round=0) | RunResumed() if recorded.event.num_rounds:
+                case VersionPublished(round=0) | RunResumed() if recorded.event.rounds:
                     self._since = [recorded.event]
                 case VersionPublished() | RoundFailed() | RunResumed():
                     self._since.append(recorded.event)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from fanin.protos.control import AcceptedDevices, Command, Recorded, RunRested, StartRun, VersionPublished
+from fanin.protos.control import AcceptedDevices, Command, LoggedEvent, RunRested, StartRun, VersionPublished
 from fanin.protos.messages import BundleRef, UpdateHeader, Version
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.blobs import Blobs
@@ -139,7 +139,7 @@ class AsyncRunStore:
         """See ``RunStore.publication``."""
         return await self._lane(partial(self._store.publication, run_id, number))
 
-    async def event_page(self, run_id: str, from_sequence: int) -> tuple[Recorded, ...]:
+    async def event_page(self, run_id: str, from_sequence: int) -> tuple[LoggedEvent, ...]:
         """See ``RunStore.event_page``."""
         return await self._lane(partial(self._store.event_page, run_id, from_sequence))
 

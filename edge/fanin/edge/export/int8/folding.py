@@ -26,7 +26,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 
-from fanin.edge.bundles.derived import Derived, Folded
+from fanin.edge.bundles.derived import Derived, FoldedTensor
 from fanin.edge.bundles.quantize import MIN_SCALE, weight_scales, with_derived
 from fanin.edge.export.decompositions.inference import forward_decompositions
 from fanin.edge.export.prepare import Prepared
@@ -130,7 +130,7 @@ class _Folding:
         self._num_norms = 0
         self._inputs: dict[str, Node] = {}
         self.constants: dict[str, bytes] = {}
-        self.folded: dict[str, Folded] = {}
+        self.folded: dict[str, FoldedTensor] = {}
         self.scales: dict[str, str] = {}
 
     @property
@@ -157,8 +157,10 @@ class _Folding:
         name = f"{weight}{FOLDED}{self._num_norms or ''}"
         self._num_norms += 1
         both = {
-            name: Folded(value=weight, gain=gain, variance=variance, epsilon=epsilon),
-            f"{name}.bias": Folded(value=bias, mean=mean, gain=gain, variance=variance, offset=offset, epsilon=epsilon),
+            name: FoldedTensor(value=weight, gain=gain, variance=variance, epsilon=epsilon),
+            f"{name}.bias": FoldedTensor(
+                value=bias, mean=mean, gain=gain, variance=variance, offset=offset, epsilon=epsilon
+            ),
         }
         made = [self._made(key, found) for key, found in both.items()]
         product.args = (product.args[0], *made, *product.args[3:])
@@ -200,7 +202,7 @@ class _Folding:
         assert isinstance(source, Node), "as the operator's schema has it"
         return self._names.get(source)
 
-    def _made(self, name: str, found: Folded) -> Node:
+    def _made(self, name: str, found: FoldedTensor) -> Node:
         """What stands for a folded tensor: an input, or a constant if nothing of it moves."""
         frozen = {part: self._frozen[part] for part in found.names if part not in self._moving}
         if len(frozen) == len(set(found.names)):

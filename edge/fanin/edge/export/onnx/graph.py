@@ -12,7 +12,8 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
-Array = npt.NDArray[np.generic]
+from fanin.edge.tensors import Array
+
 Attribute = int | float | str | Sequence[int]
 PREFIX: Final = "fused:"
 

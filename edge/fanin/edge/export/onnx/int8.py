@@ -29,12 +29,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
-from fanin.edge.bundles.manifest import Slot, SlotKind
 from fanin.edge.bundles.quantize import weight_codes
+from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export.int8.folding import Infer
 from fanin.edge.export.refusals import REPLACE, first_line
 from fanin.edge.runtimes.base import Inputs
-from fanin.edge.runtimes.graphs import Array
+from fanin.edge.tensors import Array
 from fanin.protos.errors import UnsupportedModel
 
 QUANTIZED: Final = ("Conv", "Gemm", "MatMul")

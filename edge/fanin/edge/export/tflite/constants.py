@@ -11,19 +11,11 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.bundles.manifest import Slot, SlotKind
-from fanin.edge.bundles.quantize import (
-    BIAS_ROOM,
-    Float64s,
-    bias_codes,
-    bias_scales,
-    frozen_scales,
-    weight_codes,
-    weight_scales,
-)
+from fanin.edge.bundles.quantize import BIAS_ROOM, bias_codes, bias_scales, frozen_scales, weight_codes, weight_scales
+from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export.tflite.bound import Layout
 from fanin.edge.export.tflite.flatgraph import FlatGraph, Scales
-from fanin.edge.tensors import Float32s
+from fanin.edge.tensors import Float32s, Float64s
 
 SCALE: Final = ":scale"
 """Follows a constant's name in the name of its scales."""

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from ai_edge_litert import schema_py_generated as schema
 
-Array = npt.NDArray[np.generic]
+from fanin.edge.tensors import Array
+
 IDENTIFIER: Final = b"TFL3"
 TYPES: Final[dict[np.dtype[np.generic], int]] = {np.dtype(np.float32): 0, np.dtype(np.int32): 2, np.dtype(np.int8): 9}
 """Numbers of element types (schema.TensorType)."""

@@ -20,8 +20,8 @@ from typing import Final
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from fanin.edge.bundles.manifest import Slot, SlotKind
 from fanin.edge.bundles.quantize import with_derived
+from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export.int8.folding import Infer
 from fanin.edge.export.tflite.bound import Layout, bind_parameters
 from fanin.edge.export.tflite.constants import SCALE, Constants, has_scales

@@ -71,7 +71,7 @@ class ControlStore:
                 raise Conflict(f"run {command.run_id}: it is {before.value}; say for how many rounds it is to go on")
             set_run(connection, command.run_id, state=RunState.RUNNING, max_rounds=num_rounds)
             _start_deadline(connection, command.run_id, now_s)
-            add_event(connection, command.run_id, RunResumed(num_rounds=num_rounds), now_s)
+            add_event(connection, command.run_id, RunResumed(rounds=num_rounds), now_s)
 
     def stop(self, command: Command, now_s: float, *, is_stuck: bool = False) -> None:
         """Stop a Run, and fail its open Round. Raises Conflict.
@@ -107,8 +107,8 @@ class ControlStore:
                 _remember(connection, command, now_s)
             _fail_rounds(connection, run_id, (RoundMark.OPEN,), f"version {newest.version.number} was published", now_s)
             add_version(connection, newest.version, round_number=0)
-            if newest.event.num_rounds:
-                set_run(connection, run_id, state=RunState.RUNNING, max_rounds=newest.event.num_rounds)
+            if newest.event.rounds:
+                set_run(connection, run_id, state=RunState.RUNNING, max_rounds=newest.event.rounds)
             add_event(connection, run_id, newest.event, now_s)
 
 

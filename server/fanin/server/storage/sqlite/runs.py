@@ -12,7 +12,7 @@ from fanin.protos.chunks import short
 from fanin.protos.control import (
     MAX_PAGE_DEVICES,
     AcceptedDevices,
-    Recorded,
+    LoggedEvent,
     RunEvent,
     RunRested,
     RunState,
@@ -145,14 +145,14 @@ class RunStore:
             if connection.execute(select(versions.c.number).where(is_outside)).first() is None:
                 return None
             event = _publication(connection, run_id, version)
-        return (event.adopted_run, event.adopted_number) if event is not None and event.adopted_run else None
+        return (event.adopted_run_id, event.adopted_number) if event is not None and event.adopted_run_id else None
 
     def publication(self, run_id: str, number: int) -> VersionPublished | None:
         """Return the event that published a Version, or None without one (Version 0 has none)."""
         with self._engine.connect() as connection:
             return _publication(connection, run_id, number)
 
-    def event_page(self, run_id: str, from_sequence: int) -> tuple[Recorded, ...]:
+    def event_page(self, run_id: str, from_sequence: int) -> tuple[LoggedEvent, ...]:
         """The next events of a Run from a sequence number on, at most ``PAGE_EVENTS``; none after the last one."""
         table = schema.events
         query = (
@@ -164,7 +164,7 @@ class RunStore:
         with self._engine.connect() as connection:
             return tuple(_event(run_id, data) for data in connection.execute(query).scalars())
 
-    def events(self, run_id: str) -> Iterator[Recorded]:
+    def events(self, run_id: str) -> Iterator[LoggedEvent]:
         """All events of a Run, read page by page."""
         sequence = 0
         while page := self.event_page(run_id, sequence):
@@ -213,7 +213,7 @@ def add_version(connection: Connection, version: Version, *, round_number: int) 
 def add_event(connection: Connection, run_id: str, event: RunEvent, now_s: float) -> None:
     """Append an event to a Run's record within somebody's transaction."""
     sequence = _next(connection, run_id)
-    data = event_to_proto(Recorded(sequence=sequence, time_s=now_s, event=event)).SerializeToString()
+    data = event_to_proto(LoggedEvent(sequence=sequence, time=now_s, event=event)).SerializeToString()
     row = {"run_id": run_id, "sequence": sequence, "time": now_s, "event_proto": data}
     connection.execute(insert(schema.events).values(row))
 
@@ -236,7 +236,7 @@ def _next(connection: Connection, run_id: str) -> int:
     return (last or 0) + 1
 
 
-def _event(run_id: str, data: bytes) -> Recorded:
+def _event(run_id: str, data: bytes) -> LoggedEvent:
     return decode(f"run {run_id}, an event", control_pb2.Event, event_from_proto, data)
 
 

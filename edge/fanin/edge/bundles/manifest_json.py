@@ -1,0 +1,166 @@
+"""The JSON form of the manifest: the bytes that a publisher signs.
+
+``parse_manifest(dump_manifest(manifest)) == manifest``. The parser is strict (``rows``): an unknown key, a missing key
+or a wrong type is an error. The signature covers all bytes, so a reader that skipped unknown keys would run less than
+the publisher signed. The format number is checked first: a newer format is reported as such and not as a wrong key.
+"""
+
+import json
+from types import MappingProxyType
+from typing import Final
+
+from fanin.edge.bundles.derived import derived_row, parse_derived
+from fanin.edge.bundles.manifest import DTYPES, Manifest, Port, Signature
+from fanin.edge.bundles.rows import Reader
+from fanin.edge.bundles.slots import Slot, SlotKind
+from fanin.edge.tensors import TensorTable
+from fanin.protos.chunks import Artifact, ChunkRef
+from fanin.protos.errors import InvalidBundle, InvalidInput
+
+FORMAT: Final = 1
+
+
+def dump_manifest(manifest: Manifest) -> bytes:
+    """Return the JSON bytes of a manifest, ready to be signed. Keys are sorted."""
+    row = {
+        "format": FORMAT,
+        "name": manifest.name,
+        "batch_size": manifest.batch_size,
+        "num_classes": manifest.num_classes,
+        "num_tokens": manifest.num_tokens,
+        "parameters": {spec.name: list(spec.shape) for spec in manifest.table.specs},
+        "signatures": {
+            name: {
+                "inputs": [_port_row(port) for port in signature.inputs],
+                "outputs": [_port_row(port) for port in signature.outputs],
+                "graphs": dict(signature.graphs),
+            }
+            for name, signature in manifest.signatures.items()
+        },
+        "derived": derived_row(manifest.derived),
+        "slots": {name: [_slot_row(slot) for slot in slots] for name, slots in manifest.slots.items()},
+        "artifacts": {
+            name: {
+                "sha256": artifact.sha256,
+                "size_bytes": artifact.size_bytes,
+                "chunks": [
+                    {"sha256": ref.sha256, "size_bytes": ref.size_bytes, "url": ref.url} for ref in artifact.chunks
+                ],
+            }
+            for name, artifact in manifest.artifacts.items()
+        },
+        "initial": manifest.initial,
+    }
+    return json.dumps(row, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """Parse the JSON bytes of a manifest.
+
+    Raises:
+        InvalidBundle: The bytes are not JSON, have another format number, or do not describe a valid Manifest.
+    """
+    try:
+        root = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidBundle(f"manifest: not JSON ({exc})") from exc
+    if not isinstance(root, dict):
+        raise InvalidBundle(f"manifest: got {type(root).__name__}, expected an object")
+    if root.get("format") != FORMAT:
+        raise InvalidBundle(
+            f"manifest: got format {root.get('format')!r}, expected {FORMAT}; "
+            "install a fanin that knows this format, or export the Bundle again"
+        )
+    try:
+        return _manifest(Reader(root, "manifest"))
+    except InvalidBundle:
+        raise
+    except (InvalidInput, ValueError) as exc:
+        raise InvalidBundle(f"manifest: {exc}") from exc
+
+
+def _manifest(reader: Reader) -> Manifest:
+    reader.only("format name batch_size num_classes num_tokens parameters derived signatures slots artifacts initial")
+    parameters = reader.child("parameters")
+    return Manifest(
+        name=reader.text("name"),
+        batch_size=reader.integer("batch_size"),
+        num_classes=reader.integer("num_classes"),
+        num_tokens=reader.integer("num_tokens"),
+        table=TensorTable.of({name: parameters.shape(name) for name in parameters.row}),
+        signatures=MappingProxyType({name: _signature(row) for name, row in reader.children("signatures")}),
+        slots=MappingProxyType(
+            {
+                name: tuple(parse_slot(row) for row in slots.rows(name))
+                for slots in [reader.child("slots")]
+                for name in slots.row
+            }
+        ),
+        artifacts=MappingProxyType({name: _artifact(row) for name, row in reader.children("artifacts")}),
+        initial=reader.text("initial"),
+        derived=parse_derived(reader.child("derived")),
+    )
+
+
+def _signature(reader: Reader) -> Signature:
+    reader.only("inputs outputs graphs")
+    graphs = reader.child("graphs")
+    return Signature(
+        inputs=tuple(_port(row) for row in reader.rows("inputs")),
+        outputs=tuple(_port(row) for row in reader.rows("outputs")),
+        graphs=MappingProxyType({key: graphs.text(key) for key in graphs.row}),
+    )
+
+
+def _port(reader: Reader) -> Port:
+    reader.only("name dtype shape")
+    port = Port(name=reader.text("name"), dtype=reader.text("dtype"), shape=reader.shape("shape", least=-1))
+    if port.dtype not in DTYPES:
+        raise InvalidBundle(f"{reader.path}.dtype: got {port.dtype!r}, expected one of {list(DTYPES)}")
+    return port
+
+
+def _port_row(port: Port) -> dict[str, object]:
+    return {"name": port.name, "dtype": port.dtype, "shape": list(port.shape)}
+
+
+def _slot_row(slot: Slot) -> dict[str, object]:
+    return {
+        "initializer": slot.initializer,
+        "kind": slot.kind.value,
+        "parameter": slot.parameter,
+        "shape": list(slot.shape),
+        "weight": slot.weight,
+        "axis": slot.axis,
+        "permutation": list(slot.permutation),
+        "input_scale": slot.input_scale,
+        "offset": slot.offset,
+    }
+
+
+def parse_slot(reader: Reader) -> Slot:
+    """Parse one slot. Raises InvalidBundle for an unknown key, a missing key or a wrong type."""
+    reader.only("initializer kind parameter shape weight axis permutation input_scale offset")
+    kind = reader.text("kind")
+    if kind not in set(SlotKind):
+        raise InvalidBundle(f"{reader.path}.kind: got {kind!r}, expected one of {[str(known) for known in SlotKind]}")
+    return Slot(
+        initializer=reader.text("initializer"),
+        kind=SlotKind(kind),
+        parameter=reader.text("parameter"),
+        shape=reader.shape("shape"),
+        weight=reader.text("weight"),
+        axis=reader.integer("axis"),
+        permutation=reader.shape("permutation"),
+        input_scale=reader.number("input_scale"),
+        offset=reader.integer("offset"),
+    )
+
+
+def _artifact(reader: Reader) -> Artifact:
+    reader.only("sha256 size_bytes chunks")
+    chunks = []
+    for row in reader.rows("chunks"):
+        row.only("sha256 size_bytes url")
+        chunks.append(ChunkRef(sha256=row.text("sha256"), size_bytes=row.integer("size_bytes"), url=row.text("url")))
+    return Artifact(sha256=reader.text("sha256"), size_bytes=reader.integer("size_bytes"), chunks=tuple(chunks))

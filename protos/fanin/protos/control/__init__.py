@@ -1,0 +1,68 @@
+"""The messages of the operator's protocol as frozen dataclasses; ``control.proto`` specifies when each is sent.
+
+Modules in reading order:
+
+    runs       Runs, Rounds, and how they are described
+    commands   pause, resume, stop, adopt
+    events     the event log of a Run
+
+``fanin.protos.convert_control`` translates them to the wire and back.
+"""
+
+from fanin.protos.control.commands import Adopt, Command, Pause, Resume, Stop
+from fanin.protos.control.events import (
+    MAX_LISTED_DEVICES,
+    Evaluation,
+    LoggedEvent,
+    RoundClosed,
+    RoundFailed,
+    RoundOpened,
+    RunEvent,
+    RunRested,
+    RunResumed,
+    VersionPublished,
+    round_closed,
+)
+from fanin.protos.control.runs import (
+    MAX_DESCRIBED_ROUNDS,
+    MAX_NUMBER,
+    MAX_PAGE_DEVICES,
+    AcceptedDevices,
+    RoundInfo,
+    RoundPhase,
+    RunDescription,
+    RunInfo,
+    RunState,
+    StartRun,
+    VersionWithBundle,
+)
+
+__all__ = [
+    "MAX_DESCRIBED_ROUNDS",
+    "MAX_LISTED_DEVICES",
+    "MAX_NUMBER",
+    "MAX_PAGE_DEVICES",
+    "AcceptedDevices",
+    "Adopt",
+    "Command",
+    "Evaluation",
+    "LoggedEvent",
+    "Pause",
+    "Resume",
+    "RoundClosed",
+    "RoundFailed",
+    "RoundInfo",
+    "RoundOpened",
+    "RoundPhase",
+    "RunDescription",
+    "RunEvent",
+    "RunInfo",
+    "RunRested",
+    "RunResumed",
+    "RunState",
+    "StartRun",
+    "Stop",
+    "VersionPublished",
+    "VersionWithBundle",
+    "round_closed",
+]

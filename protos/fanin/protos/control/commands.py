@@ -1,0 +1,65 @@
+"""Commands of an operator to a Run: pause, resume, stop, adopt a Version."""
+
+from dataclasses import dataclass
+
+from fanin.protos.control.runs import MAX_NUMBER
+from fanin.protos.errors import InvalidInput
+from fanin.protos.names import check_name
+from fanin.protos.plans import MAX_TIMES
+
+
+def _check_rounds(rounds: int) -> None:
+    if not 0 <= rounds <= MAX_TIMES:
+        raise InvalidInput(f"rounds: got {rounds}, expected 0 to {MAX_TIMES}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Assign no further devices, and stop the clock of the open Round's deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Continue for ``rounds`` Rounds from now on. With 0, continue for the Rounds that were left."""
+
+    rounds: int = 0
+
+    def __post_init__(self) -> None:
+        _check_rounds(self.rounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End the Run. An open Round fails."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopt:
+    """Publish an existing Version again as the newest one of this Run: a rollback or a promotion.
+
+    Attributes:
+        from_run_id: The Run that has the Version; "" for this Run.
+        number: The Version's number there.
+        rounds: Rounds to run from it; 0 for none.
+    """
+
+    from_run_id: str = ""
+    number: int
+    rounds: int = 0
+
+    def __post_init__(self) -> None:
+        _check_rounds(self.rounds)
+        if not 0 <= self.number <= MAX_NUMBER:
+            raise InvalidInput(f"version: got number {self.number}, expected 0 to {MAX_NUMBER}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command to a Run. The operator chooses ``command_id``; the coordinator executes an id at most once."""
+
+    command_id: str
+    run_id: str
+    what: Pause | Resume | Stop | Adopt
+
+    def __post_init__(self) -> None:
+        check_name("command id", self.command_id)

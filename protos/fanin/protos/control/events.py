@@ -1,0 +1,150 @@
+"""Events in the life of a Run. The coordinator stores them in their wire form and numbers them from 1 on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from fanin.protos.control.runs import RunState
+from fanin.protos.errors import InvalidInput
+
+MAX_LISTED_DEVICES: Final = 1000
+"""Devices that an event lists: 34 kB, of the 4 MiB that gRPC allows for one message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOpened:
+    """A Round opened, and devices can be assigned to it."""
+
+    round: int
+    base_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundClosed:
+    """A Round closed: its set of Updates is final.
+
+    ``accepted`` lists the first ``MAX_LISTED_DEVICES`` of the ``num_accepted`` devices, in the order of acceptance,
+    because one message must hold the event. ``AcceptedDevices`` has all of them.
+    """
+
+    round: int
+    num_accepted: int
+    accepted: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.accepted) > self.num_accepted:
+            raise InvalidInput(
+                f"round {self.round}: got {len(self.accepted)} accepted devices, expected at most {self.num_accepted}"
+            )
+
+
+def round_closed(round_number: int, accepted: Sequence[str]) -> RoundClosed:
+    """Return the event of a Round that accepted the Updates of these devices, in this order."""
+    return RoundClosed(round=round_number, num_accepted=len(accepted), accepted=tuple(accepted[:MAX_LISTED_DEVICES]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundFailed:
+    """A Round ended without a Version."""
+
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Quality of a Version on the devices' validation data.
+
+    Attributes:
+        num_examples: Examples of all devices.
+        loss: Mean loss in nats.
+        accuracy_float: Share of the labels that the float model predicts correctly; 0.0 for regression.
+        accuracy_int8: The same for the int8 model.
+        int8_agreement: Share of the labels for which both predict the same class; 0.0 for regression.
+        int8_rise_percent: Increase of the squared error by int8, in percent. None for classification.
+    """
+
+    num_examples: int
+    loss: float
+    accuracy_float: float
+    accuracy_int8: float
+    int8_agreement: float
+    int8_rise_percent: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionPublished:
+    """A new Version.
+
+    It has one of three origins: a Round (``round`` > 0), a publication from outside (``round`` 0), or the adoption of
+    Version ``adopted_number`` of ``adopted_run_id`` (``round`` 0).
+
+    Attributes:
+        number: The Version's number.
+        version_sha256: Digest of its parameters.
+        parent: Number of the Version from which it was computed.
+        round: The Round that published it, or 0.
+        round_s: Duration of the Round.
+        bytes_down: Bytes that devices downloaded for the Round.
+        bytes_up: Bytes that devices uploaded.
+        bytes_down_resumed: Bytes that arrived before a download broke and were not sent again.
+        bytes_up_resumed: The same for uploads, as far as the publishing process knows them.
+        num_saturated: Values that exceeded the largest encoded value.
+        num_rounded: Values that were not on the grid.
+        train_loss: Mean training loss.
+        total_examples: Examples on which the devices trained.
+        evaluation: Quality of the parent. None if no device validated it.
+        runtimes: Number of Updates by the runtime that trained them.
+        adopted_run_id: The Run from which the Version was adopted; "" for none.
+        adopted_number: Its number there.
+        num_stale: Updates that were trained from an older Version than the parent.
+        rounds: Rounds to run from a Version that no Round published; 0 for none.
+    """
+
+    number: int
+    version_sha256: str
+    parent: int
+    round: int = 0
+    round_s: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    bytes_down_resumed: int = 0
+    bytes_up_resumed: int = 0
+    num_saturated: int = 0
+    num_rounded: int = 0
+    train_loss: float = 0.0
+    total_examples: int = 0
+    evaluation: Evaluation | None = None
+    runtimes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    adopted_run_id: str = ""
+    adopted_number: int = 0
+    num_stale: int = 0
+    rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRested:
+    """The Run opens no more Rounds until it is resumed."""
+
+    state: RunState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResumed:
+    """The Run continues for ``rounds`` Rounds. With 0, it continues for the Rounds that were left."""
+
+    rounds: int = 0
+
+
+RunEvent = RoundOpened | RoundClosed | RoundFailed | VersionPublished | RunRested | RunResumed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedEvent:
+    """An event with its position in the Run's event log. ``time`` is in seconds since the Unix epoch."""
+
+    sequence: int
+    time: float
+    event: RunEvent

@@ -1,0 +1,146 @@
+"""A Run and its Rounds as the operator's protocol shows them."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from fanin.protos.messages import BundleRef, Delegation, Version
+from fanin.protos.plans import Plan
+
+MAX_DESCRIBED_ROUNDS: Final = 1000
+"""Most Rounds in one description. They travel in one message."""
+MAX_PAGE_DEVICES: Final = 10_000
+"""Devices on one page of a Round's accepted devices."""
+MAX_NUMBER: Final = (1 << 63) - 1
+"""Highest number of a Version or an event: the largest integer of the database."""
+
+
+class RunState(Enum):
+    """State of a Run. Only a RUNNING one opens Rounds.
+
+    A PAUSED Run keeps its open Round. A Run in one of the other states rests until an operator resumes it or publishes
+    a Version.
+    """
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the Run can have an open Round."""
+        return self in (RunState.RUNNING, RunState.PAUSED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """Summary of a Run.
+
+    Attributes:
+        run_id: The Run.
+        state: Its state.
+        plan: Its Plan.
+        bundle_sha256: Its Bundle.
+        version: Number of the newest Version.
+        version_sha256: Digest of the newest Version's parameters.
+        num_rounds: Rounds that ended in a Version.
+        reason: Why the Run rests, or what it waits for if that is not devices.
+    """
+
+    run_id: str
+    state: RunState
+    plan: Plan
+    bundle_sha256: str
+    version: int
+    version_sha256: str
+    num_rounds: int
+    reason: str = ""
+
+
+class RoundPhase(Enum):
+    """Phase of a Round; ``fanin.server.rounds.machine`` defines them."""
+
+    SELECTING = "selecting"
+    TRAINING = "training"
+    CLOSING = "closing"
+    FOLDING = "folding"
+    PUBLISHING = "publishing"
+    PUBLISHED = "published"
+    FAILING = "failing"
+    FAILED = "failed"
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundInfo:
+    """Summary of one Round.
+
+    Attributes:
+        round: The Round's number.
+        base_version: Number of the Version from which it started.
+        phase: Its phase.
+        num_updates: Updates that are committed to it.
+        opened_at: Seconds since the Unix epoch.
+        version: Number of the Version that it published; 0 if there is none (yet).
+    """
+
+    round: int
+    base_version: int
+    phase: RoundPhase
+    num_updates: int
+    opened_at: float
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDescription:
+    """A Run with its latest Rounds and some of the devices that work in it.
+
+    Attributes:
+        run: Summary of the Run.
+        rounds: The latest Rounds, newest first.
+        grid: Grid of the newest Round (num_blocks,).
+        num_at_work: Devices with an Assignment in the open Round.
+        at_work: Ids of some of these devices.
+        deadline_s: Seconds left in the open Round; 0 if its clock does not run.
+        num_devices: Devices that are enrolled at this coordinator.
+    """
+
+    run: RunInfo
+    rounds: tuple[RoundInfo, ...]
+    grid: tuple[int, ...]
+    num_at_work: int
+    at_work: tuple[str, ...]
+    deadline_s: float
+    num_devices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRun:
+    """A request to start a Run from its Version 0, under an id that the caller chose."""
+
+    run_id: str
+    plan: Plan
+    version: Version
+    delegation: Delegation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionWithBundle:
+    """A Version and the Bundle whose graphs it fills."""
+
+    version: Version
+    bundle: BundleRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedDevices:
+    """One page of the devices whose Updates a Round accepted, in the order of acceptance.
+
+    ``num_accepted`` counts the accepted Updates of the whole Round.
+    """
+
+    num_accepted: int
+    device_ids: tuple[str, ...]

@@ -1,0 +1,177 @@
+"""Wire form of Runs, Rounds and their descriptions."""
+
+from typing import Final
+
+from fanin.protos.control import (
+    MAX_DESCRIBED_ROUNDS,
+    MAX_NUMBER,
+    AcceptedDevices,
+    RoundInfo,
+    RoundPhase,
+    RunDescription,
+    RunInfo,
+    RunState,
+    StartRun,
+    VersionWithBundle,
+)
+from fanin.protos.convert import (
+    bundle_from_proto,
+    bundle_to_proto,
+    delegation_from_proto,
+    delegation_to_proto,
+    version_from_proto,
+    version_to_proto,
+)
+from fanin.protos.convert_control.plan_wire import plan_from_proto, plan_to_proto
+from fanin.protos.errors import InvalidInput, NotFound
+from fanin.v1 import control_pb2 as pb
+from fanin.v1 import fleet_pb2
+
+RUN_STATES: Final = {
+    RunState.RUNNING: pb.RUN_STATE_RUNNING,
+    RunState.FINISHED: pb.RUN_STATE_FINISHED,
+    RunState.FAILED: pb.RUN_STATE_FAILED,
+    RunState.PAUSED: pb.RUN_STATE_PAUSED,
+    RunState.STOPPED: pb.RUN_STATE_STOPPED,
+}
+_ROUND_PHASES: Final = {
+    RoundPhase.SELECTING: pb.ROUND_PHASE_SELECTING,
+    RoundPhase.TRAINING: pb.ROUND_PHASE_TRAINING,
+    RoundPhase.CLOSING: pb.ROUND_PHASE_CLOSING,
+    RoundPhase.FOLDING: pb.ROUND_PHASE_FOLDING,
+    RoundPhase.PUBLISHING: pb.ROUND_PHASE_PUBLISHING,
+    RoundPhase.PUBLISHED: pb.ROUND_PHASE_PUBLISHED,
+    RoundPhase.FAILING: pb.ROUND_PHASE_FAILING,
+    RoundPhase.FAILED: pb.ROUND_PHASE_FAILED,
+    RoundPhase.PAUSED: pb.ROUND_PHASE_PAUSED,
+}
+
+
+def start_run_to_proto(start: StartRun) -> pb.StartRunRequest:
+    return pb.StartRunRequest(
+        run_id=start.run_id,
+        plan=plan_to_proto(start.plan),
+        version=version_to_proto(start.version),
+        delegation=delegation_to_proto(start.delegation),
+    )
+
+
+def start_run_from_proto(message: pb.StartRunRequest) -> StartRun:
+    return StartRun(
+        run_id=message.run_id,
+        plan=plan_from_proto(message.plan),
+        version=version_from_proto(message.version),
+        delegation=delegation_from_proto(message.delegation),
+    )
+
+
+def run_state_from_proto(number: int) -> RunState:
+    for state, known in RUN_STATES.items():
+        if known == number:
+            return state
+    raise InvalidInput(f"run state: got {number}, expected one of {sorted(RUN_STATES.values())}")
+
+
+def run_info_to_proto(info: RunInfo) -> pb.RunInfo:
+    return pb.RunInfo(
+        run_id=info.run_id,
+        state=RUN_STATES[info.state],
+        plan=plan_to_proto(info.plan),
+        bundle_sha256=info.bundle_sha256,
+        version=info.version,
+        version_sha256=info.version_sha256,
+        num_rounds=info.num_rounds,
+        reason=info.reason,
+    )
+
+
+def run_info_from_proto(message: pb.RunInfo) -> RunInfo:
+    return RunInfo(
+        run_id=message.run_id,
+        state=run_state_from_proto(message.state),
+        plan=plan_from_proto(message.plan),
+        bundle_sha256=message.bundle_sha256,
+        version=message.version,
+        version_sha256=message.version_sha256,
+        num_rounds=message.num_rounds,
+        reason=message.reason,
+    )
+
+
+def round_info_to_proto(info: RoundInfo) -> pb.RoundInfo:
+    return pb.RoundInfo(
+        round=info.round,
+        base_version=info.base_version,
+        phase=_ROUND_PHASES[info.phase],
+        num_updates=info.num_updates,
+        opened_at=info.opened_at,
+        version=info.version,
+    )
+
+
+def round_info_from_proto(message: pb.RoundInfo) -> RoundInfo:
+    phases = [phase for phase, known in _ROUND_PHASES.items() if known == message.phase]
+    if not phases:
+        raise InvalidInput(f"round phase: got {message.phase}, expected one of {sorted(_ROUND_PHASES.values())}")
+    return RoundInfo(
+        round=message.round,
+        base_version=message.base_version,
+        phase=phases[0],
+        num_updates=message.num_updates,
+        opened_at=message.opened_at,
+        version=message.version,
+    )
+
+
+def description_to_proto(description: RunDescription) -> pb.RunDescription:
+    return pb.RunDescription(
+        run=run_info_to_proto(description.run),
+        rounds=[round_info_to_proto(info) for info in description.rounds],
+        grid=fleet_pb2.Grid(exponents=description.grid),
+        num_at_work=description.num_at_work,
+        at_work=description.at_work,
+        deadline_s=description.deadline_s,
+        num_devices=description.num_devices,
+    )
+
+
+def description_from_proto(message: pb.RunDescription) -> RunDescription:
+    return RunDescription(
+        run=run_info_from_proto(message.run),
+        rounds=tuple(round_info_from_proto(info) for info in message.rounds),
+        grid=tuple(message.grid.exponents),
+        num_at_work=message.num_at_work,
+        at_work=tuple(message.at_work),
+        deadline_s=message.deadline_s,
+        num_devices=message.num_devices,
+    )
+
+
+def num_rounds_from_proto(message: pb.DescribeRunRequest) -> int:
+    """Return the requested number of Rounds. Raises InvalidInput for too many."""
+    if message.rounds > MAX_DESCRIBED_ROUNDS:
+        raise InvalidInput(f"describe: got {message.rounds} rounds, expected at most {MAX_DESCRIBED_ROUNDS}")
+    return message.rounds
+
+
+def version_with_bundle_to_proto(pair: VersionWithBundle) -> pb.GetVersionReply:
+    return pb.GetVersionReply(version=version_to_proto(pair.version), bundle=bundle_to_proto(pair.bundle))
+
+
+def version_with_bundle_from_proto(message: pb.GetVersionReply) -> VersionWithBundle:
+    return VersionWithBundle(version=version_from_proto(message.version), bundle=bundle_from_proto(message.bundle))
+
+
+def version_number_from_proto(message: pb.GetVersionRequest) -> int | None:
+    """Return the requested number, or None for the newest Version. Raises NotFound for an impossible number."""
+    if message.number > MAX_NUMBER:
+        raise NotFound(f"run {message.run_id[:64]!r}: has no version {message.number}")
+    return message.number if message.HasField("number") else None
+
+
+def accepted_devices_to_proto(page: AcceptedDevices) -> pb.AcceptedDevicesReply:
+    return pb.AcceptedDevicesReply(num_accepted=page.num_accepted, device_ids=page.device_ids)
+
+
+def accepted_devices_from_proto(message: pb.AcceptedDevicesReply) -> AcceptedDevices:
+    return AcceptedDevices(num_accepted=message.num_accepted, device_ids=tuple(message.device_ids))

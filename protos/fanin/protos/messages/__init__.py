@@ -1,0 +1,115 @@
+"""The messages of the device protocol as frozen dataclasses; ``fleet.proto`` specifies when each is sent.
+
+Modules in reading order:
+
+    checkins      enrollment, capabilities, check-in and its answers
+    assignments   the Assignment: training, codec and grid of one device in one Round
+    versions      references to Bundles, Versions, delegations, publications
+    transfers     downloads and uploads
+    reports       telemetry, statistics, giving an Assignment up
+
+Constructors raise InvalidInput for values that are malformed or out of range. Two kinds of fields are checked later, by
+the code that uses them: plain lookup keys (``Download.sha256``) and values whose range depends on the Bundle or the
+Round. Variants are unions that are consumed by ``match``. ``fanin.protos.convert`` translates messages to the wire and
+back.
+"""
+
+from fanin.protos.messages.assignments import (
+    MAX_CODEC_SHIFT,
+    MAX_EPOCHS,
+    MAX_GRID_EXPONENT,
+    MIN_GRID_EXPONENT,
+    Assignment,
+    CodecSpec,
+    Training,
+)
+from fanin.protos.messages.checkins import (
+    MAX_CAPABILITIES,
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    Assigned,
+    Capabilities,
+    CheckIn,
+    CheckInAnswer,
+    Enrollment,
+    Rejected,
+    RejectReason,
+    Wait,
+)
+from fanin.protos.messages.reports import (
+    EVAL_AGREE,
+    EVAL_CORRECT_FLOAT,
+    EVAL_CORRECT_INT8,
+    EVAL_EXAMPLES,
+    EVAL_LOSS,
+    EVAL_PREDICTIONS,
+    EXAMPLES,
+    LOSS_UNIT,
+    MAX_COUNT,
+    MAX_COUNTS,
+    ROUNDED,
+    SATURATED,
+    TRAIN_LOSS,
+    Report,
+    Statistics,
+    Telemetry,
+)
+from fanin.protos.messages.transfers import (
+    UPDATE_FORMAT,
+    Download,
+    Piece,
+    RoundState,
+    UpdateHeader,
+    UpdateState,
+    UploadReply,
+)
+from fanin.protos.messages.versions import BundleRef, Delegation, Publication, ServedVersion, Version
+
+__all__ = [
+    "EVAL_AGREE",
+    "EVAL_CORRECT_FLOAT",
+    "EVAL_CORRECT_INT8",
+    "EVAL_EXAMPLES",
+    "EVAL_LOSS",
+    "EVAL_PREDICTIONS",
+    "EXAMPLES",
+    "LOSS_UNIT",
+    "MAX_CAPABILITIES",
+    "MAX_CODEC_SHIFT",
+    "MAX_COUNT",
+    "MAX_COUNTS",
+    "MAX_EPOCHS",
+    "MAX_GRID_EXPONENT",
+    "MIN_GRID_EXPONENT",
+    "OLDEST_PROTOCOL",
+    "PROTOCOL",
+    "ROUNDED",
+    "SATURATED",
+    "TRAIN_LOSS",
+    "UPDATE_FORMAT",
+    "Assigned",
+    "Assignment",
+    "BundleRef",
+    "Capabilities",
+    "CheckIn",
+    "CheckInAnswer",
+    "CodecSpec",
+    "Delegation",
+    "Download",
+    "Enrollment",
+    "Piece",
+    "Publication",
+    "RejectReason",
+    "Rejected",
+    "Report",
+    "RoundState",
+    "ServedVersion",
+    "Statistics",
+    "Telemetry",
+    "Training",
+    "UpdateHeader",
+    "UpdateState",
+    "UploadReply",
+    "Version",
+    "Wait",
+]

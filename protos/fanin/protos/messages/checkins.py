@@ -1,0 +1,121 @@
+"""Enrollment and check-ins: how a device registers and asks for work, and the coordinator's answers."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from fanin.protos.errors import InvalidInput
+from fanin.protos.messages.assignments import Assignment
+from fanin.protos.messages.versions import Publication, ServedVersion
+from fanin.protos.names import MAX_NAME_CHARS, check_key
+
+PROTOCOL: Final = 1
+"""Number of the device protocol. It increases when an old peer could misunderstand a new one."""
+OLDEST_PROTOCOL: Final = 1
+MAX_CAPABILITIES: Final = 16
+"""Most codecs, runtimes or graph formats of a device. The coordinator holds them in memory while the device waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """The codecs, runtimes and graph formats of a device. ``max_download_bytes`` 0 means no limit."""
+
+    codecs: tuple[str, ...]
+    runtimes: tuple[str, ...]
+    graph_formats: tuple[str, ...]
+    max_download_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        _check_entries("codecs", self.codecs)
+        _check_entries("runtimes", self.runtimes)
+        _check_entries("graph_formats", self.graph_formats)
+
+
+def _check_entries(what: str, entries: tuple[str, ...]) -> None:
+    """Raise InvalidInput unless these are at most 16 short, printable names.
+
+    Spaces are allowed: a runtime's name is followed by its version.
+    """
+    if len(entries) > MAX_CAPABILITIES:
+        raise InvalidInput(f"capabilities: got {len(entries)} {what}, expected at most {MAX_CAPABILITIES}")
+    for entry in entries:
+        if not 0 < len(entry) <= MAX_NAME_CHARS or not entry.isprintable():
+            raise InvalidInput(
+                f"capabilities: got {entry[:MAX_NAME_CHARS]!r} among {what}, "
+                f"expected 1 to {MAX_NAME_CHARS} printable characters"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enrollment:
+    """A device's request to be registered under its public key."""
+
+    protocol: int
+    token: str
+    public_key: str
+
+    def __post_init__(self) -> None:
+        check_key("enroll", self.public_key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckIn:
+    """A device's request for work.
+
+    Attributes:
+        protocol: The device's protocol number.
+        capabilities: What the device can run and encode.
+        wait_s: Seconds that the device waits for an answer.
+        served: The Version that the device serves. If it is set, the answer announces a newer one.
+    """
+
+    protocol: int
+    capabilities: Capabilities
+    wait_s: float
+    served: ServedVersion | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.wait_s < float("inf"):
+            raise InvalidInput(f"check-in: got wait_s {self.wait_s}, expected a finite number of at least 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """Answer to a check-in: the device has work."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Answer to a check-in: no work now. The device checks in again within the window, in seconds from now."""
+
+    retry_min_s: float
+    retry_max_s: float
+    newest: Publication | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.retry_min_s <= self.retry_max_s < float("inf"):
+            raise InvalidInput(
+                f"wait: got a window of {self.retry_min_s} to {self.retry_max_s} s, "
+                "expected 0 <= retry_min_s <= retry_max_s < infinity"
+            )
+
+
+class RejectReason(Enum):
+    """Reason why a device cannot take part."""
+
+    UPGRADE = "upgrade"
+    UNSUITABLE = "unsuitable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """Answer to a check-in: the device cannot take part with this protocol or these capabilities."""
+
+    reason: RejectReason
+    text: str
+    newest: Publication | None = None
+
+
+CheckInAnswer = Assigned | Wait | Rejected

@@ -1,0 +1,81 @@
+"""A device's reports about its work: telemetry, statistics, and the request to give up an Assignment.
+
+Telemetry describes the work (runtime, time, bytes) and travels in the clear. Statistics describe the data and are
+integers, so that the coordinator can sum them like the tensors of an Update.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from fanin.protos.errors import InvalidInput
+from fanin.protos.names import MAX_NAME_CHARS, check_name
+
+MAX_COUNTS: Final = 64
+MAX_COUNT: Final = 1 << 40
+"""Largest magnitude of one count. The sum of a million of them still fits an int64."""
+
+EXAMPLES: Final = "examples"
+TRAIN_LOSS: Final = "train_loss_q16"
+ROUNDED: Final = "rounded"
+SATURATED: Final = "saturated"
+EVAL_EXAMPLES: Final = "eval_examples"
+EVAL_LOSS: Final = "eval_loss_q16"
+EVAL_PREDICTIONS: Final = "eval_predictions"
+"""Number of labels: one per example, or one per position of a sequence."""
+EVAL_CORRECT_FLOAT: Final = "eval_correct_float"
+EVAL_CORRECT_INT8: Final = "eval_correct_int8"
+EVAL_AGREE: Final = "eval_agree"
+LOSS_UNIT: Final = 1 << 16
+"""Losses are counted in units of 2^-16 nats, so that their sum is an integer like every other statistic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """Facts about the work, in the clear. The coordinator records and sums them, so they are bounded like counts."""
+
+    runtime: str = ""
+    train_s: float = 0.0
+    num_steps: int = 0
+    bytes_downloaded: int = 0
+    bytes_resumed: int = 0
+    fanin_version: str = ""
+
+    def __post_init__(self) -> None:
+        longest = max(len(self.runtime), len(self.fanin_version))
+        if longest > MAX_NAME_CHARS:
+            raise InvalidInput(f"telemetry: got a name of {longest} characters, expected at most {MAX_NAME_CHARS}")
+        if not 0 <= self.train_s < float("inf"):
+            raise InvalidInput(f"telemetry: got train_s {self.train_s}, expected a finite number of at least 0")
+        for name in ("bytes_downloaded", "bytes_resumed"):
+            count = getattr(self, name)
+            if not 0 <= count <= MAX_COUNT:
+                raise InvalidInput(f"telemetry: got {name} {count}, expected at least 0 and at most {MAX_COUNT}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Facts about the data, by name: integers that are summed over devices. Losses are in units of 2^-16 nats."""
+
+    counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if len(self.counts) > MAX_COUNTS:
+            raise InvalidInput(f"statistics: got {len(self.counts)} counts, expected at most {MAX_COUNTS}")
+        for name, count in self.counts.items():
+            check_name("statistics", name)
+            if abs(count) > MAX_COUNT:
+                raise InvalidInput(f"statistics: got {name} = {count}, expected at most {MAX_COUNT} in magnitude")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A message about an Assignment.
+
+    With a ``failure`` the device gives the Assignment up. Without one it asks for the state of its Update.
+    """
+
+    assignment_id: str
+    failure: str = ""
+    telemetry: Telemetry = field(default_factory=Telemetry)

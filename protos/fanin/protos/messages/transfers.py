@@ -1,0 +1,93 @@
+"""Downloads of Chunks and uploads of Updates. Both resume at an offset after a broken connection."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from fanin.protos.chunks import Artifact
+from fanin.protos.messages.reports import Statistics, Telemetry
+from fanin.protos.names import check_name
+
+UPDATE_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """A request for Chunks of a Bundle or a Version.
+
+    Attributes:
+        assignment_id: The Assignment's id, or the ``download_id`` of a Publication.
+        sha256: The first Chunk.
+        offset: Bytes of the first Chunk that the device already has.
+        more_sha256: Chunks that follow in the same stream, each from its beginning.
+    """
+
+    assignment_id: str
+    sha256: str
+    offset: int
+    more_sha256: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateHeader:
+    """Everything in an Update except the bytes of its payload; the first message of an upload.
+
+    Attributes:
+        format: ``UPDATE_FORMAT`` of the device that wrote it.
+        assignment_id: The Assignment that it answers.
+        run_id: The Run.
+        round: The Round's number.
+        version_sha256: Digest of the parameters from which the device trained.
+        codec: Name of the codec of the payload.
+        shifts: For each block, the number of bits by which it is coarser than the grid (num_blocks,).
+        payload: Digests and sizes of the encoded values.
+        statistics: Sums over the device's examples.
+        telemetry: Facts about the work.
+    """
+
+    format: int
+    assignment_id: str
+    run_id: str
+    round: int
+    version_sha256: str
+    codec: str
+    shifts: tuple[int, ...]
+    payload: Artifact
+    statistics: Statistics
+    telemetry: Telemetry
+
+    def __post_init__(self) -> None:
+        check_name("update: assignment", self.assignment_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Consecutive bytes of an Update's payload, which begin at ``offset``."""
+
+    offset: int
+    data: bytes
+
+
+class RoundState(Enum):
+    """State of a Round as far as an uploading device needs it."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class UpdateState(Enum):
+    """State of an Update at the coordinator."""
+
+    RECEIVING = "receiving"
+    RECEIVED = "received"
+    ACCEPTED = "accepted"
+    DISCARDED = "discarded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadReply:
+    """Progress of an upload. The device sends or resumes the payload from byte ``received_bytes`` on."""
+
+    round_state: RoundState
+    update_state: UpdateState
+    received_bytes: int = 0

@@ -1,0 +1,111 @@
+"""Bundles, Versions and the signatures over them, as a coordinator announces them to a device.
+
+These values carry digests and signatures but verify none of them: ``fanin.edge.bundles`` does that before a device
+uses anything. A value only guarantees that its keys and signatures have the right length and its names the right form.
+"""
+
+from dataclasses import dataclass
+
+from fanin.protos.chunks import Artifact
+from fanin.protos.errors import InvalidInput
+from fanin.protos.names import check_key, check_name, check_signature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleRef:
+    """Reference to a Bundle: its manifest and the publisher's signature over it.
+
+    Attributes:
+        manifest: The manifest as an Artifact. ``manifest.sha256`` is the name of the Bundle.
+        public_key: The publisher's Ed25519 key, hexadecimal.
+        signature: 64 bytes.
+    """
+
+    manifest: Artifact
+    public_key: str
+    signature: bytes
+
+    def __post_init__(self) -> None:
+        check_key("bundle", self.public_key)
+        check_signature("bundle", self.signature)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delegation:
+    """Permission of a Bundle's publisher for a run key to sign the Versions of one Run."""
+
+    run_id: str
+    bundle_sha256: str
+    run_public_key: str
+    signature: bytes
+
+    def __post_init__(self) -> None:
+        check_name("delegation: run", self.run_id)
+        check_key("delegation", self.run_public_key)
+        check_signature("delegation", self.signature)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """One immutable, numbered, signed set of global parameters of a Run.
+
+    Attributes:
+        run_id: The Run.
+        number: Increases within the Run.
+        parent: Number of the Version from which this one was computed; 0 for number 0.
+        bundle_sha256: The Bundle whose graphs these parameters fill.
+        parameters: The canonical parameter bytes (``fanin.edge.tensors``) as an Artifact.
+        public_key: Key of the signer: the publisher's, or a run key with a ``delegation``.
+        signature: 64 bytes.
+        delegation: The publisher's permission, if a run key signed.
+    """
+
+    run_id: str
+    number: int
+    parent: int
+    bundle_sha256: str
+    parameters: Artifact
+    public_key: str
+    signature: bytes
+    delegation: Delegation | None = None
+
+    def __post_init__(self) -> None:
+        check_name("version: run", self.run_id)
+        check_key("version", self.public_key)
+        check_signature("version", self.signature)
+        if self.parent >= max(self.number, 1):
+            raise InvalidInput(f"version {self.number}: got parent {self.parent}, expected a lower number (0: itself)")
+
+    @property
+    def sha256(self) -> str:
+        """``version_sha256``: the digest of the canonical parameter bytes."""
+        return self.parameters.sha256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """A Version with its Bundle. ``download_id`` permits one device to download both."""
+
+    download_id: str
+    run_id: str
+    bundle: BundleRef
+    version: Version
+
+    def __post_init__(self) -> None:
+        check_name("publication", self.download_id)
+        check_name("publication: run", self.run_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedVersion:
+    """The Version that a device serves to its app, or a newer one that it refused.
+
+    ``run_id`` is "" while the device has no Version.
+    """
+
+    run_id: str = ""
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        if self.run_id:
+            check_name("served version: run", self.run_id)
