@@ -21,13 +21,13 @@ def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     with opened.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     opened.dispose()
-    for only_look in (False, True):
+    for upgrade in (True, False):
         with raises(
             Corrupted,
             f"{path}: written by a newer fanin (got form 9999, expected 0001 to 0002); install that fanin, or restore "
             "a backup of the folder",
         ):
-            open_engine(path, Durability.PROCESS, only_look=only_look)
+            open_engine(path, Durability.PROCESS, upgrade=upgrade)
 
 
 def test_a_process_that_ends_in_the_first_migration_leaves_a_folder_that_opens(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def open_archive(folder: Path) -> Archive:
     """
     durability = Durability.PROCESS
     _check_complete(folder)
-    engine = open_engine(folder / "fanin.db", durability, only_look=True)
+    engine = open_engine(folder / "fanin.db", durability, upgrade=False)
     return _ReadOnlyState(
         runs=RunStore(engine),
         rounds=RoundStore(engine),

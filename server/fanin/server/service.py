@@ -1,4 +1,4 @@
-"""The gRPC servicers: from messages to values, to one method, and back. No decision is taken here."""
+"""The gRPC servicers: each call decodes its messages, calls one method and encodes the result. They decide nothing."""
 
 import socket
 from collections.abc import AsyncIterator
@@ -29,16 +29,16 @@ from fanin.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 FLEET_SERVICE: Final = "fanin.v1.Fleet"
 CONTROL_SERVICE: Final = "fanin.v1.Control"
 LOOKAHEAD_BYTES: Final = 256 << 10
-"""One piece: a line with a round trip of 0.1 s still carries 2.5 MB a second."""
+"""One piece. A connection with a round-trip time of 0.1 s still carries 2.5 MB/s."""
 SERVER_OPTIONS: Final = (
-    # Two coordinators on one port would each see half of the devices: never share it.
+    # Two coordinators on one port would each see half of the devices.
     ("grpc.so_reuseport", 0),
-    # How much of a stream gRPC takes before it is asked for. It would else probe how much the line bears, and hold some
-    # 8 MB of each upload in memory.
+    # How much of a stream gRPC reads ahead. Otherwise it probes the bandwidth and holds some 8 MB of each upload in
+    # memory.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
-    # Clients ping an idle line once a minute. By default gRPC takes a ping each 5 minutes where no data flows, and
-    # cuts whoever sends more: a Watch of a quiet Run, and every other call on its line.
+    # Clients ping an idle connection once a minute. By default gRPC accepts a ping every 5 minutes without data, and
+    # closes a connection with more: the Watch of a quiet Run, and every other call on its connection.
     ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
 )
 
@@ -175,7 +175,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What a server serves."""
+    """The objects behind the services of a server."""
 
     coordinator: Coordinator
     runs: Runs
@@ -188,10 +188,10 @@ class Services:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """A TLS server that has its port, and serves nobody before it is started.
+    """A TLS server that has its port and serves no call before it is started.
 
-    Beside Fleet and Control it has gRPC's own health and reflection services, which need no credential and tell no more
-    than that it serves, and the protocol.
+    Besides Fleet and Control it has gRPC's own health and reflection services. They need no credential, and reveal only
+    whether it serves, and the protocol.
     """
 
     server: aio.Server
@@ -199,19 +199,19 @@ class Bound:
     health: health.aio.HealthServicer
 
     async def start(self) -> None:
-        """Serve."""
+        """Start to serve."""
         await self.server.start()
         for name in ("", FLEET_SERVICE, CONTROL_SERVICE):
             await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def drain(self, grace_s: float) -> None:
-        """Say that this server goes, take no more calls, and let those under way end within ``grace_s`` seconds."""
+        """Announce the end, accept no more calls, and let the calls under way end within ``grace_s`` seconds."""
         await self.health.enter_graceful_shutdown()
         await self.server.stop(grace_s)
 
 
 def bind_server(services: Services, identity: ServerIdentity, address: str) -> Bound:
-    """Take the port. Raises Conflict if the address is taken."""
+    """Create a server and bind its port. Raises Conflict if the address is taken."""
     _check_free(address)
     refused = RefusedCalls(LOG, services.max_refused_lines)
     rim = Rim(services.registry, services.waits, refused)
@@ -232,13 +232,13 @@ def bind_server(services: Services, identity: ServerIdentity, address: str) -> B
 
 
 def _check_free(address: str) -> None:
-    """Ask the operating system first: gRPC tells the reason nobody but standard error."""
+    """Raise Conflict if the address is taken. gRPC prints the reason only on standard error."""
     host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        for family, kind, protocol, _, where in found:
+        addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, where in addresses:
             with socket.socket(family, kind, protocol) as probe:
-                # A port whose last coordinator has just ended is free.
+                # The port of a coordinator that has just ended counts as free.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(where)
     except OSError as exc:
@@ -252,7 +252,7 @@ def _not_ours(address: str, reason: str) -> Conflict:
 
 
 async def _pieces(requests: AsyncIterator[fleet_pb2.UploadRequest]) -> AsyncIterator[Piece]:
-    # Not ``async for``: its name would keep a piece in memory for each upload that waits.
+    # Not ``async for``: its loop variable would keep a piece in memory for each upload that waits.
     with suppress(StopAsyncIteration):
         while True:
             yield _piece(await anext(requests))

@@ -1,4 +1,4 @@
-"""A coordinator's settings, checked once when it starts."""
+"""The settings of a coordinator, validated when it starts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,14 @@ LOCAL_NAMES: Final = ("localhost", "127.0.0.1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Where a coordinator keeps its state, where it listens and under which names, and what it survives."""
+    """The settings of a coordinator.
+
+    Attributes:
+        state: The folder for its durable state.
+        listen: HOST:PORT to listen on.
+        names: Further host names and addresses under which devices reach it.
+        durability: What an acknowledged Update survives.
+    """
 
     state: Path
     listen: str
@@ -30,12 +37,12 @@ class Settings:
 
     @property
     def host(self) -> str:
-        """The host to listen on, as it is written in addresses."""
+        """The host to listen on, in the form of an address (IPv6 in brackets)."""
         return self.listen.rpartition(":")[0]
 
     @property
     def all_names(self) -> frozenset[str]:
-        """Every name that the certificate must cover."""
+        """All names that the certificate must cover."""
         host = self.host.strip("[]")
         own = () if host in ("0.0.0.0", "::") else (host,)
         return frozenset((*LOCAL_NAMES, *own, *self.names))

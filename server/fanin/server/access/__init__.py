@@ -1,4 +1,4 @@
-"""Who may call the coordinator, and how much load one caller may cause.
+"""Access to the coordinator: authentication of callers, and limits of their load.
 
 Modules, in reading order:
 

@@ -1,1 +1,1 @@
-"""What a coordinator reports about its work: ``logs.py`` writes its effects to the log."""
+"""Reports of a coordinator about its work: ``logs.py`` writes its effects to the log."""

@@ -4,7 +4,7 @@ import asyncio
 
 from fanin.protos.control import RoundInfo, RoundPhase, RunDescription, RunInfo
 from fanin.server.runs.driver import RunDriver
-from fanin.server.storage.sqlite.rounds import KeptRound, RoundMark
+from fanin.server.storage.sqlite.rounds import RoundMark, RoundSummary
 from fanin.server.storage.stores import Stores
 
 MAX_NAMED_DEVICES = 100
@@ -36,8 +36,8 @@ async def describe(driver: RunDriver, info: RunInfo, num_rounds: int, stores: St
     )
 
 
-def _info(kept: KeptRound, driver: RunDriver | None) -> RoundInfo:
-    record = kept.record
+def _info(summary: RoundSummary, driver: RunDriver | None) -> RoundInfo:
+    record = summary.record
     phase = _PHASES[record.mark]
     # The record has the durable steps of a Round, its machine the steps in between.
     machine = None if driver is None else driver.course.round
@@ -47,7 +47,7 @@ def _info(kept: KeptRound, driver: RunDriver | None) -> RoundInfo:
         round=record.round,
         base_version=record.base_version,
         phase=phase,
-        num_updates=kept.num_updates,
+        num_updates=summary.num_updates,
         opened_at=record.opened_at_s,
-        version=kept.version,
+        version=summary.version,
     )

@@ -1,7 +1,7 @@
-"""Files that survive: how the coordinator writes to disk, and what a full disk looks like.
+"""Durable files, and errors of a full disk.
 
-With ``durability = host`` a file's bytes and its name are synced before anybody is told that it exists, so it
-survives a power cut; with ``process`` it survives a crash of the process only.
+With ``durability = host`` the bytes and the name of a file are synced before the file is announced, so it survives a
+power cut. With ``process`` it survives only a crash of the process.
 """
 
 import errno
@@ -23,7 +23,7 @@ _MAX_NAMES: Final = 5
 
 
 class Disk(Protocol):
-    """What makes files durable; a test's own forgets what was not synced."""
+    """The operations that make files durable. A test replaces them by a disk that loses unsynced writes."""
 
     def sync_file(self, fd: int) -> None:
         """Make the bytes of an open file durable."""
@@ -35,7 +35,7 @@ class Disk(Protocol):
 
 
 class Durability(Enum):
-    """What an acknowledged Update survives; each is the Disk that sees to it."""
+    """The event that an acknowledged Update survives: a crash of the process, or of the host. Each is a ``Disk``."""
 
     PROCESS = "process"
     HOST = "host"
@@ -52,14 +52,14 @@ class Durability(Enum):
 
 
 def make_folder(folder: Path, disk: Disk) -> None:
-    """A folder whose own name is durable, also if a process that died before that had made it."""
+    """Create a folder and make its name durable, even if a process that died had created it."""
     folder.mkdir(parents=True, exist_ok=True)
     disk.sync_folder(folder.parent)
 
 
 @contextmanager
 def full_disk_as_our_error(what: str) -> Iterator[None]:
-    """Turn "no space left" of any kind into StorageFull; other OSErrors pass."""
+    """Raise StorageFull in place of any "no space left" error. Other OSErrors pass."""
     try:
         yield
     except OSError as exc:
@@ -69,13 +69,13 @@ def full_disk_as_our_error(what: str) -> Iterator[None]:
 
 
 def write_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Replace a file durably; it has the old bytes or the new ones. Raises StorageFull."""
+    """Replace a file durably. After a crash it has either the old or the new bytes. Raises StorageFull."""
     with full_disk_as_our_error(str(path)):
         replace_file(path, data, mode=mode)
 
 
 class OwnEntries:
-    """The coordinator's entries of a folder: files, or folders, whose whole name matches a pattern.
+    """The coordinator's own entries of a folder: files, or folders, whose full name matches a pattern.
 
     All other entries are foreign (``.DS_Store``, ``.nfs0001``, ``lost+found``). They are left alone and logged once for
     each folder. A foreign entry is never a reason to fail.
@@ -87,7 +87,7 @@ class OwnEntries:
         self._logged: set[Path] = set()
 
     def of(self, folder: Path) -> tuple[Path, ...]:
-        """The own entries of a folder, in no order."""
+        """Return the own entries of a folder, in no particular order."""
         own: list[str] = []
         foreign: list[str] = []
         with os.scandir(folder) as entries:

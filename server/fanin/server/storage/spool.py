@@ -113,11 +113,11 @@ class Spool:
         for path in self._upload_files.of(self._uploads):
             if _round_of(path) == (run_id, round_number):
                 path.unlink(missing_ok=True)
-        kept = {self._payload(header, device) for device, header in keep.items()}
+        payloads = {self._payload(header, device) for device, header in keep.items()}
         folder = self._updates / run_id / str(round_number)
         for path in self._payload_files.of(folder) if folder.exists() else ():
             self._own.discard(path)
-            if path not in kept:
+            if path not in payloads:
                 path.unlink(missing_ok=True)
         self._synced.discard(folder)
 

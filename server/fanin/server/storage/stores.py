@@ -23,7 +23,7 @@ from fanin.server.storage.sqlite.commands import ControlStore, Newest
 from fanin.server.storage.sqlite.devices import DeviceStore
 from fanin.server.storage.sqlite.grids import recorded_grid
 from fanin.server.storage.sqlite.population import EnrolledDevice
-from fanin.server.storage.sqlite.rounds import CommittedUpdate, KeptRound, RoundRecord, RoundStore
+from fanin.server.storage.sqlite.rounds import CommittedUpdate, RoundRecord, RoundStore, RoundSummary
 from fanin.server.storage.sqlite.runs import RunRecord, RunStore
 
 P = ParamSpec("P")
@@ -191,7 +191,7 @@ class AsyncRoundStore:
         last = await self.last(run_id)
         return None if last is None or last.mark.is_final else last
 
-    async def latest(self, run_id: str, limit: int) -> tuple[KeptRound, ...]:
+    async def latest(self, run_id: str, limit: int) -> tuple[RoundSummary, ...]:
         """See ``RoundStore.latest``."""
         return await self._lane(partial(self._store.latest, run_id, limit))
 

@@ -1,5 +1,13 @@
-"""The store: everything of the coordinator that is not bulk bytes, in one SQL database.
+"""The synchronous stores: all durable state except bulk bytes, in one SQL database.
 
-``engine`` opens and migrates it; ``devices``, ``runs`` and ``rounds`` are its three sides, each a small class
-over SQLAlchemy Core. Every method is one transaction.
+Every public method of a store is one transaction, over SQLAlchemy Core. Modules, in reading order:
+
+    schema.py        the tables
+    engine.py        opens and migrates the database
+    devices.py       devices and tokens
+    population.py    all enrolled devices in memory
+    runs.py          Bundles, Runs, Versions, events
+    rounds.py        Rounds and committed Updates
+    commands.py      commands of operators
+    grids.py         the grid that a Round starts on
 """

@@ -1,6 +1,6 @@
-"""What operators command, each in one transaction: the change, its events, and that the command was carried out.
+"""Commands of operators: each is one transaction with the change, its events and the id of the command.
 
-A repeated command changes nothing more, whatever has happened since; one that is refused is not remembered.
+A repeated command changes nothing more, even if the Run has changed since. A refused command is not recorded.
 """
 
 from collections.abc import Collection
@@ -30,25 +30,25 @@ BY_OPERATOR: Final = "by an operator"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newest:
-    """A Version that is to become the newest, from outside the Run's Rounds; its event says how many to run from it."""
+    """A Version from outside that becomes the newest one. Its event has the number of Rounds to open from it."""
 
     version: Version
     event: VersionPublished
 
 
 class ControlStore:
-    """The commands' transactions."""
+    """The transactions of commands."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def is_done(self, command: Command) -> bool:
-        """Whether this command was carried out before. Raises Conflict if its id was used for another one."""
+        """Return whether a command was carried out before. Raises Conflict if another command used its id."""
         with self._engine.connect() as connection:
             return _is_done(connection, command)
 
     def pause(self, command: Command, now_s: float) -> None:
-        """Pause a Run. Raises Conflict."""
+        """Pause a Run. Raises Conflict if it is neither running nor paused."""
         with self._engine.begin() as connection:
             before = _begin(connection, command, now_s)
             if before is None or before is RunState.PAUSED:
@@ -60,7 +60,16 @@ class ControlStore:
             add_event(connection, command.run_id, RunRested(state=RunState.PAUSED, reason=BY_OPERATOR), now_s)
 
     def resume(self, command: Command, num_rounds: int, now_s: float) -> None:
-        """Set a Run going. Raises Conflict."""
+        """Resume a Run.
+
+        Args:
+            command: The command.
+            num_rounds: Rounds to open from now on; 0 keeps the number that is left.
+            now_s: Wall time, in seconds.
+
+        Raises:
+            Conflict: The Run is running and ``num_rounds`` is not 0, or it has ended and ``num_rounds`` is 0.
+        """
         with self._engine.begin() as connection:
             before = _begin(connection, command, now_s)
             if before is None or (before is RunState.RUNNING and not num_rounds):
@@ -74,10 +83,13 @@ class ControlStore:
             add_event(connection, command.run_id, RunResumed(rounds=num_rounds), now_s)
 
     def stop(self, command: Command, now_s: float, *, is_stuck: bool = False) -> None:
-        """Stop a Run, and fail its open Round. Raises Conflict.
+        """Stop a Run and fail its open Round.
 
-        A closed Round still becomes a Version, unless the Run ``is_stuck``: then that Round fails too, also in a Run
-        that was stopped before.
+        A closed Round still publishes its Version, unless the Run ``is_stuck``. Then the closed Round fails too, even
+        if the Run was stopped before.
+
+        Raises:
+            Conflict: The Run has ended.
         """
         with self._engine.begin() as connection:
             before = _begin(connection, command, now_s)
@@ -93,9 +105,12 @@ class ControlStore:
             add_event(connection, command.run_id, RunRested(state=RunState.STOPPED, reason=BY_OPERATOR), now_s)
 
     def publish(self, run_id: str, newest: Newest, now_s: float, command: Command | None = None) -> None:
-        """Add a Version from outside, and set the Run going if that is asked for.
+        """Add a Version from outside, and resume the Run if the event has a number of Rounds.
 
-        A Round that is paused ends. Raises Conflict if the Run is running.
+        A paused Round fails.
+
+        Raises:
+            Conflict: The Run is running, a Round is being folded, or the Version is not the next one.
         """
         with self._engine.begin() as connection:
             if command is not None and _is_done(connection, command):
@@ -113,7 +128,7 @@ class ControlStore:
 
 
 def _begin(connection: Connection, command: Command, now_s: float) -> RunState | None:
-    """The Run's state, or None if the command was carried out before; from now on it was."""
+    """Record a command and return the Run's state, or None if the command was carried out before."""
     if _is_done(connection, command):
         return None
     _remember(connection, command, now_s)

@@ -1,4 +1,4 @@
-"""Who is known: devices by their keys, and tokens by their digests."""
+"""Enrolled devices by their keys, and tokens by their digests."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
@@ -14,7 +14,7 @@ BATCH_ROWS: Final = 10_000
 
 
 class Role(Enum):
-    """What a token is good for."""
+    """The calls that a token permits."""
 
     DEVICE = "device"
     """Enrolling devices."""
@@ -25,8 +25,8 @@ class Role(Enum):
 class DeviceStore:
     """Devices and tokens.
 
-    Reads are answered from memory and may come from any thread; writes go to the database first. So nothing that an
-    unknown caller sends reaches the database. One process writes these tables (``hold_folder``).
+    Reads are answered from memory and may come from any thread. Writes go to the database first. So no call of an
+    unknown peer reaches the database. Only one process writes these tables (``hold_folder``).
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -41,11 +41,11 @@ class DeviceStore:
         self._tokens = {(sha256, Role(role)) for sha256, role in rows}
 
     def enroll(self, device: EnrolledDevice, now_s: float) -> None:
-        """Remember a device; harmless if it is known."""
+        """Record a device. A known device stays as it is."""
         self.enroll_all([device], now_s)
 
     def enroll_all(self, devices: Iterable[EnrolledDevice], now_s: float) -> None:
-        """Remember devices, all or none."""
+        """Record devices, all or none of them. Known devices stay as they are."""
         unknown = {one.device_id: one for one in devices if self.find(one.device_id) is None}
         rows = [
             {"device_id": one.device_id, "public_key": one.public_key, "enrolled_at": now_s} for one in unknown.values()
@@ -57,28 +57,28 @@ class DeviceStore:
                 self._population.add(device)
 
     def find(self, device_id: str) -> EnrolledDevice | None:
-        """The device of this id."""
+        """Return the device of an id, or None if it is not enrolled."""
         return self._population.find(device_id)
 
     @property
     def num_devices(self) -> int:
-        """How many devices are enrolled."""
+        """Number of enrolled devices."""
         return len(self._population)
 
     def add_token(self, sha256: str, role: Role, now_s: float) -> None:
-        """Make a token, known by its digest, good for a role."""
+        """Record a token for a role, by its digest."""
         row = {"sha256": sha256, "role": role.value, "created_at": now_s}
         with self._engine.begin() as connection:
             connection.execute(insert(schema.tokens).values(row))
         self._tokens.add((sha256, role))
 
     def has_token(self, sha256: str, role: Role) -> bool:
-        """Whether a token with this digest is good for this role."""
+        """Return whether a token with this digest was issued for this role."""
         return (sha256, role) in self._tokens
 
 
 def _device_rows(engine: Engine) -> Iterator[Sequence[tuple[str, str]]]:
-    """(device id, public key) in batches, by the driver's own cursor: rows of SQLAlchemy take three times as long."""
+    """Yield batches of (device id, public key), with the driver's cursor: SQLAlchemy takes three times as long."""
     query = str(select(schema.devices.c.device_id, schema.devices.c.public_key).compile(engine))
     with engine.connect() as connection:
         # SQLAlchemy executes it, so that its errors become ours.

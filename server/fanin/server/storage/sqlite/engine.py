@@ -1,7 +1,7 @@
-"""Opening the database: SQLite in a file, at the newest migration.
+"""The database engine: SQLite in a file, at the newest migration.
 
-SQLite runs with a write-ahead log; with ``durability = host`` every commit is synced (``synchronous=FULL``),
-with ``process`` only checkpoints are. The coordinator uses one connection from one thread at a time.
+SQLite runs with a write-ahead log. With ``durability = host`` it syncs every commit (``synchronous=FULL``), with
+``process`` only checkpoints. The coordinator uses one connection, from one thread at a time.
 """
 
 import errno
@@ -29,12 +29,17 @@ _CANNOT_GROW: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.
 """A full disk, a quota or a limit on file sizes, and a full disk when the write-ahead log's index grows."""
 
 
-def open_engine(path: Path, durability: Durability, *, only_look: bool = False) -> Engine:
-    """The database in this file, made or migrated if need be, unless somebody wants to ``only_look``.
+def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> Engine:
+    """Open the database in a file.
+
+    Args:
+        path: The file.
+        durability: What a commit survives.
+        upgrade: Whether to create the database or migrate it to the newest form.
 
     Raises:
-        Corrupted: The file is not a database, is damaged, or was written by a newer fanin; with ``only_look`` also if
-            an older one wrote it.
+        Corrupted: The file is not a database, is damaged, or was written by a newer fanin. Without ``upgrade`` also if
+            an older fanin wrote it.
         InvalidInput: The file or its folder cannot be opened or written.
         StorageFull: The database cannot grow.
         Unavailable: Another process holds the database.
@@ -47,7 +52,7 @@ def open_engine(path: Path, durability: Durability, *, only_look: bool = False) 
 
     @event.listens_for(engine, "connect")
     def configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
-        # The driver must not decide where transactions begin: it would leave reads and DDL out of them.
+        # Otherwise the driver decides where transactions begin, and leaves reads and DDL out of them.
         connection.isolation_level = None
         cursor = connection.cursor()
         for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "foreign_keys=ON"):
@@ -68,12 +73,12 @@ def open_engine(path: Path, durability: Durability, *, only_look: bool = False) 
         with engine.connect() as connection:
             _check_whole(connection, path)
             _check_known(connection, path)
-        # A connection of its own: alembic does not commit in a transaction that a query before it has begun.
+        # A second connection: alembic does not commit in a transaction that an earlier query has begun.
         with engine.connect() as connection:
-            if only_look:
-                _check_form(connection, path)
-            else:
+            if upgrade:
                 migrate(connection)
+            else:
+                _check_form(connection, path)
     except (DatabaseError, CommandError) as exc:
         engine.dispose()
         reason = str(exc.orig if isinstance(exc, DatabaseError) else exc)
@@ -90,15 +95,19 @@ def open_engine(path: Path, durability: Durability, *, only_look: bool = False) 
 
 
 def migrate(connection: Connection) -> None:
-    """Bring the database to the newest migration."""
+    """Migrate the database to the newest form."""
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
 
 
 def _translate(error: sqlite3.Error, path: Path) -> None:
-    """Raise our own error for SQLite's result code, if there is one; https://www.sqlite.org/rescode.html."""
-    # Errors that the driver raises by itself have no code.
+    """Raise our own error for a result code of SQLite, if there is one.
+
+    Reference:
+        https://www.sqlite.org/rescode.html
+    """
+    # Errors that the driver itself raises have no code.
     code: int | None = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return
@@ -127,28 +136,28 @@ def _check_known(connection: Connection, path: Path) -> None:
     """Raise Corrupted if another program or a newer fanin wrote the database."""
     script = ScriptDirectory.from_config(_config())
     known = sorted(revision.revision for revision in script.walk_revisions())
-    got = MigrationContext.configure(connection).get_current_revision()
-    tables = inspect(connection).get_table_names() if got is None else []
+    form = MigrationContext.configure(connection).get_current_revision()
+    tables = inspect(connection).get_table_names() if form is None else []
     foreign = sorted(set(tables) - set(schema.METADATA.tables) - {"alembic_version"})
     if foreign:
         raise Corrupted(
             f"{path}: not a database of a coordinator (table {foreign[0]} is of another program); restore a backup of "
             "the folder"
         )
-    if got is not None and got not in known:
+    if form is not None and form not in known:
         raise Corrupted(
-            f"{path}: written by a newer fanin (got form {got}, expected {known[0]} to {known[-1]}); install that "
+            f"{path}: written by a newer fanin (got form {form}, expected {known[0]} to {known[-1]}); install that "
             "fanin, or restore a backup of the folder"
         )
 
 
 def _check_form(connection: Connection, path: Path) -> None:
-    got = MigrationContext.configure(connection).get_current_revision()
+    form = MigrationContext.configure(connection).get_current_revision()
     newest = ScriptDirectory.from_config(_config()).get_current_head()
-    if got != newest:
+    if form != newest:
         raise Corrupted(
-            f"{path}: the database has form {got}, expected {newest}; let a coordinator of this fanin open it once, or "
-            "look with the fanin that wrote it"
+            f"{path}: the database has form {form}, expected {newest}; let a coordinator of this fanin open it once, "
+            "or look with the fanin that wrote it"
         )
 
 

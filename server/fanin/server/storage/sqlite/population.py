@@ -1,7 +1,7 @@
-"""All enrolled devices in memory, 40 bytes each, so that no call has to ask the database who its caller is.
+"""All enrolled devices in memory, at 40 bytes each, so that authentication needs no database.
 
-Anybody can send any device id. If the database were asked for each, a flood of invented ids would hold up the one lane
-on which Rounds are recorded. One thread adds devices while another finds them.
+Any peer can send any device id. With a query for each, a flood of invented ids would block the one lane on which Rounds
+are recorded. One thread may add devices while another one looks them up.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,12 +17,12 @@ from fanin.protos.calls import device_id_of
 KEY_BYTES: Final = 32
 _PREFIX_CHARS: Final = 16
 MAX_RECENT: Final = 1 << 16
-"""Devices that are kept in a dict, at some 300 bytes each, until they are sorted into the arrays."""
+"""Devices in a dict, at some 300 bytes each, before they are sorted into the arrays."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnrolledDevice:
-    """An enrolled device: a public key, which its id follows from."""
+    """An enrolled device: a public key. The id is derived from it."""
 
     public_key: str
 
@@ -44,8 +44,7 @@ class Population:
     """The enrolled devices."""
 
     def __init__(self, batches: Iterable[Sequence[tuple[str, str]]] = (), max_recent: int = MAX_RECENT) -> None:
-        """``batches`` of (device id, public key), as the database has them. Raises ValueError if one is not
-        hexadecimal."""
+        """Load batches of (device id, public key) from the database. Raises ValueError if one is not hexadecimal."""
         self._max_recent = max_recent
         parts = [_sorted(batch) for batch in batches]
         self._sorted = _merged(*parts, _sorted(()))
@@ -55,16 +54,16 @@ class Population:
         return len(self._sorted.prefixes) + len(self._recent)
 
     def add(self, device: EnrolledDevice) -> None:
-        """Add a device that is not here yet."""
+        """Add a device that is not in the population yet."""
         self._recent[device.device_id] = device
         if len(self._recent) >= self._max_recent:
             rows = [(one.device_id, one.public_key) for one in self._recent.values()]
-            # In this order: a device that is looked for meanwhile is found in one of both.
+            # In this order, so that a concurrent lookup finds each device in at least one of them.
             self._sorted = _merged(self._sorted, _sorted(rows))
             self._recent = {}
 
     def find(self, device_id: str) -> EnrolledDevice | None:
-        """The device of this id, or None. The id may be any text."""
+        """Return the device of an id, or None if it is not enrolled. The id may be any text."""
         recent = self._recent.get(device_id)
         if recent is not None:
             return recent
@@ -74,7 +73,7 @@ class Population:
             return None
         devices = self._sorted
         place = int(np.searchsorted(devices.prefixes, prefix))
-        # Keys whose ids begin alike can be searched for, so the whole id decides.
+        # An attacker can search for keys whose ids have the same prefix, so the full id decides.
         while place < len(devices.prefixes) and devices.prefixes[place] == prefix:
             device = EnrolledDevice(public_key=devices.keys[place].tobytes().hex())
             if device.device_id == device_id:

@@ -1,7 +1,7 @@
-"""Rounds and the Updates committed to them: the record from which a Version can be computed again.
+"""Rounds and their committed Updates: the record from which a Version can be recomputed.
 
-The database decides what is accepted: ``commit`` counts the places and inserts in one transaction, so at most
-``buffer`` Updates are ever in a Round, whoever asks, and the Round's set is its rows.
+The database decides which Updates are accepted. ``commit`` counts the places and inserts in one transaction, so a Round
+never has more than ``buffer`` Updates. The rows of a Round are its set.
 """
 
 import json
@@ -22,7 +22,7 @@ from fanin.v1 import fleet_pb2
 
 
 class RoundMark(Enum):
-    """How far a Round's record has come."""
+    """The durable state of a Round. The phases of the round machine (``rounds.machine.Phase``) are finer."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -31,16 +31,26 @@ class RoundMark(Enum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the Round has ended; its record does not change any more."""
+        """Whether the Round has ended. Then its record never changes."""
         return self in (RoundMark.PUBLISHED, RoundMark.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """A Round as it is kept.
+    """The record of a Round.
 
-    ``deadline_at_s`` is wall time. It is None until as many devices as the quorum have a part in the Round, and while
-    the Run is paused: ``left_s`` is then the rest of it.
+    Attributes:
+        run_id: The Run.
+        round: The number of the Round.
+        base_version: The number of the Version that devices train from.
+        grid: An exponent for each block.
+        mark: The durable state.
+        opened_at_s: Wall time at which the Round was opened.
+        deadline_at_s: Wall time of the deadline. None until as many devices as the quorum take part, and while the
+            Run is paused.
+        left_s: Seconds to the deadline when the Run was paused.
+        accepted: The devices of the set, in the order of their commits.
+        next_grid: The grid of the next Round.
     """
 
     run_id: str
@@ -57,8 +67,14 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedUpdate:
-    """An Update of a Round, in the order of commits. ``header.round`` is the one that it was made for: the same, or
-    where the Plan allows staleness an earlier one."""
+    """A committed Update.
+
+    Attributes:
+        device_id: The device that made it.
+        round: The Round that folds it.
+        header: Its header. ``header.round`` is the Round that it was made for: the same, or an earlier one if the Plan
+            allows staleness.
+    """
 
     device_id: str
     round: int
@@ -66,8 +82,8 @@ class CommittedUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptRound:
-    """A Round, how many Updates are committed to it, and the Version that it ended in, 0 for none."""
+class RoundSummary:
+    """A Round, the number of its committed Updates, and the number of its Version, 0 without one."""
 
     record: RoundRecord
     num_updates: int
@@ -75,13 +91,17 @@ class KeptRound:
 
 
 class RoundStore:
-    """Rounds and their Updates."""
+    """Rounds and their committed Updates."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def open(self, record: RoundRecord) -> bool:
-        """Record a new Round, if its Run is running; whether it is. Repeating it is harmless."""
+        """Record a new Round, if its Run is running. It may be repeated.
+
+        Returns:
+            Whether the Round is open.
+        """
         with self._engine.begin() as connection:
             known = _round(connection, record.run_id, record.round)
             if known is not None:
@@ -103,33 +123,40 @@ class RoundStore:
             return True
 
     def set_deadline(self, run_id: str, round_number: int, deadline_at_s: float, now_s: float) -> None:
-        """Record the wall time of the deadline, or, if the Run was paused meanwhile, what is left until then."""
+        """Record the wall time of the deadline. If the Run was paused meanwhile, record the seconds that are left."""
         with self._engine.begin() as connection:
             is_paused = run_state(connection, run_id) is RunState.PAUSED
             left_s = max(deadline_at_s - now_s, 0.0)
             values = {"left_s": left_s} if is_paused else {"deadline_at": deadline_at_s, "left_s": None}
             connection.execute(update(schema.rounds).where(_is(run_id, round_number)).values(values))
 
-    def commit(self, wanted: Sequence[tuple[CommittedUpdate, int]]) -> list[CommittedUpdate | None]:
-        """Accept Updates, durably and in one transaction, each if its Round is open and has a place in its buffer.
+    def commit(self, candidates: Sequence[tuple[CommittedUpdate, int]]) -> list[CommittedUpdate | None]:
+        """Accept Updates in one durable transaction: each if its Round is open and has a free place.
 
-        For each the Update that stands for the device's Assignment: this one, an earlier one, which it cannot replace,
-        or None if the Round does not take it.
+        Args:
+            candidates: Pairs of an Update and the number of places of its Round.
+
+        Returns:
+            For each Update, the one that is recorded for its Assignment. It may be an earlier Update, which cannot be
+            replaced. None if the Round does not accept the Update.
         """
         with self._engine.begin() as connection:
-            return [_commit(connection, found, buffer) for found, buffer in wanted]
+            return [_commit(connection, candidate, buffer) for candidate, buffer in candidates]
 
     def close(self, run_id: str, round_number: int, *, cohort: CohortPlan, now_s: float) -> RoundRecord:
-        """Name the set: the Updates that are committed now, in order; or, without a quorum, the failure.
+        """Record the set: the Updates committed until now, in order. Without a quorum, record the failure.
 
-        What was recorded once stays. Returns the record as it is then.
+        A Round that is not open stays as it is.
+
+        Returns:
+            The record after that.
         """
         with self._engine.begin() as connection:
             record = _round(connection, run_id, round_number)
             assert record is not None, "only a recorded round is closed"
             if record.mark is not RoundMark.OPEN:
                 return record
-            accepted = tuple(found.device_id for found in _updates(connection, run_id, round_number))
+            accepted = tuple(committed.device_id for committed in _updates(connection, run_id, round_number))
             event: RoundClosed | RoundFailed = round_closed(round_number, accepted)
             mark = RoundMark.CLOSED
             if len(accepted) < cohort.quorum:
@@ -145,10 +172,12 @@ class RoundStore:
     def publish(
         self, version: Version, event: VersionPublished, *, next_grid: Sequence[int], now_s: float
     ) -> RoundRecord:
-        """Record the Version that a Round ended in.
+        """Record the Version of a Round.
 
-        A Round that has ended stays as it is, so a commit that was reported as an error can be repeated. Returns the
-        record as it is then.
+        A Round that has ended stays as it is, so a commit that was reported as an error can be repeated.
+
+        Returns:
+            The record after that.
         """
         with self._engine.begin() as connection:
             record = _round(connection, version.run_id, event.round)
@@ -165,8 +194,7 @@ class RoundStore:
             return replace(record, mark=RoundMark.PUBLISHED, next_grid=tuple(next_grid))
 
     def fail(self, run_id: str, round_number: int, *, reason: str, now_s: float) -> RoundRecord:
-        """Record that a Round failed, and why. A Round that has ended stays as it is. Returns the record as it is
-        then."""
+        """Record the failure of a Round. A Round that has ended stays as it is. Return the record after that."""
         with self._engine.begin() as connection:
             record = _round(connection, run_id, round_number)
             assert record is not None, "only a recorded round fails"
@@ -176,28 +204,28 @@ class RoundStore:
             return replace(record, mark=RoundMark.FAILED)
 
     def rounds(self, run_id: str) -> tuple[RoundRecord, ...]:
-        """All Rounds of a Run, oldest first."""
+        """Return all Rounds of a Run, oldest first."""
         query = select(schema.rounds).where(schema.rounds.c.run_id == run_id).order_by(schema.rounds.c.round)
         with self._engine.connect() as connection:
             return tuple(_record(row) for row in connection.execute(query).mappings())
 
     def since(self, run_id: str, base_version: int) -> tuple[RoundRecord, ...]:
-        """The Rounds of a Run that began with this Version or a later one, oldest first."""
+        """Return the Rounds of a Run on this Version or a later one, oldest first."""
         table = schema.rounds
         query = select(table).where(table.c.run_id == run_id, table.c.base_version >= base_version)
         with self._engine.connect() as connection:
             return tuple(_record(row) for row in connection.execute(query.order_by(table.c.round)).mappings())
 
     def last(self, run_id: str) -> RoundRecord | None:
-        """The newest Round of a Run."""
+        """Return the newest Round of a Run, or None without one."""
         table = schema.rounds
         query = select(table).where(table.c.run_id == run_id).order_by(table.c.round.desc()).limit(1)
         with self._engine.connect() as connection:
             row = connection.execute(query).mappings().first()
         return None if row is None else _record(row)
 
-    def latest(self, run_id: str, limit: int) -> tuple[KeptRound, ...]:
-        """The last Rounds of a Run, newest first."""
+    def latest(self, run_id: str, limit: int) -> tuple[RoundSummary, ...]:
+        """Return the last ``limit`` Rounds of a Run, newest first."""
         rounds, updates, versions = schema.rounds, schema.updates, schema.versions
         count = (
             select(func.count())
@@ -214,19 +242,19 @@ class RoundStore:
         query = query.where(rounds.c.run_id == run_id).order_by(rounds.c.round.desc()).limit(limit)
         with self._engine.connect() as connection:
             return tuple(
-                KeptRound(record=_record(row), num_updates=row["num_updates"], version=row["version"])
+                RoundSummary(record=_record(row), num_updates=row["num_updates"], version=row["version"])
                 for row in connection.execute(query).mappings()
             )
 
     def num_published(self, run_id: str) -> int:
-        """How many Rounds of a Run ended in a Version."""
+        """Return the number of Rounds of a Run that published a Version."""
         table = schema.rounds
         published = (table.c.run_id == run_id) & (table.c.state == RoundMark.PUBLISHED.value)
         with self._engine.connect() as connection:
             return int(connection.execute(select(func.count()).select_from(table).where(published)).scalar_one())
 
     def grid_after(self, run_id: str, version: int) -> tuple[int, ...] | None:
-        """The grid that the Round which published a Version ended in; None if no Round published it."""
+        """Return the final grid of the Round that published a Version, or None if no Round published it."""
         rounds, versions = schema.rounds, schema.versions
         query = (
             select(rounds.c.next_grid)
@@ -238,18 +266,20 @@ class RoundStore:
         return None if grid is None else tuple(json.loads(grid))
 
     def update(self, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
-        """The Update that a device made for a Round, if it was accepted."""
+        """Return the accepted Update that a device made for a Round, or None without one."""
         with self._engine.connect() as connection:
             return _update(connection, run_id, made_for, device_id)
 
     def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
-        """The Updates of a Round in the order of commits."""
+        """Return the Updates of a Round, in the order of their commits."""
         with self._engine.connect() as connection:
             return _updates(connection, run_id, round_number)
 
     def headers_made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
-        """By device, the Updates that were made for a Round and accepted, whichever Round they are folded in; but none
-        of a Round that failed, for no Version will ever be computed from them again."""
+        """Return the accepted Updates that were made for a Round, by device. Any Round may fold them.
+
+        Updates in failed Rounds are left out, because no Version is ever computed from them.
+        """
         table, rounds = schema.updates, schema.rounds
         folded_in = (rounds.c.run_id == table.c.run_id) & (rounds.c.round == table.c.round)
         query = (
@@ -263,14 +293,14 @@ class RoundStore:
 
 
 def fail_round(connection: Connection, run_id: str, failure: RoundFailed, now_s: float) -> None:
-    """Record a failure within somebody's transaction."""
+    """Record a failure within the caller's transaction."""
     round_ = _is(run_id, failure.round)
     connection.execute(update(schema.rounds).where(round_).values(state=RoundMark.FAILED.value))
     add_event(connection, run_id, failure, now_s)
 
 
 def failure_of(round_number: int, num_updates: int, cohort: CohortPlan) -> RoundFailed:
-    """Why a Round without a quorum failed."""
+    """Return the failure of a Round without a quorum."""
     reason = f"{num_updates} updates within {cohort.deadline_s:g} s, expected at least {cohort.quorum}"
     return RoundFailed(round=round_number, reason=reason)
 
@@ -288,32 +318,32 @@ def _update(connection: Connection, run_id: str, made_for: int, device_id: str) 
     return None if row is None else CommittedUpdate(device_id=device_id, round=row[0], header=_header(row[1]))
 
 
-def _has_place(connection: Connection, wanted: CommittedUpdate, buffer: int) -> bool:
+def _has_place(connection: Connection, candidate: CommittedUpdate, buffer: int) -> bool:
     table = schema.updates
-    in_round = (table.c.run_id == wanted.header.run_id) & (table.c.round == wanted.round)
+    in_round = (table.c.run_id == candidate.header.run_id) & (table.c.round == candidate.round)
     count = select(func.count()).select_from(table).where(in_round)
-    own = select(table.c.sequence).where(in_round, table.c.device_id == wanted.device_id)
+    own = select(table.c.sequence).where(in_round, table.c.device_id == candidate.device_id)
     return connection.execute(count).scalar_one() < buffer and connection.execute(own).first() is None
 
 
-def _commit(connection: Connection, wanted: CommittedUpdate, buffer: int) -> CommittedUpdate | None:
-    header, number = wanted.header, wanted.round
-    found = _update(connection, header.run_id, header.round, wanted.device_id)
-    if found is not None:
-        return found
+def _commit(connection: Connection, candidate: CommittedUpdate, buffer: int) -> CommittedUpdate | None:
+    header, number = candidate.header, candidate.round
+    earlier = _update(connection, header.run_id, header.round, candidate.device_id)
+    if earlier is not None:
+        return earlier
     state = connection.execute(select(schema.rounds.c.state).where(_is(header.run_id, number))).scalar()
-    if state != RoundMark.OPEN.value or not _has_place(connection, wanted, buffer):
+    if state != RoundMark.OPEN.value or not _has_place(connection, candidate, buffer):
         return None
     connection.execute(
         insert(schema.updates).values(
             run_id=header.run_id,
             round=number,
             made_for=header.round,
-            device_id=wanted.device_id,
+            device_id=candidate.device_id,
             header_proto=header_to_proto(header).SerializeToString(deterministic=True),
         )
     )
-    return wanted
+    return candidate
 
 
 def _header(data: bytes) -> UpdateHeader:

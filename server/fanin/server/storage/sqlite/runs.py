@@ -1,4 +1,4 @@
-"""Bundles, Runs, their Versions and what happened in them."""
+"""Bundles, Runs, their Versions and their events."""
 
 import json
 from collections.abc import Iterator
@@ -27,12 +27,12 @@ from fanin.server.storage.sqlite.records import decode
 from fanin.v1 import control_pb2, fleet_pb2
 
 PAGE_EVENTS: Final = 100
-"""Events that are read in one transaction, each of at most some 40 kB."""
+"""Events per transaction. Each has at most some 40 kB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A Run as it is kept. ``max_rounds`` Rounds are to be done since it was last set going."""
+    """The record of a Run. ``max_rounds`` is the number of Rounds since the last command that set it going."""
 
     start: StartRun
     state: RunState
@@ -47,7 +47,7 @@ class RunStore:
         self._engine = engine
 
     def add_bundle(self, bundle: BundleRef) -> None:
-        """Remember a Bundle; harmless if it is known."""
+        """Record a Bundle. A known Bundle stays as it is."""
         row = {
             "bundle_sha256": bundle.manifest.sha256,
             "bundle_proto": bundle_to_proto(bundle).SerializeToString(),
@@ -56,14 +56,14 @@ class RunStore:
             connection.execute(upsert(schema.bundles).values(row).on_conflict_do_nothing())
 
     def bundle(self, sha256: str) -> BundleRef | None:
-        """The Bundle of this digest."""
+        """Return the Bundle of a digest, or None if it is not recorded."""
         query = select(schema.bundles.c.bundle_proto).where(schema.bundles.c.bundle_sha256 == sha256)
         with self._engine.connect() as connection:
             data = connection.execute(query).scalar()
         return None if data is None else decode(f"bundle {short(sha256)}", fleet_pb2.BundleRef, bundle_from_proto, data)
 
     def run_key(self, run_id: str, new_key: bytes) -> bytes:
-        """The private key of a Run; ``new_key`` becomes it if there is none yet."""
+        """Return the private key of a Run. Without one, ``new_key`` becomes it."""
         row = {"run_id": run_id, "private_key": new_key}
         query = select(schema.run_keys.c.private_key).where(schema.run_keys.c.run_id == run_id)
         with self._engine.begin() as connection:
@@ -71,7 +71,7 @@ class RunStore:
             return bytes(connection.execute(query).scalar_one())
 
     def add_run(self, start: StartRun, now_s: float) -> None:
-        """Remember a Run and its Version 0."""
+        """Record a Run and its Version 0."""
         with self._engine.begin() as connection:
             connection.execute(
                 insert(schema.runs).values(
@@ -86,21 +86,30 @@ class RunStore:
             add_version(connection, start.version, round_number=0)
 
     def runs(self) -> tuple[RunRecord, ...]:
-        """All Runs, oldest first."""
+        """Return all Runs, oldest first."""
         query = select(schema.runs).order_by(schema.runs.c.started_at, schema.runs.c.run_id)
         with self._engine.connect() as connection:
             return tuple(_record(row) for row in connection.execute(query).mappings())
 
     def run(self, run_id: str) -> RunRecord | None:
-        """The Run of this id."""
+        """Return the Run of an id, or None without one."""
         query = select(schema.runs).where(schema.runs.c.run_id == run_id)
         with self._engine.connect() as connection:
             row = connection.execute(query).mappings().first()
         return None if row is None else _record(row)
 
     def rest(self, run_id: str, rested: RunRested, now_s: float, *, next_sequence: int) -> bool:
-        """Record that a running Run rests, and why, unless something has happened since this was decided, which was
-        when the next event would have had ``next_sequence``; whether it was recorded."""
+        """Record that a running Run rests, unless an event was recorded after this was decided.
+
+        Args:
+            run_id: The Run.
+            rested: The new state and its reason.
+            now_s: Wall time, in seconds.
+            next_sequence: The sequence number of the next event at the time of the decision.
+
+        Returns:
+            Whether it was recorded.
+        """
         with self._engine.begin() as connection:
             if run_state(connection, run_id) is not RunState.RUNNING or _next(connection, run_id) > next_sequence:
                 return False
@@ -109,7 +118,7 @@ class RunStore:
             return True
 
     def version(self, run_id: str, number: int | None = None) -> Version | None:
-        """A Version by number, or the newest."""
+        """Return a Version by number, or the newest one. None if there is no such Version."""
         table = schema.versions
         query = select(table.c.version_proto).where(table.c.run_id == run_id)
         query = (
@@ -120,14 +129,14 @@ class RunStore:
         return None if data is None else decode(f"run {run_id}, a version", fleet_pb2.Version, version_from_proto, data)
 
     def round_by_version(self, run_id: str) -> dict[int, int]:
-        """By number of the Version the Round that made it; 0: none."""
+        """Return, for each Version's number, the Round that published it; 0 for a Version from outside."""
         table = schema.versions
         query = select(table.c.number, table.c.round).where(table.c.run_id == run_id)
         with self._engine.connect() as connection:
             return {int(number): int(round_number) for number, round_number in connection.execute(query)}
 
     def lineage_start(self, run_id: str) -> int:
-        """The newest Version of a Run that no Round made: what it began from, or was given since."""
+        """Return the number of the newest Version that no Round published: Version 0, or a later one from outside."""
         table = schema.versions
         query = select(func.max(table.c.number)).where(table.c.run_id == run_id, table.c.round == 0)
         with self._engine.connect() as connection:
@@ -153,7 +162,7 @@ class RunStore:
             return _publication(connection, run_id, number)
 
     def event_page(self, run_id: str, from_sequence: int) -> tuple[LoggedEvent, ...]:
-        """The next events of a Run from a sequence number on, at most ``PAGE_EVENTS``; none after the last one."""
+        """Return up to ``PAGE_EVENTS`` events of a Run from a sequence number on, or none after the last event."""
         table = schema.events
         query = (
             select(table.c.event_proto)
@@ -165,14 +174,14 @@ class RunStore:
             return tuple(_event(run_id, data) for data in connection.execute(query).scalars())
 
     def events(self, run_id: str) -> Iterator[LoggedEvent]:
-        """All events of a Run, read page by page."""
+        """Yield all events of a Run, read page by page."""
         sequence = 0
         while page := self.event_page(run_id, sequence):
             yield from page
             sequence = page[-1].sequence + 1
 
     def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices | None:
-        """A page of the devices whose Updates a Round accepted; None if there is no such Round."""
+        """Return a page of the devices whose Updates a Round accepted, or None without such a Round."""
         table = schema.rounds
         query = select(table.c.accepted).where(table.c.run_id == run_id, table.c.round == round_number)
         with self._engine.connect() as connection:
@@ -185,13 +194,13 @@ class RunStore:
 
 
 def run_state(connection: Connection, run_id: str) -> RunState:
-    """The state of a Run that is there, within somebody's transaction."""
+    """Return the state of a recorded Run, within the caller's transaction."""
     table = schema.runs
     return RunState(connection.execute(select(table.c.state).where(table.c.run_id == run_id)).scalar_one())
 
 
 def set_run(connection: Connection, run_id: str, *, state: RunState, reason: str = "", max_rounds: int = 0) -> None:
-    """Change a Run's state within somebody's transaction; ``max_rounds`` 0: as many as before."""
+    """Change a Run's state within the caller's transaction. ``max_rounds`` 0 keeps the number."""
     values: dict[str, object] = {"state": state.value, "reason": reason}
     if max_rounds:
         values["max_rounds"] = max_rounds
@@ -199,7 +208,7 @@ def set_run(connection: Connection, run_id: str, *, state: RunState, reason: str
 
 
 def add_version(connection: Connection, version: Version, *, round_number: int) -> None:
-    """Insert a Version within somebody's transaction; a number that is taken fails it."""
+    """Insert a Version within the caller's transaction. A number that is taken fails the transaction."""
     connection.execute(
         insert(schema.versions).values(
             run_id=version.run_id,
@@ -211,7 +220,7 @@ def add_version(connection: Connection, version: Version, *, round_number: int) 
 
 
 def add_event(connection: Connection, run_id: str, event: RunEvent, now_s: float) -> None:
-    """Append an event to a Run's record within somebody's transaction."""
+    """Append an event of a Run within the caller's transaction."""
     sequence = _next(connection, run_id)
     data = event_to_proto(LoggedEvent(sequence=sequence, time=now_s, event=event)).SerializeToString()
     row = {"run_id": run_id, "sequence": sequence, "time": now_s, "event_proto": data}
@@ -230,7 +239,7 @@ def _publication(connection: Connection, run_id: str, number: int) -> VersionPub
 
 
 def _next(connection: Connection, run_id: str) -> int:
-    """The sequence number of a Run's next event."""
+    """Return the sequence number of a Run's next event."""
     table = schema.events
     last = connection.execute(select(func.max(table.c.sequence)).where(table.c.run_id == run_id)).scalar()
     return (last or 0) + 1

@@ -1,6 +1,7 @@
-"""The tables. Times are seconds since the Unix epoch; ``*_proto`` columns hold ``fanin.v1`` messages.
+"""The tables of the database.
 
-A change here goes with a migration in ``migrations/versions``; a test holds the two equal.
+Times are seconds since the Unix epoch. Columns ``*_proto`` hold serialized ``fanin.v1`` messages. A change here needs a
+migration in ``migrations/versions``. A test keeps the two equal.
 """
 
 from typing import Final
@@ -32,7 +33,7 @@ devices = Table(
 tokens = Table(
     "tokens",
     METADATA,
-    # Of the token only its digest is kept: who reads the database cannot enroll or command.
+    # Only the digest of the token, so that a reader of the database cannot enroll or command.
     Column("sha256", String, primary_key=True),
     Column("role", String, nullable=False),
     Column("created_at", Float, nullable=False),
@@ -56,11 +57,11 @@ runs = Table(
     "runs",
     METADATA,
     Column("run_id", String, primary_key=True),
-    # The command that started it, to tell a repeated command from another one under the same id.
+    # The command that started the Run, to distinguish a repeated command from another one with the same id.
     Column("start_proto", LargeBinary, nullable=False),
     Column("state", String, nullable=False),
     Column("reason", Text, nullable=False),
-    # Rounds to do since the Run was last set going.
+    # Rounds to publish since the last command that set the Run going.
     Column("max_rounds", Integer, nullable=False),
     Column("started_at", Float, nullable=False),
 )
@@ -71,7 +72,7 @@ versions = Table(
     Column("run_id", String, primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("version_proto", LargeBinary, nullable=False),
-    # 0: made outside.
+    # The Round that published it, 0 for a Version from outside.
     Column("round", Integer, nullable=False),
 )
 
@@ -87,11 +88,11 @@ rounds = Table(
     Column("state", String, nullable=False),
     Column("opened_at", Float, nullable=False),
     Column("deadline_at", Float),
-    # Seconds that were left until the deadline when the Run was paused.
+    # Seconds to the deadline when the Run was paused.
     Column("left_s", Float),
-    # JSON list of device ids in the order of acceptance, from closed on.
+    # JSON list of device ids in the order of acceptance, once the Round is closed.
     Column("accepted", Text),
-    # JSON list of exponents for the Round after this one, from published on.
+    # JSON list of exponents for the next Round, once this Round is published.
     Column("next_grid", Text),
 )
 
@@ -100,7 +101,7 @@ updates = Table(
     METADATA,
     Column("sequence", Integer, primary_key=True, autoincrement=True),
     Column("run_id", String, nullable=False),
-    # The Round that it is folded in, and the one that it was made for, which may be earlier.
+    # The Round that folds it, and the Round that it was made for, which may be earlier.
     Column("round", Integer, nullable=False),
     Column("made_for", Integer, nullable=False),
     Column("device_id", String, nullable=False),
@@ -114,7 +115,7 @@ commands = Table(
     "commands",
     METADATA,
     Column("command_id", String, primary_key=True),
-    # Of the command, to tell a repeated one from another one under the same id.
+    # The digest of the command, to distinguish a repeated command from another one with the same id.
     Column("command_sha256", String, nullable=False),
     Column("carried_out_at", Float, nullable=False),
 )
