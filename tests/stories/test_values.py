@@ -11,7 +11,7 @@ from support.values import PUBLISHER, plan
 
 from fanin.clients.data.examples import Examples, memory_store
 from fanin.clients.device.embed import Home, joined
-from fanin.commands.show import describe, event_row
+from fanin.commands.console.show import event_row, event_text
 from fanin.edge.assembly.assemble import assemble
 from fanin.protos.control import Recorded, RunRested, RunState, VersionPublished
 from fanin.protos.plans import StopPlan
@@ -55,7 +55,9 @@ def test_devices_tell_how_far_int8_is_behind_and_the_run_pauses(tmp_path: Path, 
     assert isinstance(first, VersionPublished) and first.evaluation is not None
     assert first.evaluation.num_examples == len(store.validation)
     assert first.evaluation.int8_rise_percent == pytest.approx(expected, rel=1e-4)
-    assert f"int8's squared error +{first.evaluation.int8_rise_percent:.2f} % (int8 lags far behind" in describe(first)
+    assert f"int8's squared error +{first.evaluation.int8_rise_percent:.2f} % (int8 lags far behind" in event_text(
+        first
+    )
     told = event_row(versions[0])["evaluation"]
     assert isinstance(told, dict) and told["int8_rise_percent"] == first.evaluation.int8_rise_percent
     if limit:

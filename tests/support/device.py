@@ -18,7 +18,7 @@ from pathlib import Path
 from fanin.clients.device.cache import Cache
 from fanin.clients.device.client import Client, Options, Parts
 from fanin.clients.testing import SyntheticTrainer
-from fanin.clients.transport import GrpcTransport, Line, ReadPayload
+from fanin.clients.transport import Connection, GrpcTransport, ReadPayload
 from fanin.protos.messages import Download, UpdateHeader, UploadReply
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     folder, index, address, die_at = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     state = folder / "state"
     cache = Cache(folder / f"device-{index}")
-    line = Line(address, (state / "tls" / "ca.pem").read_bytes())
+    line = Connection(address, (state / "tls" / "ca.pem").read_bytes())
     transport = GrpcTransport(line, cache.key())
     if die_at:
         transport = DyingTransport(line, cache.key())

@@ -16,7 +16,7 @@ from fanin.clients.device.client import Client, Options, Parts
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import make_update
 from fanin.clients.testing import SyntheticTrainer
-from fanin.clients.transport import CallOptions, GrpcTransport, Line
+from fanin.clients.transport import CallOptions, Connection, GrpcTransport
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.edge.codecs.fixed import CODECS
@@ -54,7 +54,7 @@ class Witness(GrpcTransport):
     ``alter`` changes an Assignment on its way, as a hostile coordinator would.
     """
 
-    def __init__(self, line: Line, key: SigningKey) -> None:
+    def __init__(self, line: Connection, key: SigningKey) -> None:
         super().__init__(line, key)
         self.failures: list[str] = []
         self.alter: Callable[[m.Assignment], m.Assignment] = lambda assignment: assignment
@@ -115,9 +115,9 @@ class Peer:
         return calls.device_id_of(self.key.public)
 
     @contextmanager
-    def line(self) -> Iterator[Line]:
+    def line(self) -> Iterator[Connection]:
         """A line of its own."""
-        line = Line(self.host.address, self.host.ca)
+        line = Connection(self.host.address, self.host.ca)
         try:
             yield line
         finally:

@@ -20,7 +20,7 @@ import numpy as np
 from fanin.clients.device.cache import Cache
 from fanin.clients.device.serving import Serving
 from fanin.clients.textfiles import read_text
-from fanin.commands.show import finite
+from fanin.commands.console.show import finite
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
 from fanin.edge.runtimes.base import Inputs, Model, Runtime
@@ -51,7 +51,7 @@ class Asked:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin infer``."""
     options = _parser().parse_args(argv)
     path = Path(options.model)
     # What is not there is told as that, not as a file of unknown format.

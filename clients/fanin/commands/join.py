@@ -18,15 +18,15 @@ from fanin.clients.device.footprint import SparingTrainer, give_back, share_one_
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.textfiles import read_text, read_token
-from fanin.clients.transport import GrpcTransport, Line
-from fanin.commands.logs import configure_logging
+from fanin.clients.transport import Connection, GrpcTransport
+from fanin.commands.console.logs import configure_logging
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import check_key
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin join``."""
     options = _parser().parse_args(argv)
     configure_logging(logging.WARNING if options.quiet else logging.INFO)
     share_one_heap()
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     publisher = read_text(Path(options.publisher), "--publisher").strip()
     check_key(f"--publisher: {options.publisher}", publisher)
     token = read_token(Path(options.token_file) if options.token_file else None, "FANIN_DEVICE_TOKEN")
-    line = Line(options.server, read_text(Path(options.ca), "--ca").encode())
+    line = Connection(options.server, read_text(Path(options.ca), "--ca").encode())
     give_back()
     with hold_folder(Path(options.state)):
         cache = Cache(Path(options.state), options.cache_mb << 20)

@@ -11,7 +11,7 @@ from typing import Annotated, Final, TextIO
 
 import typer
 
-from fanin.commands.terminal import JsonOption, run_command, write_json
+from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.network.counters import by_axis
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import Precision
@@ -35,7 +35,7 @@ FOR_TENSORS: Final = 0.9
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin plan``."""
     return run_command(plan, argv)
 
 

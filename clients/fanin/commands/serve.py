@@ -20,8 +20,15 @@ from typing import Annotated
 import typer
 
 from fanin.clients.device.footprint import share_one_heap
-from fanin.commands.logs import configure_logging
-from fanin.commands.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE_TOKEN, OPERATOR_TOKEN, run_command
+from fanin.commands.console.logs import configure_logging
+from fanin.commands.console.terminal import (
+    ADDRESS_FILE,
+    CA_FILE,
+    DEFAULT_STATE,
+    DEVICE_TOKEN,
+    OPERATOR_TOKEN,
+    run_command,
+)
 from fanin.server.access.authority import local_identity
 from fanin.server.access.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
 from fanin.server.access.registry import Registry
@@ -42,7 +49,7 @@ DRAIN_S = 5.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin serve``."""
     return run_command(serve, argv)
 
 

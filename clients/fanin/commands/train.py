@@ -18,7 +18,7 @@ from typing import Annotated, Final
 
 import typer
 
-from fanin.commands.terminal import JsonOption, run_command, write_json
+from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.jobs.config import TrainConfig, read_train_config
 from fanin.datacenter.jobs.devices import described, device_type
 from fanin.datacenter.jobs.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, read_result, written
@@ -34,7 +34,7 @@ NODES: Final = re.compile(r"(\d{1,6})(?::(\d{1,6}))?\Z", re.ASCII)
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin train``."""
     return run_command(train, argv)
 
 

@@ -19,7 +19,7 @@ from fanin.clients.device.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.device.client import Client, Options, Parts
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.training import RuntimeTrainer
-from fanin.clients.transport import GrpcTransport, Line
+from fanin.clients.transport import Connection, GrpcTransport
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import Conflict
 from fanin.protos.names import check_key
@@ -60,7 +60,7 @@ def joined(home: Home, store: ExampleStore, may_work: Callable[[], bool] = lambd
     """
     runtime = open_runtime(home.runtime)
     check_key("publisher", home.publisher)
-    with closing(Line(home.server, home.ca)) as line, hold_folder(home.folder):
+    with closing(Connection(home.server, home.ca)) as line, hold_folder(home.folder):
         cache = Cache(home.folder, home.max_cache_bytes)
         parts = Parts(
             transport=GrpcTransport(line, cache.key()),

@@ -27,7 +27,7 @@ BENCHES: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin bench``."""
     if not argv or argv[0] in ("-h", "--help"):
         width = max(map(len, BENCHES)) + 2
         lines = ["usage: fanin bench BENCHMARK [OPTIONS]", "", "Measure a coordinator, or ranks, on this machine.", ""]

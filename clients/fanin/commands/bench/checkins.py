@@ -19,14 +19,14 @@ from typing import Annotated, Final
 import click
 import typer
 
-from fanin.commands.bench.callers import key_of
-from fanin.commands.bench.crowd import LightDevice
-from fanin.commands.bench.device import device_token, open_line
-from fanin.commands.bench.report import percentile, tell
-from fanin.commands.bench.rss import cpu_ticks
-from fanin.commands.bench.site import FolderOption, begin_run, load_of, place, state_of
-from fanin.commands.processes import Children
-from fanin.commands.terminal import JsonOption, run_command
+from fanin.commands.bench.harness.callers import key_of
+from fanin.commands.bench.harness.crowd import LightDevice
+from fanin.commands.bench.harness.device import device_token, open_line
+from fanin.commands.bench.harness.report import percentile, tell
+from fanin.commands.bench.harness.rss import cpu_ticks
+from fanin.commands.bench.harness.site import FolderOption, begin_run, load_of, place, state_of
+from fanin.commands.console.processes import Children
+from fanin.commands.console.terminal import JsonOption, run_command
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.errors import Conflict
 from fanin.server.folder import hold_folder, open_state
@@ -41,7 +41,7 @@ MODEL_MEGABYTES: Final = 0.01
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin bench checkins``."""
     return run_command(checkins, argv, "bench checkins")
 
 
@@ -103,7 +103,7 @@ class _Callers:
             out = self.folder / f"{kind}-{index}.json"
             numbers = (self.num_threads, own[0] * self.spread, self.spread * NUM_PROCESSES, len(own))
             words = [str(self.folder), str(out), kind, *map(str, numbers)]
-            command = [sys.executable, "-m", "fanin.commands.bench.callers", *words]
+            command = [sys.executable, "-m", "fanin.commands.bench.harness.callers", *words]
             started.append((out, self.children.start(f"{kind}-{index}", command)))
         for out, process in started:
             if process.wait():

@@ -15,8 +15,8 @@ from typing import Annotated, Final
 
 import typer
 
-from fanin.commands.bench.report import machine
-from fanin.commands.terminal import JsonOption, run_command, write_json
+from fanin.commands.bench.harness.report import machine
+from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.jobs.launch import run_ranks, why
 from fanin.datacenter.jobs.records import record_of
 from fanin.datacenter.network.bandwidths import Found, check_backend
@@ -30,7 +30,7 @@ COLUMNS: Final = ("collective", "MB", "median ms", "algbw GB/s", "busbw GB/s", "
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin bench collectives``."""
     return run_command(collectives, argv, "bench collectives")
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from fanin.commands.bench.report import sampled, tell
-from fanin.commands.bench.site import MegabytesOption, load_of
-from fanin.commands.terminal import JsonOption, run_command
+from fanin.commands.bench.harness.report import sampled, tell
+from fanin.commands.bench.harness.site import MegabytesOption, load_of
+from fanin.commands.console.terminal import JsonOption, run_command
 from fanin.edge.codecs.fixed import codec_named
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import CHUNK_BYTES
@@ -30,7 +30,7 @@ Int32s = npt.NDArray[np.int32]
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin bench fold``."""
     return run_command(fold, argv, "bench fold")
 
 

@@ -10,9 +10,9 @@ from typing import Annotated, Final
 
 import typer
 
-from fanin.commands.bench.report import tell
-from fanin.commands.bench.rss import PeakRss
-from fanin.commands.bench.site import (
+from fanin.commands.bench.harness.report import tell
+from fanin.commands.bench.harness.rss import PeakRss
+from fanin.commands.bench.harness.site import (
     RUN_ID,
     ClientsOption,
     FolderOption,
@@ -23,8 +23,8 @@ from fanin.commands.bench.site import (
     place,
     state_of,
 )
-from fanin.commands.processes import Children, follow_run
-from fanin.commands.terminal import JsonOption, run_command
+from fanin.commands.console.processes import Children, follow_run
+from fanin.commands.console.terminal import JsonOption, run_command
 from fanin.protos.control import RunRested, RunState
 from fanin.protos.errors import Conflict
 
@@ -32,7 +32,7 @@ GATE: Final = 3.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin bench memory``."""
     return run_command(memory, argv, "bench memory")
 
 
@@ -51,7 +51,7 @@ def memory(
             begin_run(used, load)
         with PeakRss(process.pid) as working:
             words = [str(used), str(clients), str(load.num_values), str(rounds)]
-            children.start("crowd", [sys.executable, "-m", "fanin.commands.bench.crowd", *words])
+            children.start("crowd", [sys.executable, "-m", "fanin.commands.bench.harness.crowd", *words])
             with operating(used) as operator:
                 *_, last = follow_run(operator, RUN_ID, 0, children.check_failed)
         if not isinstance(last.event, RunRested) or last.event.state is not RunState.FINISHED:

@@ -15,10 +15,10 @@ from typing import Annotated, Final
 
 import typer
 
-from fanin.commands.bench.crowd import LightDevice, Payload, header_of
-from fanin.commands.bench.device import device_token, open_line
-from fanin.commands.bench.report import sampled, tell
-from fanin.commands.bench.site import (
+from fanin.commands.bench.harness.crowd import LightDevice, Payload, header_of
+from fanin.commands.bench.harness.device import device_token, open_line
+from fanin.commands.bench.harness.report import sampled, tell
+from fanin.commands.bench.harness.site import (
     RUN_ID,
     ClientsOption,
     FolderOption,
@@ -30,8 +30,8 @@ from fanin.commands.bench.site import (
     place,
     state_of,
 )
-from fanin.commands.processes import Children, follow_run
-from fanin.commands.terminal import ADDRESS_FILE, JsonOption, run_command
+from fanin.commands.console.processes import Children, follow_run
+from fanin.commands.console.terminal import ADDRESS_FILE, JsonOption, run_command
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
 from fanin.protos.control import RunRested, RunState
@@ -42,7 +42,7 @@ UNDER_WAY_S: Final = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin bench restart``."""
     return run_command(restart, argv, "bench restart")
 
 

@@ -16,9 +16,9 @@ from typing import Annotated, Final
 
 import typer
 
-from fanin.commands.bench import bare
-from fanin.commands.bench.report import sampled, tell
-from fanin.commands.bench.site import (
+from fanin.commands.bench.harness import bare
+from fanin.commands.bench.harness.report import sampled, tell
+from fanin.commands.bench.harness.site import (
     RUN_ID,
     ClientsOption,
     FolderOption,
@@ -30,8 +30,8 @@ from fanin.commands.bench.site import (
     place,
     state_of,
 )
-from fanin.commands.processes import START_S, Children, follow_run
-from fanin.commands.terminal import JsonOption, run_command
+from fanin.commands.console.processes import START_S, Children, follow_run
+from fanin.commands.console.terminal import JsonOption, run_command
 from fanin.protos.control import Recorded, RunRested, RunState, VersionPublished
 from fanin.protos.errors import Conflict, Unavailable
 
@@ -41,7 +41,7 @@ PARTS: Final = {"updates": "updates", "versions": "blobs"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin bench rounds``."""
     return run_command(rounds, argv, "bench rounds")
 
 
@@ -70,7 +70,7 @@ def time_rounds(folder: Path, load: Load) -> list[Recorded]:
     with Children(folder) as children:
         children.serve(state_of(folder))
         begin_run(folder, load)
-        module = "fanin.commands.bench.device"
+        module = "fanin.commands.bench.harness.device"
         for index in range(load.num_clients):
             words = [str(folder), str(index), str(load.num_rounds)]
             children.start(f"device-{index}", [sys.executable, "-m", module, *words])
@@ -85,7 +85,7 @@ def time_rounds(folder: Path, load: Load) -> list[Recorded]:
 def time_bare(folder: Path, load: Load) -> list[float]:
     """Seconds of each round of the bare stream but the first."""
     (folder / bare.ADDRESS).unlink(missing_ok=True)
-    module = "fanin.commands.bench.bare"
+    module = "fanin.commands.bench.harness.bare"
     rest = [str(load.model_bytes), str(load.num_rounds)]
     with Children(folder) as children:
         words = ["serve", str(folder), str(load.num_clients), *rest]

@@ -7,10 +7,10 @@ the test digits are looked at when everything is over.
 
 from collections.abc import Sequence
 
+from fanin.commands.console.terminal import run_command
 from fanin.commands.demo.steps import demo
-from fanin.commands.terminal import run_command
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin demo``."""
     return run_command(demo, argv)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from fanin.clients.operator import Operator
-from fanin.commands.processes import Children, fanin_command
-from fanin.commands.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE_TOKEN, connect
+from fanin.commands.console.processes import Children, fanin_command
+from fanin.commands.console.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE_TOKEN, connect
 from fanin.edge.bundles.keys import load_or_create_key
 from fanin.protos.calls import device_id_of
 from fanin.protos.errors import InvalidInput
@@ -96,11 +96,8 @@ class Processes:
     @contextlib.contextmanager
     def operator(self) -> Iterator[Operator]:
         """The operator's side of the coordinator."""
-        line, operator = connect(self.state, "", None, None)
-        try:
+        with connect(self.state) as operator:
             yield operator
-        finally:
-            line.close()
 
     def device_names(self, num_devices: int) -> dict[str, str]:
         """From device ids to the demo's names, of the devices that have made their key."""

@@ -14,13 +14,13 @@ import typer
 
 from fanin.clients.data.examples import Examples, Split
 from fanin.clients.operator import Operator
+from fanin.commands.console.processes import follow_run
+from fanin.commands.console.show import event_text
+from fanin.commands.console.terminal import JsonOption, write_json
 from fanin.commands.demo.measure import measure_test
 from fanin.commands.demo.processes import DeviceEnvironment, Processes, look_at
 from fanin.commands.demo.report import Findings, json_row, print_table
 from fanin.commands.demo.tasks import TASKS, Task, Turn
-from fanin.commands.processes import follow_run
-from fanin.commands.show import describe
-from fanin.commands.terminal import JsonOption, write_json
 from fanin.datacenter.checkpoints.parameters import load_parameters, parameter_table, parameter_vector
 from fanin.datacenter.jobs.config import (
     DataSettings,
@@ -265,7 +265,7 @@ def _follow(processes: Processes, operator: Operator, from_sequence: int) -> lis
     events = []
     for recorded in follow_run(operator, RUN_ID, from_sequence, processes.check):
         events.append(recorded.event)
-        _say(f"server: {describe(recorded.event)}")
+        _say(f"server: {event_text(recorded.event)}")
     last = events[-1]
     if isinstance(last, RunRested) and last.state is RunState.FAILED:
         raise InvalidInput(f"the run failed: {last.reason}; the logs of the processes are in {processes.folder}")

@@ -16,7 +16,7 @@ import typer
 
 from fanin.clients.operator import Operator
 from fanin.clients.testing import synthetic_bundle
-from fanin.commands.terminal import DEFAULT_STATE, connect
+from fanin.commands.console.terminal import DEFAULT_STATE, connect
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
@@ -82,11 +82,8 @@ def state_of(folder: Path) -> Path:
 @contextlib.contextmanager
 def operating(folder: Path) -> Iterator[Operator]:
     """The operator's side of the coordinator."""
-    line, operator = connect(state_of(folder), "", None, None)
-    try:
+    with connect(state_of(folder)) as operator:
         yield operator
-    finally:
-        line.close()
 
 
 def begin_run(folder: Path, load: Load) -> None:

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from fanin.commands.terminal import write_json
+from fanin.commands.console.terminal import write_json
 
 LIBRARIES: Final = ("grpcio", "numpy", "cryptography")
 CPU_INFO: Final = Path("/proc/cpuinfo")

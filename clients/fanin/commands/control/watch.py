@@ -1,12 +1,12 @@
-"""``fanin watch``: what happened in a Run, then what happens, until it has ended."""
+"""``fanin watch``: the events of a Run, past and future, until it ends."""
 
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from fanin.commands.show import follow
-from fanin.commands.terminal import (
+from fanin.commands.console.show import follow
+from fanin.commands.console.terminal import (
     DEFAULT_STATE,
     CaOption,
     JsonOption,
@@ -20,7 +20,7 @@ from fanin.protos.control import RunState
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin watch``."""
     return run_command(watch, argv)
 
 
@@ -32,8 +32,7 @@ def watch(
     token_file: TokenOption = None,
     json: JsonOption = "",
 ) -> int:
-    """Follow a run until it has ended; exit status 1 if it failed or was stopped. With --json, one object a line."""
-    line, operator = connect(state, server, ca, token_file)
-    outcome = follow(operator.watch(run_id), json)
-    line.close()
+    """Follow a run until it ends. Exit status 1 if it failed or was stopped. With --json, print one object a line."""
+    with connect(state, server, ca, token_file) as operator:
+        outcome = follow(operator.watch(run_id), json)
     return int(outcome in (RunState.FAILED, RunState.STOPPED))

@@ -1,12 +1,12 @@
-"""``fanin runs``: the Runs of a coordinator."""
+"""``fanin runs``: the list of a coordinator's Runs."""
 
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from fanin.commands.show import run_row
-from fanin.commands.terminal import (
+from fanin.commands.console.show import run_row
+from fanin.commands.console.terminal import (
     DEFAULT_STATE,
     CaOption,
     JsonOption,
@@ -21,7 +21,7 @@ from fanin.protos.chunks import short
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin runs``."""
     return run_command(runs, argv)
 
 
@@ -32,20 +32,19 @@ def runs(
     token_file: TokenOption = None,
     json: JsonOption = "",
 ) -> None:
-    """List the runs of a coordinator: state, newest version, rounds done, why a run rests."""
-    line, operator = connect(state, server, ca, token_file)
-    found = operator.runs()
-    line.close()
+    """List the runs of a coordinator with their state, newest version, number of rounds and reason."""
+    with connect(state, server, ca, token_file) as operator:
+        infos = operator.runs()
     if json:
-        write_json(json, {"runs": [run_row(info) for info in found]})
+        write_json(json, {"runs": [run_row(info) for info in infos]})
         return
     table = Table()
-    # A name that is cut cannot be copied into the next command.
+    # Users copy the name into the next command, so it must not wrap.
     table.add_column("run", no_wrap=True)
     for heading in ("plan", "state", "version", "digest", "rounds", "reason"):
         table.add_column(heading)
-    for info in found:
+    for info in infos:
         digest = short(info.version_sha256)
         row = (info.run_id, info.plan.name, info.state.value, str(info.version), digest, str(info.num_rounds))
         table.add_row(*row, info.reason)
-    Console().print(table if found else "no runs yet; start one with: fanin run PLAN.toml")
+    Console().print(table if infos else "no runs yet; start one with: fanin run PLAN.toml")

@@ -1,7 +1,7 @@
-"""The log of a process on standard error: one line for each record, whatever text a peer sent.
+"""The log of a process on standard error: one line a record, even if the text comes from a peer.
 
-A line feed in a peer's text would forge a record, an escape sequence would command the terminal that shows the log.
-Both are escaped here, once, so no caller of the log has to think of it.
+A line feed in a peer's text could forge a record; an escape sequence could control the terminal that shows the log.
+The formatter escapes both, so callers of the log need no precaution.
 """
 
 import logging
@@ -14,32 +14,32 @@ INDENT: Final = "    "
 
 
 def configure_logging(level: int) -> None:
-    """Log to standard error from ``level`` on."""
+    """Log records of at least ``level`` to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLineFormatter(FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
 
 
 class OneLineFormatter(logging.Formatter):
-    """Escapes what is not printable. A traceback follows its record, each line of it indented."""
+    """A formatter that escapes characters that are not printable and indents each line of a traceback."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The record, on one line."""
+        """Return the record on one line."""
         return printable(super().formatMessage(record))
 
     def formatException(
         self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
     ) -> str:
-        """The traceback, indented: no line of it can pass for a record."""
+        """Return the traceback, indented, so that none of its lines looks like a record."""
         return _indented(super().formatException(ei))
 
     def formatStack(self, stack_info: str) -> str:
-        """The stack, indented."""
+        """Return the stack, indented."""
         return _indented(super().formatStack(stack_info))
 
 
 def printable(text: str) -> str:
-    r"""The text with each character that is not printable as an escape: a line feed as ``\n``."""
+    r"""Return the text with characters that are not printable escaped, for example a line feed as ``\n``."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -1,6 +1,6 @@
 """A device that trains nothing, as a process: the production client, with fresh random values for each Round.
 
-python -m fanin.commands.bench.device FOLDER INDEX NUM_UPDATES
+python -m fanin.commands.bench.harness.device FOLDER INDEX NUM_UPDATES
 """
 
 import random
@@ -16,7 +16,7 @@ from fanin.clients.device.client import Client, Options, Parts
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import TrainingOutcome
 from fanin.clients.textfiles import read_token
-from fanin.clients.transport import GrpcTransport, Line
+from fanin.clients.transport import Connection, GrpcTransport
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 
@@ -49,10 +49,10 @@ class RandomTrainer:
         return TrainingOutcome(change=change, counts={m.EXAMPLES: 1}, telemetry=telemetry)
 
 
-def open_line(folder: Path) -> Line:
+def open_line(folder: Path) -> Connection:
     """A line to the coordinator whose folder is in this one."""
     state = folder / STATE
-    return Line((state / "address").read_text().strip(), (state / "tls" / "ca.pem").read_bytes())
+    return Connection((state / "address").read_text().strip(), (state / "tls" / "ca.pem").read_bytes())
 
 
 def device_token(folder: Path) -> str:

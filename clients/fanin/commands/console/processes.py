@@ -1,4 +1,4 @@
-"""Processes that a command starts on this machine: each has a log in one folder, and all end with the command."""
+"""Child processes of a command. Each logs to a file in one folder, and all end with the command."""
 
 import os
 import queue
@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Final
 
 from fanin.clients.operator import Operator
-from fanin.commands.terminal import ADDRESS_FILE
+from fanin.commands.console.terminal import ADDRESS_FILE
 from fanin.protos.control import Recorded
 from fanin.protos.errors import Conflict, FaninError, Unavailable
 
 START_S: Final = 30.0
 END_S: Final = 10.0
-LOOK_S: Final = 0.005
-"""Between looks at whether a coordinator serves: short, for starting is timed."""
+POLL_S: Final = 0.005
+"""Interval at which the start of a coordinator is polled; short, because benchmarks time the start."""
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
 
 
 class Children:
-    """Everything that a command starts; leaving the context ends it."""
+    """The child processes of a command; leaving the context ends them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class Children:
                 process.wait()
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a process on one thread of numerics, with what it writes in ``name``.log."""
+        """Start a process with one numeric thread (OMP_NUM_THREADS); its output goes to ``name``.log."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -52,57 +52,60 @@ class Children:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | ONE_THREAD,
-                # Ctrl-C is for the command, which then ends the others in order.
+                # Ctrl-C must reach the command alone, which then ends its children in order.
                 start_new_session=True,
             )
         self._started.append((name, process))
         return process
 
     def serve(self, state: Path, listen: str = "127.0.0.1:0") -> subprocess.Popen[bytes]:
-        """Start a coordinator, on a free port of loopback, and wait until it serves."""
+        """Start a coordinator and wait until it serves. Raises Unavailable if it does not start."""
         (state / ADDRESS_FILE).unlink(missing_ok=True)
         process = self.start("coordinator", fanin_command(["serve", "--state", str(state), "--listen", listen]))
         until = time.monotonic() + START_S
         while not (state / ADDRESS_FILE).exists():
             if process.poll() is not None or time.monotonic() > until:
                 raise Unavailable(f"the coordinator did not start: {self.tail('coordinator')}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return process
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """SIGKILL, and no longer one of these."""
+        """Send SIGKILL, wait, and forget the process."""
         process.kill()
         process.wait()
         self._started = [(name, one) for name, one in self._started if one is not process]
 
     def check(self) -> None:
-        """Raise Conflict if a process has ended: whoever waits for it would wait for long."""
+        """Raise Conflict if a process has ended; its caller would otherwise wait until a timeout."""
         for name, process in self._started:
             if process.poll() is not None:
                 raise self.ended(name, process)
 
     def check_failed(self) -> None:
-        """Raise Conflict if a process has ended otherwise than well."""
+        """Raise Conflict if a process has ended with an exit status other than 0."""
         for name, process in self._started:
             if process.poll():
                 raise self.ended(name, process)
 
     def ended(self, name: str, process: subprocess.Popen[bytes]) -> Conflict:
-        """How a process ended, as an error."""
+        """Return the error that describes how a process ended."""
         return Conflict(f"{name} ended with status {process.returncode}: {self.tail(name)}")
 
     def tail(self, name: str) -> str:
-        """The last line that a process wrote."""
+        """Return the last line of a process's log."""
         return (self.folder / f"{name}.log").read_text(errors="replace").strip().rpartition("\n")[2]
 
 
 def fanin_command(words: Sequence[str], python: str = sys.executable) -> list[str]:
-    """How to start a subcommand."""
+    """Return the command line that starts a subcommand."""
     return [python, "-m", "fanin.commands.main", *words]
 
 
 def follow_run(operator: Operator, run_id: str, from_sequence: int, check: Callable[[], None]) -> Iterator[Recorded]:
-    """What happens in a Run until it rests; while nothing does, ``check`` is asked each second and may raise."""
+    """Yield the events of a Run until it ends.
+
+    ``check`` is called after each second without an event. An exception of it ends the iteration.
+    """
     inbox: queue.SimpleQueue[Recorded | FaninError | None] = queue.SimpleQueue()
 
     def watch() -> None:
@@ -116,12 +119,12 @@ def follow_run(operator: Operator, run_id: str, from_sequence: int, check: Calla
     threading.Thread(target=watch, daemon=True).start()
     while True:
         try:
-            found = inbox.get(timeout=1.0)
+            item = inbox.get(timeout=1.0)
         except queue.Empty:
             check()
             continue
-        if isinstance(found, FaninError):
-            raise found
-        if found is None:
+        if isinstance(item, FaninError):
+            raise item
+        if item is None:
             return
-        yield found
+        yield item

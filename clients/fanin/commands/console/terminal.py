@@ -1,14 +1,12 @@
-"""What the commands for people share: typed options, output as text or JSON, and the way to a coordinator."""
+"""Helpers of the typer commands: shared options, progress, JSON output, and the operator's connection."""
 
 import json
 import logging
 import os
-import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Final
@@ -19,10 +17,8 @@ from typer.core import TyperCommand
 
 from fanin.clients.operator import Operator
 from fanin.clients.textfiles import read_text, read_token
-from fanin.clients.transport import Line
-from fanin.commands.show import finite, run_row
+from fanin.commands.console.show import finite
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
-from fanin.protos.control import Adopt, Command, Pause, Resume, Stop
 from fanin.protos.errors import InvalidInput
 
 DEFAULT_STATE: Final = Path("fanin-state")
@@ -36,17 +32,17 @@ StateOption = Annotated[
     Path, typer.Option("--state", help="The coordinator's folder, if it is on this machine.", show_default=True)
 ]
 ServerOption = Annotated[str, typer.Option("--server", help="HOST:PORT of the coordinator; default: from --state.")]
-CaOption = Annotated[Path | None, typer.Option("--ca", help="Its authority's certificate; default: from --state.")]
+CaOption = Annotated[Path | None, typer.Option("--ca", help="Certificate of its authority; default: from --state.")]
 TokenOption = Annotated[
     Path | None, typer.Option("--token-file", help="File with an operator's token; default: from --state.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Print no progress on standard error.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run; fanin runs lists them.")]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=0, help="How many rounds to run from there.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=0, help="Number of rounds to run afterwards.")]
 
 
 def _writable(target: str) -> str:
-    """A file that cannot be written is told before the work whose outcome it is to hold."""
+    """Check before the work starts that its result can be written to a file."""
     if target in ("", "-"):
         return target
     path = Path(target)
@@ -68,38 +64,46 @@ JsonOption = Annotated[
 
 
 class _Command(TyperCommand):
-    """A command whose help is plain text: typer escapes brackets for rich, which does not print this."""
+    """A command with plain-text help. typer escapes brackets for rich, which does not print this help."""
 
     def get_help(self, ctx: click.Context) -> str:
-        """The help, as it is meant."""
+        """Return the help without escaped brackets."""
         return super().get_help(ctx).replace("\\[", "[")
 
 
 def run_command(function: Callable[..., int | None], argv: Sequence[str], name: str = "") -> int:
-    """Run a function with typed options as a command; its exit status. ``name`` says how it is called, where that is
-    not as the function is. Wrong usage is told in one line, as every error is."""
+    """Run a function with typer options as a command. Wrong usage prints one line, like every error.
+
+    Args:
+        function: The command; it returns its exit status, or None for 0.
+        argv: The arguments after the subcommand.
+        name: The subcommand in messages; default: the function's name.
+
+    Returns:
+        The exit status.
+    """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(cls=_Command)(function)
     words = [
-        # ``--json`` alone means standard output; click has no option whose value may be left out.
+        # ``--json`` without a value means standard output; click has no options with an optional value.
         "--json=-" if word == "--json" and (after == "" or after.startswith("--")) else word
         for word, after in zip_longest(argv, argv[1:], fillvalue="")
     ]
-    called = name or function.__name__.rstrip("_").replace("_", "-")
+    command = name or function.__name__
     try:
-        outcome = typer.main.get_command(app).main(words, prog_name=f"fanin {called}", standalone_mode=False)
+        outcome = typer.main.get_command(app).main(words, prog_name=f"fanin {command}", standalone_mode=False)
     except click.ClickException as exc:
-        said = " ".join(exc.format_message().split()).rstrip(".")
-        sys.stderr.write(f"fanin {called}: {said}; fanin {called} --help says more\n")
+        message = " ".join(exc.format_message().split()).rstrip(".")
+        sys.stderr.write(f"fanin {command}: {message}; see fanin {command} --help\n")
         return exc.exit_code
     return int(outcome or 0)
 
 
 @contextmanager
 def progress(command: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Print a command's steps on standard error, each with the seconds since the command began.
+    """Print the steps of a command on standard error, each with the seconds since the command began.
 
-    The steps are those passed to the function that this yields, and those that an export logs.
+    Yields a function that prints one step. Steps that an export logs are printed too.
     """
     began_s = time.monotonic()
 
@@ -133,51 +137,39 @@ class _Steps(logging.Handler):
         self._step(record.getMessage())
 
 
-def connect(state: Path, server: str, ca: Path | None, token_file: Path | None) -> tuple[Line, Operator]:
-    """A line to a coordinator and an operator on it, from options or from a folder on this machine.
+@contextmanager
+def connect(
+    state: Path, server: str = "", ca: Path | None = None, token_file: Path | None = None
+) -> Iterator[Operator]:
+    """Connect to a coordinator as an operator; the connection closes when the context ends.
 
-    Raises InvalidInput if something is neither given nor found.
+    Args:
+        state: The folder of a coordinator on this machine; it supplies what the other arguments leave out.
+        server: HOST:PORT.
+        ca: File with the certificate of the coordinator's authority.
+        token_file: File with an operator's token; the variable FANIN_OPERATOR_TOKEN is the last resort.
+
+    Raises:
+        InvalidInput: An address, a certificate or a token is missing.
     """
     address = server or _read(state / ADDRESS_FILE, "--server").strip()
-    ca_path = ca or state / CA_FILE
-    line = Line(address, _read(ca_path, "--ca").encode())
+    ca_certificate = _read(ca or state / CA_FILE, "--ca").encode()
     token_path = token_file or state / OPERATOR_TOKEN
-    # A file that was asked for must be there; that of --state may stand back for the variable.
-    found = token_path if token_file or token_path.exists() else None
-    return line, Operator(line, read_token(found, "FANIN_OPERATOR_TOKEN"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """Which coordinator, as the options say."""
-
-    state: Path
-    server: str
-    ca: Path | None
-    token_file: Path | None
-
-
-def command_run(where: Where, run_id: str, what: Pause | Resume | Stop | Adopt, json: str) -> None:
-    """Have a coordinator carry out a command, and tell where the Run stands then."""
-    line, operator = connect(where.state, where.server, where.ca, where.token_file)
-    info = operator.command(Command(command_id=secrets.token_hex(16), run_id=run_id, what=what))
-    line.close()
-    if json:
-        write_json(json, run_row(info))
-    else:
-        reason = f" ({info.reason})" if info.reason else ""
-        sys.stdout.write(f"run {info.run_id} is {info.state.value}{reason}, its newest version is {info.version}\n")
+    # A file named by --token-file must exist. The default file may be missing: the variable then supplies the token.
+    token = read_token(token_path if token_file or token_path.exists() else None, "FANIN_OPERATOR_TOKEN")
+    with Operator.connect(address, ca_certificate, token) as operator:
+        yield operator
 
 
 def publisher_key(path: Path) -> SigningKey:
-    """The publisher's key, with its public half written beside it for devices."""
+    """Return the publisher's key, created on first use, and write its public half to a ``.pub`` file for devices."""
     key = load_or_create_key(path)
     path.with_suffix(".pub").write_text(key.public + "\n")
     return key
 
 
 def write_json(target: str, value: object) -> None:
-    """One JSON object to a file, or to standard output for ``-``; null for a number that is not finite."""
+    """Write one JSON object to a file, or to standard output for ``-``. Numbers that are not finite become null."""
     text = json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
     if target == "-":
         sys.stdout.write(text)

@@ -4,8 +4,8 @@ TLS by the same authority as a coordinator's, SHA-256 at both ends of each trans
 In a round each client downloads what was uploaded last by client 0 and uploads fresh random bytes; the round ends
 when the last upload is on disk, as a barrier of all uploads. No Assignment, no Chunk, no commit, no fold, no Version.
 
-    python -m fanin.commands.bench.bare serve FOLDER NUM_CLIENTS SIZE_BYTES NUM_ROUNDS
-    python -m fanin.commands.bench.bare send FOLDER INDEX SIZE_BYTES NUM_ROUNDS
+    python -m fanin.commands.bench.harness.bare serve FOLDER NUM_CLIENTS SIZE_BYTES NUM_ROUNDS
+    python -m fanin.commands.bench.harness.bare send FOLDER INDEX SIZE_BYTES NUM_ROUNDS
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""``fanin verify``: compute the Versions of a Run again from a coordinator's folder."""
+"""``fanin verify``: recompute the Versions of a Run from a coordinator's folder."""
 
 import sys
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fanin.commands.terminal import DEFAULT_STATE, JsonOption, StateOption, run_command, write_json
+from fanin.commands.console.terminal import DEFAULT_STATE, JsonOption, StateOption, run_command, write_json
 from fanin.protos.errors import NotFound
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import look_into
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin verify``."""
     return run_command(verify, argv)
 
 
@@ -23,7 +23,7 @@ def verify(
     state: StateOption = DEFAULT_STATE,
     json: JsonOption = "",
 ) -> int:
-    """Recompute every version from its parent and its closed set of updates; exit status 1 if one differs."""
+    """Recompute every version from its parent and its closed set of updates. Exit status 1 if one differs."""
     if not (state / "fanin.db").exists():
         raise NotFound(f"{state}: not a coordinator's folder, fanin.db is missing; give --state")
     verdicts = list(verify_run(look_into(state), run_id))
@@ -32,8 +32,8 @@ def verify(
         write_json(json, {"run_id": run_id, "verified": good, "versions": [asdict(verdict) for verdict in verdicts]})
     else:
         for verdict in verdicts:
-            made = f"round {verdict.round}, {verdict.num_updates} updates" if verdict.round else "made outside"
+            origin = f"round {verdict.round}, {verdict.num_updates} updates" if verdict.round else "made outside"
             sys.stdout.write(
-                f"version {verdict.version} {verdict.version_sha256} ({made}): {verdict.problem or 'verified'}\n"
+                f"version {verdict.version} {verdict.version_sha256} ({origin}): {verdict.problem or 'verified'}\n"
             )
     return int(not good)

@@ -1,6 +1,6 @@
 """Devices that check in, as a process of many threads: each check-in is by another device, signed, over TLS.
 
-    python -m fanin.commands.bench.callers FOLDER OUT KIND NUM_THREADS FIRST STEP COUNT
+    python -m fanin.commands.bench.harness.callers FOLDER OUT KIND NUM_THREADS FIRST STEP COUNT
 
 ``kept`` has one connection a thread, ``new`` one a check-in. OUT gets JSON: [when it began, when it ended, latencies].
 The devices are numbers FIRST, FIRST + STEP, ..., COUNT of them, whose keys follow from their numbers.
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from fanin.clients.transport import GrpcTransport, Line
-from fanin.commands.bench.crowd import CAPABILITIES
-from fanin.commands.bench.device import open_line
+from fanin.clients.transport import Connection, GrpcTransport
+from fanin.commands.bench.harness.crowd import CAPABILITIES
+from fanin.commands.bench.harness.device import open_line
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
 from fanin.protos.errors import Conflict
@@ -28,7 +28,7 @@ def key_of(number: int) -> SigningKey:
     return SigningKey(hashlib.sha256(f"fanin bench {number}".encode()).digest())
 
 
-def check_in(line: Line, key: SigningKey) -> None:
+def check_in(line: Connection, key: SigningKey) -> None:
     """Ask once, and do not wait for work. Raises Conflict for an answer other than Wait."""
     asked = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=0.0)
     answer = GrpcTransport(line, key).check_in(asked)

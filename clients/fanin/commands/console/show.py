@@ -1,4 +1,4 @@
-"""How Runs and what happens in them are shown, to people and to programs."""
+"""Runs and their events: as text for people, as rows for JSON."""
 
 import json
 import math
@@ -25,13 +25,13 @@ from fanin.protos.control import (
 )
 
 WIDE_GAP: Final = 0.05
-"""Accuracy that int8 may lose before people are told: well trained models lose less than 0.01."""
+"""Loss of accuracy in int8 above which the text carries a warning; well-trained models lose less than 0.01."""
 WIDE_RISE_PERCENT: Final = 50.0
-"""What int8 may add to a squared error before people are told: a bundle begins with at most 10."""
+"""Rise of the squared error in int8 above which the text carries a warning; an export allows at most 10."""
 
 
 def run_row(info: RunInfo) -> dict[str, object]:
-    """A Run for programs."""
+    """Return the JSON row of a Run."""
     return {
         "run_id": info.run_id,
         "plan": info.plan.name,
@@ -45,15 +45,23 @@ def run_row(info: RunInfo) -> dict[str, object]:
 
 
 def follow(events: Iterable[Recorded], json_target: str = "", before: Mapping[str, object] | None = None) -> RunState:
-    """Print events as they come, or write them as JSON lines to a file or, for ``-``, to standard output, after
-    what was ``before`` them; the state that the Run was left in."""
+    """Print the events of a Run as they arrive.
+
+    Args:
+        events: The events.
+        json_target: A file for JSON lines, ``-`` for JSON lines on standard output, empty for text.
+        before: A first JSON line.
+
+    Returns:
+        The state in which the Run ended.
+    """
     outcome = RunState.RUNNING
     with ExitStack() as stack:
         out = stack.enter_context(Path(json_target).open("w")) if json_target not in ("", "-") else sys.stdout
         if before is not None and json_target:
             out.write(_line(before))
         for recorded in events:
-            out.write(_line(event_row(recorded)) if json_target else f"{describe(recorded.event)}\n")
+            out.write(_line(event_row(recorded)) if json_target else f"{event_text(recorded.event)}\n")
             out.flush()
             if isinstance(recorded.event, RunRested):
                 outcome = recorded.event.state
@@ -65,7 +73,7 @@ def _line(row: Mapping[str, object]) -> str:
 
 
 def event_row(recorded: Recorded) -> dict[str, object]:
-    """An event for programs."""
+    """Return the JSON row of an event."""
     facts = {field.name: _plain(getattr(recorded.event, field.name)) for field in fields(recorded.event)}
     return {
         "sequence": recorded.sequence,
@@ -87,8 +95,8 @@ def _plain(value: object) -> object:
             return value
 
 
-def describe(event: RunEvent) -> str:
-    """An event for people, on one line."""
+def event_text(event: RunEvent) -> str:
+    """Return an event as one line of text."""
     match event:
         case RoundOpened():
             return f"round {event.round} opened from version {event.base_version}"
@@ -97,7 +105,7 @@ def describe(event: RunEvent) -> str:
         case RoundFailed():
             return f"round {event.round} failed: {event.reason}"
         case VersionPublished():
-            return _describe_version(event)
+            return _version_text(event)
         case RunRested():
             return f"run {event.state.value}: {event.reason}"
         case RunResumed():
@@ -106,7 +114,7 @@ def describe(event: RunEvent) -> str:
             assert_never(event)
 
 
-def _describe_version(event: VersionPublished) -> str:
+def _version_text(event: VersionPublished) -> str:
     text = f"version {event.number} {short(event.version_sha256)}"
     if not event.round:
         if event.adopted_run:
@@ -117,27 +125,27 @@ def _describe_version(event: VersionPublished) -> str:
         text += f", {event.num_saturated} values saturated"
     if event.train_loss:
         text += f", training loss {event.train_loss:.4f}"
-    found = event.evaluation
-    if found is not None:
-        text += f"; version {event.parent} validated on {found.num_examples}: {_describe_evaluation(found)}"
+    evaluation = event.evaluation
+    if evaluation is not None:
+        text += f"; version {event.parent} validated on {evaluation.num_examples}: {_evaluation_text(evaluation)}"
     return text
 
 
-def _describe_evaluation(found: Evaluation) -> str:
-    if found.int8_rise_percent is None:
-        is_wide = found.accuracy_float - found.accuracy_int8 > WIDE_GAP
-        said = f"accuracy {found.accuracy_float:.4f} float, {found.accuracy_int8:.4f} int8"
+def _evaluation_text(evaluation: Evaluation) -> str:
+    if evaluation.int8_rise_percent is None:
+        is_wide = evaluation.accuracy_float - evaluation.accuracy_int8 > WIDE_GAP
+        quality = f"accuracy {evaluation.accuracy_float:.4f} float, {evaluation.accuracy_int8:.4f} int8"
     else:
-        is_wide = found.int8_rise_percent > WIDE_RISE_PERCENT
-        said = f"int8's squared error {found.int8_rise_percent:+.2f} %"
+        is_wide = evaluation.int8_rise_percent > WIDE_RISE_PERCENT
+        quality = f"int8's squared error {evaluation.int8_rise_percent:+.2f} %"
     lags = " (int8 lags far behind: export the bundle again from a version trained further)" if is_wide else ""
-    return f"loss {found.loss:.4f}, {said}{lags}"
+    return f"loss {evaluation.loss:.4f}, {quality}{lags}"
 
 
 def finite(value: object) -> object:
-    """What JSON can say: it has no NaN and no infinity, and other readers than Python's stop at them."""
+    """Replace NaN and infinity by None: JSON has neither, and parsers other than Python's reject them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: finite(held) for key, held in value.items()}
-    return [finite(held) for held in value] if isinstance(value, list | tuple) else value
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

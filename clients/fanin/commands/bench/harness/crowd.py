@@ -3,7 +3,7 @@
 They speak the production transport; a benchmark of the coordinator's memory needs many at once, whose own memory does
 not matter. What they upload in a Round is the same random bytes for all; the coordinator cannot know.
 
-    python -m fanin.commands.bench.crowd FOLDER NUM_DEVICES NUM_VALUES NUM_ROUNDS
+    python -m fanin.commands.bench.harness.crowd FOLDER NUM_DEVICES NUM_VALUES NUM_ROUNDS
 """
 
 import sys
@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from fanin.clients.device.fetching import Fetching
-from fanin.clients.transport import GrpcTransport, Line
-from fanin.commands.bench.device import RUNTIME, device_token, open_line
+from fanin.clients.transport import Connection, GrpcTransport
+from fanin.commands.bench.harness.device import RUNTIME, device_token, open_line
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.codecs.fixed import CODECS
 from fanin.protos import messages as m
@@ -44,7 +44,7 @@ class Payload:
 class LightDevice:
     """One device on a line of its own."""
 
-    def __init__(self, line: Line, key: SigningKey) -> None:
+    def __init__(self, line: Connection, key: SigningKey) -> None:
         self.transport = GrpcTransport(line, key)
 
     def begin(self) -> m.Assignment:
