@@ -22,7 +22,7 @@ from house.tree import (
 from fanin.commands.main import SUBCOMMANDS
 
 WRONG = {
-    "layers": ("server/fanin/server/wrong.py", "import fanin.clients.device.session"),
+    "layers": ("server/fanin/server/wrong.py", "import fanin.clients.device.session.machine"),
     "commands": ("datacenter/fanin/datacenter/wrong.py", "import fanin.commands.main"),
     "subcommands": ("clients/fanin/commands/control/watch.py", "import fanin.commands.control.run"),
     "torch": ("edge/fanin/edge/wrong.py", "def later():\n    import torch.nn"),

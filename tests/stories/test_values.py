@@ -10,7 +10,7 @@ from support.scalar import TOO_MUCH, examples, scalar_graphs
 from support.values import PUBLISHER, plan
 
 from fanin.clients.data.examples import Examples, memory_store
-from fanin.clients.device.embed import Home, joined
+from fanin.clients.device.embed import DeviceSettings, join
 from fanin.commands.console.show import event_row, event_text
 from fanin.edge.assembly.assemble import assemble
 from fanin.protos.control import Recorded, RunRested, RunState, VersionPublished
@@ -26,7 +26,7 @@ def test_devices_tell_how_far_int8_is_behind_and_the_run_pauses(tmp_path: Path, 
     bundle = assemble(scalar_graphs(), tmp_path / "bundle", PUBLISHER)
     host = Hosted(tmp_path).start()
     stop = StopPlan(max_rounds=2, max_int8_drop=limit)
-    home = Home(
+    home = DeviceSettings(
         server=host.address,
         ca=host.ca,
         token=host.device_token,
@@ -36,7 +36,7 @@ def test_devices_tell_how_far_int8_is_behind_and_the_run_pauses(tmp_path: Path, 
     )
     try:
         host.start_run(replace(plan(buffer=1), stop=stop), bundle, PUBLISHER)
-        with joined(home, store), host.operator() as operator:
+        with join(home, store), host.operator() as operator:
             found: list[Recorded] = []
             for recorded in operator.watch("run"):
                 found.append(recorded)

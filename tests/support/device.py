@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fanin.clients.device.cache import Cache
-from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.device.client import Client, ClientOptions, ClientParts
+from fanin.clients.device.storage.cache import Cache
 from fanin.clients.testing import SyntheticTrainer
 from fanin.clients.transport import Connection, GrpcTransport, ReadPayload
 from fanin.protos.messages import Download, UpdateHeader, UploadReply
@@ -68,7 +68,7 @@ def main() -> None:
         else:
             transport.die_at = int(die_at)
         transport.spool = state / "spool"
-    parts = Parts(
+    parts = ClientParts(
         transport=transport,
         cache=cache,
         trainer=SyntheticTrainer(partition=index, num_examples=10 + index),
@@ -76,7 +76,7 @@ def main() -> None:
         rng=random.Random(index),
     )
     token = (state / "tokens" / "device.token").read_text().strip()
-    Client(parts, Options(token=token)).run()
+    Client(parts, ClientOptions(token=token)).run()
 
 
 if __name__ == "__main__":

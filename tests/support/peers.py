@@ -11,9 +11,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 from google.protobuf.message import Message
 
-from fanin.clients.device.cache import Cache
-from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import make_update
 from fanin.clients.testing import SyntheticTrainer
 from fanin.clients.transport import CallOptions, Connection, GrpcTransport
@@ -178,14 +178,14 @@ class Peer:
 
     def client(self, transport: GrpcTransport, num_updates: int) -> Client:
         """The production client of this device."""
-        parts = Parts(
+        parts = ClientParts(
             transport=transport,
             cache=self.cache,
             trainer=self.trainer(),
             trusted=(self.bundle.signed.public_key,),
             rng=random.Random(self.index),
         )
-        return Client(parts, Options(token=self.host.device_token, max_updates=num_updates))
+        return Client(parts, ClientOptions(token=self.host.device_token, max_updates=num_updates))
 
     def trainer(self) -> SyntheticTrainer:
         """Draws this device's Update."""

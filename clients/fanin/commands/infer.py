@@ -17,8 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from fanin.clients.device.cache import Cache
 from fanin.clients.device.serving import Serving
+from fanin.clients.device.storage.cache import Cache
 from fanin.clients.textfiles import read_text
 from fanin.commands.console.show import finite
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fanin.clients.data.examples import open_npz
-from fanin.clients.device.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
-from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.footprint import SparingTrainer, give_back, share_one_heap
 from fanin.clients.device.serving import Serving
+from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.textfiles import read_text, read_token
 from fanin.clients.transport import Connection, GrpcTransport
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     give_back()
     with hold_folder(Path(options.state)):
         cache = Cache(Path(options.state), options.cache_mb << 20)
-        parts = Parts(
+        parts = ClientParts(
             transport=GrpcTransport(line, cache.key()),
             cache=cache,
             trainer=SparingTrainer(RuntimeTrainer(runtime, store)),
@@ -56,9 +56,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _take_part(options: argparse.Namespace, token: str, parts: Parts) -> None:
+def _take_part(options: argparse.Namespace, token: str, parts: ClientParts) -> None:
     delay_seed = None if options.delay_seed is None else f"{options.delay_seed}/{options.partition}"
-    client = Client(parts, Options(token=token, max_updates=options.max_updates, delay_seed=delay_seed))
+    client = Client(parts, ClientOptions(token=token, max_updates=options.max_updates, delay_seed=delay_seed))
     # All that matters is on disk at any moment, so a polite end need not wait for the call under way.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     client.run()

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fanin.clients.data.examples import ExampleStore
-from fanin.clients.device.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
-from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.serving import Serving
+from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.edge.runtimes.available import open_runtime
@@ -54,7 +54,7 @@ def joined(home: Home, store: ExampleStore, may_work: Callable[[], bool] = lambd
 
     What ends the client early (a coordinator that refuses its token) is logged as an error and kept in
     ``client.failure``; ``predict`` still answers from the last good Version. An exception in ``may_work`` or in the
-    store is logged and does not end the client (``Options``, ``ExampleStore``).
+    store is logged and does not end the client (``ClientOptions``, ``ExampleStore``).
 
     Raises RuntimeMissing, InvalidInput for a home that is none, Conflict if the folder is in use.
     """
@@ -62,7 +62,7 @@ def joined(home: Home, store: ExampleStore, may_work: Callable[[], bool] = lambd
     check_key("publisher", home.publisher)
     with closing(Connection(home.server, home.ca)) as line, hold_folder(home.folder):
         cache = Cache(home.folder, home.max_cache_bytes)
-        parts = Parts(
+        parts = ClientParts(
             transport=GrpcTransport(line, cache.key()),
             cache=cache,
             trainer=RuntimeTrainer(runtime, store),
@@ -70,7 +70,7 @@ def joined(home: Home, store: ExampleStore, may_work: Callable[[], bool] = lambd
             rng=random.Random(),
             serving=Serving(runtime, cache, (home.publisher,)),
         )
-        client = Client(parts, Options(token=home.token, may_work=may_work))
+        client = Client(parts, ClientOptions(token=home.token, may_work=may_work))
         thread = threading.Thread(target=_run, args=(client,), name="fanin client", daemon=True)
         thread.start()
         try:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fanin.clients.device.cache import Cache
 from fanin.clients.device.models import (
     OpenedModel,
     graph_chunks,
@@ -28,6 +27,7 @@ from fanin.clients.device.models import (
     open_parameters,
     verify_version,
 )
+from fanin.clients.device.storage.cache import Cache
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import Inputs, Predict, Preprocess, Runtime
 from fanin.edge.runtimes.models import model_inputs, open_preprocess
@@ -106,7 +106,7 @@ class Serving:
             # (2) and (3)
             following = self._open(publication, model)
             # (4)
-            self._cache.put_served(publication)
+            self._cache.records.put_served(publication)
         except (FaninError, ValueError) as exc:
             version = publication.version
             LOG.warning("serving: version %d of run %s is not served (%s)", version.number, version.run_id, exc)
@@ -144,14 +144,14 @@ class Serving:
 
     def _restore(self, trusted: Collection[str]) -> None:
         """Serve what was served before this process; a record that does not verify any more is only told."""
-        publication = self._cache.served()
+        publication = self._cache.records.served()
         if publication is None:
             return
         try:
-            bundle = open_bundle(publication, trusted, self._cache.read)
+            bundle = open_bundle(publication, trusted, self._cache.chunks.read)
             # Its number may be lower than the highest seen: it is the last that was good.
             verify_version(publication, bundle, -1)
-            parameters = open_parameters(publication, bundle, self._cache.read)
+            parameters = open_parameters(publication, bundle, self._cache.chunks.read)
             self._served = self._open(publication, OpenedModel(bundle=bundle, parameters=parameters))
             self.skip(publication)
         except (FaninError, ValueError) as exc:

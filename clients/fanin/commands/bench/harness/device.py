@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from fanin.clients.device.cache import Cache
-from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import TrainingOutcome
 from fanin.clients.textfiles import read_token
 from fanin.clients.transport import Connection, GrpcTransport
@@ -65,14 +65,14 @@ def main(argv: Sequence[str]) -> int:
     folder, index, num_updates = Path(argv[0]), int(argv[1]), int(argv[2])
     cache = Cache(folder / f"device-{index}")
     line = open_line(folder)
-    parts = Parts(
+    parts = ClientParts(
         transport=GrpcTransport(line, cache.key()),
         cache=cache,
         trainer=RandomTrainer(),
         trusted=((folder / PUBLISHER).read_text(),),
         rng=random.Random(),
     )
-    Client(parts, Options(token=device_token(folder), max_updates=num_updates)).run()
+    Client(parts, ClientOptions(token=device_token(folder), max_updates=num_updates)).run()
     line.close()
     return 0
 
