@@ -15,7 +15,7 @@ from support.hosted import Hosted
 from support.linear import NUM_CLASSES, NUM_INPUTS, linear_graphs
 from support.values import PUBLISHER, plan
 
-from fanin.clients.data.examples import open_npz
+from fanin.clients.data.npz import open_npz
 from fanin.clients.device.embed import DeviceSettings, join
 from fanin.edge.assembly.assemble import assemble
 from fanin.protos.control import RunState

@@ -9,7 +9,8 @@ from support.hosted import Hosted
 from support.scalar import TOO_MUCH, examples, scalar_graphs
 from support.values import PUBLISHER, plan
 
-from fanin.clients.data.examples import Examples, memory_store
+from fanin.clients.data.examples import Examples
+from fanin.clients.data.stores import memory_store
 from fanin.clients.device.embed import DeviceSettings, join
 from fanin.commands.console.show import event_row, event_text
 from fanin.edge.assembly.assemble import assemble

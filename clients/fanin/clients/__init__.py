@@ -17,7 +17,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fanin.clients.data.examples import Examples, ExampleStore, MemoryStore, memory_store, open_npz
+    from fanin.clients.data.examples import Examples
+    from fanin.clients.data.npz import open_npz
+    from fanin.clients.data.stores import ExampleStore, MemoryStore, memory_store
     from fanin.clients.device.client import Client, ClientOptions, ClientParts
     from fanin.clients.device.embed import DeviceSettings, join
     from fanin.clients.device.training import RuntimeTrainer
@@ -45,16 +47,16 @@ _MODULES = {
     "ClientOptions": "device.client",
     "ClientParts": "device.client",
     "DeviceSettings": "device.embed",
-    "ExampleStore": "data.examples",
+    "ExampleStore": "data.stores",
     "Examples": "data.examples",
-    "MemoryStore": "data.examples",
+    "MemoryStore": "data.stores",
     "Operator": "operator",
     "RuntimeTrainer": "device.training",
     "Trainer": "device.updates",
     "TrainingOutcome": "device.updates",
     "join": "device.embed",
-    "memory_store": "data.examples",
-    "open_npz": "data.examples",
+    "memory_store": "data.stores",
+    "open_npz": "data.npz",
 }
 
 

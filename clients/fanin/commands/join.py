@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fanin.clients.data.examples import open_npz
+from fanin.clients.data.npz import open_npz
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.footprint import SparingTrainer, give_back, share_one_heap
 from fanin.clients.device.serving import Serving

@@ -11,7 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from fanin.clients.data.examples import MIN_EXAMPLES, Examples, Split, dirichlet_partition, hold_out
+from fanin.clients.data.examples import Examples, Split
+from fanin.clients.data.partitions import dirichlet_partition, hold_out
+from fanin.clients.data.stores import MIN_EXAMPLES
 from fanin.protos.errors import InvalidInput
 
 NUM_DIGITS: Final = 1797

@@ -22,8 +22,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fanin.clients.data.examples import MIN_EXAMPLES, Examples, Split, dirichlet_partition, hold_out
+from fanin.clients.data.examples import Examples, Split
 from fanin.clients.data.files import DataFile, DataSet, Places, default_places, read_files
+from fanin.clients.data.partitions import dirichlet_partition, hold_out
+from fanin.clients.data.stores import MIN_EXAMPLES
 from fanin.protos.errors import InvalidInput
 
 IMAGE_MAGIC: Final = 0x00000803

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fanin.clients.data.examples import ExampleStore
+from fanin.clients.data.stores import ExampleStore
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder

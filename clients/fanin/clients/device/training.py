@@ -17,7 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fanin.clients.data.examples import Examples, ExampleStore, MemoryStore, batches, batches_in_order, snapshot
+from fanin.clients.data.batching import batches, batches_in_order
+from fanin.clients.data.examples import Examples
+from fanin.clients.data.stores import ExampleStore, MemoryStore, snapshot
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import TrainingOutcome
 from fanin.edge.bundles.bundle import Bundle

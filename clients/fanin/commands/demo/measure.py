@@ -1,6 +1,7 @@
 """What the test set says of a set of parameters: in float, and as the int8 model that devices serve."""
 
-from fanin.clients.data.examples import Examples, batches_in_order
+from fanin.clients.data.batching import batches_in_order
+from fanin.clients.data.examples import Examples
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.measure import Measured, measure
