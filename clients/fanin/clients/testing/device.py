@@ -25,10 +25,10 @@ from fanin.protos.errors import Conflict, FaninError, InvalidInput
 
 
 class VirtualDevice:
-    """A device on the event loop's clock: the production session, an in-memory cache, a Trainer.
+    """A device on the event loop's clock: the production session, an in-memory cache and a Trainer.
 
-    ``work_s`` draws how long training takes; ``trusted`` are the publishers' keys. The cache holds the Chunks of the
-    newest Assignment and no others, so its size does not grow with the Rounds.
+    ``work_s`` draws the seconds that a training takes. ``trusted`` are the publishers' public keys. The cache holds
+    only the Chunks of the newest Assignment, so its size does not grow with the Rounds.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class VirtualDevice:
         self.session = s.Session()
 
     async def run(self) -> None:
-        """Take part until cancelled. Raises Conflict when the coordinator refuses for good."""
+        """Take part until cancelled. Raises Conflict if the coordinator rejects this device permanently."""
         step = self.session.begin()
         while True:
             await asyncio.sleep(step.pause_s)
@@ -69,7 +69,7 @@ class VirtualDevice:
         return frozenset(self._chunks)
 
     def restart(self) -> None:
-        """As after a kill: what is left is the cache, with the Chunks and the Update if there is one."""
+        """Simulate a kill: only the cache survives, with its Chunks and its Update."""
         self.session, self._model = s.Session(num_accepted=self.session.num_accepted), None
 
     async def _attempt(self, action: e.SessionAction) -> e.SessionEvent:
@@ -83,12 +83,12 @@ class VirtualDevice:
             case e.Enroll():
                 return e.Enrolled()
             case e.Poll():
-                can = m.Capabilities(
+                capabilities = m.Capabilities(
                     codecs=tuple(CODECS),
                     runtimes=(self._trainer.runtime,),
                     graph_formats=(self._trainer.graph_format,),
                 )
-                check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=can, wait_s=40.0)
+                check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=40.0)
                 return e.Answered(answer=await self._line.check_in(check_in))
             case e.Refresh():
                 raise AssertionError("only a device that serves is offered a newer version")
@@ -116,8 +116,8 @@ class VirtualDevice:
             self._model = await self._fetch_model(assignment, needed)
         finally:
             # After a failure too: the next try continues with what it needs, and the rest must not pile up.
-            kept = {ref.sha256 for ref in needed}
-            self._chunks = {name: data for name, data in self._chunks.items() if name in kept}
+            keep = {ref.sha256 for ref in needed}
+            self._chunks = {name: data for name, data in self._chunks.items() if name in keep}
 
     async def _fetch_model(self, assignment: m.Assignment, needed: list[ChunkRef]) -> OpenedModel:
         """Return the Assignment's model, verified; ``needed`` receives its Chunks before they are downloaded."""
