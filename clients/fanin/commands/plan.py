@@ -77,7 +77,7 @@ def plan(
     top: Annotated[int, typer.Option("--top", min=1, help="Number of layouts to show.")] = 10,
     json: JsonOption = "",
 ) -> int:
-    """Rank the layouts of a model over ranks by predicted step time. Layouts that do not fit are left out."""
+    """Rank the layouts of a model over ranks by predicted step time. Layouts that cannot fit are rejected."""
     if precision not in PRECISIONS:
         raise InvalidInput(f"--precision: got {precision!r}, expected one of {', '.join(PRECISIONS)}")
     if memory is not None and not 0.0 < memory * GIGABYTE < inf:

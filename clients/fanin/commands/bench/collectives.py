@@ -1,7 +1,7 @@
-"""``fanin bench collectives``: what ranks of a datacenter job say to each other, checked against numpy and timed.
+"""``fanin bench collectives``: the collectives between ranks of a datacenter job, checked against numpy and timed.
 
-The bandwidths are those of nccl-tests. What the link between ranks comes to is what ``fanin plan --link`` takes; beside
-each time stands the one that the planner says for that link.
+The bandwidths are defined as in nccl-tests. The report includes the measured link as a value for ``fanin plan --link``,
+and next to each time the planner's prediction for that link.
 """
 
 import json as codec
@@ -35,15 +35,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def collectives(
-    nproc: Annotated[int, typer.Option("--nproc", help="How many ranks, all on this machine.")] = 4,
+    nproc: Annotated[int, typer.Option("--nproc", help="Number of ranks, all on this machine.")] = 4,
     megabytes: Annotated[
-        list[float] | None, typer.Option("--megabytes", help="The size of the tensor; may be given several times.")
+        list[float] | None, typer.Option("--megabytes", help="Size of the tensor; repeatable.")
     ] = None,
-    backend: Annotated[str, typer.Option("--backend", help="gloo, or nccl with a GPU for each rank.")] = "gloo",
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="How often to time each.")] = 10,
+    backend: Annotated[str, typer.Option("--backend", help="gloo, or nccl with one GPU a rank.")] = "gloo",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Number of measurements of each.")] = 10,
     json: JsonOption = "",
 ) -> None:
-    """Check all collectives between ranks, time them, and tell the link that they come to."""
+    """Check and time all collectives between ranks, and report the link that results."""
     check_backend(backend, nproc)
     wanted = megabytes or DEFAULT_MEGABYTES
     for size in wanted:

@@ -1,8 +1,8 @@
-"""What a Round cannot be faster than: the same bytes over bare gRPC streams, nothing else done.
+"""The lower bound of a Round: the same bytes over bare gRPC streams, and nothing else.
 
-TLS by the same authority as a coordinator's, SHA-256 at both ends of each transfer, what is uploaded synced to disk.
-In a round each client downloads what was uploaded last by client 0 and uploads fresh random bytes; the round ends
-when the last upload is on disk, as a barrier of all uploads. No Assignment, no Chunk, no commit, no fold, no Version.
+TLS uses an authority like that of a coordinator. Both ends hash each transfer with SHA-256, and uploads are synced to
+disk. In a round each client downloads the last upload of client 0, then uploads fresh random bytes. The round ends when
+all uploads are on disk. There is no Assignment, Chunk, commit, fold or Version.
 
     python -m fanin.commands.bench.harness.bare serve FOLDER NUM_CLIENTS SIZE_BYTES NUM_ROUNDS
     python -m fanin.commands.bench.harness.bare send FOLDER INDEX SIZE_BYTES NUM_ROUNDS
@@ -28,7 +28,7 @@ from fanin.protos.errors import InvalidUpdate
 from fanin.server.access.authority import local_identity
 
 PIECE_BYTES: Final = 1 << 20
-"""The fastest of 64 KiB to 2 MiB; a fourth of gRPC's largest message."""
+"""The fastest size between 64 KiB and 2 MiB; a quarter of gRPC's largest message."""
 METHOD: Final = "/bare.Stream/"
 TLS: Final = "bare-tls"
 ADDRESS: Final = "bare-address"
@@ -38,7 +38,7 @@ SERVER_OPTIONS: Final = (("grpc.so_reuseport", 0),)
 
 @dataclass
 class Exchange:
-    """The server's side: what is sent down, where uploads go, and when all of a round have come."""
+    """The server's state: the folder of the transfers, and the barrier at the end of each round."""
 
     folder: Path
     num_clients: int
@@ -51,7 +51,7 @@ class Exchange:
         self.barrier = threading.Barrier(self.num_clients, action=self._all_here)
 
     def down(self, _request: bytes, _context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The current bytes, and their digest as the last message."""
+        """Stream the current bytes; the last message is their digest."""
         digest = hashlib.sha256()
         with (self.folder / "bare-0").open("rb") as file:
             while piece := file.read(PIECE_BYTES):
@@ -60,7 +60,7 @@ class Exchange:
         yield digest.digest()
 
     def up(self, pieces: Iterator[bytes], _context: grpc.ServicerContext) -> bytes:
-        """Take an upload whose first message is the client's number; the digest, when all of the round are synced."""
+        """Receive an upload whose first message is the client's number. Return its digest at the end of the round."""
         path, digest = self.folder / f"bare-{int(next(pieces))}", hashlib.sha256()
         draft = path.with_suffix(".new")
         with draft.open("wb") as file:
@@ -80,7 +80,7 @@ class Exchange:
 
 
 def serve(folder: Path, num_clients: int, size_bytes: int, num_rounds: int) -> None:
-    """Serve the rounds and write when each ended."""
+    """Serve the rounds, then write the end time of each."""
     identity = local_identity(folder / TLS, ("localhost", "127.0.0.1"), datetime.now(UTC))
     (folder / "bare-0").write_bytes(fresh(size_bytes))
     exchange = Exchange(folder, num_clients, num_rounds)
@@ -97,13 +97,13 @@ def serve(folder: Path, num_clients: int, size_bytes: int, num_rounds: int) -> N
     draft.write_text(f"127.0.0.1:{port}")
     draft.replace(folder / ADDRESS)
     exchange.ended.wait()
-    # Grace, for the last replies.
+    # The grace period lets the last replies arrive.
     server.stop(5.0).wait()
     (folder / TIMES).write_text(json.dumps(exchange.done_s))
 
 
 def send(folder: Path, index: int, size_bytes: int, num_rounds: int) -> None:
-    """One client: download and upload, round after round. Raises InvalidUpdate for another digest."""
+    """Run one client: download and upload in each round. Raises InvalidUpdate for a wrong digest."""
     credentials = grpc.ssl_channel_credentials(root_certificates=(folder / TLS / "ca.pem").read_bytes())
     with grpc.secure_channel((folder / ADDRESS).read_text(), credentials) as channel:
         down: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{METHOD}Down")
@@ -119,7 +119,7 @@ def send(folder: Path, index: int, size_bytes: int, num_rounds: int) -> None:
 
 
 def fresh(size_bytes: int) -> bytes:
-    """Bytes that nobody can foresee."""
+    """Return random bytes."""
     return np.random.default_rng().bytes(size_bytes)
 
 
@@ -137,7 +137,7 @@ def _check(got: bytes, expected: bytes) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The process."""
+    """Run the process."""
     role, folder, *numbers = argv
     first, size_bytes, num_rounds = map(int, numbers)
     {"serve": serve, "send": send}[role](Path(folder), first, size_bytes, num_rounds)

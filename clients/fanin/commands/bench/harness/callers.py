@@ -1,9 +1,9 @@
-"""Devices that check in, as a process of many threads: each check-in is by another device, signed, over TLS.
+"""A process whose threads check in. Each check-in is by another device, signed, over TLS.
 
     python -m fanin.commands.bench.harness.callers FOLDER OUT KIND NUM_THREADS FIRST STEP COUNT
 
-``kept`` has one connection a thread, ``new`` one a check-in. OUT gets JSON: [when it began, when it ended, latencies].
-The devices are numbers FIRST, FIRST + STEP, ..., COUNT of them, whose keys follow from their numbers.
+KIND ``kept`` uses one connection a thread, ``new`` one a check-in. OUT receives JSON: [start, end, latencies].
+The devices are the numbers FIRST, FIRST + STEP, ..., COUNT of them; each key is derived from its number.
 """
 
 import hashlib
@@ -24,20 +24,20 @@ from fanin.protos.errors import Conflict
 
 
 def key_of(number: int) -> SigningKey:
-    """The key of a registered device."""
+    """Return the key of a registered device."""
     return SigningKey(hashlib.sha256(f"fanin bench {number}".encode()).digest())
 
 
 def check_in(line: Connection, key: SigningKey) -> None:
-    """Ask once, and do not wait for work. Raises Conflict for an answer other than Wait."""
-    asked = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=0.0)
-    answer = GrpcTransport(line, key).check_in(asked)
+    """Check in once, without waiting for work. Raises Conflict for an answer other than Wait."""
+    request = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=0.0)
+    answer = GrpcTransport(line, key).check_in(request)
     if not isinstance(answer, m.Wait):
         raise Conflict(f"check-in: got {answer}, expected to wait: the round's place is taken")
 
 
 def kept(folder: Path, keys: Sequence[SigningKey], latencies_s: list[float]) -> None:
-    """All on one connection."""
+    """Check in with all keys on one connection."""
     with closing(open_line(folder)) as line:
         for key in keys:
             started_s = time.perf_counter()
@@ -46,7 +46,7 @@ def kept(folder: Path, keys: Sequence[SigningKey], latencies_s: list[float]) -> 
 
 
 def new(folder: Path, keys: Sequence[SigningKey], latencies_s: list[float]) -> None:
-    """Each on a connection of its own."""
+    """Check in with each key on its own connection."""
     for key in keys:
         started_s = time.perf_counter()
         with closing(open_line(folder)) as line:
@@ -55,7 +55,7 @@ def new(folder: Path, keys: Sequence[SigningKey], latencies_s: list[float]) -> N
 
 
 def main(argv: Sequence[str]) -> int:
-    """The process."""
+    """Run the process."""
     folder, out, work = Path(argv[0]), Path(argv[1]), {"kept": kept, "new": new}[argv[2]]
     num_threads, first, step, count = map(int, argv[3:])
     keys = [key_of(first + step * number) for number in range(count)]
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         threading.Thread(target=work, args=(folder, keys[number::num_threads], latencies_s))
         for number in range(num_threads)
     ]
-    # Wall time, which other processes of this machine can compare.
+    # Wall time is comparable between the processes of this machine.
     began_s = time.time()
     for thread in threads:
         thread.start()

@@ -1,7 +1,7 @@
-"""Many light devices in one process: a thread each, no disk; downloads are dropped, uploads are made up.
+"""Many light devices in one process: one thread each, no disk, discarded downloads and synthetic uploads.
 
-They speak the production transport; a benchmark of the coordinator's memory needs many at once, whose own memory does
-not matter. What they upload in a Round is the same random bytes for all; the coordinator cannot know.
+They use the production transport. A benchmark of the coordinator's memory needs many devices at once, and their own
+memory does not matter. All devices of a Round upload the same random bytes, which the coordinator cannot know.
 
     python -m fanin.commands.bench.harness.crowd FOLDER NUM_DEVICES NUM_VALUES NUM_ROUNDS
 """
@@ -29,7 +29,7 @@ CAPABILITIES: Final = m.Capabilities(codecs=tuple(CODECS), runtimes=(RUNTIME,), 
 
 
 class Payload:
-    """The bytes of an Update that is made up: random integers, small enough for any grid."""
+    """The payload of a synthetic Update: random integers, small enough for any grid."""
 
     def __init__(self, num_values: int) -> None:
         values = np.random.default_rng().integers(-(1 << 24), 1 << 24, num_values, np.int32)
@@ -37,12 +37,12 @@ class Payload:
         self.artifact: Artifact = artifact_of(self.data)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """A piece of it."""
+        """Return a slice of the payload."""
         return self.data[offset : offset + size_bytes]
 
 
 class LightDevice:
-    """One device on a line of its own."""
+    """One device with its own connection."""
 
     def __init__(self, line: Connection, key: SigningKey) -> None:
         self.transport = GrpcTransport(line, key)
@@ -60,20 +60,20 @@ class LightDevice:
                     pass
 
     def download(self, assignment: m.Assignment) -> int:
-        """Fetch the Version, and drop it; its bytes."""
+        """Download the Version and discard it. Returns its size in bytes."""
         chunks = assignment.version.parameters.chunks
         with Fetching(self.transport.download, assignment.assignment_id, chunks) as fetching:
             return sum(len(data) for ref in chunks for data in fetching.chunk(ref, 0))
 
     def upload(self, assignment: m.Assignment, payload: Payload) -> None:
-        """Send an Update. Raises Conflict unless it is accepted."""
+        """Upload an Update. Raises Conflict unless it is accepted."""
         reply = self.transport.upload(header_of(assignment, payload), payload.read)
         if reply.update_state is not m.UpdateState.ACCEPTED:
             raise Conflict(f"upload: got {reply.update_state.value}, expected it to be accepted")
 
 
 def header_of(assignment: m.Assignment, payload: Payload) -> m.UpdateHeader:
-    """What announces a made up Update."""
+    """Return the header of a synthetic Update."""
     return m.UpdateHeader(
         format=m.UPDATE_FORMAT,
         assignment_id=assignment.assignment_id,
@@ -89,7 +89,7 @@ def header_of(assignment: m.Assignment, payload: Payload) -> m.UpdateHeader:
 
 
 class Crowd:
-    """Light devices that enroll, and then go from Round to Round in step: all download, then all upload at once."""
+    """Light devices that run Rounds in lockstep: all download, then all upload at once."""
 
     def __init__(self, folder: Path, num_devices: int) -> None:
         self._folder = folder
@@ -98,7 +98,7 @@ class Crowd:
         self._num_done = 0
 
     def run(self, num_values: int, num_rounds: int) -> None:
-        """All of it. Raises Conflict if a device failed; standard error says with what."""
+        """Run all Rounds. Raises Conflict if a device failed; its error is on standard error."""
         payloads = [Payload(num_values) for _ in range(num_rounds)]
         num_devices = self._together.parties
         threads = [threading.Thread(target=self._device, args=(payloads,)) for _ in range(num_devices)]
@@ -121,16 +121,16 @@ class Crowd:
                     device.upload(assignment, payload)
             self._num_done += 1
         except threading.BrokenBarrierError:
-            # Another one has failed, and says why.
+            # Another device has failed and reports its error.
             return
         except BaseException:
-            # The others would wait for this one.
+            # The other devices would wait for this one.
             self._together.abort()
             raise
 
 
 def main(argv: Sequence[str]) -> int:
-    """The process."""
+    """Run the process."""
     num_devices, num_values, num_rounds = map(int, argv[1:])
     Crowd(Path(argv[0]), num_devices).run(num_values, num_rounds)
     return 0

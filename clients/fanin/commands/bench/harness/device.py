@@ -1,4 +1,4 @@
-"""A device that trains nothing, as a process: the production client, with fresh random values for each Round.
+"""A device process that trains nothing: the production client, with fresh random values each Round.
 
 python -m fanin.commands.bench.harness.device FOLDER INDEX NUM_UPDATES
 """
@@ -26,23 +26,23 @@ RUNTIME: Final = "random 1"
 
 
 class RandomTrainer:
-    """Draws a change that nobody can foresee, and nothing can compress."""
+    """A Trainer whose change is random, so it cannot be predicted or compressed."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng()
 
     @property
     def runtime(self) -> str:
-        """None that is known elsewhere."""
+        """A name that no real runtime has."""
         return RUNTIME
 
     @property
     def graph_format(self) -> str:
-        """The format in which the model's graphs are no graphs."""
+        """The format of the synthetic model's graphs."""
         return "onnx"
 
     def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
-        """A value between -1/2 and 1/2 for each parameter."""
+        """Draw a value between -1/2 and 1/2 for each parameter."""
         change: Float32s = self._rng.random(model.parameters.size, dtype=np.float32)
         change -= np.float32(0.5)
         telemetry = m.Telemetry(runtime=RUNTIME, bytes_downloaded=bytes_downloaded)
@@ -50,18 +50,18 @@ class RandomTrainer:
 
 
 def open_line(folder: Path) -> Connection:
-    """A line to the coordinator whose folder is in this one."""
+    """Connect to the coordinator whose state is in this folder."""
     state = folder / STATE
     return Connection((state / "address").read_text().strip(), (state / "tls" / "ca.pem").read_bytes())
 
 
 def device_token(folder: Path) -> str:
-    """What devices enroll with there."""
+    """Return the enrollment token of that coordinator."""
     return read_token(folder / STATE / "tokens" / "device.token", "")
 
 
 def main(argv: Sequence[str]) -> int:
-    """The process."""
+    """Run the process."""
     folder, index, num_updates = Path(argv[0]), int(argv[1]), int(argv[2])
     cache = Cache(folder / f"device-{index}")
     line = open_line(folder)

@@ -1,6 +1,6 @@
-"""How a benchmark ends: lines for people, one object for programs; medians and all samples.
+"""The report of a benchmark: lines of text, or one JSON object; medians with all samples.
 
-Keys say what and the unit; the samples of ``x`` are under ``x_samples``.
+Keys name the quantity and its unit. The samples of ``x`` are under ``x_samples``.
 """
 
 import os
@@ -19,18 +19,18 @@ CPU_INFO: Final = Path("/proc/cpuinfo")
 
 
 def sampled(name: str, samples: Sequence[float]) -> dict[str, object]:
-    """The median under ``name``, and the samples."""
+    """Return a row with the median under ``name`` and the samples."""
     return {name: statistics.median(samples), f"{name}_samples": list(samples)}
 
 
 def percentile(samples: Sequence[float], percent: int) -> float:
-    """The sample below which so many of a hundred lie."""
+    """Return the sample below which ``percent`` of the samples are."""
     ordered = sorted(samples)
     return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)]
 
 
 def machine() -> dict[str, object]:
-    """What it ran on."""
+    """Return the row that describes this machine."""
     return {
         "cpu_model": _cpu_model(),
         "cpus": os.cpu_count() or 1,
@@ -41,8 +41,8 @@ def machine() -> dict[str, object]:
     }
 
 
-def tell(row: Mapping[str, object], json: str) -> None:
-    """Write the findings: as JSON, and unless that went to standard output also as text."""
+def write_report(row: Mapping[str, object], json: str) -> None:
+    """Write the results as JSON, and also as text unless the JSON goes to standard output."""
     if json:
         write_json(json, {**row, "machine": machine()})
     if json != "-":

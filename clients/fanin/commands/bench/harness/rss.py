@@ -1,4 +1,4 @@
-"""What memory a process and its children take, as Linux tells it (proc(5)): VmRSS now, VmHWM at most so far."""
+"""Memory and processor time of a process and its children, from proc(5): VmRSS is current, VmHWM is the peak."""
 
 import threading
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from fanin.protos.errors import InvalidInput
 
 PROC: Final = Path("/proc")
 KILOBYTE: Final = 1024
-LOOK_S: Final = 0.05
+POLL_S: Final = 0.05
 RESET_PEAK: Final = "5"
-"""What writing this to ``clear_refs`` does: VmHWM starts again at VmRSS."""
+"""Writing this to ``clear_refs`` resets VmHWM to VmRSS."""
 
 
 class PeakRss:
-    """Watches a process and its children in the context; ``idle_bytes`` and ``peak_bytes`` count all of them."""
+    """Measures a process and its children inside the context; ``idle_bytes`` and ``peak_bytes`` are their sums."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -36,37 +36,37 @@ class PeakRss:
     def __exit__(self, *_exception: object) -> None:
         self._over.set()
         self._thread.join()
-        self._look()
+        self._poll()
 
     @property
     def peak_bytes(self) -> int:
-        """The sum of each process's peak: at least what they took together."""
+        """Sum of the peaks of all processes; at least the peak of their sum."""
         return sum(self._peaks.values())
 
     def _watch(self) -> None:
-        # Again and again, for a child that has ended can no longer be asked.
-        while not self._over.wait(LOOK_S):
-            self._look()
+        # Poll: the peak of a child that has ended is lost.
+        while not self._over.wait(POLL_S):
+            self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for pid in tree(self._pid):
             self._peaks[pid] = max(self._peaks.get(pid, 0), memory_bytes(pid, "VmHWM"))
 
 
 def tree(pid: int) -> Iterator[int]:
-    """A process and its children, theirs too."""
+    """Yield a process and all its descendants."""
     yield pid
     try:
         children = [path.read_text() for path in (PROC / str(pid) / "task").glob("*/children")]
     except OSError:
-        # It has just ended.
+        # The process has just ended.
         return
     for child in " ".join(children).split():
         yield from tree(int(child))
 
 
 def memory_bytes(pid: int, key: str) -> int:
-    """One line of a process's status; 0 if it has ended."""
+    """Return one line of a process's status in bytes; 0 if it has ended."""
     try:
         lines = (PROC / str(pid) / "status").read_text().splitlines()
     except OSError:
@@ -76,7 +76,7 @@ def memory_bytes(pid: int, key: str) -> int:
 
 
 def cpu_ticks(pid: int) -> int:
-    """Processor time that a process has used, in ticks of ``sysconf(SC_CLK_TCK)``."""
+    """Return the processor time of a process, in ticks of ``sysconf(SC_CLK_TCK)``."""
     # After the name, which may hold spaces: field 14 and 15 of the line are user and system time.
     fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])

@@ -1,7 +1,6 @@
-"""A coordinator to be measured: ``fanin serve`` in a process of its own, with a Run of a model that is no model.
+"""The coordinator under test: ``fanin serve`` in its own process, with a Run of a synthetic model.
 
-The model has one tensor, its graphs are no graphs; the devices send fresh random values each Round, so every Version
-differs from the one before.
+The model has one tensor and invalid graphs. The devices send fresh random values each Round, so all Versions differ.
 """
 
 import contextlib
@@ -26,11 +25,11 @@ PUBLISHER: Final = "publisher.pub"
 MEGABYTE: Final = 1 << 20
 VALUE_BYTES: Final = 4
 MAX_MEGABYTES: Final = 1 << 16
-"""64 GB: more than any machine that this is for has of memory."""
+"""64 GB: more than the memory of any machine that this benchmark is for."""
 DEADLINE_S: Final = 3600.0
 MAX_EXAMPLES: Final = 4096
 
-ClientsOption = Annotated[int, typer.Option("--clients", min=1, help="How many devices.")]
+ClientsOption = Annotated[int, typer.Option("--clients", min=1, help="Number of devices.")]
 MegabytesOption = Annotated[float, typer.Option("--megabytes", help="Size of the model, in units of 2^20 bytes.")]
 FolderOption = Annotated[
     Path | None,
@@ -40,7 +39,7 @@ FolderOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked of the coordinator: so many devices, a model of so many values, so many Rounds."""
+    """The load on the coordinator: number of devices, size of the model, number of Rounds."""
 
     num_clients: int
     num_values: int
@@ -48,13 +47,13 @@ class Load:
 
     @property
     def model_bytes(self) -> int:
-        """What a Version or an Update of ``fixed32`` takes."""
+        """Bytes of a Version, or of an Update with the codec ``fixed32``."""
         return self.num_values * VALUE_BYTES
 
 
 def load_of(clients: int, megabytes: float, rounds: int) -> Load:
-    """What the options say. Raises UsageError for a model of no size."""
-    # Not a number is compared with none.
+    """Return the load of these options. Raises UsageError for an invalid size."""
+    # The comparison is False for NaN.
     num_values = int(megabytes * MEGABYTE) // VALUE_BYTES if 0 < megabytes <= MAX_MEGABYTES else 0
     if num_values < 1:
         raise click.UsageError(f"--megabytes: got {megabytes:g}, expected 4 bytes or more, up to {MAX_MEGABYTES}")
@@ -63,10 +62,10 @@ def load_of(clients: int, megabytes: float, rounds: int) -> Load:
 
 @contextlib.contextmanager
 def place(folder: Path | None) -> Iterator[Path]:
-    """Where a benchmark keeps its files. Raises UsageError for a folder that holds something."""
+    """Provide the folder of a benchmark. Raises UsageError if it is not empty."""
     if folder is None:
-        with tempfile.TemporaryDirectory(prefix="fanin-bench-") as made:
-            yield Path(made)
+        with tempfile.TemporaryDirectory(prefix="fanin-bench-") as temporary:
+            yield Path(temporary)
         return
     if folder.exists() and any(folder.iterdir()):
         raise click.UsageError(f"--folder: {folder} is not empty; name a new one")
@@ -75,19 +74,19 @@ def place(folder: Path | None) -> Iterator[Path]:
 
 
 def state_of(folder: Path) -> Path:
-    """The coordinator's folder."""
+    """Return the coordinator's folder."""
     return folder / DEFAULT_STATE
 
 
 @contextlib.contextmanager
 def operating(folder: Path) -> Iterator[Operator]:
-    """The operator's side of the coordinator."""
+    """Connect to the coordinator as its operator."""
     with connect(state_of(folder)) as operator:
         yield operator
 
 
 def begin_run(folder: Path, load: Load) -> None:
-    """Publish the model and start the Run, whose Rounds take every device."""
+    """Publish the model and start a Run whose Rounds select every device."""
     publisher = SigningKey.generate()
     (folder / PUBLISHER).write_text(publisher.public)
     bundle = synthetic_bundle(folder / "bundle", publisher, {"weights": (load.num_values,)})
