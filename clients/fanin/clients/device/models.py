@@ -73,11 +73,11 @@ def verify_version(publication: Publication, bundle: Bundle, seen: int) -> None:
         seen=seen,
     )
     # The signature covers only the digest. An attacker who changed the list of Chunks could fill this disk.
-    got, expected = version.parameters.size_bytes, len(table.header()) + 4 * table.num_values
-    if got != expected:
+    size_bytes, expected_bytes = version.parameters.size_bytes, len(table.header()) + 4 * table.num_values
+    if size_bytes != expected_bytes:
         raise InvalidVersion(
-            f"version {version.number} of run {version.run_id}: got parameters of {got} bytes, "
-            f"expected {expected} by the bundle's manifest"
+            f"version {version.number} of run {version.run_id}: got parameters of {size_bytes} bytes, "
+            f"expected {expected_bytes} by the bundle's manifest"
         )
 
 

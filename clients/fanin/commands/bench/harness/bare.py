@@ -131,9 +131,9 @@ def _pieces(index: int, data: bytes, digest: "hashlib._Hash") -> Iterator[bytes]
         yield piece
 
 
-def _check(got: bytes, expected: bytes) -> None:
-    if got != expected:
-        raise InvalidUpdate(f"bare stream: digest mismatch (got {got.hex()[:8]}.., expected {expected.hex()[:8]}..)")
+def _check(digest: bytes, expected: bytes) -> None:
+    if digest != expected:
+        raise InvalidUpdate(f"bare stream: digest mismatch (got {digest.hex()[:8]}.., expected {expected.hex()[:8]}..)")
 
 
 def main(argv: Sequence[str]) -> int:
