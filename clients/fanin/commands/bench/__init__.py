@@ -17,14 +17,14 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Final
 
-Main = Callable[[Sequence[str]], int]
+Benchmark = Callable[[Sequence[str]], int]
 
 BENCHES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "rounds": "seconds a round, compared with a bare gRPC stream of the same bytes",
         "fold": "the fold of updates, compared with numpy's addition",
         "memory": "the coordinator's memory while all devices upload at once",
-        "restart": "seconds from SIGKILL until the coordinator serves again, with a round open",
+        "restart": "seconds from SIGKILL to serving, with a round open",
         "checkins": "check-ins a second, with many devices registered",
         "collectives": "correctness and speed of the collectives between ranks",
     }
@@ -42,5 +42,5 @@ def main(argv: Sequence[str]) -> int:
     if argv[0] not in BENCHES:
         sys.stderr.write(f"fanin bench: got {argv[0]!r}, expected one of {', '.join(BENCHES)}\n")
         return 2
-    run: Main = import_module(f"{__name__}.{argv[0]}").main
+    run: Benchmark = import_module(f"{__name__}.{argv[0]}").main
     return run(argv[1:])
