@@ -21,7 +21,7 @@ Benchmark = Callable[[Sequence[str]], int]
 
 BENCHES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "rounds": "seconds a round, compared with a bare gRPC stream of the same bytes",
+        "rounds": "seconds a round, compared with a bare gRPC stream",
         "fold": "the fold of updates, compared with numpy's addition",
         "memory": "the coordinator's memory while all devices upload at once",
         "restart": "seconds from SIGKILL to serving, with a round open",
