@@ -23,7 +23,9 @@ import torch
 from federation import Device, running
 from pretraining import pretrain
 
-from fanin.clients.data.examples import Examples, batches_in_order, hold_out
+from fanin.clients.data.batching import batches_in_order
+from fanin.clients.data.examples import Examples
+from fanin.clients.data.partitions import hold_out
 from fanin.clients.data.public import Cutting, Shakespeare, shakespeare
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
 from fanin.datacenter.parallel.settings import TrainingSettings

@@ -14,7 +14,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from fanin.clients.data.examples import batches_in_order, read_npz
+from fanin.clients.data.batching import batches_in_order
+from fanin.clients.data.npz import read_npz
 from fanin.edge.bundles.bundle import Bundle, open_folder
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Runtime, StepSettings

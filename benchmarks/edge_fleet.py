@@ -16,8 +16,9 @@ from federation import Device, Federation, running
 from pretraining import pretrain
 
 from fanin.clients.data.digits import split_digits
-from fanin.clients.data.examples import Examples, Split, hold_out
+from fanin.clients.data.examples import Examples, Split
 from fanin.clients.data.files import DATA_VARIABLE
+from fanin.clients.data.partitions import hold_out
 from fanin.clients.data.public import FASHION_MNIST, split_fashion_mnist
 from fanin.datacenter.models import digits_app, fashion_app
 from fanin.datacenter.models.fashion_app import FashionCnn

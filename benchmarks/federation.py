@@ -15,7 +15,7 @@ import numpy as np
 from fanin.clients.data.examples import Examples
 from fanin.clients.operator import Operator
 from fanin.clients.textfiles import read_token
-from fanin.clients.transport import Line
+from fanin.clients.transport import Connection
 
 START_S: Final = 30.0
 END_S: Final = 10.0
@@ -51,7 +51,7 @@ def running(folder: Path, devices: Sequence[Device]) -> Iterator[Federation]:
     ``publisher.pub``. What they write is in ``coordinator.log`` and ``device-N.log``."""
     state = folder / "state"
     started: list[subprocess.Popen[bytes]] = []
-    line: Line | None = None
+    line: Connection | None = None
     try:
         words = ["serve", "--state", str(state), "--listen", "127.0.0.1:0"]
         started.append(start(words, folder / "coordinator.log"))
@@ -63,7 +63,7 @@ def running(folder: Path, devices: Sequence[Device]) -> Iterator[Federation]:
             words += ["--token-file", str(state / "tokens" / "device.token"), "--data", str(data)]
             words += ["--partition", str(index), "--state", str(folder / f"device-{index}"), *device.flags]
             started.append(start(words, folder / f"device-{index}.log", device))
-        line = Line(address, ca.read_bytes())
+        line = Connection(address, ca.read_bytes())
         operator = Operator(line, read_token(state / "tokens" / "operator.token", ""))
         yield Federation(operator=operator, devices=tuple(started[1:]))
     finally:

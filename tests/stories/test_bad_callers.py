@@ -19,7 +19,7 @@ from support.peers import FLEET, Peer, sign
 from support.snapshot import snapshot
 
 from fanin.clients.operator import CONTROL, Operator, next_version
-from fanin.clients.transport import CallOptions, GrpcTransport, Line
+from fanin.clients.transport import CallOptions, Connection, GrpcTransport
 from fanin.edge.bundles.bundle import open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Port
@@ -46,14 +46,14 @@ CONTROL_RPCS = control_pb2.DESCRIPTOR.services_by_name["Control"].methods_by_nam
 
 
 @pytest.fixture
-def line(host: Hosted) -> Iterator[Line]:
+def line(host: Hosted) -> Iterator[Connection]:
     """A line of its own."""
-    line = Line(host.address, host.ca)
+    line = Connection(host.address, host.ca)
     yield line
     line.close()
 
 
-def call(line: Line, service: str, name: str, options: CallOptions) -> None:
+def call(line: Connection, service: str, name: str, options: CallOptions) -> None:
     """An rpc with an empty request, whatever its kind; the replies are thrown away."""
     method = {FLEET: FLEET_RPCS, CONTROL: CONTROL_RPCS}[service][name]
     parse = GetMessageClass(method.output_type).FromString
@@ -76,7 +76,9 @@ def test_both_protocols_are_looped_over() -> None:
 
 
 @pytest.mark.parametrize("name", CONTROL_RPCS)
-def test_every_control_call_needs_an_operators_token(host: Hosted, devices: list[Peer], line: Line, name: str) -> None:
+def test_every_control_call_needs_an_operators_token(
+    host: Hosted, devices: list[Peer], line: Connection, name: str
+) -> None:
     before = snapshot(host.state)
     for metadata in (
         (),
@@ -92,7 +94,9 @@ def test_every_control_call_needs_an_operators_token(host: Hosted, devices: list
 
 
 @pytest.mark.parametrize("name", FLEET_RPCS)
-def test_every_fleet_call_needs_a_devices_signature(host: Hosted, devices: list[Peer], line: Line, name: str) -> None:
+def test_every_fleet_call_needs_a_devices_signature(
+    host: Hosted, devices: list[Peer], line: Connection, name: str
+) -> None:
     device = devices[0]
     before = snapshot(host.state)
     good = sign(device.key, name, b"")
@@ -118,7 +122,7 @@ def test_every_fleet_call_needs_a_devices_signature(host: Hosted, devices: list[
 
 def refused_to(host: Hosted, key: SigningKey, token: str = "") -> str:
     """What a device hears that enrolls with a token, or, without one, checks in."""
-    line = Line(host.address, host.ca)
+    line = Connection(host.address, host.ca)
     try:
         transport = GrpcTransport(line, key)
         with pytest.raises(Unauthenticated) as caught:
@@ -155,7 +159,7 @@ def test_a_device_with_a_wrong_token_ends_with_a_clear_text(host: Hosted, tmp_pa
         device.take_part()
 
 
-def test_a_key_cannot_enroll_for_another(host: Hosted, devices: list[Peer], line: Line) -> None:
+def test_a_key_cannot_enroll_for_another(host: Hosted, devices: list[Peer], line: Connection) -> None:
     before = snapshot(host.state)
     enrollment = m.Enrollment(protocol=m.PROTOCOL, token=host.device_token, public_key=devices[0].key.public)
     body = c.enrollment_to_proto(enrollment).SerializeToString()
@@ -167,7 +171,7 @@ def test_a_key_cannot_enroll_for_another(host: Hosted, devices: list[Peer], line
 
 @pytest.mark.parametrize("off_s", [-3600, 3600])
 def test_a_clock_an_hour_off_corrects_itself(
-    host: Hosted, line: Line, off_s: int, caplog: pytest.LogCaptureFixture
+    host: Hosted, line: Connection, off_s: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     clock = Clock(off_s)
@@ -254,7 +258,7 @@ def test_a_bundle_whose_manifest_or_artifact_was_changed_is_not_published(host: 
 
 def send(host: Hosted, name: str, request: Message) -> None:
     """One Control call with one request."""
-    line = Line(host.address, host.ca)
+    line = Connection(host.address, host.ca)
     options = CallOptions(metadata=((AUTHORIZATION, f"{BEARER}{host.operator_token}"),), timeout_s=20.0)
     body, parse = request.SerializeToString(), GetMessageClass(CONTROL_RPCS[name].output_type).FromString
     try:

@@ -19,7 +19,7 @@ from support.leaks import SETTLE_S, nothing_leaks
 from support.peers import FLEET, PIECE_BYTES, Peer, pieces, sign
 from support.snapshot import snapshot
 
-from fanin.clients.transport import Line
+from fanin.clients.transport import Connection
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import convert as c
 from fanin.protos import messages as m
@@ -139,7 +139,7 @@ def test_one_that_reconnects_without_end_while_it_waits(host: Hosted, devices: l
         transport.enroll(host.device_token)
     with nothing_leaks(host):
         for number in range(NUM_RECONNECTS):
-            line = Line(host.address, host.ca)
+            line = Connection(host.address, host.ca)
             # All places are taken, so it is parked; and hangs up, at once or a little later.
             with pytest.raises(Unavailable):
                 call = replace(sign(waiting.key, "CheckIn", body), timeout_s=0.001 if number % 10 else 0.1)

@@ -17,7 +17,7 @@ from support.hosted import Hosted
 from support.peers import FLEET, Peer, pieces, sign
 from support.snapshot import snapshot
 
-from fanin.commands.show import describe
+from fanin.commands.console.show import event_text
 from fanin.edge.codecs.grid import MAX_MOVE_BITS
 from fanin.protos import convert as c
 from fanin.protos import messages as m
@@ -291,4 +291,4 @@ def test_saturated_values_of_most_devices_are_counted_reported_and_the_next_grid
     assert 2 * 280_000 < first.num_saturated < 2 * f.NUM_VALUES
     assert grids == [[-29, -29], [-29 + MAX_MOVE_BITS] * 2]
     assert 0 < second.num_saturated < first.num_saturated
-    assert f"{first.num_saturated} values saturated" in describe(first)
+    assert f"{first.num_saturated} values saturated" in event_text(first)

@@ -20,7 +20,7 @@ from support.processes import Running, Site, limit_files, start
 from support.snapshot import snapshot
 
 from fanin.clients.operator import Operator
-from fanin.clients.transport import Line
+from fanin.clients.transport import Connection
 from fanin.protos.control import VersionPublished
 from fanin.protos.errors import StorageFull, Unavailable, Untrusted
 from fanin.server.access.authority import local_identity
@@ -119,7 +119,7 @@ def refused_port() -> str:
 
 def test_an_operator_is_told_that_no_coordinator_is_there(host: Hosted) -> None:
     address = refused_port()
-    line = Line(address, host.ca)
+    line = Connection(address, host.ca)
     with pytest.raises(Unavailable, match=rf"{address}: cannot be reached \(UNAVAILABLE: .*refused.*is the coord"):
         Operator(line, "token").runs()
     line.close()
@@ -185,7 +185,7 @@ def test_a_peer_without_tls_is_unavailable_and_not_untrusted(host: Hosted) -> No
         thread = threading.Thread(target=answer_in_clear, args=(server,))
         thread.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        line = Line(address, host.ca)
+        line = Connection(address, host.ca)
         with pytest.raises(Unavailable, match=f"{address}: cannot be reached") as caught:
             Operator(line, "token").runs()
         line.close()

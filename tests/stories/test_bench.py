@@ -11,9 +11,9 @@ from support.commands import Fanin, fanin_in_process
 from support.errors import raises
 
 from fanin.commands.bench import BENCHES
-from fanin.commands.bench.report import percentile, sampled
-from fanin.commands.bench.rss import PeakRss, tree
-from fanin.commands.processes import Children
+from fanin.commands.bench.harness.report import percentile, sampled
+from fanin.commands.bench.harness.rss import PeakRss, tree
+from fanin.commands.console.processes import Children
 from fanin.protos.errors import Conflict, Unavailable
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,7 @@ def wrong_usage(fanin: Fanin, *words: object) -> str:
     """What a benchmark says that was asked for what makes no sense: one line, before anything is measured."""
     outcome = fanin("bench", *words)
     assert (outcome.status, outcome.out) == (2, ""), outcome
-    before, after = f"fanin bench {words[0]}: ", f"; fanin bench {words[0]} --help says more\n"
+    before, after = f"fanin bench {words[0]}: ", f"; see fanin bench {words[0]} --help\n"
     assert outcome.err.count("\n") == 1 and outcome.err.startswith(before) and outcome.err.endswith(after), outcome.err
     return outcome.err.removeprefix(before).removesuffix(after)
 

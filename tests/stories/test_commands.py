@@ -44,9 +44,9 @@ def test_fanin_alone_tells_what_there_is(fanin: Fanin) -> None:
     outcome = fanin()
     assert outcome == fanin("--help")
     assert outcome.status == 0
-    for name, summary in SUBCOMMANDS.items():
+    for name, subcommand in SUBCOMMANDS.items():
         assert f"  {name}" in outcome.out
-        assert summary in outcome.out
+        assert subcommand.summary in outcome.out
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
@@ -68,7 +68,7 @@ def test_every_subcommand_has_a_help_that_reads_well(fanin: Fanin, name: str) ->
 def test_wrong_usage_ends_with_status_2(fanin: Fanin, words: tuple[str, ...]) -> None:
     outcome = fanin(*words)
     assert outcome.status == 2
-    assert re.search(r"^fanin \w+: .+--help says more$|rror: ", outcome.err, re.MULTILINE)
+    assert re.search(r"^fanin \w+: .+; see fanin .+ --help$|rror: ", outcome.err, re.MULTILINE)
     assert "Traceback" not in outcome.err
 
 

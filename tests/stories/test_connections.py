@@ -17,7 +17,7 @@ from support.hosted import Hosted
 from support.peers import FLEET, sign
 from support.processes import Site
 
-from fanin.clients.transport import Line
+from fanin.clients.transport import Connection
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import convert as c
 from fanin.protos import messages as m
@@ -76,7 +76,7 @@ def silent(host: Hosted) -> socket.socket:
 
 def is_served(host: Hosted) -> bool:
     """Whether a caller on a new connection gets an answer."""
-    with closing(Line(host.address, host.ca)) as line, pytest.raises(FaninError) as caught:
+    with closing(Connection(host.address, host.ca)) as line, pytest.raises(FaninError) as caught:
         line.unary(f"{FLEET}CheckIn", b"", pb.CheckInReply.FromString, sign(f.PUBLISHER, "CheckIn", b""))
     return isinstance(caught.value, Unauthenticated)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.commands import Fanin, fanin_in_process, one_line
 
-from fanin.commands.terminal import DEVICE_TOKEN, OPERATOR_TOKEN
+from fanin.commands.console.terminal import DEVICE_TOKEN, OPERATOR_TOKEN
 from fanin.server.access.authority import local_identity
 from fanin.server.access.registry import Registry
 from fanin.server.access.tokens import ensure_token

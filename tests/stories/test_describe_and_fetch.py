@@ -15,8 +15,8 @@ from support.errors import raises
 from support.hosted import Hosted
 
 from fanin.clients.operator import Operator
-from fanin.clients.transport import Line
-from fanin.commands.fetch import fetch_version
+from fanin.clients.transport import Connection
+from fanin.commands.control.fetch import fetch_version
 from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import decode_parameters
@@ -239,7 +239,7 @@ class Forger(Operator):
     [("signature", InvalidVersion), ("number", InvalidVersion), ("publisher", InvalidBundle), ("bytes", InvalidInput)],
 )
 def test_what_a_coordinator_has_changed_is_never_fetched(host: Hosted, what: str, kind: type[FaninError]) -> None:
-    with closing(Line(host.address, host.ca)) as line:
+    with closing(Connection(host.address, host.ca)) as line:
         forger = Forger(line, host.operator_token)
         assert fetch_version(forger, "run", 1, f.PUBLISHER.public).version.number == 1
         forger.what = what

@@ -15,8 +15,8 @@ from support.hosted import Hosted
 from support.linear import NUM_CLASSES, NUM_INPUTS, linear_graphs
 from support.values import PUBLISHER, plan
 
-from fanin.clients.data.examples import open_npz
-from fanin.clients.device.embed import Home, joined
+from fanin.clients.data.npz import open_npz
+from fanin.clients.device.embed import DeviceSettings, join
 from fanin.edge.assembly.assemble import assemble
 from fanin.protos.control import RunState
 from fanin.protos.errors import Conflict
@@ -107,10 +107,10 @@ def test_what_the_app_says_is_refused_without_a_trusted_publisher(tmp_path: Path
 def test_a_coordinator_that_refuses_for_good_is_told_in_the_log(
     tmp_path: Path, host: Hosted, caplog: pytest.LogCaptureFixture
 ) -> None:
-    home = Home(
+    home = DeviceSettings(
         server=host.address, ca=host.ca, token="wrong", publisher=PUBLISHER.public, folder=tmp_path / "device-0"
     )
-    with joined(home, open_npz(tmp_path / "device-0.npz", 0, 0.2)) as client:
+    with join(home, open_npz(tmp_path / "device-0.npz", 0, 0.2)) as client:
         until = time.monotonic() + WAIT_S
         while "takes no further part" not in caplog.text and time.monotonic() < until:
             time.sleep(0.05)
@@ -122,7 +122,7 @@ def test_a_coordinator_that_refuses_for_good_is_told_in_the_log(
 def test_an_app_whose_code_raises_still_takes_part(
     tmp_path: Path, host: Hosted, caplog: pytest.LogCaptureFixture
 ) -> None:
-    home = Home(
+    home = DeviceSettings(
         server=host.address,
         ca=host.ca,
         token=host.device_token,
@@ -136,7 +136,7 @@ def test_an_app_whose_code_raises_still_takes_part(
             raise faults.pop()
         return True
 
-    with joined(home, open_npz(tmp_path / "device-0.npz", 0, 0.2), may_work) as client:
+    with join(home, open_npz(tmp_path / "device-0.npz", 0, 0.2), may_work) as client:
         assert [event.number for event in host.published()] == [1, 2]
         assert client.failure is None
     assert "may_work: RuntimeError: no battery service" in caplog.text

@@ -16,7 +16,7 @@ from support.hosted import Hosted
 from support.peers import Peer
 
 from fanin.clients.operator import Operator
-from fanin.clients.transport import CallOptions, GrpcTransport, Line
+from fanin.clients.transport import CallOptions, Connection, GrpcTransport
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef
@@ -53,7 +53,7 @@ class Sizes:
         return noting
 
 
-class MeasuringLine(Line):
+class MeasuringConnection(Connection):
     """The production line, whose messages are measured."""
 
     def __init__(self, address: str, ca: bytes, sizes: Sizes) -> None:
@@ -61,28 +61,28 @@ class MeasuringLine(Line):
         self._sizes = sizes
 
     def unary(self, method: str, request: bytes, parse: Callable[[bytes], R], call: CallOptions) -> R:
-        """See Line."""
+        """See Connection."""
         return super().unary(method, self._sizes.request(request), self._sizes.parser(parse), call)
 
     def unary_stream(self, method: str, request: bytes, parse: Callable[[bytes], R], call: CallOptions) -> Iterator[R]:
-        """See Line."""
+        """See Connection."""
         return super().unary_stream(method, self._sizes.request(request), self._sizes.parser(parse), call)
 
     def stream_unary(self, method: str, requests: Iterator[bytes], parse: Callable[[bytes], R], call: CallOptions) -> R:
-        """See Line."""
+        """See Connection."""
         return super().stream_unary(method, map(self._sizes.request, requests), self._sizes.parser(parse), call)
 
     def stream_stream(
         self, method: str, requests: Iterator[bytes], parse: Callable[[bytes], R], call: CallOptions
     ) -> Generator[R, None, None]:
-        """See Line."""
+        """See Connection."""
         return super().stream_stream(method, map(self._sizes.request, requests), self._sizes.parser(parse), call)
 
 
 @contextmanager
-def measured(host: Hosted, sizes: Sizes) -> Iterator[MeasuringLine]:
+def measured(host: Hosted, sizes: Sizes) -> Iterator[MeasuringConnection]:
     """A line of its own."""
-    line = MeasuringLine(host.address, host.ca, sizes)
+    line = MeasuringConnection(host.address, host.ca, sizes)
     try:
         yield line
     finally:
@@ -96,7 +96,7 @@ class MeasuredPeer(Peer):
 
     @contextmanager
     def transport(self) -> Iterator[GrpcTransport]:
-        """See MeasuringLine."""
+        """See MeasuringConnection."""
         with measured(self.host, self.sizes) as line:
             yield GrpcTransport(line, self.key)
 

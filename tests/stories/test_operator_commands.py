@@ -156,7 +156,7 @@ def test_json_to_a_file_that_cannot_be_written(fanin: Fanin, host: Hosted, tmp_p
     outcome = fanin("runs", "--state", host.state, "--json", target)
     assert (outcome.status, outcome.out) == (2, "")
     said = f"Invalid value for '--json': {target} cannot be written, {target.parent} is not a folder"
-    assert outcome.err == f"fanin runs: {said}; fanin runs --help says more\n"
+    assert outcome.err == f"fanin runs: {said}; see fanin runs --help\n"
 
 
 # verify

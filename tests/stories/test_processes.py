@@ -12,7 +12,7 @@ from support import federations as f
 from support.errors import raises
 from support.processes import Site
 
-from fanin.clients.device.cache import hold_folder
+from fanin.clients.device.storage.cache import hold_folder
 from fanin.commands.join import main as join
 from fanin.protos.control import LoggedEvent, RoundOpened, RunRested
 from fanin.protos.errors import Conflict

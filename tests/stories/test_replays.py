@@ -15,7 +15,7 @@ from support.hosted import Hosted
 from support.peers import FLEET, Peer, pieces, sign
 from support.snapshot import snapshot
 
-from fanin.clients.transport import CallOptions, Line
+from fanin.clients.transport import CallOptions, Connection
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.errors import Untimely
@@ -54,7 +54,7 @@ class Captured:
         with self.device.line() as line:
             return list(self._call(line, requests))
 
-    def _call(self, line: Line, requests: Iterator[bytes]) -> Iterator[Message]:
+    def _call(self, line: Connection, requests: Iterator[bytes]) -> Iterator[Message]:
         method = f"{FLEET}{self.name}"
         match self.name:
             case "Upload":

@@ -19,7 +19,7 @@ from support.peers import Peer, pieces
 from support.processes import Site
 
 from fanin.clients.operator import Operator, next_version
-from fanin.clients.transport import PIECE_BYTES, GrpcTransport, Line
+from fanin.clients.transport import PIECE_BYTES, Connection, GrpcTransport
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
 from fanin.protos.control import Command, LoggedEvent, Pause, VersionPublished
@@ -48,7 +48,7 @@ def host(tmp_path: Path) -> Iterator[Hosted]:
 class CountingTransport(GrpcTransport):
     """The production transport of a Counting device."""
 
-    def __init__(self, line: Line, device: "Counting") -> None:
+    def __init__(self, line: Connection, device: "Counting") -> None:
         super().__init__(line, device.key)
         self._device = device
 

@@ -9,9 +9,10 @@ from support.hosted import Hosted
 from support.scalar import TOO_MUCH, examples, scalar_graphs
 from support.values import PUBLISHER, plan
 
-from fanin.clients.data.examples import Examples, memory_store
-from fanin.clients.device.embed import Home, joined
-from fanin.commands.show import describe, event_row
+from fanin.clients.data.examples import Examples
+from fanin.clients.data.stores import memory_store
+from fanin.clients.device.embed import DeviceSettings, join
+from fanin.commands.console.show import event_row, event_text
 from fanin.edge.assembly.assemble import assemble
 from fanin.protos.control import LoggedEvent, RunRested, RunState, VersionPublished
 from fanin.protos.plans import StopPlan
@@ -26,7 +27,7 @@ def test_devices_tell_how_far_int8_is_behind_and_the_run_pauses(tmp_path: Path, 
     bundle = assemble(scalar_graphs(), tmp_path / "bundle", PUBLISHER)
     host = Hosted(tmp_path).start()
     stop = StopPlan(max_rounds=2, max_int8_drop=limit)
-    home = Home(
+    home = DeviceSettings(
         server=host.address,
         ca=host.ca,
         token=host.device_token,
@@ -36,7 +37,7 @@ def test_devices_tell_how_far_int8_is_behind_and_the_run_pauses(tmp_path: Path, 
     )
     try:
         host.start_run(replace(plan(buffer=1), stop=stop), bundle, PUBLISHER)
-        with joined(home, store), host.operator() as operator:
+        with join(home, store), host.operator() as operator:
             found: list[LoggedEvent] = []
             for recorded in operator.watch("run"):
                 found.append(recorded)
@@ -55,7 +56,9 @@ def test_devices_tell_how_far_int8_is_behind_and_the_run_pauses(tmp_path: Path, 
     assert isinstance(first, VersionPublished) and first.evaluation is not None
     assert first.evaluation.num_examples == len(store.validation)
     assert first.evaluation.int8_rise_percent == pytest.approx(expected, rel=1e-4)
-    assert f"int8's squared error +{first.evaluation.int8_rise_percent:.2f} % (int8 lags far behind" in describe(first)
+    assert f"int8's squared error +{first.evaluation.int8_rise_percent:.2f} % (int8 lags far behind" in event_text(
+        first
+    )
     told = event_row(versions[0])["evaluation"]
     assert isinstance(told, dict) and told["int8_rise_percent"] == first.evaluation.int8_rise_percent
     if limit:

@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fanin.clients.device.cache import Cache
-from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.device.client import Client, ClientOptions, ClientParts
+from fanin.clients.device.storage.cache import Cache
 from fanin.clients.testing import SyntheticTrainer
-from fanin.clients.transport import GrpcTransport, Line, ReadPayload
+from fanin.clients.transport import Connection, GrpcTransport, ReadPayload
 from fanin.protos.messages import Download, UpdateHeader, UploadReply
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     folder, index, address, die_at = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     state = folder / "state"
     cache = Cache(folder / f"device-{index}")
-    line = Line(address, (state / "tls" / "ca.pem").read_bytes())
+    line = Connection(address, (state / "tls" / "ca.pem").read_bytes())
     transport = GrpcTransport(line, cache.key())
     if die_at:
         transport = DyingTransport(line, cache.key())
@@ -68,7 +68,7 @@ def main() -> None:
         else:
             transport.die_at = int(die_at)
         transport.spool = state / "spool"
-    parts = Parts(
+    parts = ClientParts(
         transport=transport,
         cache=cache,
         trainer=SyntheticTrainer(partition=index, num_examples=10 + index),
@@ -76,7 +76,7 @@ def main() -> None:
         rng=random.Random(index),
     )
     token = (state / "tokens" / "device.token").read_text().strip()
-    Client(parts, Options(token=token)).run()
+    Client(parts, ClientOptions(token=token)).run()
 
 
 if __name__ == "__main__":

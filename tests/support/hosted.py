@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fanin.clients.operator import Operator
-from fanin.clients.transport import Line
+from fanin.clients.transport import Connection
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.control import RoundOpened, RunInfo, VersionPublished
@@ -83,7 +83,7 @@ class Hosted:
     @contextmanager
     def operator(self, token: str = "") -> Iterator[Operator]:
         """An operator on a line of its own."""
-        line = Line(self.address, self.ca)
+        line = Connection(self.address, self.ca)
         try:
             yield Operator(line, token or self.operator_token)
         finally:

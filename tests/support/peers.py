@@ -11,12 +11,12 @@ from typing import Protocol, TypeVar
 import numpy as np
 from google.protobuf.message import Message
 
-from fanin.clients.device.cache import Cache
-from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import make_update
 from fanin.clients.testing import SyntheticTrainer
-from fanin.clients.transport import CallOptions, GrpcTransport, Line
+from fanin.clients.transport import CallOptions, Connection, GrpcTransport
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.edge.codecs.fixed import CODECS
@@ -54,7 +54,7 @@ class Witness(GrpcTransport):
     ``alter`` changes an Assignment on its way, as a hostile coordinator would.
     """
 
-    def __init__(self, line: Line, key: SigningKey) -> None:
+    def __init__(self, line: Connection, key: SigningKey) -> None:
         super().__init__(line, key)
         self.failures: list[str] = []
         self.alter: Callable[[m.Assignment], m.Assignment] = lambda assignment: assignment
@@ -115,9 +115,9 @@ class Peer:
         return calls.device_id_of(self.key.public)
 
     @contextmanager
-    def line(self) -> Iterator[Line]:
+    def line(self) -> Iterator[Connection]:
         """A line of its own."""
-        line = Line(self.host.address, self.host.ca)
+        line = Connection(self.host.address, self.host.ca)
         try:
             yield line
         finally:
@@ -178,14 +178,14 @@ class Peer:
 
     def client(self, transport: GrpcTransport, num_updates: int) -> Client:
         """The production client of this device."""
-        parts = Parts(
+        parts = ClientParts(
             transport=transport,
             cache=self.cache,
             trainer=self.trainer(),
             trusted=(self.bundle.signed.public_key,),
             rng=random.Random(self.index),
         )
-        return Client(parts, Options(token=self.host.device_token, max_updates=num_updates))
+        return Client(parts, ClientOptions(token=self.host.device_token, max_updates=num_updates))
 
     def trainer(self) -> SyntheticTrainer:
         """Draws this device's Update."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fanin.clients.operator import Operator
-from fanin.clients.transport import Line
+from fanin.clients.transport import Connection
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.control import LoggedEvent, RunInfo
@@ -139,7 +139,7 @@ class Site:
     @contextlib.contextmanager
     def operator(self) -> Iterator[Operator]:
         """An operator on a line of its own."""
-        line = Line(self.address, self.ca)
+        line = Connection(self.address, self.ca)
         try:
             yield Operator(line, (self.state / "tokens" / "operator.token").read_text().strip())
         finally:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from fanin.clients.data.examples import Examples
-from fanin.clients.device.cache import Cache
-from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Trainer, TrainingOutcome
 from fanin.clients.operator import ref_of
 from fanin.clients.testing import SyntheticTrainer, synthetic_bundle
@@ -126,14 +126,14 @@ def client_of(
     may_work: Callable[[], bool] = lambda: True,
 ) -> Client:
     """A client that stops when its Update is accepted, or when it gave an Assignment up."""
-    parts = Parts(
+    parts = ClientParts(
         transport=script,
         cache=Cache(folder / "device", max_bytes),
         trainer=trainer or SyntheticTrainer(partition=0),
         trusted=(PUBLISHER.public,),
         rng=random.Random(1),
     )
-    client = Client(parts, Options(token="token", max_updates=1, may_work=may_work, recheck_s=0.001))
+    client = Client(parts, ClientOptions(token="token", max_updates=1, may_work=may_work, recheck_s=0.001))
     script.stop = client.stop
     return client
 

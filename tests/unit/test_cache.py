@@ -11,7 +11,7 @@ from support.errors import raises
 from support.full_disk import full_disk, in_child
 from support.values import assignment, update
 
-from fanin.clients.device.cache import Cache, hold_folder
+from fanin.clients.device.storage.cache import Cache, hold_folder
 from fanin.protos.chunks import ChunkRef, artifact_of, short
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound, StorageFull, Unavailable
 
@@ -47,63 +47,63 @@ def chunk_files(tmp_path: Path) -> list[str]:
 
 
 def test_a_chunk_is_fetched_once_and_read_by_its_name(cache: Cache, tmp_path: Path) -> None:
-    assert not cache.has(REF)
+    assert not cache.chunks.has(REF)
     with raises(NotFound, f"chunk {REF.sha256}: not in the cache"):
-        cache.read(REF.sha256)
-    assert cache.fetch(REF, Line(DATA)) == len(DATA)
-    assert cache.has(REF)
-    assert cache.read(REF.sha256) == DATA
+        cache.chunks.read(REF.sha256)
+    assert cache.chunks.fetch(REF, Line(DATA)) == len(DATA)
+    assert cache.chunks.has(REF)
+    assert cache.chunks.read(REF.sha256) == DATA
     assert chunk_files(tmp_path) == [REF.sha256]
 
 
 def test_a_cut_download_goes_on_where_it_stopped_also_after_a_restart(cache: Cache, tmp_path: Path) -> None:
     with raises(Unavailable, "the line broke"):
-        cache.fetch(REF, Line(DATA, breaks_after=3))
+        cache.chunks.fetch(REF, Line(DATA, breaks_after=3))
     line = Line(DATA)
     again = Cache(tmp_path)
-    assert not again.has(REF)
-    assert again.fetch(REF, line) == len(DATA) - 3000
+    assert not again.chunks.has(REF)
+    assert again.chunks.fetch(REF, line) == len(DATA) - 3000
     assert line.offsets == [3000]
-    assert again.read(REF.sha256) == DATA
+    assert again.chunks.read(REF.sha256) == DATA
 
 
 def test_bytes_that_do_not_verify_are_thrown_away(cache: Cache, tmp_path: Path) -> None:
     wrong = DATA[:-1] + b"\xff"
     with pytest.raises(InvalidInput, match=r"chunk [0-9a-f]{8}\.\.: digest mismatch"):
-        cache.fetch(REF, Line(wrong))
+        cache.chunks.fetch(REF, Line(wrong))
     assert chunk_files(tmp_path) == []
     line = Line(DATA)
-    cache.fetch(REF, line)
+    cache.chunks.fetch(REF, line)
     assert line.offsets == [0]
 
 
 def test_more_bytes_than_announced_are_not_taken(cache: Cache, tmp_path: Path) -> None:
     line = Line(DATA + bytes(50_000_000))
     with raises(InvalidInput, f"chunk {short(REF.sha256)}: got {len(DATA) + 1000} bytes, expected {len(DATA)}"):
-        cache.fetch(REF, line)
+        cache.chunks.fetch(REF, line)
     assert chunk_files(tmp_path) == []
 
 
 def test_a_stream_that_ends_early_keeps_what_arrived(cache: Cache) -> None:
     with raises(Unavailable, f"chunk {short(REF.sha256)}: the stream ended at byte 4000 of {len(DATA)}"):
-        cache.fetch(REF, Line(DATA[:4000]))
+        cache.chunks.fetch(REF, Line(DATA[:4000]))
     line = Line(DATA)
-    cache.fetch(REF, line)
+    cache.chunks.fetch(REF, line)
     assert line.offsets == [4000]
 
 
 def test_a_part_that_is_too_long_starts_over(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "chunks" / f"{REF.sha256}.part").write_bytes(DATA + b"x")
     line = Line(DATA)
-    cache.fetch(REF, line)
+    cache.chunks.fetch(REF, line)
     assert line.offsets == [0]
-    assert cache.read(REF.sha256) == DATA
+    assert cache.chunks.read(REF.sha256) == DATA
 
 
 def put(cache: Cache, data: bytes, age_s: int, folder: Path) -> ChunkRef:
     """A Chunk that was last used some time ago."""
     (ref,) = artifact_of(data).chunks
-    cache.fetch(ref, lambda offset: [data[offset:]])
+    cache.chunks.fetch(ref, lambda offset: [data[offset:]])
     os.utime(folder / "chunks" / ref.sha256, (1_000_000 - age_s,) * 2)
     return ref
 
@@ -113,80 +113,80 @@ def test_what_was_used_longest_ago_goes_first_but_nothing_that_is_needed(tmp_pat
     oldest, older, newer, needed = (
         put(cache, bytes([fill]) * 100, age, tmp_path) for fill, age in ((1, 30), (2, 20), (3, 10), (4, 99))
     )
-    cache.trim([needed.sha256])
-    assert [cache.has(ref) for ref in (oldest, older, newer, needed)] == [False, False, True, True]
+    cache.chunks.trim([needed.sha256])
+    assert [cache.chunks.has(ref) for ref in (oldest, older, newer, needed)] == [False, False, True, True]
 
 
 def test_reading_a_chunk_makes_it_young(tmp_path: Path) -> None:
     cache = Cache(tmp_path, max_bytes=100)
     old, young = put(cache, b"a" * 100, 30, tmp_path), put(cache, b"b" * 100, 20, tmp_path)
-    cache.read(old.sha256)
-    cache.trim([])
-    assert (cache.has(old), cache.has(young)) == (True, False)
+    cache.chunks.read(old.sha256)
+    cache.chunks.trim([])
+    assert (cache.chunks.has(old), cache.chunks.has(young)) == (True, False)
 
 
 def test_chunks_that_do_not_verify_can_be_forgotten_and_no_others(cache: Cache, tmp_path: Path) -> None:
-    cache.fetch(REF, Line(DATA))
-    cache.forget([REF])
-    assert cache.has(REF)
+    cache.chunks.fetch(REF, Line(DATA))
+    cache.chunks.remove_damaged([REF])
+    assert cache.chunks.has(REF)
     (tmp_path / "chunks" / REF.sha256).write_bytes(DATA[:-1])
     for _ in range(2):
-        cache.forget([REF])
-        assert not cache.has(REF)
+        cache.chunks.remove_damaged([REF])
+        assert not cache.chunks.has(REF)
 
 
 def test_an_update_waits_for_its_verdict_also_over_a_restart(cache: Cache, tmp_path: Path) -> None:
-    assert cache.update(NAME) is None
-    cache.put_update(HEADER, PAYLOAD)
+    assert cache.updates.header(NAME) is None
+    cache.updates.put(HEADER, PAYLOAD)
     again = Cache(tmp_path)
-    assert again.update(NAME) == HEADER
-    assert again.read_update(NAME, 0, len(PAYLOAD)) == PAYLOAD
-    assert again.read_update(NAME, 8, 4) == PAYLOAD[8:12]
-    again.forget_updates()
-    assert again.update(NAME) is None
+    assert again.updates.header(NAME) == HEADER
+    assert again.updates.read(NAME, 0, len(PAYLOAD)) == PAYLOAD
+    assert again.updates.read(NAME, 8, 4) == PAYLOAD[8:12]
+    again.updates.clear()
+    assert again.updates.header(NAME) is None
 
 
 @pytest.mark.parametrize("damage", ["no header", "empty header", "torn header", "no payload", "torn payload"])
 def test_an_update_that_is_not_whole_does_not_count(cache: Cache, tmp_path: Path, damage: str) -> None:
-    cache.put_update(HEADER, PAYLOAD)
+    cache.updates.put(HEADER, PAYLOAD)
     how, what = damage.split()
     path = tmp_path / "updates" / f"{NAME}.{what}"
     if how == "no":
         path.unlink()
     else:
         path.write_bytes(b"" if how == "empty" else path.read_bytes()[:-1])
-    assert cache.update(NAME) is None
-    cache.put_update(HEADER, PAYLOAD)
-    assert cache.update(NAME) == HEADER
+    assert cache.updates.header(NAME) is None
+    cache.updates.put(HEADER, PAYLOAD)
+    assert cache.updates.header(NAME) == HEADER
 
 
 def test_an_update_whose_payload_a_power_cut_took_does_not_count(cache: Cache, tmp_path: Path) -> None:
-    cache.put_update(HEADER, PAYLOAD)
+    cache.updates.put(HEADER, PAYLOAD)
     (tmp_path / "updates" / f"{NAME}.payload").write_bytes(bytes(len(PAYLOAD)))
     # The process that comes back does not know what it is that it finds.
     again = Cache(tmp_path)
-    assert again.update(NAME) is None
-    again.put_update(HEADER, PAYLOAD)
-    assert again.update(NAME) == Cache(tmp_path).update(NAME) == HEADER
+    assert again.updates.header(NAME) is None
+    again.updates.put(HEADER, PAYLOAD)
+    assert again.updates.header(NAME) == Cache(tmp_path).updates.header(NAME) == HEADER
 
 
 def test_what_was_seen_only_rises_and_survives(cache: Cache, tmp_path: Path) -> None:
-    assert cache.seen("run") == -1
+    assert cache.records.highest_version("run") == -1
     for number, expected in ((0, 0), (5, 5), (3, 5)):
-        cache.remember_seen("run", number)
-        assert Cache(tmp_path).seen("run") == expected
-    assert cache.seen("other") == -1
+        cache.records.raise_version("run", number)
+        assert Cache(tmp_path).records.highest_version("run") == expected
+    assert cache.records.highest_version("other") == -1
     assert json.loads((tmp_path / "seen.json").read_text()) == {"run": 5}
 
 
 def test_what_must_survive_a_power_cut_has_its_name_synced(cache: Cache, tmp_path: Path) -> None:
     def work() -> None:
         folders = opened_folders()
-        cache.remember_seen("run", 5)
+        cache.records.raise_version("run", 5)
         assert folders == [tmp_path]
         cache.key()
         assert folders == [tmp_path] * 2
-        cache.put_update(HEADER, PAYLOAD)
+        cache.updates.put(HEADER, PAYLOAD)
         assert folders == [tmp_path] * 2 + [tmp_path / "updates"]
 
     in_child(work)
@@ -207,36 +207,40 @@ def test_the_key_is_this_devices(cache: Cache, tmp_path: Path) -> None:
 
 
 def test_on_a_full_disk_nothing_counts_that_is_not_whole(cache: Cache, tmp_path: Path) -> None:
-    cache.remember_seen("run", 3)
+    cache.records.raise_version("run", 3)
 
     def work() -> None:
         with full_disk(4):
             for use in (
-                lambda: cache.put_update(HEADER, PAYLOAD),
-                lambda: cache.remember_seen("run", 4),
-                lambda: cache.fetch(REF, Line(DATA)),
+                lambda: cache.updates.put(HEADER, PAYLOAD),
+                lambda: cache.records.raise_version("run", 4),
+                lambda: cache.chunks.fetch(REF, Line(DATA)),
             ):
                 with pytest.raises(StorageFull, match=r"cannot be written \(\[Errno 27\] File too large\)$"):
                     use()
-        assert cache.update(NAME) is None
+        assert cache.updates.header(NAME) is None
         assert list((tmp_path / "updates").iterdir()) == []
-        assert cache.seen("run") == 3
-        assert not cache.has(REF)
+        assert cache.records.highest_version("run") == 3
+        assert not cache.chunks.has(REF)
 
-        cache.put_update(HEADER, PAYLOAD)
-        cache.remember_seen("run", 4)
-        cache.fetch(REF, Line(DATA))
-        assert (cache.update(NAME), cache.seen("run"), cache.read(REF.sha256)) == (HEADER, 4, DATA)
+        cache.updates.put(HEADER, PAYLOAD)
+        cache.records.raise_version("run", 4)
+        cache.chunks.fetch(REF, Line(DATA))
+        assert (cache.updates.header(NAME), cache.records.highest_version("run"), cache.chunks.read(REF.sha256)) == (
+            HEADER,
+            4,
+            DATA,
+        )
 
     in_child(work)
 
 
 def test_a_broken_record_of_seen_versions_is_told_not_ignored(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
-    cache.remember_seen("run", 3)
+    cache.records.raise_version("run", 3)
     for damaged in (b"", b'{"run": ', b'{"run": "3"}', b"[3]", b"\xff"):
         (tmp_path / "seen.json").write_bytes(damaged)
-        for use in (lambda: cache.seen("run"), lambda: Cache(tmp_path)):
+        for use in (lambda: cache.records.highest_version("run"), lambda: Cache(tmp_path)):
             with pytest.raises(
                 Corrupted, match=r"seen\.json: not readable .*; remove it to forget which versions were"
             ):
@@ -247,35 +251,35 @@ def test_a_broken_record_of_seen_versions_is_told_not_ignored(tmp_path: Path) ->
 def test_a_chunk_that_was_damaged_on_disk_is_downloaded_again(
     cache: Cache, tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: bytes
 ) -> None:
-    cache.fetch(REF, Line(DATA))
+    cache.chunks.fetch(REF, Line(DATA))
     (tmp_path / "chunks" / REF.sha256).write_bytes(damaged)
     again = Cache(tmp_path)
-    assert not again.has(REF)
+    assert not again.chunks.has(REF)
     assert caplog.messages == [f"cache: chunk {short(REF.sha256)}: damaged on this disk, removed and downloaded again"]
     line = Line(DATA)
-    again.fetch(REF, line)
+    again.chunks.fetch(REF, line)
     assert line.offsets == [0]
-    assert again.has(REF)
+    assert again.chunks.has(REF)
 
 
 def test_a_part_that_was_damaged_on_disk_is_downloaded_again(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "chunks" / f"{REF.sha256}.part").write_bytes(bytes(5000))
     line = Line(DATA)
     with pytest.raises(Unavailable, match=r"digest mismatch .*; the part that was here may be damaged, all of it is"):
-        cache.fetch(REF, line)
-    cache.fetch(REF, line)
+        cache.chunks.fetch(REF, line)
+    cache.chunks.fetch(REF, line)
     assert line.offsets == [5000, 0]
-    assert cache.read(REF.sha256) == DATA
+    assert cache.chunks.read(REF.sha256) == DATA
 
 
 def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     cache = Cache(tmp_path, max_bytes=0)
-    cache.fetch(REF, Line(DATA))
-    cache.put_update(HEADER, PAYLOAD)
+    cache.chunks.fetch(REF, Line(DATA))
+    cache.updates.put(HEADER, PAYLOAD)
     for folder in ("chunks", "updates"):
         (tmp_path / folder / ".DS_Store").write_bytes(b"foreign")
         (tmp_path / folder / "lost+found").mkdir()
-    cache.trim([])
-    cache.forget_updates()
+    cache.chunks.trim([])
+    cache.updates.clear()
     for folder in ("chunks", "updates"):
         assert sorted(path.name for path in (tmp_path / folder).iterdir()) == [".DS_Store", "lost+found"]

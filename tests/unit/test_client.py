@@ -9,7 +9,7 @@ import pytest
 from support.errors import raises
 from support.scripted import FailingTrainer, LosingRuntime, Script, Store, client_of, run, scripted
 
-from fanin.clients.device.cache import Cache
+from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.transport import ReadPayload
 from fanin.protos import messages as m
@@ -215,7 +215,7 @@ def test_a_fetch_that_fails_makes_room_but_not_of_what_the_next_try_needs(
 ) -> None:
     cache = Cache(tmp_path / "device")
     (old,) = artifact_of(bytes(1000)).chunks
-    cache.fetch(old, lambda _: [bytes(1000)])
+    cache.chunks.fetch(old, lambda _: [bytes(1000)])
     manifest = script.work.bundle.manifest
     if fails == "for good":
         script.work = replace(script.work, version=replace(script.work.version, signature=bytes(64)))
@@ -228,7 +228,7 @@ def test_a_fetch_that_fails_makes_room_but_not_of_what_the_next_try_needs(
             manifest.size_bytes,
             *(artifact.size_bytes for artifact in script.bundle.manifest.artifacts.values()),
         }
-    assert not cache.has(old)
+    assert not cache.chunks.has(old)
 
 
 @pytest.mark.parametrize("loss_sum", [float("inf"), float("nan")])

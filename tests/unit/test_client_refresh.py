@@ -9,9 +9,9 @@ import pytest
 from support.scripted import LosingRuntime, Script, Store, scripted
 from support.values import PUBLISHER
 
-from fanin.clients.device.cache import Cache
-from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.serving import Serving
+from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
@@ -48,7 +48,7 @@ def refresh(script: Script, folder: Path, infer: Float32s | None = None) -> tupl
     publication = replace(script.work.publication, download_id="run.v0.device")
     idle = Idle(bundle=script.bundle, work=script.work, newest=publication, faults=script.faults)
     cache, runtime = Cache(folder / "device"), LosingRuntime(0.0, infer=infer)
-    parts = Parts(
+    parts = ClientParts(
         transport=idle,
         cache=cache,
         trainer=RuntimeTrainer(runtime, Store()),
@@ -56,7 +56,7 @@ def refresh(script: Script, folder: Path, infer: Float32s | None = None) -> tupl
         rng=random.Random(1),
         serving=Serving(runtime, cache, (PUBLISHER.public,)),
     )
-    client = Client(parts, Options(token="token"))
+    client = Client(parts, ClientOptions(token="token"))
     idle.stop = client.stop
     client.run()
     return client, idle

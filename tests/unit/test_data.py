@@ -10,21 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fanin.clients.data.examples import (
-    SLICE_VALUES,
-    Examples,
-    ExampleStore,
-    MemoryStore,
-    batches,
-    batches_in_order,
-    check_examples,
-    dirichlet_partition,
-    hold_out,
-    memory_store,
-    open_npz,
-    read_npz,
-    stratified_choice,
-)
+from fanin.clients.data.batching import batches, batches_in_order
+from fanin.clients.data.examples import SLICE_VALUES, Examples, check_examples
+from fanin.clients.data.npz import open_npz, read_npz
+from fanin.clients.data.partitions import dirichlet_partition, hold_out, stratified_choice
+from fanin.clients.data.stores import ExampleStore, MemoryStore, memory_store
 from fanin.protos.errors import InvalidInput
 
 seeds = st.integers(0, 2**32 - 1)

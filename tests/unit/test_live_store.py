@@ -12,7 +12,8 @@ import pytest
 from support.one_device import rounds, take_part
 from support.values import PUBLISHER
 
-from fanin.clients.data.examples import Examples, MemoryStore, snapshot
+from fanin.clients.data.examples import Examples
+from fanin.clients.data.stores import MemoryStore, snapshot
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.testing import LoopbackTransport, VirtualDevice
 from fanin.edge.bundles.bundle import Bundle

@@ -16,7 +16,7 @@ from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, exported
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fanin.commands.terminal import write_json
+from fanin.commands.console.terminal import write_json
 from fanin.edge.bundles.derived import Derived
 from fanin.edge.export import App, Recipe, check_app, export_app, next_token, squared_error
 from fanin.edge.export.formats import onnx_infer

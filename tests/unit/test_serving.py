@@ -9,9 +9,9 @@ import pytest
 from support.models import NUM_CLASSES, PUBLISHER, bundle_of, exported, samples
 from support.raw import raw_app, raw_of
 
-from fanin.clients.device.cache import Cache
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.serving import Serving
+from fanin.clients.device.storage.cache import Cache
 from fanin.clients.operator import ref_of
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.versions import sign_version
@@ -38,7 +38,7 @@ def keep(cache: Cache, *known: bytes) -> None:
     """Put the Chunks of these into a cache."""
     for data in known:
         for ref, piece in cut(data):
-            cache.fetch(ref, lambda offset, piece=piece: iter([piece[offset:]]))
+            cache.chunks.fetch(ref, lambda offset, piece=piece: iter([piece[offset:]]))
 
 
 def offer_of(cache: Cache, number: int, scale: float) -> tuple[Publication, OpenedModel]:
@@ -111,9 +111,9 @@ def test_what_a_restart_needs_is_never_trimmed(tmp_path: Path, cache: Cache) -> 
     found = serving(cache)
     found.offer(*offer_of(cache, 2, 0.5))
     small = Cache(tmp_path / "device", max_bytes=1)
-    small.trim(found.chunks)
+    small.chunks.trim(found.chunks)
     assert serving(small).version == (RUN, 2)
-    small.trim(())
+    small.chunks.trim(())
     assert serving(small).version is None
 
 
@@ -173,7 +173,7 @@ def test_what_is_served_survives_a_version_that_does_not_verify(cache: Cache) ->
     work, model = offer_of(cache, 1, 1.0)
     serving(cache).offer(work, model)
     # What a client does when the next Version of the same Bundle does not verify.
-    cache.forget((*work.bundle.manifest.chunks, *work.version.parameters.chunks))
+    cache.chunks.remove_damaged((*work.bundle.manifest.chunks, *work.version.parameters.chunks))
     assert serving(cache).version == (RUN, 1)
 
 

@@ -9,81 +9,88 @@ import pytest
 from support.errors import raises
 from support.values import assignment
 
-from fanin.clients.device import session as s
-from fanin.clients.device.session import Phase, Session
+from fanin.clients.device.session import events as e
+from fanin.clients.device.session import machine as s
+from fanin.clients.device.session.events import SessionPhase
+from fanin.clients.device.session.machine import Session
 from fanin.protos import messages as m
 
 WORK = assignment()
-EVENT_KINDS: tuple[type[s.Event], ...] = get_args(s.Event)
+EVENT_KINDS: tuple[type[e.SessionEvent], ...] = get_args(e.SessionEvent)
 
 
-def replied(state: m.UpdateState, round_state: m.RoundState = m.RoundState.OPEN) -> s.Replied:
-    return s.Replied(reply=m.UploadReply(round_state=round_state, update_state=state))
+def replied(state: m.UpdateState, round_state: m.RoundState = m.RoundState.OPEN) -> e.Replied:
+    return e.Replied(reply=m.UploadReply(round_state=round_state, update_state=state))
 
 
-SAMPLES: tuple[s.Event, ...] = (
-    s.Enrolled(),
-    s.Answered(answer=m.Assigned(assignment=WORK)),
-    s.Answered(answer=m.Wait(retry_min_s=2.0, retry_max_s=4.0)),
-    s.Answered(answer=m.Wait(retry_min_s=2.0, retry_max_s=4.0, newest=WORK.publication)),
-    *(s.Answered(answer=m.Rejected(reason=reason, text="why")) for reason in m.RejectReason),
-    s.Refreshed(),
-    s.Fetched(),
-    s.Trained(),
+SAMPLES: tuple[e.SessionEvent, ...] = (
+    e.Enrolled(),
+    e.Answered(answer=m.Assigned(assignment=WORK)),
+    e.Answered(answer=m.Wait(retry_min_s=2.0, retry_max_s=4.0)),
+    e.Answered(answer=m.Wait(retry_min_s=2.0, retry_max_s=4.0, newest=WORK.publication)),
+    *(e.Answered(answer=m.Rejected(reason=reason, text="why")) for reason in m.RejectReason),
+    e.Refreshed(),
+    e.Fetched(),
+    e.UpdateStored(),
     *(replied(state) for state in m.UpdateState),
-    s.Lost(reason="line"),
-    s.Moot(reason="moot"),
-    s.Unable(reason="unable"),
-    s.Denied(reason="denied"),
+    e.Lost(reason="line"),
+    e.Moot(reason="moot"),
+    e.Unable(reason="unable"),
+    e.Denied(reason="denied"),
 )
 # Where each row may lead: the phases of the walk in the module's docstring.
-TARGETS: dict[tuple[Phase, type[s.Event]], set[Phase]] = {
-    (Phase.ENROLLING, s.Enrolled): {Phase.IDLE},
-    (Phase.IDLE, s.Answered): {Phase.IDLE, Phase.REFRESHING, Phase.FETCHING, Phase.STOPPED},
-    (Phase.REFRESHING, s.Refreshed): {Phase.IDLE},
-    (Phase.REFRESHING, s.Moot): {Phase.IDLE},
-    (Phase.REFRESHING, s.Unable): {Phase.IDLE},
-    (Phase.REFRESHING, s.Lost): {Phase.IDLE},
-    (Phase.REFRESHING, s.Denied): {Phase.STOPPED},
-    (Phase.FETCHING, s.Fetched): {Phase.TRAINING},
-    (Phase.FETCHING, s.Moot): {Phase.IDLE},
-    (Phase.FETCHING, s.Unable): {Phase.REPORTING},
-    (Phase.TRAINING, s.Trained): {Phase.SENDING},
-    (Phase.TRAINING, s.Unable): {Phase.REPORTING},
-    (Phase.TRAINING, s.Lost): {Phase.TRAINING},
-    (Phase.SENDING, s.Replied): {Phase.IDLE, Phase.SENDING},
-    (Phase.SENDING, s.Moot): {Phase.IDLE},
-    (Phase.SENDING, s.Unable): {Phase.REPORTING},
-    (Phase.REPORTING, s.Replied): {Phase.IDLE},
-    (Phase.REPORTING, s.Moot): {Phase.IDLE},
-    (Phase.ENROLLING, s.Lost): {Phase.ENROLLING},
-    (Phase.IDLE, s.Lost): {Phase.IDLE},
-    (Phase.FETCHING, s.Lost): {Phase.FETCHING},
-    (Phase.SENDING, s.Lost): {Phase.SENDING},
-    (Phase.REPORTING, s.Lost): {Phase.REPORTING},
-    (Phase.ENROLLING, s.Denied): {Phase.STOPPED},
-    (Phase.IDLE, s.Denied): {Phase.STOPPED},
-    (Phase.FETCHING, s.Denied): {Phase.STOPPED},
-    (Phase.SENDING, s.Denied): {Phase.STOPPED},
-    (Phase.REPORTING, s.Denied): {Phase.STOPPED},
+TARGETS: dict[tuple[SessionPhase, type[e.SessionEvent]], set[SessionPhase]] = {
+    (SessionPhase.ENROLLING, e.Enrolled): {SessionPhase.IDLE},
+    (SessionPhase.IDLE, e.Answered): {
+        SessionPhase.IDLE,
+        SessionPhase.REFRESHING,
+        SessionPhase.FETCHING,
+        SessionPhase.STOPPED,
+    },
+    (SessionPhase.REFRESHING, e.Refreshed): {SessionPhase.IDLE},
+    (SessionPhase.REFRESHING, e.Moot): {SessionPhase.IDLE},
+    (SessionPhase.REFRESHING, e.Unable): {SessionPhase.IDLE},
+    (SessionPhase.REFRESHING, e.Lost): {SessionPhase.IDLE},
+    (SessionPhase.REFRESHING, e.Denied): {SessionPhase.STOPPED},
+    (SessionPhase.FETCHING, e.Fetched): {SessionPhase.TRAINING},
+    (SessionPhase.FETCHING, e.Moot): {SessionPhase.IDLE},
+    (SessionPhase.FETCHING, e.Unable): {SessionPhase.REPORTING},
+    (SessionPhase.TRAINING, e.UpdateStored): {SessionPhase.SENDING},
+    (SessionPhase.TRAINING, e.Unable): {SessionPhase.REPORTING},
+    (SessionPhase.TRAINING, e.Lost): {SessionPhase.TRAINING},
+    (SessionPhase.SENDING, e.Replied): {SessionPhase.IDLE, SessionPhase.SENDING},
+    (SessionPhase.SENDING, e.Moot): {SessionPhase.IDLE},
+    (SessionPhase.SENDING, e.Unable): {SessionPhase.REPORTING},
+    (SessionPhase.REPORTING, e.Replied): {SessionPhase.IDLE},
+    (SessionPhase.REPORTING, e.Moot): {SessionPhase.IDLE},
+    (SessionPhase.ENROLLING, e.Lost): {SessionPhase.ENROLLING},
+    (SessionPhase.IDLE, e.Lost): {SessionPhase.IDLE},
+    (SessionPhase.FETCHING, e.Lost): {SessionPhase.FETCHING},
+    (SessionPhase.SENDING, e.Lost): {SessionPhase.SENDING},
+    (SessionPhase.REPORTING, e.Lost): {SessionPhase.REPORTING},
+    (SessionPhase.ENROLLING, e.Denied): {SessionPhase.STOPPED},
+    (SessionPhase.IDLE, e.Denied): {SessionPhase.STOPPED},
+    (SessionPhase.FETCHING, e.Denied): {SessionPhase.STOPPED},
+    (SessionPhase.SENDING, e.Denied): {SessionPhase.STOPPED},
+    (SessionPhase.REPORTING, e.Denied): {SessionPhase.STOPPED},
 }
 ACTIONS = {
-    Phase.ENROLLING: s.Enroll,
-    Phase.IDLE: s.CheckIn,
-    Phase.REFRESHING: s.Refresh,
-    Phase.FETCHING: s.Fetch,
-    Phase.TRAINING: s.Train,
-    Phase.SENDING: s.Send,
-    Phase.REPORTING: s.GiveUp,
-    Phase.STOPPED: s.Stop,
+    SessionPhase.ENROLLING: e.Enroll,
+    SessionPhase.IDLE: e.Poll,
+    SessionPhase.REFRESHING: e.Refresh,
+    SessionPhase.FETCHING: e.Fetch,
+    SessionPhase.TRAINING: e.Train,
+    SessionPhase.SENDING: e.Send,
+    SessionPhase.REPORTING: e.Abandon,
+    SessionPhase.STOPPED: e.EndSession,
 }
 
 
-def session(phase: Phase) -> Session:
+def session(phase: SessionPhase) -> Session:
     """A session as it stands in a phase."""
-    has_work = phase not in (Phase.ENROLLING, Phase.IDLE, Phase.REFRESHING, Phase.STOPPED)
-    failure = "why" if phase in (Phase.REPORTING, Phase.STOPPED) else ""
-    newest = WORK.publication if phase is Phase.REFRESHING else None
+    has_work = phase not in (SessionPhase.ENROLLING, SessionPhase.IDLE, SessionPhase.REFRESHING, SessionPhase.STOPPED)
+    failure = "why" if phase in (SessionPhase.REPORTING, SessionPhase.STOPPED) else ""
+    newest = WORK.publication if phase is SessionPhase.REFRESHING else None
     return Session(phase=phase, assignment=WORK if has_work else None, newest=newest, failure=failure)
 
 
@@ -92,15 +99,15 @@ def test_each_kind_of_event_has_a_sample_and_each_row_a_target() -> None:
     assert set(s.TRANSITIONS) == set(TARGETS)
 
 
-@pytest.mark.parametrize(("phase", "kind"), list(product(Phase, EVENT_KINDS)), ids=str)
-def test_each_pair_leads_where_it_should_or_is_illegal(phase: Phase, kind: type[s.Event]) -> None:
+@pytest.mark.parametrize(("phase", "kind"), list(product(SessionPhase, EVENT_KINDS)), ids=str)
+def test_each_pair_leads_where_it_should_or_is_illegal(phase: SessionPhase, kind: type[e.SessionEvent]) -> None:
     state, reached = session(phase), set()
     before, rng = replace(state), random.Random(1)
     for event in SAMPLES:
         if type(event) is not kind:
             continue
         if (phase, kind) not in s.TRANSITIONS:
-            with raises(s.IllegalEvent, f"session: {kind.__name__} in phase {phase.value}"):
+            with raises(s.IllegalSessionEvent, f"session: {kind.__name__} in phase {phase.value}"):
                 state.step(event, rng)
             assert rng.getstate() == random.Random(1).getstate()
         else:
@@ -114,14 +121,14 @@ def test_each_pair_leads_where_it_should_or_is_illegal(phase: Phase, kind: type[
     assert reached == TARGETS.get((phase, kind), set())
 
 
-@pytest.mark.parametrize("phase", Phase)
-def test_each_phase_begins_with_its_action(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", SessionPhase)
+def test_each_phase_begins_with_its_action(phase: SessionPhase) -> None:
     todo = session(phase).begin()
     assert type(todo.action) is ACTIONS[phase]
     assert (todo.pause_s, todo.forget) == (0.0, "")
 
 
-def follow(state: Session, *events: s.Event, seed: int = 1) -> tuple[Session, s.Todo]:
+def follow(state: Session, *events: e.SessionEvent, seed: int = 1) -> tuple[Session, e.Step]:
     """A story: the session after some events, and the last thing to do."""
     rng, todo = random.Random(seed), state.begin()
     for event in events:
@@ -131,101 +138,101 @@ def follow(state: Session, *events: s.Event, seed: int = 1) -> tuple[Session, s.
 
 def test_an_update_from_enrollment_to_acceptance() -> None:
     state, todo = follow(
-        Session(), s.Enrolled(), s.Answered(answer=m.Assigned(assignment=WORK)), s.Fetched(), s.Trained()
+        Session(), e.Enrolled(), e.Answered(answer=m.Assigned(assignment=WORK)), e.Fetched(), e.UpdateStored()
     )
-    assert todo == s.Todo(action=s.Send(assignment=WORK))
+    assert todo == e.Step(action=e.Send(assignment=WORK))
     state, todo = follow(state, replied(m.UpdateState.ACCEPTED, m.RoundState.CLOSED))
-    assert todo == s.Todo(action=s.CheckIn(), forget=WORK.assignment_id)
-    assert (state.num_accepted, state.assignment, state.phase) == (1, None, Phase.IDLE)
+    assert todo == e.Step(action=e.Poll(), forget=WORK.assignment_id)
+    assert (state.num_accepted, state.assignment, state.phase) == (1, None, SessionPhase.IDLE)
 
 
 def test_only_accepted_updates_count() -> None:
-    state, todo = follow(session(Phase.SENDING), replied(m.UpdateState.DISCARDED, m.RoundState.CLOSED))
-    assert todo == s.Todo(action=s.CheckIn(), forget=WORK.assignment_id)
+    state, todo = follow(session(SessionPhase.SENDING), replied(m.UpdateState.DISCARDED, m.RoundState.CLOSED))
+    assert todo == e.Step(action=e.Poll(), forget=WORK.assignment_id)
     assert (state.num_accepted, state.assignment) == (0, None)
 
 
 @pytest.mark.parametrize("verdict", [m.UpdateState.RECEIVING, m.UpdateState.RECEIVED])
 def test_an_update_without_a_verdict_is_kept_and_sent_again(verdict: m.UpdateState) -> None:
-    state, todo = follow(session(Phase.SENDING), replied(verdict))
-    assert todo.action == s.Send(assignment=WORK)
+    state, todo = follow(session(SessionPhase.SENDING), replied(verdict))
+    assert todo.action == e.Send(assignment=WORK)
     assert todo.forget == ""
     assert todo.pause_s > 0
     assert state.num_lost == 1
 
 
 def test_moot_work_is_dropped_and_its_update_forgotten() -> None:
-    for phase in (Phase.FETCHING, Phase.SENDING):
-        state, todo = follow(session(phase), s.Moot(reason="gone"))
-        assert (todo.action, todo.forget) == (s.CheckIn(), WORK.assignment_id)
+    for phase in (SessionPhase.FETCHING, SessionPhase.SENDING):
+        state, todo = follow(session(phase), e.Moot(reason="gone"))
+        assert (todo.action, todo.forget) == (e.Poll(), WORK.assignment_id)
         assert 0 < todo.pause_s <= s.FIRST_PAUSE_S
         assert state.assignment is None
 
 
 def test_work_that_cannot_be_done_is_reported_then_dropped_after_a_pause() -> None:
-    state, todo = follow(session(Phase.TRAINING), s.Unable(reason="it diverged"))
-    assert todo == s.Todo(action=s.GiveUp(assignment=WORK, reason="it diverged"))
+    state, todo = follow(session(SessionPhase.TRAINING), e.Unable(reason="it diverged"))
+    assert todo == e.Step(action=e.Abandon(assignment=WORK, reason="it diverged"))
     for end in (replied(m.UpdateState.DISCARDED), replied(m.UpdateState.ACCEPTED)):
         after, todo = follow(state, end)
-        assert todo == s.Todo(action=s.CheckIn(), pause_s=s.REFUSED_PAUSE_S, forget=WORK.assignment_id)
+        assert todo == e.Step(action=e.Poll(), pause_s=s.REFUSED_PAUSE_S, forget=WORK.assignment_id)
         assert (after.failure, after.num_accepted) == ("", 0)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_pauses_double_with_jitter_up_to_a_bound(seed: int) -> None:
-    state, rng, pauses = session(Phase.SENDING), random.Random(seed), []
+    state, rng, pauses = session(SessionPhase.SENDING), random.Random(seed), []
     for _ in range(2000):
-        state, todo = state.step(s.Lost(reason="line"), rng)
+        state, todo = state.step(e.Lost(reason="line"), rng)
         pauses.append(todo.pause_s)
-        assert todo.action == s.Send(assignment=WORK)
+        assert todo.action == e.Send(assignment=WORK)
     longest = [min(s.FIRST_PAUSE_S * 2**index, s.LONGEST_PAUSE_S) for index in range(10)] + [s.LONGEST_PAUSE_S] * 1990
     assert all(bound / 2 <= pause <= bound for pause, bound in zip(pauses, longest, strict=True))
     assert len(set(pauses)) > 1900
 
 
 def test_success_begins_the_pauses_anew() -> None:
-    lost = [s.Lost(reason="line")] * 8
-    state, _ = follow(session(Phase.IDLE), *lost)
+    lost = [e.Lost(reason="line")] * 8
+    state, _ = follow(session(SessionPhase.IDLE), *lost)
     assert state.num_lost == 8
-    state, todo = follow(state, s.Answered(answer=m.Assigned(assignment=WORK)), s.Lost(reason="line"))
+    state, todo = follow(state, e.Answered(answer=m.Assigned(assignment=WORK)), e.Lost(reason="line"))
     assert todo.pause_s <= s.FIRST_PAUSE_S
     assert state.num_lost == 1
 
 
-@pytest.mark.parametrize("end", [replied(m.UpdateState.ACCEPTED), s.Moot(reason="gone")], ids=["accepted", "moot"])
-def test_an_end_of_the_work_begins_the_pauses_anew(end: s.Event) -> None:
-    state, todo = follow(session(Phase.SENDING), *[s.Lost(reason="line")] * 8, end, s.Lost(reason="line"))
+@pytest.mark.parametrize("end", [replied(m.UpdateState.ACCEPTED), e.Moot(reason="gone")], ids=["accepted", "moot"])
+def test_an_end_of_the_work_begins_the_pauses_anew(end: e.SessionEvent) -> None:
+    state, todo = follow(session(SessionPhase.SENDING), *[e.Lost(reason="line")] * 8, end, e.Lost(reason="line"))
     assert todo.pause_s <= s.FIRST_PAUSE_S
     assert state.num_lost == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_device_comes_back_within_its_window(seed: int) -> None:
-    _, todo = follow(session(Phase.IDLE), s.Answered(answer=m.Wait(retry_min_s=2.0, retry_max_s=4.0)), seed=seed)
-    assert todo.action == s.CheckIn()
+    _, todo = follow(session(SessionPhase.IDLE), e.Answered(answer=m.Wait(retry_min_s=2.0, retry_max_s=4.0)), seed=seed)
+    assert todo.action == e.Poll()
     assert 2.0 <= todo.pause_s <= 4.0
 
 
 def test_a_device_that_is_too_old_stops_and_says_why() -> None:
-    refused = s.Answered(answer=m.Rejected(reason=m.RejectReason.UPGRADE, text="protocol 1 is too old"))
-    state, todo = follow(session(Phase.IDLE), refused)
-    assert todo == s.Todo(action=s.Stop(reason="protocol 1 is too old"))
+    refused = e.Answered(answer=m.Rejected(reason=m.RejectReason.UPGRADE, text="protocol 1 is too old"))
+    state, todo = follow(session(SessionPhase.IDLE), refused)
+    assert todo == e.Step(action=e.EndSession(reason="protocol 1 is too old"))
     assert state.begin() == todo
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_device_that_no_run_suits_today_asks_again(seed: int) -> None:
-    refused = s.Answered(answer=m.Rejected(reason=m.RejectReason.UNSUITABLE, text="codec"))
-    state, todo = follow(session(Phase.IDLE), refused, seed=seed)
-    assert (state.phase, todo.action) == (Phase.IDLE, s.CheckIn())
+    refused = e.Answered(answer=m.Rejected(reason=m.RejectReason.UNSUITABLE, text="codec"))
+    state, todo = follow(session(SessionPhase.IDLE), refused, seed=seed)
+    assert (state.phase, todo.action) == (SessionPhase.IDLE, e.Poll())
     assert s.LONGEST_PAUSE_S / 2 <= todo.pause_s <= s.LONGEST_PAUSE_S
-    assert todo.pause_s != follow(session(Phase.IDLE), refused, seed=seed + 1)[1].pause_s
+    assert todo.pause_s != follow(session(SessionPhase.IDLE), refused, seed=seed + 1)[1].pause_s
 
 
 def test_a_denied_device_stops_and_keeps_its_update() -> None:
-    state, todo = follow(session(Phase.SENDING), s.Denied(reason="not authenticated"))
-    assert todo == s.Todo(action=s.Stop(reason="not authenticated"))
-    assert state.phase is Phase.STOPPED
+    state, todo = follow(session(SessionPhase.SENDING), e.Denied(reason="not authenticated"))
+    assert todo == e.Step(action=e.EndSession(reason="not authenticated"))
+    assert state.phase is SessionPhase.STOPPED
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -240,23 +247,23 @@ def test_a_denied_device_stops_and_keeps_its_update() -> None:
 def test_a_newer_version_is_fetched_within_the_window_and_then_work_is_asked_for(
     answer: m.CheckInAnswer, least_s: float, most_s: float, seed: int
 ) -> None:
-    state, todo = follow(session(Phase.IDLE), s.Answered(answer=answer), seed=seed)
-    assert todo.action == s.Refresh(publication=WORK.publication)
+    state, todo = follow(session(SessionPhase.IDLE), e.Answered(answer=answer), seed=seed)
+    assert todo.action == e.Refresh(publication=WORK.publication)
     assert least_s <= todo.pause_s <= most_s
-    state, todo = follow(state, s.Refreshed())
-    assert todo == s.Todo(action=s.CheckIn())
-    assert state == Session(phase=Phase.IDLE)
+    state, todo = follow(state, e.Refreshed())
+    assert todo == e.Step(action=e.Poll())
+    assert state == Session(phase=SessionPhase.IDLE)
 
 
-@pytest.mark.parametrize("failure", [s.Lost(reason="line"), s.Moot(reason="gone"), s.Unable(reason="damaged")], ids=str)
-def test_a_version_that_never_arrives_does_not_keep_a_device_from_work(failure: s.Event) -> None:
-    named = s.Answered(answer=m.Wait(retry_min_s=0.0, retry_max_s=0.0, newest=WORK.publication))
-    state, pauses = session(Phase.IDLE), []
+@pytest.mark.parametrize("failure", [e.Lost(reason="line"), e.Moot(reason="gone"), e.Unable(reason="damaged")], ids=str)
+def test_a_version_that_never_arrives_does_not_keep_a_device_from_work(failure: e.SessionEvent) -> None:
+    named = e.Answered(answer=m.Wait(retry_min_s=0.0, retry_max_s=0.0, newest=WORK.publication))
+    state, pauses = session(SessionPhase.IDLE), []
     for _ in range(12):
         state, todo = follow(state, named, failure)
-        assert todo.action == s.CheckIn()
+        assert todo.action == e.Poll()
         pauses.append(todo.pause_s)
     assert pauses[0] <= s.FIRST_PAUSE_S
     assert s.LONGEST_PAUSE_S / 2 <= pauses[-1] <= s.LONGEST_PAUSE_S
-    state, _ = follow(state, s.Answered(answer=m.Assigned(assignment=WORK)))
-    assert (state.phase, state.num_lost) == (Phase.FETCHING, 0)
+    state, _ = follow(state, e.Answered(answer=m.Assigned(assignment=WORK)))
+    assert (state.phase, state.num_lost) == (SessionPhase.FETCHING, 0)

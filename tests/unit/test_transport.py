@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from support.errors import raises
 from support.values import DEVICE_KEY, assignment, update
 
-from fanin.clients.transport import CallOptions, GrpcTransport, Line
+from fanin.clients.transport import CallOptions, Connection, GrpcTransport
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidUpdate, Unavailable
@@ -18,7 +18,7 @@ MAX_REQUESTS = 100
 RECEIVING = m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.RECEIVING, received_bytes=2)
 
 
-class LocalLine(Line):
+class LocalConnection(Connection):
     """A line to a coordinator that has two bytes of each Update, and that ends as ``error`` says."""
 
     def __init__(self, error: Exception | None) -> None:
@@ -42,7 +42,7 @@ class LocalLine(Line):
 @pytest.mark.parametrize("error", [None, Unavailable("the stream ended early")], ids=["end", "error"])
 def test_a_payload_shorter_than_declared_is_one_clear_error(error: Exception | None) -> None:
     header, payload = update(assignment())
-    line = LocalLine(error)
+    line = LocalConnection(error)
     text = f"update of run.1.device: its payload ends at byte 10, expected {len(payload)} bytes"
     with raises(InvalidUpdate, text):
         GrpcTransport(line, DEVICE_KEY).upload(header, lambda offset, size: payload[:10][offset : offset + size])
@@ -55,12 +55,12 @@ def test_a_payload_that_cannot_be_read_is_one_clear_error() -> None:
 
     header, _ = update(assignment())
     with raises(InvalidUpdate, "update of run.1.device: its payload cannot be read at byte 2 (input/output error)"):
-        GrpcTransport(LocalLine(None), DEVICE_KEY).upload(header, read)
+        GrpcTransport(LocalConnection(None), DEVICE_KEY).upload(header, read)
 
 
 def test_an_error_of_the_coordinator_is_not_replaced() -> None:
     header, payload = update(assignment())
     with raises(Unavailable, "gone"):
-        GrpcTransport(LocalLine(Unavailable("gone")), DEVICE_KEY).upload(
+        GrpcTransport(LocalConnection(Unavailable("gone")), DEVICE_KEY).upload(
             header, lambda offset, size: payload[offset : offset + size]
         )

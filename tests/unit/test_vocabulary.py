@@ -9,7 +9,8 @@ from support.models import exported
 from support.values import assignment
 from torch import Tensor, nn
 
-from fanin.clients.data.examples import Examples, MemoryStore
+from fanin.clients.data.examples import Examples
+from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.edge.bundles.bundle import Bundle

@@ -1,1 +1,70 @@
-"""The device and the operator's client. ``client`` is the device's public face, ``session`` its heart."""
+"""The device's client and the operator's client.
+
+The names in ``__all__`` are public. Their modules are imported when a name is first used, so that importing this
+package loads neither grpc nor a runtime.
+
+Reading order:
+
+- ``device/embed``: ``join``, a device inside an app; ``device/client``: ``Client``, its parts
+- ``device/session/``: the state machine of a device; ``device/storage/``: its folder
+- ``data/``: examples, example stores and data sets
+- ``transport``: the calls of a device over gRPC; ``operator``: the calls of an operator
+- ``testing/``: public fakes on a virtual clock
+- ``textfiles``: tokens and other small files
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fanin.clients.data.examples import Examples
+    from fanin.clients.data.npz import open_npz
+    from fanin.clients.data.stores import ExampleStore, MemoryStore, memory_store
+    from fanin.clients.device.client import Client, ClientOptions, ClientParts
+    from fanin.clients.device.embed import DeviceSettings, join
+    from fanin.clients.device.training import RuntimeTrainer
+    from fanin.clients.device.updates import Trainer, TrainingOutcome
+    from fanin.clients.operator import Operator
+
+__all__ = [
+    "Client",
+    "ClientOptions",
+    "ClientParts",
+    "DeviceSettings",
+    "ExampleStore",
+    "Examples",
+    "MemoryStore",
+    "Operator",
+    "RuntimeTrainer",
+    "Trainer",
+    "TrainingOutcome",
+    "join",
+    "memory_store",
+    "open_npz",
+]
+_MODULES = {
+    "Client": "device.client",
+    "ClientOptions": "device.client",
+    "ClientParts": "device.client",
+    "DeviceSettings": "device.embed",
+    "ExampleStore": "data.stores",
+    "Examples": "data.examples",
+    "MemoryStore": "data.stores",
+    "Operator": "operator",
+    "RuntimeTrainer": "device.training",
+    "Trainer": "device.updates",
+    "TrainingOutcome": "device.updates",
+    "join": "device.embed",
+    "memory_store": "data.stores",
+    "open_npz": "data.npz",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

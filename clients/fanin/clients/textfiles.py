@@ -1,4 +1,4 @@
-"""Small files that somebody names on a command line: text, and tokens."""
+"""Small files that a user names on a command line: text and tokens."""
 
 import os
 from pathlib import Path
@@ -7,19 +7,19 @@ from fanin.protos.errors import InvalidInput
 
 
 def read_token(path: Path | None, variable: str) -> str:
-    """A token from a file, or else from the environment. Raises InvalidInput if there is none."""
+    """Read a token from a file, or from the environment variable if ``path`` is None. Raises InvalidInput."""
     text = read_text(path, "token") if path is not None else os.environ.get(variable, "")
     token = text.strip()
     if not token:
         raise InvalidInput(f"token: got none, expected a file that holds it (--token-file) or the variable {variable}")
-    # It travels as metadata, where gRPC takes nothing else.
+    # gRPC metadata allows only these characters.
     if not token.isascii() or not token.isprintable():
         raise InvalidInput(f"token: got {len(token)} characters that are no token, expected one line of printable ones")
     return token
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a small file that somebody named. Raises InvalidInput if it cannot be read or is no text."""
+    """Read a small text file. Raises InvalidInput if it cannot be read or is not text."""
     try:
         return path.read_text()
     except OSError as exc:

@@ -1,7 +1,7 @@
-"""The line to a coordinator: one Protocol, and gRPC over TLS behind it.
+"""The device's calls to a coordinator: the Protocol ``Transport``, and its implementation over gRPC and TLS.
 
-This is the one place where gRPC's errors become ours: ``mapped`` looks at the name that the coordinator put
-into the trailing metadata, and else at the status. Calls are signed over their exact bytes.
+No other module of the clients imports grpc. ``mapped`` translates gRPC's errors to ours: by the error name in the
+trailing metadata, otherwise by the status. A device signs the exact bytes of each call.
 """
 
 import queue
@@ -34,12 +34,12 @@ from fanin.v1 import fleet_pb2 as pb
 
 FLEET: Final = "/fanin.v1.Fleet/"
 CALL_S: Final = 30.0
-"""How long a short call may take; a long poll takes its own wait on top."""
+"""Seconds until a short call times out. A long poll adds its own wait."""
 KEEPALIVE_MS: Final = 60_000
-"""How often an idle line is looked after: routers forget one after minutes. The coordinator's server allows it."""
+"""Interval of keep-alive pings. Routers drop idle connections after minutes; the coordinator allows this interval."""
 IDLE_MS: Final = 120_000
-"""How long a line without a call stays open: less than the coordinator allows, so that the device closes it, not the
-coordinator, which gRPC would write to standard error."""
+"""How long a connection without a call stays open. It is shorter than the coordinator's limit, so the device closes it
+first: gRPC prints a message on standard error if the coordinator does."""
 PIECE_BYTES: Final = 256 << 10
 MAX_PORT: Final = 65535
 _TOKEN_CREDENTIAL: Final = "an enrollment token that was made there (--token-file)"
@@ -48,43 +48,43 @@ _KEY_CREDENTIAL: Final = (
 )
 
 ReadPayload = Callable[[int, int], bytes]
-"""Bytes of an Update's payload: (offset, at most so many) -> bytes."""
+"""Reads a slice of an Update's payload: (offset, maximum size) -> bytes."""
 R = TypeVar("R", bound=Message)
 
 
 class Transport(Protocol):
-    """What a device can say to a coordinator. Everything raises FaninError and nothing else."""
+    """The calls of a device to a coordinator. Every method raises FaninError and nothing else."""
 
     def enroll(self, token: str) -> str:
-        """Make this device known; its id."""
+        """Register this device with an enrollment token. Returns its id."""
         ...
 
     def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
-        """Ask for work."""
+        """Ask for an Assignment."""
         ...
 
     def download(self, download: m.Download) -> Iterator[bytes]:
-        """A Chunk's bytes from an offset on."""
+        """Stream a Chunk's bytes from an offset."""
         ...
 
     def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
-        """Send an Update from where the coordinator wants it; the last reply."""
+        """Upload an Update from the offset that the coordinator names. Returns the last reply."""
         ...
 
     def report(self, report: m.Report) -> m.UploadReply:
-        """Give up an Assignment, or ask what became of its Update."""
+        """Give up an Assignment, or ask for the state of its Update."""
         ...
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """Metadata and time-out of one call (None: as long as it takes); ``now`` is the caller's clock.
+    """Metadata and time-out of one call; a time-out of None is none.
 
-    ``credential`` says what shows who is calling, for the one whom the coordinator turns away.
+    ``now`` is the caller's clock. ``credential`` describes the expected credential, for the message of a rejection.
     """
 
     metadata: tuple[tuple[str, str | bytes], ...]
@@ -93,59 +93,63 @@ class CallOptions:
     credential: str = "a caller whom it knows"
 
 
-class Line:
-    """A TLS connection to one coordinator; requests are bytes that the caller has serialized."""
+class Connection:
+    """A TLS connection to one coordinator. Requests are serialized bytes."""
 
     def __init__(self, address: str, ca_certificate: bytes) -> None:
-        """Raises InvalidInput for an address that is none, or a CA file that holds no certificate."""
+        """Open the channel; it connects on the first call.
+
+        Raises:
+            InvalidInput: ``address`` is not HOST:PORT, or ``ca_certificate`` holds no PEM certificate.
+        """
         self.address = address
         self._channel = _open_channel(address, ca_certificate)
 
     def unary(self, method: str, request: bytes, parse: Callable[[bytes], R], call: CallOptions) -> R:
-        """One request, one reply. Raises FaninError."""
-        ask = self._channel.unary_unary(method, request_serializer=_as_is, response_deserializer=parse)
+        """Send one request and return one reply. Raises FaninError."""
+        call_method = self._channel.unary_unary(method, request_serializer=_as_is, response_deserializer=parse)
         with mapped(self.address, call):
-            return ask(request, metadata=call.metadata, timeout=call.timeout_s)
+            return call_method(request, metadata=call.metadata, timeout=call.timeout_s)
 
     def unary_stream(self, method: str, request: bytes, parse: Callable[[bytes], R], call: CallOptions) -> Iterator[R]:
-        """One request, many replies. Raises FaninError."""
-        ask = self._channel.unary_stream(method, request_serializer=_as_is, response_deserializer=parse)
+        """Send one request and yield the replies. Raises FaninError."""
+        call_method = self._channel.unary_stream(method, request_serializer=_as_is, response_deserializer=parse)
         with mapped(self.address, call):
-            stream = ask(request, metadata=call.metadata, timeout=call.timeout_s)
+            stream = call_method(request, metadata=call.metadata, timeout=call.timeout_s)
             try:
                 yield from stream
             finally:
                 stream.cancel()
 
     def stream_unary(self, method: str, requests: Iterator[bytes], parse: Callable[[bytes], R], call: CallOptions) -> R:
-        """Many requests, one reply. Raises FaninError."""
-        ask = self._channel.stream_unary(method, request_serializer=_as_is, response_deserializer=parse)
+        """Send many requests and return one reply. Raises FaninError."""
+        call_method = self._channel.stream_unary(method, request_serializer=_as_is, response_deserializer=parse)
         with mapped(self.address, call):
-            return ask(requests, metadata=call.metadata, timeout=call.timeout_s)
+            return call_method(requests, metadata=call.metadata, timeout=call.timeout_s)
 
     def stream_stream(
         self, method: str, requests: Iterator[bytes], parse: Callable[[bytes], R], call: CallOptions
     ) -> Generator[R, None, None]:
-        """Requests and replies at the same time; leaving the iterator ends the call. Raises FaninError."""
-        ask = self._channel.stream_stream(method, request_serializer=_as_is, response_deserializer=parse)
+        """Send requests while yielding replies; closing the iterator ends the call. Raises FaninError."""
+        call_method = self._channel.stream_stream(method, request_serializer=_as_is, response_deserializer=parse)
         with mapped(self.address, call):
-            stream = ask(requests, metadata=call.metadata, timeout=call.timeout_s)
+            stream = call_method(requests, metadata=call.metadata, timeout=call.timeout_s)
             try:
                 yield from stream
             finally:
                 stream.cancel()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the channel; calls in progress fail."""
         self._channel.close()
 
 
 class GrpcTransport:
-    """The Transport over a Line, each call signed with the device's key."""
+    """A Transport over a Connection. It signs each call with the device's key."""
 
-    def __init__(self, line: Line, key: SigningKey, wall: Callable[[], float] = time.time) -> None:
-        """``wall`` is the device's clock, which may be off."""
-        self._line = line
+    def __init__(self, connection: Connection, key: SigningKey, wall: Callable[[], float] = time.time) -> None:
+        """``wall`` is the device's clock. It may be wrong: the transport corrects it by the coordinator's time."""
+        self._connection = connection
         self._key = key
         self._wall = wall
         self._device_id = calls.device_id_of(key.public)
@@ -153,39 +157,40 @@ class GrpcTransport:
         self._last_time_us = 0
 
     def enroll(self, token: str) -> str:
-        """Raises Unauthenticated for a wrong token."""
+        """See Transport. Raises Unauthenticated for a wrong token."""
         enrollment = m.Enrollment(protocol=m.PROTOCOL, token=token, public_key=self._key.public)
         request = c.enrollment_to_proto(enrollment).SerializeToString()
         return self._unary("Enroll", request, pb.EnrollReply.FromString, CALL_S).device_id
 
     def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
-        """A long poll."""
+        """See Transport. The call is a long poll of ``check_in.wait_s`` seconds."""
         request = c.check_in_to_proto(check_in).SerializeToString()
         reply = self._unary("CheckIn", request, pb.CheckInReply.FromString, check_in.wait_s + CALL_S)
         return c.answer_from_proto(reply)
 
     def download(self, download: m.Download) -> Iterator[bytes]:
-        """Raises NotFound."""
+        """See Transport. Raises NotFound."""
         request = c.download_to_proto(download).SerializeToString()
         call = self._signed("Download", request)
-        with self._clock_moved():
-            for piece in self._line.unary_stream(f"{FLEET}Download", request, pb.DownloadPiece.FromString, call):
+        with self._correcting_clock():
+            for piece in self._connection.unary_stream(f"{FLEET}Download", request, pb.DownloadPiece.FromString, call):
                 yield piece.data
 
     def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
-        """Stops at once when the coordinator says that the Round is closed.
+        """See Transport. The upload stops at once when a reply reports that the Round is closed.
 
-        Raises InvalidUpdate if ``read`` fails or returns fewer bytes than the header declares.
+        Raises:
+            InvalidUpdate: ``read`` failed, or returned fewer bytes than the header declares.
         """
         first = c.upload_to_proto(header).SerializeToString()
         offsets: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         faults: list[InvalidUpdate] = []
         requests = _upload_requests(header, first, offsets, read, faults)
         call = self._signed("Upload", first)
-        replies = self._line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call)
+        replies = self._connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call)
         last = None
         try:
-            with self._clock_moved():
+            with self._correcting_clock():
                 for message in replies:
                     reply = c.upload_reply_from_proto(message)
                     if last is None:
@@ -196,7 +201,7 @@ class GrpcTransport:
         except FaninError as exc:
             if not faults:
                 raise
-            # The payload ended the stream early; the coordinator's error only follows from that.
+            # The payload ended the stream early; the coordinator's error is only a consequence.
             raise faults[0] from exc
         finally:
             offsets.put(None)
@@ -204,33 +209,35 @@ class GrpcTransport:
         if faults:
             raise faults[0]
         if last is None:
-            raise Unavailable(f"{self._line.address}: the upload ended without a reply; try again later")
+            raise Unavailable(f"{self._connection.address}: the upload ended without a reply; try again later")
         return last
 
     def report(self, report: m.Report) -> m.UploadReply:
-        """Raises NotFound."""
+        """See Transport. Raises NotFound."""
         request = c.report_to_proto(report).SerializeToString()
         return c.upload_reply_from_proto(self._unary("Report", request, pb.ReportReply.FromString, CALL_S))
 
     def close(self) -> None:
-        """Close the line."""
-        self._line.close()
+        """Close the connection."""
+        self._connection.close()
 
     def _unary(self, method: str, request: bytes, parse: Callable[[bytes], R], timeout_s: float) -> R:
         try:
-            return self._line.unary(f"{FLEET}{method}", request, parse, self._signed(method, request, timeout_s))
+            return self._connection.unary(f"{FLEET}{method}", request, parse, self._signed(method, request, timeout_s))
         except _ClockOff as exc:
             self._set_clock(exc.offset_s)
-            return self._line.unary(f"{FLEET}{method}", request, parse, self._signed(method, request, timeout_s))
+            return self._connection.unary(f"{FLEET}{method}", request, parse, self._signed(method, request, timeout_s))
 
     @contextmanager
-    def _clock_moved(self) -> Iterator[None]:
-        """For streams: set the clock right and let the caller try again, where it left off."""
+    def _correcting_clock(self) -> Iterator[None]:
+        """Correct the clock when a stream is rejected; the caller retries from its offset."""
         try:
             yield
         except _ClockOff as exc:
             self._set_clock(exc.offset_s)
-            raise Unavailable(f"{self._line.address}: this device's clock was set by {exc.offset_s:.1f} s") from exc
+            raise Unavailable(
+                f"{self._connection.address}: this device's clock was set by {exc.offset_s:.1f} s"
+            ) from exc
 
     def _now(self) -> float:
         return self._wall() + self._clock_offset_s
@@ -240,7 +247,7 @@ class GrpcTransport:
         self._last_time_us = 0
 
     def _next_time_us(self) -> int:
-        """A time that no call of this process has used: the coordinator serves each once."""
+        """Return a time that no earlier call of this process used: the coordinator serves each time once."""
         self._last_time_us = max(int(self._now() * calls.MICROSECONDS), self._last_time_us + 1)
         return self._last_time_us
 
@@ -261,7 +268,7 @@ class GrpcTransport:
 
 
 class _ClockOff(Untimely):
-    """The coordinator did not take the time of a call; ``offset_s`` brings our clock to its own."""
+    """The coordinator rejected the time of a call. ``offset_s`` corrects this device's clock."""
 
     def __init__(self, message: str, offset_s: float) -> None:
         super().__init__(message)
@@ -273,8 +280,8 @@ def _open_channel(address: str, ca_certificate: bytes) -> grpc.Channel:
     if not host or not port.isdecimal() or int(port) > MAX_PORT:
         raise InvalidInput(f"server: got {address!r}, expected HOST:PORT, for example 127.0.0.1:7443")
     try:
-        # gRPC would take anything and fail later, without a reason. asyncio, which comes with it, has loaded ssl; the
-        # parser in cryptography.x509 would take a device 1.4 MB more. What is no base64 is a comment.
+        # gRPC accepts any bytes and fails later without a reason. asyncio, which grpc imports, has loaded ssl already;
+        # the parser in cryptography.x509 would cost a device 1.4 MB. Text outside the base64 blocks is a comment.
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ca_certificate.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as exc:
         raise InvalidInput(
@@ -282,7 +289,7 @@ def _open_channel(address: str, ca_certificate: bytes) -> grpc.Channel:
         ) from exc
     credentials = grpc.ssl_channel_credentials(root_certificates=ca_certificate)
     options = (
-        # A coordinator that restarts should be found again soon, not after gRPC's default two minutes.
+        # Reconnect soon after a coordinator restarts; gRPC's default maximum is two minutes.
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
@@ -298,10 +305,10 @@ def _upload_requests(
     read: ReadPayload,
     faults: list[InvalidUpdate],
 ) -> Iterator[bytes]:
-    """The header; then, from the offset that the first reply names, the pieces.
+    """Yield the header, then the pieces from the offset that the first reply names.
 
-    gRPC iterates on a thread of its own, where an exception would look like a broken connection. The error of a
-    payload that cannot be read goes to ``faults``, and the iteration ends.
+    gRPC iterates on its own thread, where an exception would look like a broken connection. So the error of an
+    unreadable payload is appended to ``faults``, and the iteration ends.
     """
     yield first
     offset, size_bytes, what = offsets.get(), header.payload.size_bytes, f"update of {header.assignment_id}"
@@ -320,7 +327,7 @@ def _upload_requests(
 
 @contextmanager
 def mapped(address: str, call: CallOptions) -> Iterator[None]:
-    """gRPC's errors as ours."""
+    """Translate gRPC's errors to ours."""
     try:
         yield
     except grpc.RpcError as exc:

@@ -1,1 +1,14 @@
-"""The subcommands of ``fanin``: where everything is composed; imported by no other room."""
+"""The ``fanin`` command line: one module a subcommand.
+
+This room is the composition root. It is the only place that combines the other rooms, and no other room imports it.
+
+Reading order:
+
+- ``main``: the table of subcommands and the entry point of ``fanin``
+- ``serve``, ``join``: the two long-running processes, coordinator and device
+- ``export``, ``assemble``, ``inspect``, ``infer``: Bundles and model files
+- ``plan``, ``train``: the datacenter
+- ``control/``: subcommands that call a coordinator about its Runs
+- ``demo/``, ``bench/``: the whole loop on one machine, and measurements
+- ``console/``: helpers of all subcommands
+"""

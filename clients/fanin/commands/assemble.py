@@ -1,4 +1,4 @@
-"""``fanin assemble``: a signed Bundle of graphs that another exporter made, checked by the runtimes that are here."""
+"""``fanin assemble``: a signed Bundle from graphs of another exporter, checked with the installed runtimes."""
 
 import sys
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fanin.commands.terminal import DEFAULT_KEY, JsonOption, publisher_key, run_command, write_json
+from fanin.commands.console.terminal import DEFAULT_KEY, JsonOption, publisher_key, run_command, write_json
 from fanin.edge.assembly.assemble import assemble as assemble_bundle
 from fanin.edge.assembly.facts import read_assembly
 from fanin.protos.errors import InvalidInput
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin assemble``."""
     return run_command(assemble, argv)
 
 
@@ -22,16 +22,17 @@ def assemble(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE.toml", help="What it is made of: graphs, Version 0's parameters, sizes (docs/edge.md)."
+            metavar="FILE.toml", help="Describes the graphs, the parameters of version 0 and the sizes (docs/edge.md)."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="The bundle's folder; it must not hold one yet.")],
+    out: Annotated[Path, typer.Option("--out", help="A new folder for the bundle.")],
     key: Annotated[
-        Path, typer.Option("--key", help="The publisher's key; made on first use, its public half beside it.")
+        Path,
+        typer.Option("--key", help="The publisher's key; created on first use, with its public half in a .pub file."),
     ] = DEFAULT_KEY,
     json: JsonOption = "",
 ) -> None:
-    """Open, check and run another exporter's graphs as a device would, then sign them as a bundle."""
+    """Open, check and run the graphs of another exporter as a device would, then sign them as a bundle."""
     if out.exists() and any(out.iterdir()):
         raise InvalidInput(f"--out: {out} is not empty, expected a new folder")
     bundle = assemble_bundle(read_assembly(file), out, publisher_key(key))
@@ -51,5 +52,5 @@ def assemble(
         f"bundle {bundle.sha256} in {out}\n"
         f"  parameters that travel  {manifest.table.num_values}\n"
         f"  artifacts               {sizes}\n"
-        f"  each graph ran once in {', '.join(formats)}; whether a step learns is its maker's to test\n"
+        f"  each graph ran once in {', '.join(formats)}; test yourself that the train step learns\n"
     )

@@ -1,4 +1,4 @@
-"""``fanin export``: an App becomes a signed Bundle, or is only looked at (``--check``)."""
+"""``fanin export``: export an App as a signed Bundle, or only check it (``--check``)."""
 
 import math
 import sys
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fanin.commands.terminal import (
+from fanin.commands.console.terminal import (
     DEFAULT_KEY,
     JsonOption,
     QuietOption,
@@ -24,34 +24,36 @@ from fanin.protos.errors import InvalidInput
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin export``."""
     return run_command(export, argv)
 
 
 def export(
     app: Annotated[str, typer.Argument(help="The App: package.module:name or path/to/file.py:name.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The bundle's folder; it must not hold one yet.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="A new folder for the bundle.")] = None,
     key: Annotated[
-        Path, typer.Option("--key", help="The publisher's key; made on first use, its public half beside it.")
+        Path,
+        typer.Option("--key", help="The publisher's key; created on first use, with its public half in a .pub file."),
     ] = DEFAULT_KEY,
     graph_format: Annotated[
         list[str] | None, typer.Option("--format", help="A graph format to write, onnx or tflite; default: both.")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Only tell which part of the model has no form in which runtime.")
+        bool,
+        typer.Option("--check", help="Write nothing; list the parts of the model that a runtime does not support."),
     ] = False,
     max_int8_drop: Annotated[
         float | None,
         typer.Option(
             "--max-int8-drop",
-            help="What int8 may cost on the validation data: points of accuracy (default 1), or percent of the squared "
-            "error of a model of values (default 10).",
+            help="Allowed loss of int8 on the validation data: points of accuracy (default 1), or, for regression, "
+            "percent of the squared error (default 10).",
         ),
     ] = None,
     quiet: QuietOption = False,
     json: JsonOption = "",
 ) -> int:
-    """Trace, quantize, verify and sign an App, for every runtime."""
+    """Trace, quantize, verify and sign an App for every runtime."""
     formats = list(dict.fromkeys(graph_format or FORMATS))
     if unknown := sorted(set(formats) - set(FORMATS)):
         raise InvalidInput(f"--format: got {unknown}, expected some of {sorted(FORMATS)}")
@@ -67,38 +69,38 @@ def export(
         raise InvalidInput(f"--out: {out} is not empty, expected a new folder")
     with progress("export", quiet=quiet) as step:
         step(f"loading the App {app}")
-        made = export_app(load_app(app), out, publisher_key(key), formats, max_int8_drop)
+        exported = export_app(load_app(app), out, publisher_key(key), formats, max_int8_drop)
     if json:
-        write_json(json, exported_row(made))
+        write_json(json, exported_row(exported))
     else:
-        sys.stdout.write(_text(made, out))
+        sys.stdout.write(_text(exported, out))
     return 0
 
 
-def exported_row(made: Exported) -> dict[str, object]:
-    """What an export gave, for programs."""
-    manifest, measured, compared = made.bundle.manifest, made.measured.items(), made.compared.items()
+def exported_row(exported: Exported) -> dict[str, object]:
+    """Return the JSON row of an export."""
+    manifest, measured, compared = exported.bundle.manifest, exported.measured.items(), exported.compared.items()
     return {
-        "bundle": made.bundle.sha256,
+        "bundle": exported.bundle.sha256,
         "num_parameters": manifest.table.num_values,
         "size_bytes": {name: artifact.size_bytes for name, artifact in manifest.artifacts.items()},
-        "notes": list(made.notes),
-        "int8_drop_points": {name: found.drop_points for name, found in measured if found.num_predictions},
-        "int8_rise_percent": {name: found.rise_percent for name, found in measured if not found.num_predictions},
-        "int8_agreement": {name: found.agreement for name, found in compared if manifest.num_classes},
-        "int8_relative_error": {name: found.relative_error for name, found in compared if not manifest.num_classes},
+        "notes": list(exported.notes),
+        "int8_drop_points": {name: each.drop_points for name, each in measured if each.num_predictions},
+        "int8_rise_percent": {name: each.rise_percent for name, each in measured if not each.num_predictions},
+        "int8_agreement": {name: each.agreement for name, each in compared if manifest.num_classes},
+        "int8_relative_error": {name: each.relative_error for name, each in compared if not manifest.num_classes},
     }
 
 
-def _text(made: Exported, out: Path) -> str:
-    manifest = made.bundle.manifest
+def _text(exported: Exported, out: Path) -> str:
+    manifest = exported.bundle.manifest
     sizes = ", ".join(f"{name} {artifact.size_bytes} bytes" for name, artifact in manifest.artifacts.items())
     lines = [
-        f"bundle {made.bundle.sha256} in {out}",
+        f"bundle {exported.bundle.sha256} in {out}",
         f"  parameters that travel  {manifest.table.num_values}",
         f"  artifacts               {sizes}",
-        *(f"  {name:22}  {found}" for name, found in {**made.measured, **made.compared}.items()),
-        *(f"  note: {note}" for note in made.notes),
+        *(f"  {name:22}  {each}" for name, each in {**exported.measured, **exported.compared}.items()),
+        *(f"  note: {note}" for note in exported.notes),
     ]
     return "\n".join(lines) + "\n"
 
@@ -106,33 +108,35 @@ def _text(made: Exported, out: Path) -> str:
 def _check(app: App, formats: Sequence[str], json: str) -> int:
     findings = check_app(app, formats)
     if json:
-        write_json(json, {"app": app.name, "formats": list(formats), "findings": [_row(found) for found in findings]})
+        write_json(
+            json, {"app": app.name, "formats": list(formats), "findings": [_row(finding) for finding in findings]}
+        )
     elif findings:
-        sys.stdout.write("".join(_line(found) for found in findings))
+        sys.stdout.write("".join(_line(finding) for finding in findings))
     else:
         sys.stdout.write(f"App {app.name}: every part of it trains and infers in {', '.join(formats)}\n")
     return int(bool(findings))
 
 
-def _line(found: Finding) -> str:
-    where = f"module {found.module or 'itself'} ({found.kind})"
-    if found.call:
-        where = f"{where} calls {found.call} between its layers, which"
-    operator = f" uses {found.operator}, which" if found.operator else ""
-    lacking = (
-        f"has no form in {' and '.join(found.runtimes)}" if found.runtimes else "cannot be exported for any runtime"
+def _line(finding: Finding) -> str:
+    subject = f"module {finding.module or 'itself'} ({finding.kind})"
+    if finding.call:
+        subject = f"{subject} calls {finding.call} between its layers, which"
+    operator = f" uses {finding.operator}, which" if finding.operator else ""
+    fault = (
+        f"has no form in {' and '.join(finding.runtimes)}" if finding.runtimes else "cannot be exported for any runtime"
     )
-    return f"{where}{operator} {lacking}\n  {found.reason}\n  what to do: {found.advice}\n"
+    return f"{subject}{operator} {fault}\n  {finding.reason}\n  what to do: {finding.advice}\n"
 
 
-def _row(found: Finding) -> dict[str, object]:
+def _row(finding: Finding) -> dict[str, object]:
     return {
-        "module": found.module,
-        "kind": found.kind,
-        "graph_format": found.graph_format,
-        "runtimes": list(found.runtimes),
-        "call": found.call,
-        "operator": found.operator,
-        "reason": found.reason,
-        "advice": found.advice,
+        "module": finding.module,
+        "kind": finding.kind,
+        "graph_format": finding.graph_format,
+        "runtimes": list(finding.runtimes),
+        "call": finding.call,
+        "operator": finding.operator,
+        "reason": finding.reason,
+        "advice": finding.advice,
     }

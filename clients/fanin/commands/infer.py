@@ -1,8 +1,12 @@
-"""``fanin infer``: what a model says to some inputs, on the core install and a runtime.
+"""``fanin infer``: the predictions of a model, on the core install and a runtime.
 
-The model is a .onnx or .tflite file, whoever made it; or a Bundle, whose int8 graph is asked with Version 0 or with
-the parameters of another; or the folder of a device that joined with --serve, whose newest Version is asked. Written
-with argparse, because a device has nothing else.
+The model is one of these:
+
+- a .onnx or .tflite file of any origin
+- a Bundle, whose int8 graph runs with Version 0 or with the parameters of another Version
+- the folder of a device that joined with --serve, whose newest Version runs
+
+It uses argparse, because the core install has no typer.
 """
 
 import argparse
@@ -17,10 +21,10 @@ from typing import Final
 
 import numpy as np
 
-from fanin.clients.device.cache import Cache
 from fanin.clients.device.serving import Serving
+from fanin.clients.device.storage.cache import Cache
 from fanin.clients.textfiles import read_text
-from fanin.commands.show import finite
+from fanin.commands.console.show import finite
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
 from fanin.edge.runtimes.base import Inputs, LoadedModel, Runtime
@@ -31,39 +35,39 @@ from fanin.protos.errors import InvalidInput, NotFound
 from fanin.protos.names import check_key
 
 UNREADABLE: Final = (EOFError, ValueError, RuntimeError, zipfile.BadZipFile)
-"""What numpy raises at files that are none."""
+"""Errors of numpy for files of another format."""
 _UNFILLED: Final = (
     "a file with the signatures infer and train is a bundle's: its weights are zeros until a version fills them; "
-    "ask the bundle's folder, with --version for another than the first"
+    "run the bundle's folder instead, with --version for a later version"
 )
 SHOWN_VALUES: Final = 100
-"""Longer outputs are shown from both ends; --out has all of them."""
+"""Values above which an output is abbreviated; --out writes all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A model that can be asked: which runtime it is in, its inputs' names, what runs it, what to say of it."""
+class OpenedInference:
+    """An open model: its runtime, the names of its inputs, the function that runs it, and a note for the user."""
 
     runtime: str
     inputs: tuple[str, ...]
-    ask: Callable[[Feed], dict[str, Array]]
+    run: Callable[[Feed], dict[str, Array]]
     note: str = ""
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin infer``."""
     options = _parser().parse_args(argv)
     path = Path(options.model)
-    # What is not there is told as that, not as a file of unknown format.
+    # A missing path raises FileNotFoundError here, instead of an error about its format.
     path.stat()
     if Cache.is_device(path):
-        asked = _open_device(path, options)
+        opened = _open_device(path, options)
     else:
-        asked = _open_bundle(path, options) if path.is_dir() else _open_file(path, options)
-    feed = _read_feed(Path(options.data), asked.inputs)
+        opened = _open_bundle(path, options) if path.is_dir() else _open_file(path, options)
+    feed = _read_feed(Path(options.data), opened.inputs)
     started_s = time.monotonic()
     try:
-        outputs = asked.ask(feed)
+        outputs = opened.run(feed)
     except ValueError as exc:
         raise InvalidInput(f"{options.data}: {exc}") from exc
     seconds = time.monotonic() - started_s
@@ -71,17 +75,17 @@ def main(argv: Sequence[str]) -> int:
         _write(Path(options.out), outputs)
     if options.json:
         rows = {name: _row(array, with_values=not options.out) for name, array in outputs.items()}
-        row = {"model": options.model, "runtime": asked.runtime, "seconds": seconds, "outputs": rows}
+        row = {"model": options.model, "runtime": opened.runtime, "seconds": seconds, "outputs": rows}
         text = json.dumps(finite(row), indent=1, allow_nan=False) + "\n"
         sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
     else:
         sys.stdout.write(_text(outputs))
-    if asked.note:
-        sys.stderr.write(f"note: {asked.note}\n")
+    if opened.note:
+        sys.stderr.write(f"note: {opened.note}\n")
     return 0
 
 
-def _open_file(path: Path, options: argparse.Namespace) -> Asked:
+def _open_file(path: Path, options: argparse.Namespace) -> OpenedInference:
     if options.publisher or options.version:
         raise InvalidInput(f"{path}: --publisher and --version are for a bundle's folder, got a file")
     graph_format = format_of(path.name)
@@ -90,10 +94,10 @@ def _open_file(path: Path, options: argparse.Namespace) -> Asked:
     runtime = open_format([graph_format], options.runtime)
     data = path.read_bytes()
     model = runtime.open_model(data, str(path), options.signature)
-    return Asked(
+    return OpenedInference(
         runtime=runtime.name,
         inputs=tuple(port.name for port in model.inputs),
-        ask=lambda feed: _ask(model, feed, options.float),
+        run=lambda feed: _run(model, feed, options.float),
         note=_UNFILLED if options.signature == "infer" and _has(runtime, data, path, "train") else "",
     )
 
@@ -106,17 +110,17 @@ def _has(runtime: Runtime, data: bytes, path: Path, signature: str) -> bool:
     return True
 
 
-def _ask(model: LoadedModel, feed: Feed, in_float: bool) -> dict[str, Array]:
+def _run(model: LoadedModel, feed: Feed, in_float: bool) -> dict[str, Array]:
     ports = {port.name: port for port in model.inputs}
-    given = {name: feed_of(ports[name], array) if name in ports else array for name, array in feed.items()}
-    outputs = run_rows(model, given)
+    inputs = {name: feed_of(ports[name], array) if name in ports else array for name, array in feed.items()}
+    outputs = run_rows(model, inputs)
     if not in_float:
         return outputs
     return {port.name: dequantize_output(port, outputs[port.name]) for port in model.outputs}
 
 
-def _open_device(folder: Path, options: argparse.Namespace) -> Asked:
-    """The newest Version of a device that joined with --serve; it may be running meanwhile."""
+def _open_device(folder: Path, options: argparse.Namespace) -> OpenedInference:
+    """Open the newest Version of a device that joined with --serve. The device may run at the same time."""
     if options.signature or options.version:
         raise InvalidInput(f"{folder}: --signature and --version are for others, a device has one version to ask")
     if not options.publisher:
@@ -130,16 +134,16 @@ def _open_device(folder: Path, options: argparse.Namespace) -> Asked:
             f"{folder}: this device has no served model; run fanin join with --serve until it has taken part in a round"
         )
 
-    def ask(feed: Feed) -> dict[str, Array]:
-        x: Inputs = feed["x"]  # type: ignore[assignment]  # whatever it is, the model looks
+    def run(feed: Feed) -> dict[str, Array]:
+        x: Inputs = feed["x"]  # type: ignore[assignment]  # model_inputs checks the type
         return {"logits": serving.predict(_narrow(x))}
 
-    return Asked(runtime=runtime.name, inputs=("x",), ask=ask)
+    return OpenedInference(runtime=runtime.name, inputs=("x",), run=run)
 
 
-def _open_bundle(folder: Path, options: argparse.Namespace) -> Asked:
+def _open_bundle(folder: Path, options: argparse.Namespace) -> OpenedInference:
     if options.signature:
-        raise InvalidInput(f"{folder}: --signature is for a file, got a bundle; it is asked by its infer graph")
+        raise InvalidInput(f"{folder}: --signature is for a file, got a bundle; it is opened by its infer graph")
     if options.publisher:
         trusted = read_text(Path(options.publisher), "--publisher").strip()
         check_key(f"--publisher: {options.publisher}", trusted)
@@ -150,20 +154,20 @@ def _open_bundle(folder: Path, options: argparse.Namespace) -> Asked:
     parameters = _parameters(bundle, Path(options.version)) if options.version else bundle.initial_parameters()
     predict, preprocess = runtime.open_predict(bundle, parameters), open_preprocess(runtime, bundle)
 
-    def ask(feed: Feed) -> dict[str, Array]:
-        x: Inputs = feed["x"]  # type: ignore[assignment]  # whatever it is, model_inputs looks
+    def run(feed: Feed) -> dict[str, Array]:
+        x: Inputs = feed["x"]  # type: ignore[assignment]  # model_inputs checks the type
         return {"logits": predict(model_inputs(bundle, _narrow(x), preprocess))}
 
-    return Asked(runtime=runtime.name, inputs=("x",), ask=ask)
+    return OpenedInference(runtime=runtime.name, inputs=("x",), run=run)
 
 
 def _narrow(x: Inputs) -> Inputs:
-    """Floats as float32: numpy makes float64 unasked."""
+    """Convert floats to float32; numpy creates float64 by default."""
     return x.astype(np.float32, copy=False) if x.dtype.kind == "f" else x
 
 
 def _parameters(bundle: Bundle, path: Path) -> Float32s:
-    """A Version's canonical parameter bytes. Raises InvalidInput."""
+    """Read a Version's canonical parameter bytes. Raises InvalidInput."""
     try:
         table, flat = decode_parameters(path.read_bytes())
     except InvalidInput as exc:
@@ -174,11 +178,11 @@ def _parameters(bundle: Bundle, path: Path) -> Float32s:
 
 
 def _read_feed(path: Path, names: Sequence[str]) -> dict[str, Array]:
-    """The arrays of a .npy or .npz file by the inputs' names. Raises InvalidInput."""
+    """Read the arrays of a .npy or .npz file by the names of the inputs. Raises InvalidInput."""
     try:
         with path.open("rb") as file:
-            found = np.load(file, allow_pickle=False)
-            arrays = {"": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found}
+            content = np.load(file, allow_pickle=False)
+            arrays = {"": content} if isinstance(content, np.ndarray) else {name: content[name] for name in content}
     except UNREADABLE as exc:
         raise InvalidInput(f"{path}: not a readable .npy or .npz file of plain arrays ({exc})") from exc
     wrong = [
@@ -188,7 +192,7 @@ def _read_feed(path: Path, names: Sequence[str]) -> dict[str, Array]:
         raise InvalidInput(f"{path}: got arrays {sorted(arrays)}, of numbers all but {wrong}; expected numbers")
     if set(names) <= set(arrays):
         return {name: arrays[name] for name in names}
-    # The one input of a model needs no name in the file; what stands beside it there is for other uses (labels).
+    # A single input may have any name in the file; other arrays there, such as labels, are ignored.
     if len(names) == 1 and (len(arrays) == 1 or "x" in arrays):
         return {names[0]: arrays["x"] if "x" in arrays else next(iter(arrays.values()))}
     raise InvalidInput(f"{path}: got arrays {sorted(arrays)}, expected the model's inputs {sorted(names)}")
@@ -201,7 +205,7 @@ def _write(path: Path, outputs: Feed) -> None:
         with path.open("wb") as file:
             np.save(file, next(iter(outputs.values())), allow_pickle=False)
         return
-    # Not numpy.savez: it takes arrays as keywords, and an output may be called like one of its own.
+    # numpy.savez takes arrays as keyword arguments, so an output named like one of its parameters would fail.
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in outputs.items():
             with archive.open(f"{name}.npy", "w") as member:
@@ -224,17 +228,19 @@ def _text(outputs: Feed) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fanin infer",
-        description="Ask a model: a .onnx or .tflite file, or the int8 graph of a bundle or of a device.",
-        epilog="Floats for an int8 input are quantized with the file's own scale. More inputs than the model takes at "
-        "once run in batches.",
+        description="Run a model: a .onnx or .tflite file, or the int8 graph of a bundle or of a device.",
+        epilog="Floats for an int8 input are quantized with the file's own scale. Inputs that exceed the model's batch "
+        "size run in batches.",
     )
     parser.add_argument("model", metavar="MODEL", help="a .onnx or .tflite file, or the folder of a bundle or a device")
-    parser.add_argument("--data", required=True, metavar="FILE", help="inputs: .npy, or .npz with an array an input")
+    parser.add_argument("--data", required=True, metavar="FILE", help="inputs: .npy, or .npz with one array an input")
     parser.add_argument("--runtime", metavar="NAME", help=f"one of {', '.join(RUNTIMES)} (the first that fits)")
-    parser.add_argument("--signature", default="", metavar="NAME", help="which one, if a .tflite file has several")
-    parser.add_argument("--float", action="store_true", help="outputs that are quantized as what they stand for")
+    parser.add_argument(
+        "--signature", default="", metavar="NAME", help="the signature to run, if a .tflite file has several"
+    )
+    parser.add_argument("--float", action="store_true", help="convert quantized outputs to floats")
     parser.add_argument("--publisher", metavar="FILE", help="public key that must have signed the bundle")
-    parser.add_argument("--version", metavar="FILE", help="a version's parameters (those that the bundle begins with)")
+    parser.add_argument("--version", metavar="FILE", help="parameters of a version (default: version 0)")
     parser.add_argument("--out", metavar="FILE", help="where to write the outputs: .npz, or .npy for a single one")
     parser.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="JSON instead of text, to standard output or to FILE"

@@ -1,4 +1,4 @@
-"""``fanin inspect``: verify a Bundle, or open a model file, and show what is in it."""
+"""``fanin inspect``: verify and show a Bundle, or show a model file."""
 
 import sys
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fanin.clients.textfiles import read_text
-from fanin.commands.terminal import JsonOption, run_command, write_json
+from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.manifest import Manifest, Port
 from fanin.edge.runtimes.available import open_format
@@ -20,7 +20,7 @@ from fanin.protos.names import check_key
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin inspect``."""
     return run_command(inspect, argv)
 
 
@@ -28,15 +28,17 @@ def inspect(
     what: Annotated[Path, typer.Argument(metavar="WHAT", help="A bundle's folder, or a .onnx or .tflite file.")],
     publisher: Annotated[
         Path | None,
-        typer.Option("--publisher", help="File with the public key that must have signed it; default: whoever did."),
+        typer.Option("--publisher", help="File with the public key that must have signed it; default: any signer."),
     ] = None,
     signature: Annotated[
-        str, typer.Option("--signature", help="Which one to show, of a .tflite file with several.")
+        str, typer.Option("--signature", help="The signature to show, if a .tflite file has several.")
     ] = "",
-    runtime: Annotated[str, typer.Option("--runtime", help="What opens a file; default: the first that can.")] = "",
+    runtime: Annotated[
+        str, typer.Option("--runtime", help="The runtime that opens a file; default: the first that can.")
+    ] = "",
     json: JsonOption = "",
 ) -> None:
-    """Verify a bundle's signature and every artifact's digest, then show its facts; or those of a model file."""
+    """Verify a bundle's signature and the digest of every artifact, then show its contents; or show a model file."""
     if what.is_file():
         row = file_row(what, runtime or None, signature)
         text = _file_text(row)
@@ -51,7 +53,7 @@ def inspect(
 
 
 def _open(folder: Path, publisher: Path | None) -> Bundle:
-    """The Bundle, all of it verified. Raises InvalidBundle."""
+    """Open a Bundle and verify all of it. Raises InvalidBundle."""
     if publisher is None:
         trusted = read_signed_manifest(folder).public_key
     else:
@@ -65,7 +67,7 @@ def _open(folder: Path, publisher: Path | None) -> Bundle:
 
 
 def file_row(path: Path, runtime: str | None, signature: str) -> dict[str, object]:
-    """A model file's facts for programs, as a runtime that opened it tells them. Raises InvalidBundle."""
+    """Return the JSON row of a model file, as reported by the runtime that opened it. Raises InvalidBundle."""
     graph_format, data = format_of(path.name), path.read_bytes()
     opener = open_format([graph_format], runtime)
     model = opener.open_model(data, str(path), signature)
@@ -99,7 +101,7 @@ def _file_text(row: dict[str, object]) -> str:
 
 
 def bundle_row(bundle: Bundle) -> dict[str, object]:
-    """A Bundle's facts for programs."""
+    """Return the JSON row of a Bundle."""
     manifest = bundle.manifest
     return {
         "bundle_sha256": bundle.sha256,
@@ -113,11 +115,11 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
         "parameters": {spec.name: list(spec.shape) for spec in manifest.table.specs},
         "signatures": {
             name: {
-                "graphs": dict(found.graphs),
-                "inputs": [_port_row(port) for port in found.inputs],
-                "outputs": [_port_row(port) for port in found.outputs],
+                "graphs": dict(signature.graphs),
+                "inputs": [_port_row(port) for port in signature.inputs],
+                "outputs": [_port_row(port) for port in signature.outputs],
             }
-            for name, found in manifest.signatures.items()
+            for name, signature in manifest.signatures.items()
         },
         "slots": {name: dict(Counter(str(slot.kind) for slot in slots)) for name, slots in manifest.slots.items()},
         "artifacts": {
@@ -128,9 +130,9 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
 
 
 def kind_of(manifest: Manifest) -> str:
-    """What a model takes, where that is tokens, and what it gives."""
-    given = f"{manifest.num_classes} classes" if manifest.num_classes else "values"
-    return f"{manifest.num_tokens} tokens to {given}" if manifest.num_tokens else given
+    """Return a phrase for a model's outputs, and for its inputs if they are tokens."""
+    outputs = f"{manifest.num_classes} classes" if manifest.num_classes else "values"
+    return f"{manifest.num_tokens} tokens to {outputs}" if manifest.num_tokens else outputs
 
 
 def _port_row(port: Port) -> dict[str, object]:
@@ -152,9 +154,9 @@ def _text(bundle: Bundle, row: dict[str, object]) -> str:
         ),
         "  signatures",
         *(
-            f"    {name:10} {len(found.inputs)} inputs, {len(found.outputs)} outputs, "
-            f"{', '.join(f'{kind}: {file}' for kind, file in found.graphs.items())}"
-            for name, found in manifest.signatures.items()
+            f"    {name:10} {len(signature.inputs)} inputs, {len(signature.outputs)} outputs, "
+            f"{', '.join(f'{kind}: {file}' for kind, file in signature.graphs.items())}"
+            for name, signature in manifest.signatures.items()
         ),
         "  artifacts (digests verified)",
         *(

@@ -1,6 +1,6 @@
-"""``fanin join``: one device, on the core install and a runtime; neither torch nor onnx is needed.
+"""``fanin join``: one device, on the core install and a runtime, without torch and onnx.
 
-Written with argparse, because a device has nothing else.
+It uses argparse, because the core install has no typer.
 """
 
 import argparse
@@ -11,40 +11,40 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fanin.clients.data.examples import open_npz
-from fanin.clients.device.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
-from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.data.npz import open_npz
+from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.footprint import SparingTrainer, give_back, share_one_heap
 from fanin.clients.device.serving import Serving
+from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.textfiles import read_text, read_token
-from fanin.clients.transport import GrpcTransport, Line
-from fanin.commands.logs import configure_logging
+from fanin.clients.transport import Connection, GrpcTransport
+from fanin.commands.console.logs import configure_logging
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import check_key
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin join``."""
     options = _parser().parse_args(argv)
     configure_logging(logging.WARNING if options.quiet else logging.INFO)
     share_one_heap()
-    # What the imports took need not stand beside what a runtime takes to start; nor what both took beside the line.
+    # Free the memory of the imports before the runtime starts, and below that of both before the connection opens.
     give_back()
-    # Before anything is asked of anybody: a device without a runtime or without data has no part to take.
+    # Check runtime and data before the first call: a device without them cannot take part.
     runtime = open_runtime(options.runtime)
     _check_numbers(options)
     store = open_npz(Path(options.data), options.partition, options.validation)
     publisher = read_text(Path(options.publisher), "--publisher").strip()
     check_key(f"--publisher: {options.publisher}", publisher)
     token = read_token(Path(options.token_file) if options.token_file else None, "FANIN_DEVICE_TOKEN")
-    line = Line(options.server, read_text(Path(options.ca), "--ca").encode())
+    connection = Connection(options.server, read_text(Path(options.ca), "--ca").encode())
     give_back()
     with hold_folder(Path(options.state)):
         cache = Cache(Path(options.state), options.cache_mb << 20)
-        parts = Parts(
-            transport=GrpcTransport(line, cache.key()),
+        parts = ClientParts(
+            transport=GrpcTransport(connection, cache.key()),
             cache=cache,
             trainer=SparingTrainer(RuntimeTrainer(runtime, store)),
             trusted=(publisher,),
@@ -52,14 +52,14 @@ def main(argv: Sequence[str]) -> int:
             serving=Serving(runtime, cache, (publisher,)) if options.serve else None,
         )
         _take_part(options, token, parts)
-    line.close()
+    connection.close()
     return 0
 
 
-def _take_part(options: argparse.Namespace, token: str, parts: Parts) -> None:
+def _take_part(options: argparse.Namespace, token: str, parts: ClientParts) -> None:
     delay_seed = None if options.delay_seed is None else f"{options.delay_seed}/{options.partition}"
-    client = Client(parts, Options(token=token, max_updates=options.max_updates, delay_seed=delay_seed))
-    # All that matters is on disk at any moment, so a polite end need not wait for the call under way.
+    client = Client(parts, ClientOptions(token=token, max_updates=options.max_updates, delay_seed=delay_seed))
+    # The state on disk is complete at any moment, so the process need not wait for the call in progress.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     client.run()
 
@@ -67,9 +67,9 @@ def _take_part(options: argparse.Namespace, token: str, parts: Parts) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fanin join",
-        description="Take part in federated training as one device: check in, train on the data given, upload.",
-        epilog="The device's key, what it has downloaded and its update under way are kept in --state; "
-        "stopped at any moment and started again, it goes on where it was.",
+        description="Take part in federated training as one device: check in, train on local data, upload.",
+        epilog="The folder --state holds the device's key, its downloads and its unfinished update. "
+        "A device that is stopped at any moment resumes when it is started again.",
     )
     parser.add_argument("--server", required=True, metavar="HOST:PORT", help="the coordinator")
     parser.add_argument("--ca", required=True, metavar="FILE", help="certificate of the coordinator's authority")
@@ -77,7 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--publisher", required=True, metavar="FILE", help="public key whose bundles are trusted")
     parser.add_argument("--data", required=True, metavar="FILE.npz", help="examples: arrays x and y")
     parser.add_argument("--validation", type=float, default=0.2, metavar="SHARE", help="held out for validation (0.2)")
-    parser.add_argument("--partition", type=int, default=0, metavar="N", help="which partition the data is (0)")
+    parser.add_argument(
+        "--partition", type=int, default=0, metavar="N", help="index of this data in the population (0)"
+    )
     parser.add_argument("--state", default="fanin-device", metavar="DIR", help="this device's folder (fanin-device)")
     parser.add_argument(
         "--runtime", metavar="NAME", help="runtime to train with (the first installed of onnx, litert, tflite)"
@@ -86,21 +88,21 @@ def _parser() -> argparse.ArgumentParser:
         "--serve", action="store_true", help="keep the newest version ready as an int8 model, for fanin infer"
     )
     parser.add_argument(
-        "--cache-mb", type=int, default=DEFAULT_MAX_BYTES >> 20, metavar="MB", help="room for downloads (256)"
+        "--cache-mb", type=int, default=DEFAULT_MAX_BYTES >> 20, metavar="MB", help="disk space for downloads (256)"
     )
     parser.add_argument("--quiet", action="store_true", help="log warnings and errors only, not each step of a round")
-    parser.add_argument("--max-updates", type=int, default=0, metavar="N", help="end after N accepted updates")
+    parser.add_argument("--max-updates", type=int, default=0, metavar="N", help="stop after N accepted updates")
     parser.add_argument(
-        "--delay-seed", type=int, metavar="SEED", help="wait a seeded moment before each upload, to vary the order"
+        "--delay-seed", type=int, metavar="SEED", help="seed of a random delay before each upload, to vary the order"
     )
     return parser
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
-    """Raise InvalidInput for a number that makes no sense."""
+    """Raise InvalidInput for a number out of range."""
     if not 0.0 < options.validation < 1.0:
         raise InvalidInput(f"--validation: got {options.validation:g}, expected a share between 0 and 1, as in 0.2")
     for option, least in (("partition", 0), ("cache_mb", 1), ("max_updates", 0)):
-        got = getattr(options, option)
-        if got < least:
-            raise InvalidInput(f"--{option.replace('_', '-')}: got {got}, expected at least {least}")
+        value = getattr(options, option)
+        if value < least:
+            raise InvalidInput(f"--{option.replace('_', '-')}: got {value}, expected at least {least}")

@@ -1,12 +1,13 @@
-"""``fanin``: finds the subcommand and runs it.
+"""The entry point of ``fanin``: it looks the subcommand up in a table and runs it.
 
-Each subcommand is a module with ``main(argv) -> int``, imported only when it is called, so ``fanin join`` runs
-where nothing but the core is installed. Others add theirs by an entry point in the group ``fanin.commands``
-whose name is the subcommand and whose object is such a ``main``.
+A subcommand is a function ``(argv) -> exit status``. Its module is imported only when it is called, so ``fanin join``
+runs on the core install. Other packages add subcommands by an entry point in the group ``fanin.commands``: its name is
+the subcommand, its object is such a function.
 """
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -19,29 +20,67 @@ if TYPE_CHECKING:
 
 Main = Callable[[Sequence[str]], int]
 
-SUBCOMMANDS: Final[Mapping[str, str]] = MappingProxyType(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subcommand:
+    """A subcommand of ``fanin``.
+
+    ``module`` is below ``fanin.commands``; ``function`` is the function in it. ``extras`` are all extras that the
+    subcommand needs, if it needs more than the extra of the missing library: an error then names all of them at once.
+    """
+
+    summary: str
+    module: str
+    function: str = "main"
+    extras: tuple[str, ...] = ()
+
+
+LIFECYCLE: Final = "control.lifecycle"
+SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
     {
-        "demo": "train one model across a datacenter and devices, all on this machine",
-        "serve": "run a coordinator",
-        "join": "take part as a device",
-        "export": "turn a torch module into a signed bundle, or check that it can be",
-        "assemble": "make a signed bundle of graphs that another exporter made",
-        "plan": "rank the ways to spread a model over a datacenter's ranks",
-        "run": "start a run from a plan",
-        "runs": "list the runs of a coordinator",
-        "describe": "show a run: plan, state, devices at work, last rounds",
-        "watch": "follow a run",
-        "fetch": "download a version of a run, verified",
-        "pause": "let a run wait",
-        "resume": "let a run go on",
-        "stop": "end a run",
-        "rollback": "make an older version of a run its newest",
-        "promote": "make a version of one run the newest of another",
-        "verify": "compute the versions of a run again from the record",
-        "infer": "ask a model: a bundle, or any .onnx or .tflite file",
-        "inspect": "verify a bundle, or open a model file, and show what is in it",
-        "train": "train a model in the datacenter, on any mesh of processes",
-        "bench": "measure a coordinator, or ranks, on this machine",
+        "demo": Subcommand(
+            summary="run the whole loop on this machine: datacenter, coordinator and devices",
+            module="demo",
+            extras=("server", "export", "datacenter", "onnx"),
+        ),
+        "serve": Subcommand(summary="run a coordinator", module="serve"),
+        "join": Subcommand(summary="take part in federated training as a device", module="join"),
+        "export": Subcommand(
+            summary="export a torch module as a signed bundle, or check that it can be exported",
+            module="export",
+            extras=("server", "export"),
+        ),
+        "assemble": Subcommand(summary="create a signed bundle from graphs of another exporter", module="assemble"),
+        "plan": Subcommand(
+            summary="rank the layouts of a model over a datacenter's ranks by step time",
+            module="plan",
+            extras=("server", "datacenter"),
+        ),
+        "run": Subcommand(summary="start a run from a plan", module="control.run"),
+        "runs": Subcommand(summary="list the runs of a coordinator", module="control.runs"),
+        "describe": Subcommand(
+            summary="show a run: its plan, state, active devices and last rounds", module="control.describe"
+        ),
+        "watch": Subcommand(summary="follow a run until it ends", module="control.watch"),
+        "fetch": Subcommand(summary="download and verify a version of a run", module="control.fetch"),
+        "pause": Subcommand(summary="pause a run", module=LIFECYCLE, function="pause"),
+        "resume": Subcommand(summary="resume a run", module=LIFECYCLE, function="resume"),
+        "stop": Subcommand(summary="end a run", module=LIFECYCLE, function="stop"),
+        "rollback": Subcommand(
+            summary="make an older version of a run its newest", module=LIFECYCLE, function="rollback"
+        ),
+        "promote": Subcommand(
+            summary="make a version of one run the newest of another", module=LIFECYCLE, function="promote"
+        ),
+        "verify": Subcommand(summary="recompute the versions of a run from its record", module="control.verify"),
+        "infer": Subcommand(summary="run a model: a bundle, or any .onnx or .tflite file", module="infer"),
+        "inspect": Subcommand(summary="verify and show a bundle, or show a model file", module="inspect"),
+        "train": Subcommand(
+            summary="train a model in the datacenter, on any mesh of processes",
+            module="train",
+            extras=("server", "export", "datacenter"),
+        ),
+        "bench": Subcommand(summary="measure a coordinator, or ranks, on this machine", module="bench"),
     }
 )
 GROUP: Final = "fanin.commands"
@@ -64,49 +103,44 @@ EXTRAS_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "onnxruntime": ("onnx", "export"),
     }
 )
-"""Which extras install a library that a subcommand may miss: each of them does."""
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "demo": ("server", "export", "datacenter", "onnx"),
-        "export": ("server", "export"),
-        "plan": ("server", "datacenter"),
-        "train": ("server", "export", "datacenter"),
-    }
-)
-"""All extras that a subcommand needs, where that is more than its own library's: what is lacking is told at once."""
+"""The extras that install a library; any one of them is enough."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The process's exit status: 0 done, 1 our error, 2 wrong usage, 130 interrupted."""
+    """Run the subcommand that the arguments name.
+
+    Returns:
+        The process's exit status: 0 for success, 1 for an error of ours, 2 for wrong usage, 130 after an interrupt.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        sys.stdout.write(_help(sorted(_others())))
+        sys.stdout.write(_help(sorted(_entry_points())))
         return 0
     if words[0] == "--version":
         sys.stdout.write(f"fanin {__version__}\n")
         return 0
     name = words[0]
-    others = {} if name in SUBCOMMANDS else _others()
+    others = {} if name in SUBCOMMANDS else _entry_points()
     if name not in SUBCOMMANDS and name not in others:
         sys.stderr.write(f"fanin: got subcommand {name!r}, expected one of {', '.join([*SUBCOMMANDS, *others])}\n")
         return 2
     try:
-        run: Main = import_module(f"fanin.commands.{name}").main if name in SUBCOMMANDS else others[name].load()
+        run: Main = _load(SUBCOMMANDS[name]) if name in SUBCOMMANDS else others[name].load()
         return run(words[1:])
     except FaninError as exc:
         sys.stderr.write(f"fanin {name}: {exc}\n")
         return 1
     except OSError as exc:
-        # A file or a folder that the user named and that is none, or a disk that is full.
-        where = f"{exc.filename}: " if exc.filename else ""
-        sys.stderr.write(f"fanin {name}: {where}{exc.strerror or exc}\n")
+        # A path on the command line that does not exist or cannot be opened, or a full disk.
+        prefix = f"{exc.filename}: " if exc.filename else ""
+        sys.stderr.write(f"fanin {name}: {prefix}{exc.strerror or exc}\n")
         return 1
     except ModuleNotFoundError as exc:
         library = (exc.name or "").partition(".")[0]
         if library not in EXTRAS_OF:
             raise
         extras = ",".join(extras_for(name, library))
-        # Only the Plan says whether its App is to be exported.
+        # Only the Plan's file says whether an App must be exported.
         more = ", or 'fanin[server,export]' for a plan with an App" if (name, extras) == ("run", "server") else ""
         sys.stderr.write(f"fanin {name}: {library} is not installed here; pip install 'fanin[{extras}]'{more}\n")
         return 1
@@ -115,13 +149,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def extras_for(subcommand: str, library: str) -> tuple[str, ...]:
-    """What to install for a subcommand that lacks a library: all that it needs, this among it."""
-    needed, bringing = NEEDS.get(subcommand, ()), EXTRAS_OF[library]
-    return needed if set(needed) & set(bringing) else (*needed, bringing[0])
+    """Return the extras to install for a subcommand that lacks ``library``: everything that the subcommand needs."""
+    entry = SUBCOMMANDS.get(subcommand)
+    needed = () if entry is None else entry.extras
+    providers = EXTRAS_OF[library]
+    return needed if set(needed) & set(providers) else (*needed, providers[0])
 
 
-def _others() -> "dict[str, EntryPoint]":
-    """What other packages add. To look for it takes a device 3 MB: it is done where it is asked for."""
+def _load(subcommand: Subcommand) -> Main:
+    function: Main = getattr(import_module(f"fanin.commands.{subcommand.module}"), subcommand.function)
+    return function
+
+
+def _entry_points() -> "dict[str, EntryPoint]":
+    """Return the subcommands of other packages. The search costs a device 3 MB, so it runs only when it is needed."""
     from importlib.metadata import entry_points
 
     return {point.name: point for point in entry_points(group=GROUP)}
@@ -130,9 +171,9 @@ def _others() -> "dict[str, EntryPoint]":
 def _help(others: Sequence[str]) -> str:
     width = max(map(len, [*SUBCOMMANDS, *others])) + 2
     lines = ["usage: fanin SUBCOMMAND [OPTIONS]", "", "Train one model across a datacenter and a million devices.", ""]
-    lines += [f"  {name:{width}}{summary}" for name, summary in SUBCOMMANDS.items()]
+    lines += [f"  {name:{width}}{subcommand.summary}" for name, subcommand in SUBCOMMANDS.items()]
     lines += [f"  {name:{width}}(installed by another package)" for name in others]
-    lines += ["", "fanin SUBCOMMAND --help says more; fanin --version tells the version.", ""]
+    lines += ["", "fanin SUBCOMMAND --help lists the options; fanin --version prints the version.", ""]
     return "\n".join(lines)
 
 

@@ -1,6 +1,7 @@
-"""``fanin plan``: every way to spread a model over ranks, the fastest that fits first, each with its reason.
+"""``fanin plan``: rank the layouts of a model over ranks; the fastest layout that fits comes first, with its reason.
 
-Nothing is started and no process group is made; the numbers come from formulas (``fanin.datacenter.planner``).
+A layout is a mesh with its pipeline schedule, microbatches, recomputation and sharding. No process is started: the
+numbers come from the formulas of ``fanin.datacenter.planner``.
 """
 
 import sys
@@ -11,12 +12,12 @@ from typing import Annotated, Final, TextIO
 
 import typer
 
-from fanin.commands.terminal import JsonOption, run_command, write_json
+from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.network.counters import by_axis
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import Precision
 from fanin.datacenter.planner import Choice, Wanted, price
-from fanin.datacenter.planner import plan as ways
+from fanin.datacenter.planner import plan as rank_layouts
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.links import LINKS, Topology, link_of
 from fanin.datacenter.planner.presets import PRESETS, config_of
@@ -31,11 +32,11 @@ SHOWN_AFTER_S: Final = 1.0
 SHOWN_EVERY_S: Final = 5.0
 """Seconds between two lines of progress where there is no terminal."""
 FOR_TENSORS: Final = 0.9
-"""Of a device's memory; CUDA, NCCL and the gaps between tensors take of it, too."""
+"""Share of a device's memory for tensors; CUDA, NCCL and fragmentation use the rest."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin plan``."""
     return run_command(plan, argv)
 
 
@@ -44,36 +45,39 @@ def plan(
         str, typer.Option("--model", help=f"One of {', '.join(PRESETS)}, or a .toml file with a table [model.decoder].")
     ],
     world: Annotated[
-        int | None, typer.Option("--world", min=1, help="How many ranks; default: those of --mesh.")
+        int | None, typer.Option("--world", min=1, help="Number of ranks; default: those of --mesh.")
     ] = None,
     mesh: Annotated[
-        str, typer.Option("--mesh", help="Price this mesh alone, such as pp=2,dp_shard=4, also if it does not fit.")
+        str, typer.Option("--mesh", help="Only price this mesh, such as pp=2,dp_shard=4, even if it does not fit.")
     ] = "",
     memory: Annotated[
-        float | None, typer.Option("--memory", help="Gigabytes (10^9) of each rank; default: 90 % of the device's.")
+        float | None, typer.Option("--memory", help="Gigabytes (10^9) of each rank; default: 90 % of the device.")
     ] = None,
     link: Annotated[
         str,
         typer.Option("--link", help=f"Within a node: gigabytes a second, or one of {', '.join(LINKS)}."),
     ] = "nvlink4",
-    between: Annotated[str, typer.Option("--between", help="Between nodes; default: as --link.")] = "",
-    ranks_per_node: Annotated[int, typer.Option("--ranks-per-node", min=1, help="Ranks of one node.")] = 8,
+    between: Annotated[str, typer.Option("--between", help="Between nodes; default: same as --link.")] = "",
+    ranks_per_node: Annotated[int, typer.Option("--ranks-per-node", min=1, help="Ranks on one node.")] = 8,
     device: Annotated[
-        str, typer.Option("--device", help=f"One of {', '.join(HARDWARE)}, or cpu: this machine, measured.")
+        str, typer.Option("--device", help=f"One of {', '.join(HARDWARE)}, or cpu: this machine, as measured.")
     ] = "h100",
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Samples of a step over all ranks.")] = 256,
-    sequence: Annotated[int, typer.Option("--sequence", min=1, help="Tokens of a sample.")] = 2048,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Samples a step, over all ranks.")] = 256,
+    sequence: Annotated[int, typer.Option("--sequence", min=1, help="Tokens a sample.")] = 2048,
     precision: Annotated[str, typer.Option("--precision", help="bf16, or full: float32.")] = "bf16",
     efficiency: Annotated[
         float | None,
         typer.Option(
-            "--efficiency", min=0.01, max=1.0, help="Of the peak, what products reach; default: the device's."
+            "--efficiency",
+            min=0.01,
+            max=1.0,
+            help="Share of the peak that matrix products reach; default: the device's.",
         ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="How many to show.")] = 10,
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of layouts to show.")] = 10,
     json: JsonOption = "",
 ) -> int:
-    """Rank every way to spread a model over ranks by predicted step time, and refuse what cannot fit."""
+    """Rank the layouts of a model over ranks by predicted step time. Layouts that cannot fit are rejected."""
     if precision not in PRECISIONS:
         raise InvalidInput(f"--precision: got {precision!r}, expected one of {', '.join(PRECISIONS)}")
     if memory is not None and not 0.0 < memory * GIGABYTE < inf:
@@ -91,21 +95,21 @@ def plan(
         sequence=sequence,
         precision=PRECISIONS[precision],
     )
-    found = ways(wanted, progress_of(sys.stderr)) if shape is None else price(wanted, shape)
+    choices = rank_layouts(wanted, progress_of(sys.stderr)) if shape is None else price(wanted, shape)
     if json:
-        write_json(json, _report(wanted, found, top))
+        write_json(json, _report(wanted, choices, top))
     else:
-        sys.stdout.write(_text(wanted, found, top))
+        sys.stdout.write(_text(wanted, choices, top))
     return 0
 
 
 def progress_of(stream: TextIO, now: Callable[[], float] = monotonic) -> Callable[[float, int], None]:
-    """What a search calls on its way: it writes one line, which it overwrites on a terminal, else one now and then."""
+    """Return a callback for the search: it overwrites one progress line on a terminal, or writes a line every 5 s."""
     begun_s = now()
     due_s = begun_s + SHOWN_AFTER_S
     overwrites = stream.isatty()
 
-    def shown(share: float, num_ways: int) -> None:
+    def show(share: float, num_ways: int) -> None:
         nonlocal due_s
         time_s = now()
         if time_s < due_s:
@@ -115,7 +119,7 @@ def progress_of(stream: TextIO, now: Callable[[], float] = monotonic) -> Callabl
         stream.write(f"\r{line}" if overwrites else f"{line}\n")
         stream.flush()
 
-    return shown
+    return show
 
 
 def _hardware(name: str, memory: float | None) -> Hardware:
@@ -128,7 +132,7 @@ def _hardware(name: str, memory: float | None) -> Hardware:
     return cpu_hardware(round(memory * GIGABYTE))
 
 
-def _report(wanted: Wanted, found: Sequence[Choice], top: int) -> dict[str, object]:
+def _report(wanted: Wanted, choices: Sequence[Choice], top: int) -> dict[str, object]:
     facts = wanted.facts
     return {
         "model": facts.name,
@@ -141,8 +145,8 @@ def _report(wanted: Wanted, found: Sequence[Choice], top: int) -> dict[str, obje
         "batch_size": wanted.batch_size,
         "sequence": wanted.sequence,
         "efficiency": wanted.machine.efficiency,
-        "num_choices": len(found),
-        "choices": [_row(choice) for choice in found[:top]],
+        "num_choices": len(choices),
+        "choices": [_row(choice) for choice in choices[:top]],
     }
 
 
@@ -173,14 +177,14 @@ def _row(choice: Choice) -> dict[str, object]:
     }
 
 
-def _text(wanted: Wanted, found: Sequence[Choice], top: int) -> str:
+def _text(wanted: Wanted, choices: Sequence[Choice], top: int) -> str:
     facts = wanted.facts
     work = facts.work.flops_per_token(wanted.sequence)
     head = f"{facts.name}: {facts.num_values / 1e6:,.1f} M parameters, {work / 1e9:,.2f} GFLOP a token"
-    num_fitting = sum(choice.fits for choice in found)
-    ways = f"{num_fitting} ways fit" if num_fitting == len(found) else f"{num_fitting} of {len(found)} ways fit"
-    lines = [f"{head}; {wanted.world} x {wanted.machine.hardware.name}; {ways}"]
-    for number, choice in enumerate(found[:top], start=1):
+    num_fitting, num = sum(choice.fits for choice in choices), len(choices)
+    fits = f"{num_fitting} ways fit" if num_fitting == num else f"{num_fitting} of {num} ways fit"
+    lines = [f"{head}; {wanted.world} x {wanted.machine.hardware.name}; {fits}"]
+    for number, choice in enumerate(choices[:top], start=1):
         lines += [
             f"{number:3}. {describe(choice.job.parallel)}",
             f"     {_numbers(choice)}",

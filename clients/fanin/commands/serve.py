@@ -1,7 +1,7 @@
-"""``fanin serve``: a coordinator in one process, with everything it keeps in one folder.
+"""``fanin serve``: a coordinator in one process, with all its state in one folder.
 
-The first start makes a local certificate authority, a token with which devices enroll and a token for the
-operator; nothing is ever served without TLS and without them.
+The first start creates a local certificate authority, an enrollment token for devices and a token for the operator.
+The coordinator never serves without TLS and these tokens.
 """
 
 import asyncio
@@ -20,8 +20,15 @@ from typing import Annotated
 import typer
 
 from fanin.clients.device.footprint import share_one_heap
-from fanin.commands.logs import configure_logging
-from fanin.commands.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE_TOKEN, OPERATOR_TOKEN, run_command
+from fanin.commands.console.logs import configure_logging
+from fanin.commands.console.terminal import (
+    ADDRESS_FILE,
+    CA_FILE,
+    DEFAULT_STATE,
+    DEVICE_TOKEN,
+    OPERATOR_TOKEN,
+    run_command,
+)
 from fanin.server.access.authority import local_identity
 from fanin.server.access.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
 from fanin.server.access.limits import Limits
@@ -44,39 +51,42 @@ DRAIN_S = 5.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin serve``."""
     return run_command(serve, argv)
 
 
 def serve(
-    state: Annotated[
-        Path, typer.Option("--state", help="Folder for everything that the coordinator keeps.")
-    ] = DEFAULT_STATE,
-    listen: Annotated[str, typer.Option("--listen", help="HOST:PORT; port 0 takes a free one.")] = "127.0.0.1:7443",
+    state: Annotated[Path, typer.Option("--state", help="Folder of the coordinator's state.")] = DEFAULT_STATE,
+    listen: Annotated[str, typer.Option("--listen", help="HOST:PORT; port 0 selects a free port.")] = "127.0.0.1:7443",
     name: Annotated[
-        list[str] | None, typer.Option("--name", help="A further host name or address that devices use; repeatable.")
+        list[str] | None, typer.Option("--name", help="Another host name or address of this coordinator; repeatable.")
     ] = None,
     durability: Annotated[
         Durability,
-        typer.Option("--durability", help="What an accepted update survives: a crash of the process, or of the host."),
+        typer.Option(
+            "--durability", help="Whether an accepted update survives a crash of the process, or also of the host."
+        ),
     ] = Durability.HOST,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every effect.")] = False,
 ) -> None:
     """Run a coordinator: serve devices and operators until SIGTERM."""
     configure_logging(logging.DEBUG if verbose else logging.INFO)
     if not verbose:
-        # That the tables are as they should be is no news.
+        # alembic logs at INFO that the tables are up to date.
         logging.getLogger("alembic").setLevel(logging.WARNING)
     settings = Settings(state=state, listen=listen, names=tuple(name or ()), durability=durability)
-    # Or each thread that a Chunk passes through keeps an arena of its own: of a large model several times its size.
+    # Otherwise each thread that handles a Chunk keeps its own arena: several times the size of a large model.
     share_one_heap()
     asyncio.run(run_coordinator(settings, LogObserver()))
 
 
 async def run_coordinator(settings: Settings, observer: Observer) -> None:
-    """Serve until SIGTERM or SIGINT, then let calls under way end. Raises Conflict if the folder or the port is
-    taken; nothing of a Run has been touched then."""
-    # The database holds the keys that sign Versions; a folder that was there before may be open to everybody.
+    """Serve until SIGTERM or SIGINT, then wait for the calls in progress.
+
+    Raises:
+        Conflict: The folder or the port is in use. No Run has changed.
+    """
+    # The database holds the keys that sign Versions; an existing folder may be readable by everyone.
     os.umask(0o077)
     with hold_folder(settings.state):
         lanes = Lanes(store=ThreadLane(1, "store"), disk=ThreadLane(DISK_THREADS, "disk"))
@@ -91,7 +101,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    # Before the database: a folder whose certificates cannot be used is refused with its database as it was.
+    # Before the database opens: a folder with unusable certificates is rejected with its database unchanged.
     identity = local_identity(settings.state / "tls", settings.all_names, datetime.now(UTC))
     state = open_state(settings.state, settings.durability, (lanes.store, lanes.disk), time.time)
     registry = Registry(state.devices, time.time)
@@ -103,7 +113,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     services = Services(
         coordinator=coordinator, runs=runs, registry=registry, stores=state.stores, connections=connections
     )
-    # The port first: a coordinator that cannot serve must not drive Runs either.
+    # Bind the port first: a coordinator that cannot serve must not drive Runs.
     bound = bind_server(services, identity, settings.listen)
     try:
         await runs.start()
@@ -111,7 +121,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
         _announce(settings, bound.port)
         await stop.wait()
     finally:
-        # Also after an error, a full disk for example: a driver that still runs would end in a traceback.
+        # Also after an error such as a full disk: otherwise a running driver would end with a traceback.
         await coordinator.stop()
         await bound.drain(DRAIN_S)
         await runs.stop()
@@ -125,13 +135,13 @@ class Lanes:
     disk: ThreadLane
 
     def close(self) -> None:
-        """Wait for work under way."""
+        """Wait for the work in progress, then end the threads."""
         self.store.close()
         self.disk.close()
 
 
 def _share_descriptors(limits: Limits) -> tuple[Limits, Connections]:
-    """Raise this process's limit of descriptors, and take on no more than it allows. Raises Conflict."""
+    """Raise this process's descriptor limit, and lower the limits of the coordinator to it. Raises Conflict."""
     enough = enough_descriptors(limits)
     descriptors = raise_descriptor_limit(enough)
     lowered, connections = share_descriptors(descriptors, limits)

@@ -1,6 +1,6 @@
-"""``fanin train``: a training job of the datacenter, on as many processes as its mesh has ranks.
+"""``fanin train``: a training job on as many processes as its mesh has ranks.
 
-They are on this machine; or with ``--nodes`` on several, on each of which the same command is typed.
+The processes run on this machine. With ``--nodes`` they run on several machines, and the same command starts on each.
 """
 
 import re
@@ -18,7 +18,7 @@ from typing import Annotated, Final
 
 import typer
 
-from fanin.commands.terminal import JsonOption, run_command, write_json
+from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.jobs.config import TrainConfig, read_train_config
 from fanin.datacenter.jobs.devices import described, device_type
 from fanin.datacenter.jobs.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, read_result, written
@@ -29,70 +29,77 @@ from fanin.protos.errors import Conflict, InvalidInput
 
 SHOWN_EVERY_S: Final = 0.5
 TOGETHER_S: Final = 1.0
-"""Signals within it are one; a person who means "at once" takes longer."""
+"""Seconds within which two signals count as one; a user who repeats the signal on purpose takes longer."""
 NODES: Final = re.compile(r"(\d{1,6})(?::(\d{1,6}))?\Z", re.ASCII)
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin train``."""
     return run_command(train, argv)
 
 
 def train(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to train, and how.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="Model, data and training settings.")],
     mesh: Annotated[
         str | None,
         typer.Option(
-            "--mesh", help="Ranks along each axis, as in pp=2,dp_shard=2,tp=2, or none; default: the config's."
+            "--mesh", help="Ranks along each axis, such as pp=2,dp_shard=2,tp=2, or none; default: the config."
         ),
     ] = None,
     nproc: Annotated[
-        int | None, typer.Option("--nproc", help="Processes of a machine; default: as many as the mesh has ranks.")
+        int | None, typer.Option("--nproc", help="Processes on each machine; default: the ranks of the mesh.")
     ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="The most steps, instead of the config's.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Maximum number of steps; default: the config.")] = None,
     schedule: Annotated[str | None, typer.Option("--schedule", help="The pipeline's schedule.")] = None,
     microbatches: Annotated[
-        int | None, typer.Option("--microbatches", help="Pieces of a step that a pipeline works on at once.")
+        int | None, typer.Option("--microbatches", help="Number of microbatches a step in the pipeline.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", help="auto (a GPU for each process, if there are GPUs), cpu or cuda.")
+        str | None, typer.Option("--device", help="auto (one GPU a process, if there are GPUs), cpu or cuda.")
     ] = None,
-    checkpoints: Annotated[
-        Path | None, typer.Option("--checkpoints", help="The folder in which the job's state is kept.")
-    ] = None,
+    checkpoints: Annotated[Path | None, typer.Option("--checkpoints", help="Folder of the job's checkpoints.")] = None,
     checkpoint_every: Annotated[
-        int | None, typer.Option("--checkpoint-every", help="Steps between two of them; default: one at the end.")
+        int | None, typer.Option("--checkpoint-every", help="Steps between two checkpoints; default: only at the end.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Go on from the newest checkpoint in this folder, on any mesh.")
+        Path | None, typer.Option("--resume", help="Resume from the newest checkpoint in this folder, on any mesh.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Where what the model ends with goes, a .safetensors file.")
+        Path | None, typer.Option("--out", help="Write the final parameters to this .safetensors file.")
     ] = None,
     restarts: Annotated[
-        int, typer.Option("--restarts", help="How often a job whose rank was lost goes on from its checkpoint.")
+        int, typer.Option("--restarts", help="How often the job restarts from its checkpoint after it lost a rank.")
     ] = 0,
     nodes: Annotated[
-        str, typer.Option("--nodes", metavar="MIN:MAX", help="Machines that it may have, as in 1:4; the mesh follows.")
+        str,
+        typer.Option(
+            "--nodes", metavar="MIN:MAX", help="Minimum and maximum number of machines, such as 1:4; the mesh adapts."
+        ),
     ] = "1",
     endpoint: Annotated[
-        str, typer.Option("--endpoint", metavar="HOST:PORT", help="Where they meet: one of them that stays.")
+        str,
+        typer.Option("--endpoint", metavar="HOST:PORT", help="Rendezvous address, on a machine that stays in the job."),
     ] = "",
     state: Annotated[
         Path | None,
-        typer.Option("--state", help="Keep the job's files and logs here, which machines share; default: nowhere."),
+        typer.Option(
+            "--state", help="Folder for the job's files and logs, shared by all machines; default: a temporary one."
+        ),
     ] = None,
     json: JsonOption = "",
 ) -> None:
-    """Train a model in the datacenter: data, tensor and pipeline parallel in any mix, with one process's numbers."""
+    """Train a model with any mix of data, tensor and pipeline parallelism; the numbers equal those of one process."""
     job = read_train_config(
         config,
         {
-            "parallel": _given(mesh=mesh, schedule=schedule, microbatches=microbatches, device=device),
-            "stop": _given(steps=steps),
+            "parallel": _set_options(mesh=mesh, schedule=schedule, microbatches=microbatches, device=device),
+            "stop": _set_options(steps=steps),
             "checkpoints": {
-                **{name: str(path) for name, path in _given(folder=checkpoints, resume=resume, weights=out).items()},
-                **_given(every=checkpoint_every),
+                **{
+                    name: str(path)
+                    for name, path in _set_options(folder=checkpoints, resume=resume, weights=out).items()
+                },
+                **_set_options(every=checkpoint_every),
             },
         },
     )
@@ -107,7 +114,7 @@ def train(
         )
     with tempfile.TemporaryDirectory(prefix="fanin-train-") as scratch:
         folder = Path(scratch) if state is None else state
-        metrics = _launched(job, num_processes, folder, elastic)
+        metrics = _launch(job, num_processes, folder, elastic)
     if json:
         write_json(json, metrics_row(metrics, job))
     if json != "-":
@@ -115,15 +122,15 @@ def train(
 
 
 def _bounds(nodes: str) -> dict[str, int]:
-    """The fewest machines and the most. Raises InvalidInput."""
-    found = NODES.match(nodes)
-    if found is None:
+    """Parse the minimum and maximum number of machines. Raises InvalidInput."""
+    match = NODES.match(nodes)
+    if match is None:
         raise InvalidInput(f"train: got --nodes {nodes!r}, expected the fewest and the most machines, such as 1:4")
-    return {"min_nodes": int(found[1]), "max_nodes": int(found[2] or found[1])}
+    return {"min_nodes": int(match[1]), "max_nodes": int(match[2] or match[1])}
 
 
 def _per_node(job: TrainConfig, elastic: Elastic) -> int:
-    """Processes of each machine if the mesh is that of all of them. Raises InvalidInput."""
+    """Return the processes on each machine if the mesh spans all machines. Raises InvalidInput."""
     mesh, num_nodes = job.parallel.mesh, elastic.max_nodes
     if mesh.num_ranks % num_nodes:
         raise InvalidInput(
@@ -134,12 +141,14 @@ def _per_node(job: TrainConfig, elastic: Elastic) -> int:
 
 
 class Terminated(Exception):
-    """SIGTERM came."""
+    """This process received SIGTERM."""
 
 
 def terminator(now: Callable[[], float] = monotonic) -> Callable[[int, FrameType | None], None]:
-    """What SIGTERM calls: it raises, but not for the one that comes with the first, as from coreutils' ``timeout``,
-    which signals a child and its group."""
+    """Return a handler of SIGTERM that raises Terminated.
+
+    A second signal within a second of the first is ignored: coreutils' ``timeout`` signals a child and its group.
+    """
     first_s: list[float] = []
 
     def terminated(number: int, frame: FrameType | None) -> None:
@@ -150,16 +159,16 @@ def terminator(now: Callable[[], float] = monotonic) -> Callable[[int, FrameType
     return terminated
 
 
-def _launched(job: TrainConfig, num_processes: int, folder: Path, elastic: Elastic) -> Metrics:
-    """How the job went, or how far it came until SIGTERM, which its ranks answer with a checkpoint."""
-    # What stands there is an earlier job's.
-    found = written(folder)
+def _launch(job: TrainConfig, num_processes: int, folder: Path, elastic: Elastic) -> Metrics:
+    """Run the job and return its metrics. After SIGTERM its ranks write a checkpoint, and its metrics end there."""
+    # Files that exist already belong to an earlier job.
+    existing = written(folder)
     before = signal.signal(signal.SIGTERM, terminator())
     try:
-        with _shown(folder / ROWS_FILE, job, num_processes):
+        with _show(folder / ROWS_FILE, job, num_processes):
             return launch(job, num_processes, folder, elastic).metrics
     except Terminated:
-        if METRICS_FILE in {name for name, _ in written(folder) - found}:
+        if METRICS_FILE in {name for name, _ in written(folder) - existing}:
             return read_result(folder).metrics
         raise Conflict("stopped before there was anything to tell; see the checkpoints, if it keeps them") from None
     finally:
@@ -167,8 +176,8 @@ def _launched(job: TrainConfig, num_processes: int, folder: Path, elastic: Elast
 
 
 @contextmanager
-def _shown(path: Path, job: TrainConfig, num_processes: int) -> Iterator[None]:
-    """Show the device, and the rows that the first rank writes as they come, on a terminal."""
+def _show(path: Path, job: TrainConfig, num_processes: int) -> Iterator[None]:
+    """Show the device and the rows of the first rank on a terminal, as they are written."""
     if not sys.stderr.isatty():
         yield
         return
@@ -198,7 +207,7 @@ def _shown(path: Path, job: TrainConfig, num_processes: int) -> Iterator[None]:
 
 
 def metrics_row(metrics: Metrics, config: TrainConfig) -> dict[str, object]:
-    """How a job went, for programs; keys are part of the command's contract."""
+    """Return the JSON row of a job; the keys are part of the command's contract."""
     trained = metrics.trained
     return {
         "loss": list(trained.losses),
@@ -230,7 +239,7 @@ def metrics_row(metrics: Metrics, config: TrainConfig) -> dict[str, object]:
 
 
 def _traffic(metrics: Metrics) -> dict[str, dict[str, int | None]] | None:
-    """What the first rank sends in a step, by axis: counted, and as the planner has it."""
+    """Return the bytes that the first rank sends in a step, by axis: counted, and predicted by the planner."""
     counted, predicted = metrics.bytes_by_axis, metrics.predicted_bytes_by_axis
     if counted is None:
         return None
@@ -245,30 +254,32 @@ def _traffic(metrics: Metrics) -> dict[str, dict[str, int | None]] | None:
 
 
 def _balance(metrics: Metrics) -> str:
-    """How even the stages of a pipeline are, where it was cut by times."""
+    """Return a line about the balance of the pipeline's stages; empty unless it was cut by layer times."""
     times = metrics.stage_times
     if not sum(times):
         return ""
-    told = ", ".join(f"{time:.3g}" for time in times)
-    return f"stages by layer_times: {told}; the slowest takes {max(times) * len(times) / sum(times):.2f} of the mean\n"
+    shares = ", ".join(f"{time:.3g}" for time in times)
+    return (
+        f"stages by layer_times: {shares}; the slowest takes {max(times) * len(times) / sum(times):.2f} of the mean\n"
+    )
 
 
 def _skipped(metrics: Metrics) -> str:
-    """How many steps changed nothing."""
+    """Return a line about the skipped steps; empty if there are none."""
     num = metrics.trained.skipped
     return f"{num} of them skipped: their loss or gradients were not finite\n" if num else ""
 
 
 def _sent(metrics: Metrics) -> str:
-    """What was counted beside what was predicted."""
-    found = _traffic(metrics)
-    if not found:
+    """Return a line with the counted and the predicted traffic; empty if none was counted."""
+    traffic = _traffic(metrics)
+    if not traffic:
         return ""
-    told = []
-    for axis, each in found.items():
+    parts = []
+    for axis, each in traffic.items():
         expected = each["predicted_bytes"]
-        told.append(f"{axis} {each['bytes']} (predicted: {'no formula' if expected is None else expected})")
-    return f"bytes that a step of the first rank sends: {', '.join(told)}\n"
+        parts.append(f"{axis} {each['bytes']} (predicted: {'no formula' if expected is None else expected})")
+    return f"bytes that a step of the first rank sends: {', '.join(parts)}\n"
 
 
 def _text(metrics: Metrics, config: TrainConfig) -> str:
@@ -292,6 +303,6 @@ def _unit(config: TrainConfig) -> str:
     return "tokens" if not config.model.app or config.data.windows else "samples"
 
 
-def _given(**options: object) -> dict[str, object]:
-    """The options that were given."""
+def _set_options(**options: object) -> dict[str, object]:
+    """Return the options that the user set."""
     return {name: value for name, value in options.items() if value is not None}

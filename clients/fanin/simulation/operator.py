@@ -1,4 +1,4 @@
-"""What an operator does over gRPC, done to a coordinator in this process."""
+"""The calls of an operator to a coordinator in this process, without gRPC."""
 
 from fanin.clients.operator import ref_of
 from fanin.edge.bundles.bundle import Bundle
@@ -11,7 +11,7 @@ from fanin.server.runs.catalog import Runs
 
 
 async def start_run(runs: Runs, run_id: str, plan: Plan, bundle: Bundle, publisher: SigningKey) -> None:
-    """Publish a Bundle and start a Run of it. Raises what ``Runs`` does."""
+    """Publish a Bundle and start a Run of it. Raises the errors of ``Runs``."""
     for data in (bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts)):
         for ref, piece in cut(data):
             await runs.put_chunk(ref.sha256, piece)

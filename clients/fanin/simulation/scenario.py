@@ -1,4 +1,4 @@
-"""One Run told beforehand and carried out on a virtual clock: a pure function of its Scenario."""
+"""One Run on a virtual clock: its Outcome is a pure function of its Scenario."""
 
 import asyncio
 from dataclasses import dataclass
@@ -13,18 +13,24 @@ from fanin.protos.control import LoggedEvent, VersionPublished
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import Verdict, verify_run
-from fanin.simulation.federation import Federation, Noted
+from fanin.simulation.federation import Federation, LogLine
 
 RUN = "run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A Plan, the Bundle that ``publisher`` signed, and who takes part.
+    """The description of one Run.
 
-    All chance is drawn from ``seed`` but for what the Plan's own seed decides. The coordinator ends at each of the
-    seconds ``stops_s``, and serves again ``down_s`` later from what its folder has. A Run that has not ended after
-    ``max_s`` never will: who is still there cannot make a quorum.
+    Attributes:
+        plan: The Plan.
+        bundle: The Bundle.
+        publisher: The key that signed the Bundle.
+        members: The devices; each has its own name.
+        seed: Seed of all random choices that the Plan's own seed does not make.
+        stops_s: Times in seconds at which the coordinator stops.
+        down_s: Seconds after which it starts again, from the state in its folder.
+        max_s: Seconds after which ``simulate`` gives up: the remaining devices cannot make a quorum.
     """
 
     plan: Plan
@@ -44,38 +50,49 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a Scenario ends in: the Run's record, what everybody did, the verdicts of ``fanin verify`` on each Version,
-    and the newest parameters (num_values,)."""
+    """The result of a Scenario.
+
+    Attributes:
+        events: The record of the Run.
+        log: The events of all participants.
+        verdicts: The result of ``fanin verify`` for each Version.
+        parameters: The newest parameters (num_values,).
+    """
 
     events: tuple[LoggedEvent, ...]
-    log: tuple[Noted, ...]
+    log: tuple[LogLine, ...]
     verdicts: tuple[Verdict, ...]
     parameters: Float32s
 
     @property
     def versions(self) -> tuple[VersionPublished, ...]:
         """The Versions, oldest first."""
-        found = (recorded.event for recorded in self.events)
-        return tuple(event for event in found if isinstance(event, VersionPublished))
+        events = (recorded.event for recorded in self.events)
+        return tuple(event for event in events if isinstance(event, VersionPublished))
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Their SHA-256."""
+        """The SHA-256 of each Version, oldest first."""
         return tuple(event.version_sha256 for event in self.versions)
 
 
 def simulate(scenario: Scenario, folder: Path) -> Outcome:
-    """Carry out a Scenario until its Run rests; ``folder`` gets the coordinator's state, and must be new.
+    """Simulate a Scenario until its Run ends.
 
-    Raises TimeoutError if the Run has not ended after the Scenario's ``max_s``.
+    Args:
+        scenario: The Scenario.
+        folder: A new folder for the coordinator's state.
+
+    Raises:
+        TimeoutError: The Run has not ended after the Scenario's ``max_s``.
     """
-    found = run_virtual(_carried_out(scenario, folder))
-    if found is None:
+    outcome = run_virtual(_run(scenario, folder))
+    if outcome is None:
         raise TimeoutError(f"scenario: the run has not ended after {scenario.max_s:g} s; are enough members left?")
-    return found
+    return outcome
 
 
-async def _carried_out(scenario: Scenario, folder: Path) -> Outcome | None:
+async def _run(scenario: Scenario, folder: Path) -> Outcome | None:
     async with Federation(folder, scenario.seed) as federation:
         await federation.start_run(RUN, scenario.plan, scenario.bundle, scenario.publisher)
         for member in scenario.members:

@@ -1,9 +1,11 @@
-"""The embedded data: 1,797 handwritten digits of 8 x 8 pixels, and how the demo splits them.
+"""The embedded data: 1,797 handwritten digits of 8 x 8 pixels, and their split for the demo.
 
-They are the test set of *Optical Recognition of Handwritten Digits* (E. Alpaydin and C. Kaynak, UCI Machine
-Learning Repository, 1998, https://doi.org/10.24432/C50P49), licensed CC BY 4.0, as scikit-learn ships them. The
-file ``digits.npz`` beside this one holds the pixels (0 to 16) and labels as bytes, unchanged and in their order;
-``tests/golden/make_digits.py`` made it from scikit-learn's copy.
+The file ``digits.npz`` in this folder holds the pixels (0 to 16) and labels as bytes, unchanged and in their original
+order. ``tests/golden/make_digits.py`` created it from scikit-learn's copy. The licence is CC BY 4.0.
+
+Reference:
+    E. Alpaydin and C. Kaynak, *Optical Recognition of Handwritten Digits*, test set, UCI Machine Learning Repository,
+    1998, https://doi.org/10.24432/C50P49
 """
 
 from importlib.resources import files
@@ -11,7 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from fanin.clients.data.examples import MIN_EXAMPLES, Examples, Split, dirichlet_partition, hold_out
+from fanin.clients.data.examples import Examples, Split
+from fanin.clients.data.partitions import dirichlet_partition, hold_out
+from fanin.clients.data.stores import MIN_EXAMPLES
 from fanin.protos.errors import InvalidInput
 
 NUM_DIGITS: Final = 1797
@@ -23,7 +27,7 @@ _MAX_PIXEL: Final = 16
 
 
 def load_digits() -> Examples:
-    """All digits: ``x`` (1797, 1, 8, 8) float32 from 0 to 1, ``y`` (1797,)."""
+    """Return all digits: ``x`` (1797, 1, 8, 8) float32 from 0 to 1, ``y`` (1797,) int32."""
     with (
         files("fanin.clients.data").joinpath("digits.npz").open("rb") as file,
         np.load(file, allow_pickle=False) as archive,
@@ -33,9 +37,12 @@ def load_digits() -> Examples:
 
 
 def split_digits(num_devices: int, alpha: float, seed: int) -> Split:
-    """100 public digits, 540 for the test, both with the mix of all; the rest over the devices by Dirichlet.
+    """Split the digits: 100 public, 540 for the test, the rest over the devices by ``dirichlet_partition``.
 
-    Public and test digits depend on the seed alone. Raises InvalidInput for numbers that cannot be.
+    Public and test digits have the mix of labels of all digits and depend only on the seed.
+
+    Raises:
+        InvalidInput: A number is out of range.
     """
     if not 1 <= num_devices <= MAX_DEVICES:
         raise InvalidInput(f"digits: got {num_devices} devices, expected 1 to {MAX_DEVICES}")

@@ -1,14 +1,14 @@
-"""Where the files of public data come from: a folder of the user's, a cache, the system's package, or a mirror.
+"""The files of public data sets: a user's folder, a cache, a system package, or the official mirror.
 
-Order of search, for each file of a data set:
+Order of search for each file:
 
-1. the folder that the variable FANIN_DATA names, in ``<data set>/<file>``; if it is set, nothing else is looked at
-2. the cache, ``$XDG_CACHE_HOME/fanin`` or ``~/.cache/fanin``
-3. the folder of the system's package
-4. the official mirror, into the cache
+1. ``<data set>/<file>`` in the folder that the variable FANIN_DATA names. If it is set, the search ends here.
+2. The cache, ``$XDG_CACHE_HOME/fanin`` or ``~/.cache/fanin``.
+3. The folder of a system package.
+4. The official mirror; the download is stored in the cache.
 
-What did not come from the user's own folder must have the SHA-256 written here, which is that of the unpacked
-content: packers differ in what they write around it.
+A file from places 2 to 4 must have the SHA-256 of its data set here. The digest is that of the unpacked content,
+because packers write different headers.
 """
 
 import gzip
@@ -27,14 +27,14 @@ from fanin.protos.errors import InvalidInput, StorageFull
 
 DATA_VARIABLE: Final = "FANIN_DATA"
 TIMEOUT_S: Final = 30.0
-"""For the mirror to answer, and between any two pieces of a file."""
+"""Seconds until the mirror must answer, and between two pieces of a file."""
 MAX_UNPACKED_BYTES: Final = 1 << 28
-"""Most that a file in the user's folder may unpack to: five times the largest that is known here."""
+"""Limit of a file in the user's folder, unpacked: five times the largest known file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """A file of a data set: name, the mirror's address, and what it unpacks to if it is a ``.gz`` file, or holds."""
+    """A file of a data set: name, address on the mirror, and size and digest of its unpacked content."""
 
     name: str
     url: str
@@ -44,7 +44,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """Files that belong together; ``package`` is the folder in which a system's package keeps them."""
+    """The files of a data set. ``package`` is the folder of a system package with these files."""
 
     name: str
     files: tuple[DataFile, ...]
@@ -53,7 +53,10 @@ class DataSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where to look. ``data`` is the user's folder; ``fetch(url, max_bytes)`` raises OSError or HTTPException."""
+    """The places of the search.
+
+    ``data`` is the user's folder. ``fetch(url, max_bytes)`` raises OSError or HTTPException.
+    """
 
     data: Path | None
     cache: Path
@@ -61,7 +64,7 @@ class Places:
 
 
 def places_from(environ: Mapping[str, str]) -> Places:
-    """The places that an environment names."""
+    """Return the places that an environment names."""
     data, cache = environ.get(DATA_VARIABLE, ""), environ.get("XDG_CACHE_HOME", "")
     return Places(
         data=Path(data) if data else None,
@@ -71,51 +74,51 @@ def places_from(environ: Mapping[str, str]) -> Places:
 
 
 def fetch_url(url: str, max_bytes: int) -> bytes:
-    """What an address holds, cut off one byte after ``max_bytes``."""
+    """Return the content of an address, truncated one byte after ``max_bytes``."""
     with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
         data: bytes = response.read(max_bytes + 1)
     return data
 
 
-def read_files(places: Places, wanted: DataSet) -> Iterator[bytes]:
-    """The unpacked content of each file of a data set, one at a time. Raises InvalidInput, StorageFull."""
-    for file in wanted.files:
+def read_files(places: Places, data_set: DataSet) -> Iterator[bytes]:
+    """Yield the unpacked content of each file of a data set. Raises InvalidInput, StorageFull."""
+    for file in data_set.files:
         if places.data is not None:
-            yield _read_own(places.data, wanted, file)
+            yield _read_own(places.data, data_set, file)
         else:
-            yield _read_found(places, wanted, file) or _download(places, wanted, file)
+            yield _read_installed(places, data_set, file) or _download(places, data_set, file)
 
 
-def _read_own(folder: Path, wanted: DataSet, file: DataFile) -> bytes:
-    path = folder / wanted.name / file.name
+def _read_own(folder: Path, data_set: DataSet, file: DataFile) -> bytes:
+    path = folder / data_set.name / file.name
     if not path.is_file():
-        raise InvalidInput(f"{path}: no such file, but {DATA_VARIABLE} names that folder; {_advice(wanted)}")
+        raise InvalidInput(f"{path}: no such file, but {DATA_VARIABLE} names that folder; {_advice(data_set)}")
     return _unpack(path, MAX_UNPACKED_BYTES)
 
 
-def _read_found(places: Places, wanted: DataSet, file: DataFile) -> bytes | None:
-    """What the cache or the system's package has; None if neither has it as it should be."""
-    for folder in (places.cache / wanted.name, wanted.package):
+def _read_installed(places: Places, data_set: DataSet, file: DataFile) -> bytes | None:
+    """Return the file from the cache or the system package; None if neither has an intact copy."""
+    for folder in (places.cache / data_set.name, data_set.package):
         if folder is not None and (folder / file.name).is_file():
             try:
                 return _checked(folder / file.name, file)
             except InvalidInput:
-                # Damaged, or another edition: the next place may have it right, and the mirror replaces the cache's.
+                # Damaged, or another edition: the next place may be intact, and a download replaces the cache.
                 continue
     return None
 
 
-def _download(places: Places, wanted: DataSet, file: DataFile) -> bytes:
-    """Fetch a file into the cache; it gets its name only when it is whole and right."""
+def _download(places: Places, data_set: DataSet, file: DataFile) -> bytes:
+    """Download a file into the cache; it gets its name only when it is complete and verified."""
     try:
-        # No packed form is longer than what it unpacks to.
+        # The packed form is never longer than the unpacked content.
         data = places.fetch(file.url, file.size_bytes)
     except (OSError, http.client.HTTPException) as exc:
         raise InvalidInput(
-            f"{wanted.name}: no good {file.name} on this machine, and {file.url} cannot be fetched "
-            f"({type(exc).__name__}: {exc}); {_advice(wanted)}"
+            f"{data_set.name}: no good {file.name} on this machine, and {file.url} cannot be fetched "
+            f"({type(exc).__name__}: {exc}); {_advice(data_set)}"
         ) from exc
-    folder = places.cache / wanted.name
+    folder = places.cache / data_set.name
     draft: Path | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +143,7 @@ def _checked(path: Path, file: DataFile, called: str = "") -> bytes:
 
 
 def _unpack(path: Path, max_bytes: int, called: str = "") -> bytes:
-    """The content of a plain or a ``.gz`` file. Raises InvalidInput if it is longer, or is no gzip file."""
+    """Return the content of a plain or ``.gz`` file. Raises InvalidInput if it is too long or damaged."""
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as packed:
             content = packed.read(max_bytes + 1)
@@ -151,14 +154,14 @@ def _unpack(path: Path, max_bytes: int, called: str = "") -> bytes:
     return content
 
 
-def _advice(wanted: DataSet) -> str:
-    files = ", ".join(f"{file.name} ({file.sha256})" for file in wanted.files)
+def _advice(data_set: DataSet) -> str:
+    files = ", ".join(f"{file.name} ({file.sha256})" for file in data_set.files)
     return (
-        f"put the files into FOLDER/{wanted.name} and set {DATA_VARIABLE} to FOLDER; they come from "
-        f"{wanted.files[0].url.rpartition('/')[0]}; name (SHA-256 of the unpacked content): {files}"
+        f"put the files into FOLDER/{data_set.name} and set {DATA_VARIABLE} to FOLDER; they come from "
+        f"{data_set.files[0].url.rpartition('/')[0]}; name (SHA-256 of the unpacked content): {files}"
     )
 
 
 def default_places() -> Places:
-    """The places that this process's environment names."""
+    """Return the places that this process's environment names."""
     return places_from(os.environ)

@@ -1,7 +1,7 @@
-"""Public data sets as Examples: Fashion-MNIST's images, and tinyshakespeare split by speaker.
+"""Public data sets as Examples: Fashion-MNIST, and tinyshakespeare split by speaker.
 
-Fashion-MNIST (H. Xiao, K. Rasul and R. Vollgraf 2017, arXiv 1708.07747; MIT licence) is 70,000 grey images of
-clothes, 28 x 28, in ten classes. Its files have the IDX form, big-endian:
+Fashion-MNIST (MIT licence) has 70,000 grey images of clothes, 28 x 28, in ten classes. Its files have the IDX format,
+big-endian:
 
     offset  size  field
     0       4     0x00000803 for images, 0x00000801 for labels (unsigned bytes, three or one dimensions)
@@ -9,8 +9,12 @@ clothes, 28 x 28, in ten classes. Its files have the IDX form, big-endian:
     8       8     images only: rows and columns, 28 and 28
     8 / 16  n     the bytes
 
-tinyshakespeare (A. Karpathy, char-rnn, 2015) is 1.1 MB of plays, in blocks apart by empty lines: the speaker's
-name and a colon, then what is said. Its speakers are a natural federation, as uneven as people are.
+tinyshakespeare is 1.1 MB of plays. Empty lines separate blocks; a block is the speaker's name, a colon and the speech.
+Its speakers are a natural federation, as uneven as people are.
+
+Reference:
+    H. Xiao, K. Rasul and R. Vollgraf 2017, arXiv 1708.07747 (Fashion-MNIST).
+    A. Karpathy, char-rnn, 2015 (tinyshakespeare).
 """
 
 import struct
@@ -22,8 +26,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fanin.clients.data.examples import MIN_EXAMPLES, Examples, Split, dirichlet_partition, hold_out
+from fanin.clients.data.examples import Examples, Split
 from fanin.clients.data.files import DataFile, DataSet, Places, default_places, read_files
+from fanin.clients.data.partitions import dirichlet_partition, hold_out
+from fanin.clients.data.stores import MIN_EXAMPLES
 from fanin.protos.errors import InvalidInput
 
 IMAGE_MAGIC: Final = 0x00000803
@@ -32,7 +38,7 @@ IMAGE_SIDE: Final = 28
 NUM_CLASSES: Final = 10
 NUM_PUBLIC: Final = 1000
 MAX_DEVICES: Final = 1000
-"""So that each has some 60 images."""
+"""Each device then has about 60 images."""
 FASHION_MNIST_MIRROR: Final = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 SHAKESPEARE_MIRROR: Final = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"
 
@@ -90,10 +96,12 @@ class FashionMnist:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cutting:
-    """How speech becomes examples.
+    """The rules that cut speech into examples.
 
-    Sequences have ``length`` tokens; of a speaker's, the last ``held_fraction``, at least one, are held out.
-    Speakers with fewer than ``min_characters`` are no partition of their own.
+    Attributes:
+        length: Tokens of a sequence.
+        min_characters: Speakers with fewer characters have no partition of their own.
+        held_fraction: Share of a speaker's sequences, from the end, that is held out; at least one sequence.
     """
 
     length: int = 64
@@ -112,7 +120,7 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Speaker:
-    """What one speaker says, in order: sequences ``x`` (n, T) of tokens and ``y`` (n, T) of the tokens after them."""
+    """One speaker's sequences, in order: ``x`` (n, T) are tokens, ``y`` (n, T) the next tokens."""
 
     name: str
     train: Examples
@@ -121,9 +129,10 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shakespeare:
-    """Speakers in the order in which they first speak; a token is a character's place in ``vocabulary``.
+    """tinyshakespeare by speaker. A token is the index of a character in ``vocabulary``.
 
-    ``others`` is what all the speakers say who are no partition of their own, None if that fills no sequence.
+    ``speakers`` are in the order of their first speech. ``others`` has the sequences of all speakers without their own
+    partition; None if they fill no sequence.
     """
 
     vocabulary: str
@@ -132,9 +141,10 @@ class Shakespeare:
 
 
 def fashion_mnist(places: Places | None = None) -> FashionMnist:
-    """Fashion-MNIST, from where this process's environment says unless told otherwise.
+    """Load Fashion-MNIST from ``places``; default: those of this process's environment.
 
-    Raises InvalidInput if it is nowhere to be had, or is damaged.
+    Raises:
+        InvalidInput: No place has it, or it is damaged.
     """
     train_x, train_y, test_x, test_y = read_files(places or default_places(), FASHION_MNIST)
     names = [file.name for file in FASHION_MNIST.files]
@@ -145,9 +155,10 @@ def fashion_mnist(places: Places | None = None) -> FashionMnist:
 
 
 def shakespeare(cutting: Cutting, places: Places | None = None) -> Shakespeare:
-    """tinyshakespeare split by speaker, from where this process's environment says unless told otherwise.
+    """Load tinyshakespeare, split by speaker, from ``places``; default: those of this process's environment.
 
-    Raises InvalidInput if it is nowhere to be had, or is no such text.
+    Raises:
+        InvalidInput: No place has it, or it has another format.
     """
     (data,) = read_files(places or default_places(), SHAKESPEARE)
     try:
@@ -158,7 +169,7 @@ def shakespeare(cutting: Cutting, places: Places | None = None) -> Shakespeare:
 
 
 def parse_images(name: str, data: bytes) -> npt.NDArray[np.uint8]:
-    """The images (n, 28, 28) in an IDX file; ``name`` is for errors. Raises InvalidInput."""
+    """Parse the images (n, 28, 28) of an IDX file; ``name`` is for errors. Raises InvalidInput."""
     count, *sides = _header(name, data, IMAGE_MAGIC, 3)
     if sides != [IMAGE_SIDE, IMAGE_SIDE]:
         raise InvalidInput(f"{name}: got images of {sides[0]} x {sides[1]}, expected {IMAGE_SIDE} x {IMAGE_SIDE}")
@@ -166,7 +177,7 @@ def parse_images(name: str, data: bytes) -> npt.NDArray[np.uint8]:
 
 
 def parse_labels(name: str, data: bytes) -> npt.NDArray[np.uint8]:
-    """The labels (n,) in an IDX file; ``name`` is for errors. Raises InvalidInput."""
+    """Parse the labels (n,) of an IDX file; ``name`` is for errors. Raises InvalidInput."""
     (count,) = _header(name, data, LABEL_MAGIC, 1)
     labels = _values(name, data, 8, count)
     if labels.max() >= NUM_CLASSES:
@@ -175,14 +186,14 @@ def parse_labels(name: str, data: bytes) -> npt.NDArray[np.uint8]:
 
 
 def split_by_speaker(text: str, cutting: Cutting) -> Shakespeare:
-    """A text of plays as partitions. The vocabulary is its characters in code point order. Raises InvalidInput."""
-    said: dict[str, str] = {}
+    """Split a text of plays by speaker. The vocabulary has its characters in code point order. Raises InvalidInput."""
+    speeches: dict[str, str] = {}
     for speaker, words in _speeches(text):
-        said[speaker] = said.get(speaker, "") + words
+        speeches[speaker] = speeches.get(speaker, "") + words
     vocabulary = "".join(sorted(set(text)))
     tokens = {character: token for token, character in enumerate(vocabulary)}
     speakers, rest = [], ""
-    for name, words in said.items():
+    for name, words in speeches.items():
         if len(words) < cutting.min_characters:
             rest += words
             continue
@@ -192,7 +203,9 @@ def split_by_speaker(text: str, cutting: Cutting) -> Shakespeare:
         train, held_out = sequences.take(places[:-num_held]), sequences.take(places[-num_held:])
         speakers.append(Speaker(name=name, train=train, held_out=held_out))
     if not speakers:
-        raise InvalidInput(f"text: none of {len(said)} speakers has {cutting.min_characters} characters, expected one")
+        raise InvalidInput(
+            f"text: none of {len(speeches)} speakers has {cutting.min_characters} characters, expected one"
+        )
     others = _sequences(rest, tokens, cutting.length) if len(rest) > cutting.length else None
     return Shakespeare(vocabulary=vocabulary, speakers=tuple(speakers), others=others)
 
@@ -201,9 +214,9 @@ def _header(name: str, data: bytes, magic: int, num_dims: int) -> tuple[int, ...
     size = 4 * (1 + num_dims)
     if len(data) < size:
         raise InvalidInput(f"{name}: got {len(data)} bytes, expected an IDX header of {size}")
-    got, *dims = struct.unpack_from(f">{1 + num_dims}I", data)
-    if got != magic:
-        raise InvalidInput(f"{name}: got magic 0x{got:08x}, expected 0x{magic:08x}")
+    value, *dims = struct.unpack_from(f">{1 + num_dims}I", data)
+    if value != magic:
+        raise InvalidInput(f"{name}: got magic 0x{value:08x}, expected 0x{magic:08x}")
     if dims[0] < 1:
         raise InvalidInput(f"{name}: got no items, expected at least one")
     return tuple(dims)
@@ -224,7 +237,7 @@ def _examples(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> E
 
 
 def _speeches(text: str) -> Iterator[tuple[str, str]]:
-    """(speaker, what is said, with a line end after each line) of each block; a speaker may say nothing."""
+    """Yield (speaker, speech) of each block. Each line of a speech ends with a line feed; a speech may be empty."""
     for number, block in enumerate(part.strip("\n") for part in text.split("\n\n")):
         if not block:
             continue
@@ -235,7 +248,7 @@ def _speeches(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _sequences(words: str, tokens: dict[str, int], length: int) -> Examples:
-    """Sequences end to end; what is left over at the end fills none and is left out."""
+    """Cut speech into consecutive sequences; an incomplete one at the end is dropped."""
     flat = np.array([tokens[character] for character in words], np.int32)
     num = (len(flat) - 1) // length
     return Examples(
@@ -245,9 +258,12 @@ def _sequences(words: str, tokens: dict[str, int], length: int) -> Examples:
 
 
 def split_fashion_mnist(num_devices: int, alpha: float, seed: int) -> Split:
-    """1,000 public images, the 10,000 of the test set, and all others over the devices by Dirichlet.
+    """Split Fashion-MNIST: 1,000 public images, the 10,000 test images, the rest by ``dirichlet_partition``.
 
-    Public images depend on the seed alone. Raises InvalidInput for numbers that cannot be, or without the data.
+    Public images depend only on the seed.
+
+    Raises:
+        InvalidInput: A number is out of range, or the data is missing.
     """
     if not 1 <= num_devices <= MAX_DEVICES:
         raise InvalidInput(f"fashion-mnist: got {num_devices} devices, expected 1 to {MAX_DEVICES}")
@@ -255,8 +271,8 @@ def split_fashion_mnist(num_devices: int, alpha: float, seed: int) -> Split:
         raise InvalidInput(f"fashion-mnist: got alpha {alpha}, expected a positive number (0.1 is uneven, 100 even)")
     if seed < 0:
         raise InvalidInput(f"fashion-mnist: got seed {seed}, expected 0 or more")
-    found = fashion_mnist()
+    data = fashion_mnist()
     rng = np.random.default_rng(seed)
-    rest, public = hold_out(found.train, NUM_PUBLIC, rng)
+    rest, public = hold_out(data.train, NUM_PUBLIC, rng)
     parts = dirichlet_partition(rest.y, num_devices, alpha, rng)
-    return Split(public=public, test=found.test, devices=tuple(rest.take(part) for part in parts))
+    return Split(public=public, test=data.test, devices=tuple(rest.take(part) for part in parts))

@@ -1,38 +1,32 @@
-"""The device's client: a session driven over a transport, with a cache, on one thread.
+"""The device's client: it drives a session over a transport, with a cache, on one thread.
 
     client = Client(parts, options)
-    client.run()                  # until stop() is called from a signal handler or another thread
-    client.predict(x)             # from any thread: what the newest verified Version says, as an int8 model
+    client.run()                  # until stop() is called, from a signal handler or another thread
+    client.predict(x)             # from any thread: the int8 prediction of the newest verified Version
 
-What can break while it runs (the line, the coordinator, this process) is repeated or taken up again; what
-cannot be mended (a wrong token, a protocol that is too old) ends ``run`` with an error.
+A temporary failure (connection, coordinator, this process) leads to a retry or a resumed download. A permanent one (a
+wrong token, an old protocol) ends ``run`` with an error.
 
-The app's own code (``may_work``, the trainer, the example store) is called inside a guard. An exception there is
-logged with its traceback and never ends ``run``. ``failure`` is the error that did end it.
+The app's code (``may_work``, the trainer, the example store) runs inside a guard. The client logs its exceptions with
+their traceback, and they never end ``run``. ``failure`` is the error that did end it.
 """
 
 import logging
 import random
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, assert_never
 
-from fanin.clients.device import session as s
-from fanin.clients.device.cache import Cache
-from fanin.clients.device.fetching import Fetching
-from fanin.clients.device.models import (
-    OpenedModel,
-    graph_chunks,
-    manifest_chunks,
-    open_bundle,
-    open_parameters,
-    verify_version,
-)
-from fanin.clients.device.outcomes import event_of
-from fanin.clients.device.progress import progress
+from fanin.clients.device.downloads import Downloader
+from fanin.clients.device.models import OpenedModel, graph_chunks
 from fanin.clients.device.serving import Serving
+from fanin.clients.device.session import events as e
+from fanin.clients.device.session import machine as s
+from fanin.clients.device.session.outcomes import event_of
+from fanin.clients.device.session.progress import progress
+from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Trainer, make_update
 from fanin.clients.transport import Transport
 from fanin.edge.codecs.fixed import CODECS
@@ -43,16 +37,26 @@ from fanin.protos.chunks import ChunkRef
 from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, NotFound
 
 MAX_DELAY_S: Final = 0.3
+"""Longest delay before an upload with a ``delay_seed``."""
 LOG = logging.getLogger("fanin.clients")
 RECHECK_S: Final = 1.0
 """Seconds between two calls of a ``may_work`` that returned False or raised."""
 WAIT_S: Final = 40.0
-"""How long a check-in hangs: under the 60 s after which common proxies cut an idle line."""
+"""Seconds that a check-in waits for work; common proxies cut an idle connection after 60 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a client works with. ``trusted`` are the publishers' public keys (hex); with ``serving`` it predicts."""
+class ClientParts:
+    """The parts of a client.
+
+    Attributes:
+        transport: The calls to the coordinator.
+        cache: The device's folder.
+        trainer: Trains on the device's examples.
+        trusted: Public keys (hex) of the publishers whose Bundles the device runs.
+        rng: Source of the session's random pauses.
+        serving: The model for ``predict``; None for a client that only trains.
+    """
 
     transport: Transport
     cache: Cache
@@ -63,16 +67,18 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """``token`` enrolls; ``max_updates`` ends ``run`` after so many accepted Updates, 0 for never.
+class ClientOptions:
+    """Options of a client.
 
-    With a ``delay_seed`` each upload waits a moment that is drawn from it, up to ``MAX_DELAY_S``: devices then
-    arrive in another order for another seed, and the Versions must be the same.
-
-    ``may_work`` is called before each step (a check-in, a download, training, an upload), on the thread of ``run``.
-    Return False to pause (for example on battery). The client then keeps its state and calls again every ``recheck_s``
-    seconds. An exception counts as False: the first one in a row is logged with its traceback, and the client keeps
-    asking.
+    Attributes:
+        token: The enrollment token.
+        max_updates: Number of accepted Updates after which ``run`` returns; 0 for no limit.
+        delay_seed: Seed of a random delay of at most ``MAX_DELAY_S`` before each upload. Another seed changes the order
+            of arrival, which must not change the Versions.
+        may_work: Called before each step (a check-in, a download, training, an upload) on the thread of ``run``.
+            Return False to pause, for example on battery. The client then keeps its state and calls again after
+            ``recheck_s``. An exception counts as False; the first of several is logged with its traceback.
+        recheck_s: Seconds between two calls of a ``may_work`` that returned False.
     """
 
     token: str
@@ -83,15 +89,14 @@ class Options:
 
 
 class Client:
-    """One device."""
+    """One device that takes part in federated training."""
 
-    def __init__(self, parts: Parts, options: Options) -> None:
+    def __init__(self, parts: ClientParts, options: ClientOptions) -> None:
         self._parts = parts
         self._options = options
         self._session = s.Session()
         self._model: OpenedModel | None = None
-        # Of one Assignment or Publication: a fetch that is tried again adds to what its first try cost.
-        self._counted_for, self._bytes_downloaded, self._bytes_resumed = "", 0, 0
+        self._downloader = Downloader(parts.transport, parts.cache, parts.trusted, parts.trainer)
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
         self._may_work_failed = False
@@ -99,7 +104,7 @@ class Client:
 
     @property
     def num_accepted(self) -> int:
-        """Updates that were accepted since this client was made."""
+        """Number of accepted Updates since this client was created."""
         return self._session.num_accepted
 
     @property
@@ -109,52 +114,60 @@ class Client:
 
     @property
     def served_version(self) -> tuple[str, int] | None:
-        """(run id, number) of the Version that ``predict`` asks; None before there is one."""
+        """(run id, number) of the Version that ``predict`` uses; None before the first one."""
         return None if self._parts.serving is None else self._parts.serving.version
 
     def predict(self, x: Inputs) -> Float32s:
-        """What the newest verified Version says to ``x`` (n, ...): logits, or values, float32; from any thread.
+        """Predict with the int8 model of the newest verified Version; may be called from any thread.
 
-        Raises NotFound before there is a Version, ValueError for inputs of another form.
+        Args:
+            x: Inputs (n, ...): those of the model, or raw ones if the Bundle has ``preprocess``.
+
+        Returns:
+            Logits or values (n, ...), float32.
+
+        Raises:
+            NotFound: There is no Version yet.
+            ValueError: The inputs have another shape or type, or this client has no ``serving``.
         """
         serving = self._parts.serving
         if serving is None:
-            raise ValueError("predict: this client was made without serving; give Parts a Serving")
+            raise ValueError("predict: this client was made without serving; give ClientParts a Serving")
         return serving.predict(x)
 
     def stop(self) -> None:
-        """Let ``run`` return after the step it is in."""
+        """Make ``run`` return after its current step."""
         self._stopping.set()
 
     def run(self) -> None:
-        """Take part until ``stop``. Raises Conflict, and nothing else, when the coordinator refuses for good."""
+        """Take part until ``stop``. Raises Conflict if the coordinator rejects this device permanently."""
         try:
             self._run()
         except BaseException as exc:
-            # An app runs this on a thread that nothing joins: it reads here why its device stopped.
+            # An app may run this on a thread that it never joins; it reads the reason here.
             self._failure = exc
             raise
 
     def _run(self) -> None:
-        todo = self._session.begin()
-        pause_s = todo.pause_s
+        step = self._session.begin()
+        pause_s = step.pause_s
         while not self._stopping.wait(pause_s):
             if not self._may_work():
                 pause_s = self._options.recheck_s
                 continue
-            if isinstance(todo.action, s.Stop):
-                raise Conflict(f"stopped: {todo.action.reason}")
-            event = self._attempt(todo.action)
-            if not isinstance(event, s.Enrolled | s.Answered | s.Refreshed | s.Fetched | s.Trained | s.Replied):
-                LOG.warning("%s: %s", type(todo.action).__name__.lower(), event.reason)
-            if isinstance(event, s.Answered) and isinstance(event.answer, m.Rejected):
+            if isinstance(step.action, e.EndSession):
+                raise Conflict(f"stopped: {step.action.reason}")
+            event = self._attempt(step.action)
+            if not isinstance(event, e.Enrolled | e.Answered | e.Refreshed | e.Fetched | e.UpdateStored | e.Replied):
+                LOG.warning("%s: %s", step.action.label, event.reason)
+            if isinstance(event, e.Answered) and isinstance(event.answer, m.Rejected):
                 LOG.warning("checkin: rejected (%s): %s", event.answer.reason.value, event.answer.text)
             line = progress(self._session, event)
             if line is not None:
                 LOG.info(line)
-            self._session, todo = self._session.step(event, self._parts.rng)
-            pause_s = todo.pause_s
-            if todo.forget:
+            self._session, step = self._session.step(event, self._parts.rng)
+            pause_s = step.pause_s
+            if step.forget:
                 self._forget_updates()
             if self._options.max_updates and self.num_accepted >= self._options.max_updates:
                 return
@@ -162,7 +175,7 @@ class Client:
     def _may_work(self) -> bool:
         try:
             may_work = bool(self._options.may_work())
-        except Exception as exc:  # the app's own code may raise anything
+        except Exception as exc:  # the app's code may raise anything
             if not self._may_work_failed:
                 LOG.exception(
                     "may_work: %s: %s; the client pauses and calls it again every %g s",
@@ -177,58 +190,58 @@ class Client:
 
     def _forget_updates(self) -> None:
         try:
-            self._parts.cache.forget_updates()
+            self._parts.cache.updates.clear()
         except OSError as exc:
-            # The next training removes them before it begins, and repeats that until it succeeds.
+            # The next training removes them before it begins, and retries until it succeeds.
             LOG.warning("updates cannot be removed (%s); the client tries again before it trains", exc)
 
-    def _attempt(self, action: s.Action) -> s.Event:
-        """Do one thing; every outcome is an event."""
+    def _attempt(self, action: e.SessionAction) -> e.SessionEvent:
+        """Carry out one action and return its outcome as an event."""
         try:
             return self._do(action)
         except (FaninError, OSError) as exc:
             event = event_of(action, exc)
-            if isinstance(event, s.Unable):
+            if isinstance(event, e.Unable):
                 self._skip(action)
             return event
         except Exception as exc:
-            # The one place for what nobody foresaw: a device that dies of it would be started again and die again,
-            # for nobody looks at it. The coordinator is told, and gives the work to another.
-            LOG.exception("%s: unexpected error", type(action).__name__.lower())
+            # The only handler of unexpected errors. A device that ends here would be restarted and end again, unseen.
+            # The coordinator receives a report and selects another device.
+            LOG.exception("%s: unexpected error", action.label)
             reason = f"unexpected error: {type(exc).__name__}: {exc}"
             self._skip(action)
-            is_work = isinstance(action, s.Refresh | s.Fetch | s.Train | s.Send)
-            return s.Unable(reason=reason) if is_work else s.Lost(reason=reason)
+            is_work = isinstance(action, e.Refresh | e.Fetch | e.Train | e.Send)
+            return e.Unable(reason=reason) if is_work else e.Lost(reason=reason)
 
-    def _skip(self, action: s.Action) -> None:
-        """A Version that does not verify is not asked for again."""
-        if isinstance(action, s.Refresh) and self._parts.serving is not None:
+    def _skip(self, action: e.SessionAction) -> None:
+        """Do not request this Version again, if it did not verify."""
+        if isinstance(action, e.Refresh) and self._parts.serving is not None:
             self._parts.serving.skip(action.publication)
 
-    def _do(self, action: s.Action) -> s.Event:
+    def _do(self, action: e.SessionAction) -> e.SessionEvent:
         transport = self._parts.transport
         match action:
-            case s.Enroll():
+            case e.Enroll():
                 transport.enroll(self._options.token)
-                return s.Enrolled()
-            case s.CheckIn():
-                return s.Answered(answer=transport.check_in(self._check_in()))
-            case s.Refresh():
+                return e.Enrolled()
+            case e.Poll():
+                return e.Answered(answer=transport.check_in(self._check_in()))
+            case e.Refresh():
                 self._fetch(action.publication)
-                return s.Refreshed()
-            case s.Fetch():
+                return e.Refreshed()
+            case e.Fetch():
                 self._fetch(action.assignment.publication)
-                return s.Fetched()
-            case s.Train():
+                return e.Fetched()
+            case e.Train():
                 self._train(action.assignment)
-                return s.Trained()
-            case s.Send():
-                return s.Replied(reply=self._send(action.assignment))
-            case s.GiveUp():
+                return e.UpdateStored()
+            case e.Send():
+                return e.Replied(reply=self._send(action.assignment))
+            case e.Abandon():
                 report = m.Report(assignment_id=action.assignment.assignment_id, failure=action.reason)
-                return s.Replied(reply=transport.report(report))
-            case s.Stop():
-                raise AssertionError("run ends at Stop")
+                return e.Replied(reply=transport.report(report))
+            case e.EndSession():
+                raise AssertionError("run ends at EndSession")
             case _:
                 assert_never(action)
 
@@ -241,81 +254,42 @@ class Client:
         return m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=WAIT_S, served=served)
 
     def _fetch(self, publication: m.Publication) -> None:
-        if self._counted_for != publication.download_id:
-            self._counted_for, self._bytes_downloaded, self._bytes_resumed = publication.download_id, 0, 0
         needed: list[ChunkRef] = []
         try:
-            self._model = self._fetch_model(publication, needed)
+            self._model = self._downloader.fetch(publication, needed)
             if self._parts.serving is not None:
                 self._parts.serving.offer(publication, self._model)
         finally:
-            # After a failure too, or Assignments that come to nothing would fill this disk. What the next try goes
-            # on with stays.
-            kept = [ref.sha256 for ref in needed]
+            # Also after a failure: otherwise failed Assignments would fill this disk. The Chunks that the next try
+            # resumes from are kept.
+            keep = [ref.sha256 for ref in needed]
             served = () if self._parts.serving is None else self._parts.serving.chunks
-            self._parts.cache.trim((*kept, *(f"{sha256}.part" for sha256 in kept), *served))
-
-    def _fetch_model(self, publication: m.Publication, needed: list[ChunkRef]) -> OpenedModel:
-        """The Publication's model, verified. ``needed`` gets the Chunks that it takes, before they are fetched."""
-        cache = self._parts.cache
-        needed += manifest_chunks(publication)
-        self._fetch_chunks(publication, "manifest", needed)
-        try:
-            bundle = open_bundle(publication, self._parts.trusted, cache.read)
-            verify_version(publication, bundle, cache.seen(publication.run_id))
-            graphs = graph_chunks(bundle, self._parts.trainer.graph_format)
-            needed += (*graphs, *publication.version.parameters.chunks)
-            self._fetch_chunks(publication, "graphs", graphs)
-            self._fetch_chunks(publication, "parameters", publication.version.parameters.chunks)
-            parameters = open_parameters(publication, bundle, cache.read)
-        except InvalidInput:
-            # The bytes on this disk may be at fault: let the next try fetch them anew.
-            cache.forget((*publication.bundle.manifest.chunks, *publication.version.parameters.chunks))
-            raise
-        # Only now: a Version that did not verify must not raise the bar for those that do.
-        cache.remember_seen(publication.run_id, publication.version.number)
-        return OpenedModel(bundle=bundle, parameters=parameters)
-
-    def _fetch_chunks(self, publication: m.Publication, what: str, refs: Iterable[ChunkRef]) -> None:
-        cache = self._parts.cache
-        missing = tuple(ref for ref in dict.fromkeys(refs) if not cache.has(ref))
-        with Fetching(self._parts.transport.download, publication.download_id, missing) as fetching:
-            for ref in missing:
-                try:
-                    self._bytes_resumed += ref.size_bytes - cache.fetch(ref, partial(self._counted, fetching, ref))
-                except InvalidInput as exc:
-                    raise InvalidInput(f"{what}: {exc}; what the coordinator serves was changed") from exc
-
-    def _counted(self, fetching: Fetching, ref: ChunkRef, offset: int) -> Iterator[bytes]:
-        for data in fetching.chunk(ref, offset):
-            # Counted as it comes: what a broken line brought was paid for too.
-            self._bytes_downloaded += len(data)
-            yield data
+            self._parts.cache.chunks.trim((*keep, *(f"{sha256}.part" for sha256 in keep), *served))
 
     def _train(self, assignment: m.Assignment) -> None:
         cache = self._parts.cache
-        if cache.update(assignment.assignment_id) is not None:
+        if cache.updates.header(assignment.assignment_id) is not None:
             return
-        cache.forget_updates()
+        cache.updates.clear()
         assert self._model is not None, "training comes after fetching"
         try:
-            outcome = self._parts.trainer.train(self._model, assignment, self._bytes_downloaded)
-            telemetry = replace(outcome.telemetry, bytes_resumed=self._bytes_resumed)
+            outcome = self._parts.trainer.train(self._model, assignment, self._downloader.num_bytes)
+            telemetry = replace(outcome.telemetry, bytes_resumed=self._downloader.num_bytes_resumed)
             outcome = replace(outcome, telemetry=telemetry)
             header, payload = make_update(assignment, self._model.bundle.manifest.table, outcome)
         except InvalidBundle:
-            # A graph was damaged on this disk since it was fetched: let the next try fetch it anew.
-            cache.forget(graph_chunks(self._model.bundle, self._parts.trainer.graph_format))
+            # A graph was damaged on this disk after its download: the next try downloads it again.
+            cache.chunks.remove_damaged(graph_chunks(self._model.bundle, self._parts.trainer.graph_format))
             raise
         except ValueError as exc:
             raise InvalidInput(f"training: {exc}") from exc
-        cache.put_update(header, payload)
+        cache.updates.put(header, payload)
 
     def _send(self, assignment: m.Assignment) -> m.UploadReply:
         cache, name = self._parts.cache, assignment.assignment_id
-        header = cache.update(name)
+        header = cache.updates.header(name)
         if header is None:
             raise NotFound(f"update of {name}: it is no longer in the cache")
         if self._delays is not None:
             self._stopping.wait(self._delays.uniform(0.0, MAX_DELAY_S))
-        return self._parts.transport.upload(header, partial(cache.read_update, name))
+        return self._parts.transport.upload(header, partial(cache.updates.read, name))

@@ -1,9 +1,9 @@
-"""A device within an app, in one call: it takes part on a thread of its own, and the app asks it.
+"""A device inside an app: ``join`` runs a client on its own thread.
 
-    with joined(home, store, may_work=is_idle_and_charged) as client:
+    with join(settings, store, may_work=is_idle_and_charged) as client:
         client.predict(x)
 
-It is put together as ``fanin join --serve`` is. Whoever wants other parts makes ``Client`` of them.
+The client has the same parts as that of ``fanin join --serve``. Build a ``Client`` yourself to choose other parts.
 """
 
 import logging
@@ -14,12 +14,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fanin.clients.data.examples import ExampleStore
-from fanin.clients.device.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
-from fanin.clients.device.client import Client, Options, Parts
+from fanin.clients.data.stores import ExampleStore
+from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.serving import Serving
+from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.device.training import RuntimeTrainer
-from fanin.clients.transport import GrpcTransport, Line
+from fanin.clients.transport import Connection, GrpcTransport
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import Conflict
 from fanin.protos.names import check_key
@@ -28,12 +28,17 @@ LOG = logging.getLogger("fanin.clients")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Home:
-    """Where a device belongs, and where it keeps what it has.
+class DeviceSettings:
+    """The coordinator and the folder of a device.
 
-    ``server`` is the coordinator's HOST:PORT, ``ca`` the certificate of its authority, ``token`` what enrolls devices
-    (asked for once), ``publisher`` the public key (hex) whose Bundles are trusted. ``folder`` is the device's own; no
-    other process may use it. ``runtime`` is one of ``RUNTIMES``, None the first that is installed.
+    Attributes:
+        server: HOST:PORT of the coordinator.
+        ca: PEM certificate of the coordinator's authority.
+        token: Enrollment token; the coordinator checks it once.
+        publisher: Public key (hex) of the publisher whose Bundles the device runs.
+        folder: The device's folder; no other process may use it.
+        runtime: One of ``RUNTIMES``; None for the first that is installed.
+        max_cache_bytes: Bytes of downloaded Chunks that are kept.
     """
 
     server: str
@@ -46,38 +51,51 @@ class Home:
 
 
 @contextmanager
-def joined(home: Home, store: ExampleStore, may_work: Callable[[], bool] = lambda: True) -> Iterator[Client]:
-    """A client that takes part while the block lasts, whenever ``may_work``; its ``predict`` is for any thread.
+def join(
+    settings: DeviceSettings, store: ExampleStore, may_work: Callable[[], bool] = lambda: True
+) -> Iterator[Client]:
+    """Take part in federated training on a background thread, until the context ends.
 
-    Leaving the block hangs up and waits until training under way has ended; an app that cannot wait may be killed at
-    any moment.
+    Leaving the context closes the connection and waits until the current training step of the client has ended. An
+    app that cannot wait may be killed at any moment.
 
-    What ends the client early (a coordinator that refuses its token) is logged as an error and kept in
-    ``client.failure``; ``predict`` still answers from the last good Version. An exception in ``may_work`` or in the
-    store is logged and does not end the client (``Options``, ``ExampleStore``).
+    A permanent failure, such as a rejected token, is logged as an error and kept in ``client.failure``. ``predict``
+    still uses the last good Version. An exception in ``may_work`` or in the store is logged and does not end the
+    client (see ``ClientOptions`` and ``ExampleStore``).
 
-    Raises RuntimeMissing, InvalidInput for a home that is none, Conflict if the folder is in use.
+    Args:
+        settings: The coordinator and the device's folder.
+        store: The device's examples; read at the start of each Round.
+        may_work: Called before each step. Return False to pause.
+
+    Yields:
+        The client; ``predict`` may be called from any thread.
+
+    Raises:
+        RuntimeMissing: No runtime is installed, or not the chosen one.
+        InvalidInput: The settings are invalid.
+        Conflict: Another process uses the folder.
     """
-    runtime = open_runtime(home.runtime)
-    check_key("publisher", home.publisher)
-    with closing(Line(home.server, home.ca)) as line, hold_folder(home.folder):
-        cache = Cache(home.folder, home.max_cache_bytes)
-        parts = Parts(
+    runtime = open_runtime(settings.runtime)
+    check_key("publisher", settings.publisher)
+    with closing(Connection(settings.server, settings.ca)) as line, hold_folder(settings.folder):
+        cache = Cache(settings.folder, settings.max_cache_bytes)
+        parts = ClientParts(
             transport=GrpcTransport(line, cache.key()),
             cache=cache,
             trainer=RuntimeTrainer(runtime, store),
-            trusted=(home.publisher,),
+            trusted=(settings.publisher,),
             rng=random.Random(),
-            serving=Serving(runtime, cache, (home.publisher,)),
+            serving=Serving(runtime, cache, (settings.publisher,)),
         )
-        client = Client(parts, Options(token=home.token, may_work=may_work))
+        client = Client(parts, ClientOptions(token=settings.token, may_work=may_work))
         thread = threading.Thread(target=_run, args=(client,), name="fanin client", daemon=True)
         thread.start()
         try:
             yield client
         finally:
             client.stop()
-            # A check-in hangs until there is work: hanging up ends it.
+            # A check-in waits until there is work; closing the connection ends it.
             line.close()
             thread.join()
 
@@ -88,5 +106,5 @@ def _run(client: Client) -> None:
     except Conflict as exc:
         LOG.error("this device takes no further part: %s", exc)
     except BaseException:
-        # A thread that ends by SystemExit says nothing, and the app's code may raise even that.
+        # A thread that ends by SystemExit prints nothing, and the app's code may raise even that.
         LOG.exception("this device takes no further part: unexpected error")

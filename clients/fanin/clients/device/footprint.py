@@ -1,13 +1,12 @@
-"""What a device's process takes in memory: what only starting needed goes back to the system. For Linux; elsewhere
-nothing happens.
+"""The memory of a device's process: pages that only the start needed go back to the system. Linux only.
 
-Libraries read more of their files into memory to start, to connect and to open graphs than they need to work: symbol
-tables, constructors, registries, a handshake. The system would drop these pages when it runs short; a phone's ends
-processes then, and the large ones first. ``give_back`` drops them at once: what is needed again comes from the page
-cache, a fault of a microsecond for some pages. A device that has connected and trained once, and did this before and
-after, takes a quarter less.
+Libraries load more pages of their files to start, to connect and to open graphs than they need afterwards: symbol
+tables, constructors, registries, a TLS handshake. The system drops such pages when memory runs short. A phone ends
+large processes instead. ``give_back`` drops the pages at once; a page that is needed again comes from the page cache,
+a fault of about a microsecond for several pages. A device that calls it before and after training uses a quarter less
+memory.
 
-It is for a process that is a device and nothing else (``fanin join``); in somebody's app the app decides.
+Use it only in a process that is nothing but a device (``fanin join``). Inside an app, the app decides.
 """
 
 import ctypes
@@ -25,17 +24,17 @@ SMAPS: Final = Path("/proc/self/smaps")
 """proc(5): a line ``start-end permissions offset device inode path`` for each mapping, then ``Key: number kB``."""
 NUM_FIELDS: Final = 6
 MADV_DONTNEED: Final = 4
-"""madvise(2), the same number on every machine."""
+"""madvise(2); the same number on every architecture."""
 M_ARENA_MAX: Final = -8
 """mallopt(3), of glibc."""
 PAUSE_S: Final = 60.0
-"""Between trainings that give back: it takes 7 ms, and on a fast line a Round takes some tens."""
+"""Seconds between two trainings that give back memory. It takes 7 ms; a Round on a fast link takes some tens of ms."""
 
 
 class SparingTrainer:
-    """A Trainer that gives back what connecting took before it begins, and what training took when it has ended.
+    """A Trainer that gives back the memory of connecting before training, and that of training afterwards.
 
-    The two then never add up, and a device that waits for its next Round is small.
+    So the two never add up, and a waiting device is small.
     """
 
     def __init__(
@@ -56,11 +55,11 @@ class SparingTrainer:
 
     @property
     def graph_format(self) -> str:
-        """The format of the graphs that it needs."""
+        """The format of the graphs that the trainer runs."""
         return self._trainer.graph_format
 
     def train(self, model: OpenedModel, assignment: Assignment, bytes_downloaded: int) -> TrainingOutcome:
-        """What the other Trainer does."""
+        """See Trainer."""
         if self._now() < self._due_s:
             return self._trainer.train(model, assignment, bytes_downloaded)
         self._spare()
@@ -72,9 +71,9 @@ class SparingTrainer:
 
 
 def share_one_heap() -> None:
-    """Let all threads allocate from one heap: gRPC has half a dozen that wait, and each would begin its own.
+    """Let all threads allocate from one heap. gRPC has half a dozen idle threads that would each have their own.
 
-    To be called before they start.
+    Call it before the threads start.
     """
     libc = _libc()
     if libc is not None and hasattr(libc, "mallopt"):
@@ -82,31 +81,30 @@ def share_one_heap() -> None:
 
 
 def give_back() -> None:
-    """Drop from this process's memory what its files still hold, and free memory at the heap's end.
+    """Drop unchanged pages of mapped files from memory, and free memory at the heap's end.
 
-    To be called while no other thread loads a library: half mapped it looks unchanged.
+    Call it while no other thread loads a library: a half-mapped library looks unchanged.
     """
     libc = _libc()
     if libc is None:
         return
     try:
-        # Line by line: all of it at once is a megabyte.
+        # Line by line: the whole file takes a megabyte.
         with SMAPS.open() as lines:
             for start, end in unchanged(lines):
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)
     except OSError:
-        # A system that does not show a process its own mappings: the pages stay, as they would without us.
+        # The system hides the mappings of a process; the pages stay in memory.
         pass
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 
 def unchanged(lines: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """(start, end) of the mappings in ``smaps`` that hold what a file holds, and nothing else.
+    """Yield (start, end) of the mappings in ``smaps`` whose pages equal their file.
 
-    These are the private mappings of files that nobody may write to and of which no page was ever changed, be the
-    change in memory or swapped out. The second matters: what the loader has relocated is made read-only after it was
-    written, and would be lost.
+    These are private, read-only mappings of files without a changed page, in memory or swapped out. Changed pages
+    matter: the loader makes relocated pages read-only after it has written them, and they would be lost.
     """
     place: tuple[int, int] | None = None
     is_changed = True

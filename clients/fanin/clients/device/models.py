@@ -1,7 +1,10 @@
-"""Getting a model onto a device: which Chunks a Publication needs, and opening them verified.
+"""The verification of a downloaded model: which Chunks a Publication needs, and how they are opened.
 
-The order is the point: the manifest is verified before a graph is fetched for it, the Version before its
-parameters are, and the parameters before anything is computed with them.
+The order is the security property:
+
+1. The manifest is verified before a graph is downloaded.
+2. The Version is verified before its parameters are downloaded.
+3. The parameters are verified before they are used.
 """
 
 from collections.abc import Callable, Collection
@@ -24,7 +27,7 @@ class OpenedModel:
 
 
 def manifest_chunks(publication: Publication) -> tuple[ChunkRef, ...]:
-    """The Chunks to fetch first. Raises InvalidBundle for a manifest that is too large."""
+    """Return the Chunks of the manifest, which are downloaded first. Raises InvalidBundle if it is too large."""
     manifest = publication.bundle.manifest
     if manifest.size_bytes > MAX_MANIFEST_BYTES:
         raise InvalidBundle(
@@ -34,7 +37,7 @@ def manifest_chunks(publication: Publication) -> tuple[ChunkRef, ...]:
 
 
 def open_bundle(publication: Publication, trusted: Collection[str], read: Callable[[str], bytes]) -> Bundle:
-    """The Publication's Bundle, its manifest verified. Raises InvalidBundle."""
+    """Open the Publication's Bundle and verify its manifest. Raises InvalidBundle."""
     ref = publication.bundle
     try:
         data = assemble("manifest", ref.manifest, read)
@@ -45,13 +48,22 @@ def open_bundle(publication: Publication, trusted: Collection[str], read: Callab
 
 
 def graph_chunks(bundle: Bundle, graph_format: str) -> tuple[ChunkRef, ...]:
-    """The Chunks of all graphs in one format."""
+    """Return the Chunks of all graphs in one format."""
     names = {signature.graphs.get(graph_format, "") for signature in bundle.manifest.signatures.values()} - {""}
     return tuple(ref for name in sorted(names) for ref in bundle.manifest.artifacts[name].chunks)
 
 
 def verify_version(publication: Publication, bundle: Bundle, seen: int) -> None:
-    """Check the Publication's Version before its parameters are fetched. Raises InvalidVersion."""
+    """Verify the Publication's Version before its parameters are downloaded.
+
+    Args:
+        publication: Names the Version.
+        bundle: Its verified Bundle.
+        seen: The highest Version number that this device has verified in the Run.
+
+    Raises:
+        InvalidVersion: A signature or a number is wrong, or the parameters have the wrong size.
+    """
     version, table = publication.version, bundle.manifest.table
     check_version(
         version,
@@ -60,17 +72,17 @@ def verify_version(publication: Publication, bundle: Bundle, seen: int) -> None:
         publisher=bundle.signed.public_key,
         seen=seen,
     )
-    # The signature covers the digest only: whoever altered the list of Chunks could fill this disk with them.
-    got, expected = version.parameters.size_bytes, len(table.header()) + 4 * table.num_values
-    if got != expected:
+    # The signature covers only the digest. An attacker who changed the list of Chunks could fill this disk.
+    size_bytes, expected_bytes = version.parameters.size_bytes, len(table.header()) + 4 * table.num_values
+    if size_bytes != expected_bytes:
         raise InvalidVersion(
-            f"version {version.number} of run {version.run_id}: got parameters of {got} bytes, "
-            f"expected {expected} by the bundle's manifest"
+            f"version {version.number} of run {version.run_id}: got parameters of {size_bytes} bytes, "
+            f"expected {expected_bytes} by the bundle's manifest"
         )
 
 
 def open_parameters(publication: Publication, bundle: Bundle, read: Callable[[str], bytes]) -> Float32s:
-    """The Version's parameters (num_values,), verified. Raises InvalidVersion."""
+    """Return the Version's parameters (num_values,), verified. Raises InvalidVersion."""
     what = f"version {publication.version.number} of run {publication.run_id}"
     try:
         table, flat = decode_parameters(assemble(what, publication.version.parameters, read))

@@ -1,15 +1,15 @@
-"""Serving: the newest verified Version as an int8 model, swapped while the app goes on asking.
+"""Serving: the newest verified Version as an int8 model, swapped while the app keeps predicting.
 
-An app calls ``predict`` from any thread; the client offers a model whenever it has verified one. What is offered
-takes the place of what is served only when
+An app calls ``predict`` from any thread. The client offers each model that it has verified. An offered model replaces
+the served one only if all checks pass:
 
-1. its Version is of another Run or of a higher number than the one that is served;
-2. the runtime opens its ``infer`` graph with the Version's slots, and ``preprocess`` where there is one;
-3. it says finite numbers to a probe;
-4. the record that names it is on disk, so that a restart serves it again.
+1. Its Version is of another Run, or has a higher number than the served one.
+2. The runtime opens its ``infer`` graph with the Version's slots, and ``preprocess`` if the Bundle has one.
+3. It returns finite numbers for a probe.
+4. The record that names it is on disk, so that a restart serves it again.
 
-Until then, and if any of it fails, the last good Version goes on being served. The swap is one assignment of one
-reference: a call that is under way ends on the model that it began with.
+Otherwise the last good Version stays in service. The swap is one assignment of one reference, so a call in progress
+ends on the model with which it started.
 """
 
 import logging
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fanin.clients.device.cache import Cache
 from fanin.clients.device.models import (
     OpenedModel,
     graph_chunks,
@@ -28,6 +27,7 @@ from fanin.clients.device.models import (
     open_parameters,
     verify_version,
 )
+from fanin.clients.device.storage.cache import Cache
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import Inputs, Predict, Preprocess, Runtime
 from fanin.edge.runtimes.models import model_inputs, open_preprocess
@@ -40,20 +40,20 @@ LOG = logging.getLogger("fanin.clients")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What is served: the Publication that brought it, and the open model."""
+    """The served model: its Publication and its open graph."""
 
     publication: Publication
     predict: Predict
     bundle: Bundle
     preprocess: Preprocess | None
     lock: threading.Lock
-    """A runtime's graph is one set of buffers: one call at a time."""
+    """Allows one call at a time: a runtime's graph has one set of buffers."""
     chunks: tuple[str, ...]
     """The digests of the Chunks that a restart needs."""
 
 
 class Serving:
-    """The model that an app asks, over a runtime and a device's cache."""
+    """The model for an app's predictions, over a runtime and a device's cache."""
 
     def __init__(self, runtime: Runtime, cache: Cache, trusted: Collection[str]) -> None:
         self._runtime = runtime
@@ -64,13 +64,13 @@ class Serving:
 
     @property
     def version(self) -> tuple[str, int] | None:
-        """(run id, number) of the Version that is served; None before there is one."""
+        """(run id, number) of the served Version; None before the first one."""
         served = self._served
         return None if served is None else (served.publication.run_id, served.publication.version.number)
 
     @property
     def latest(self) -> ServedVersion:
-        """The Version that was offered last, served or refused: the coordinator names none but newer ones."""
+        """The Version that was offered last, served or rejected; the coordinator names only newer ones."""
         return self._latest
 
     @property
@@ -80,9 +80,17 @@ class Serving:
         return () if served is None else served.chunks
 
     def predict(self, x: Inputs) -> Float32s:
-        """What the served Version says to ``x`` (n, ...), raw inputs or the model's own: logits, or values, float32.
+        """Predict with the served Version.
 
-        Raises NotFound before there is a Version, ValueError for inputs of another form.
+        Args:
+            x: Inputs (n, ...) of the model or of ``preprocess``.
+
+        Returns:
+            Logits or values (n, ...), float32.
+
+        Raises:
+            NotFound: There is no Version yet.
+            ValueError: The inputs have another shape or type.
         """
         served = self._served
         if served is None:
@@ -91,10 +99,7 @@ class Serving:
             return served.predict(model_inputs(served.bundle, x, served.preprocess))
 
     def offer(self, publication: Publication, model: OpenedModel) -> bool:
-        """Serve this verified model from now on, if it is newer and good (the module's checklist).
-
-        Returns whether it is the one that is served.
-        """
+        """Serve this verified model if it passes the module's checks. Returns whether it is served now."""
         served = self._served
         self.skip(publication)
         # (1)
@@ -104,26 +109,26 @@ class Serving:
                 return number == mine
         try:
             # (2) and (3)
-            following = self._open(publication, model)
+            candidate = self._open(publication, model)
             # (4)
-            self._cache.put_served(publication)
+            self._cache.records.put_served(publication)
         except (FaninError, ValueError) as exc:
             version = publication.version
             LOG.warning("serving: version %d of run %s is not served (%s)", version.number, version.run_id, exc)
             return False
-        self._served = following
+        self._served = candidate
         return True
 
     def skip(self, publication: Publication) -> None:
-        """Do not ask for this Version again in this process; one that does not verify is not offered."""
+        """Do not request this Version again in this process, for example because it does not verify."""
         number, latest = publication.version.number, self._latest
         if latest.run_id != publication.run_id or latest.number < number:
             self._latest = ServedVersion(run_id=publication.run_id, number=number)
 
     def _open(self, publication: Publication, model: OpenedModel) -> Served:
         predict = self._runtime.open_predict(model.bundle, model.parameters)
-        said = predict(probe_of(model.bundle))
-        if not np.isfinite(said).all():
+        outputs = predict(probe_of(model.bundle))
+        if not np.isfinite(outputs).all():
             raise InvalidVersion(
                 f"version {publication.version.number} of run {publication.run_id}: its int8 model says NaN or "
                 "infinity to an input of zeros, expected finite numbers"
@@ -143,15 +148,15 @@ class Serving:
         return tuple(ref.sha256 for ref in refs)
 
     def _restore(self, trusted: Collection[str]) -> None:
-        """Serve what was served before this process; a record that does not verify any more is only told."""
-        publication = self._cache.served()
+        """Serve the model of the previous process; log a record that no longer verifies."""
+        publication = self._cache.records.served()
         if publication is None:
             return
         try:
-            bundle = open_bundle(publication, trusted, self._cache.read)
-            # Its number may be lower than the highest seen: it is the last that was good.
+            bundle = open_bundle(publication, trusted, self._cache.chunks.read)
+            # The last good Version may have a lower number than the highest verified one.
             verify_version(publication, bundle, -1)
-            parameters = open_parameters(publication, bundle, self._cache.read)
+            parameters = open_parameters(publication, bundle, self._cache.chunks.read)
             self._served = self._open(publication, OpenedModel(bundle=bundle, parameters=parameters))
             self.skip(publication)
         except (FaninError, ValueError) as exc:
@@ -159,7 +164,7 @@ class Serving:
 
 
 def probe_of(bundle: Bundle) -> Inputs:
-    """One input of zeros for a Bundle's ``infer`` graph."""
+    """Return one input of zeros for a Bundle's ``infer`` graph."""
     (port,) = bundle.manifest.signatures["infer"].inputs
     shape = (1, *port.shape[1:])
     return np.zeros(shape, np.int32) if port.dtype == "int32" else np.zeros(shape, np.float32)

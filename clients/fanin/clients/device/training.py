@@ -1,14 +1,16 @@
-"""Training on a device: local SGD on its own examples, and the int8 model's validation.
+"""Training on a device: local SGD on its own examples, and the validation of the int8 model.
 
-FedAvg's client (McMahan et al. 2017, arXiv 1602.05629, algorithm 1, ClientUpdate): some epochs over the local
-examples in batches, in an order that is drawn anew each epoch. The batch size is the Bundle's. The seed comes
-from (seed, partition, round), so a device that begins again after a crash ends in the same bits.
+The trainer runs FedAvg's ClientUpdate: some epochs over the local examples, in batches of the Bundle's size, in a new
+random order each epoch. The seed is (seed, partition, round), so a repeated training after a crash is bit-identical.
 
-The example store is read once at the start of each Round, so a Round uses one state of data that may grow. Examples
-that are raw become the model's inputs by the Bundle's ``preprocess``, once for each Bundle and ``Examples`` object.
+The example store is read once at the start of each Round, so a Round uses one state of data that may grow. The Bundle's
+``preprocess`` converts raw examples once for each Bundle and ``Examples`` object.
 
-Before it trains, a device evaluates the Version that it was given on its validation part: in float, and as the
-int8 model that it would serve; what it tells are sums over examples, never examples.
+Before it trains, a device evaluates the Version on its validation part, in float and in int8. It reports sums over
+examples, never examples.
+
+Reference:
+    McMahan et al. 2017, arXiv 1602.05629, algorithm 1.
 """
 
 import time
@@ -17,7 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fanin.clients.data.examples import Examples, ExampleStore, MemoryStore, batches, batches_in_order, snapshot
+from fanin.clients.data.batching import batches, batches_in_order
+from fanin.clients.data.examples import Examples
+from fanin.clients.data.stores import ExampleStore, MemoryStore, snapshot
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import TrainingOutcome
 from fanin.edge.bundles.bundle import Bundle
@@ -31,7 +35,7 @@ from fanin.protos.release import __version__
 
 
 class RuntimeTrainer:
-    """The Trainer over a runtime and a device's examples."""
+    """A Trainer over a runtime and an example store."""
 
     def __init__(self, runtime: Runtime, store: ExampleStore) -> None:
         self._runtime = runtime
@@ -49,9 +53,11 @@ class RuntimeTrainer:
         return self._runtime.graph_format
 
     def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
-        """Validate the Version, then run local SGD from it.
+        """Validate the Version, then run local SGD from it. See Trainer.
 
-        Raises ValueError when it diverged or examples do not fit the model, InvalidInput if the store cannot be read.
+        Raises:
+            ValueError: Training diverged, or the examples do not fit the model.
+            InvalidInput: The store cannot be read.
         """
         started_s = time.monotonic()
         examples = self._examples(model.bundle)
@@ -88,10 +94,10 @@ class RuntimeTrainer:
         return TrainingOutcome(change=_change(state.parameters, model.parameters), counts=counts, telemetry=telemetry)
 
     def _examples(self, bundle: Bundle) -> MemoryStore:
-        """Return what the store holds now, as the Bundle's model takes it."""
+        """Return the store's current examples as inputs of the Bundle's model."""
         now = snapshot(self._store)
         parts = {"training": now.train, "validation": now.validation}
-        # What is not asked for again is freed before anything new takes its place.
+        # Free the outdated parts before new ones are allocated.
         self._mapped = {name: self._mapped[name] for name in parts if self._is_mapped(bundle, name, parts[name])}
         if len(self._mapped) < len(parts):
             preprocess = open_preprocess(self._runtime, bundle)
@@ -109,21 +115,21 @@ class RuntimeTrainer:
         return mapped is not None and mapped.bundle_sha256 == bundle.sha256 and mapped.source() is source
 
     def _evaluate(self, model: OpenedModel, validation: Examples) -> dict[str, int]:
-        found = measure(
+        measured = measure(
             self._runtime,
             model.bundle,
             model.parameters,
             batches_in_order(validation, model.bundle.manifest.batch_size),
         )
-        return counts_of(found, model.bundle.manifest.num_classes)
+        return counts_of(measured, model.bundle.manifest.num_classes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mapped:
-    """A part of the store as the model of one Bundle takes it.
+    """A part of the store, converted for the model of one Bundle.
 
-    ``source`` does not keep the part in memory: a store that has replaced it has freed it. ``examples`` is None where
-    the part is what the model takes already.
+    ``source`` is weak, so a part that the store has replaced is freed. ``examples`` is None if the part needs no
+    conversion.
     """
 
     bundle_sha256: str
@@ -131,7 +137,7 @@ class _Mapped:
     examples: Examples | None
 
     def of(self, source: Examples) -> Examples:
-        """The examples of this source, for the model."""
+        """Return the examples of this source for the model."""
         return source if self.examples is None else self.examples
 
 
@@ -148,5 +154,5 @@ def _mapped(part: str, bundle: Bundle, examples: Examples, preprocess: Preproces
 
 
 def _change(after: Float32s, before: Float32s) -> Float32s:
-    """What training changed; exact in float64, rounded once."""
+    """Return the change of the parameters: computed in float64, rounded once to float32."""
     return (after.astype(np.float64) - before).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The seam for training, and from what it changed to an Update: on the grid, described, cut into Chunks."""
+"""The Protocol ``Trainer``, and the encoding of its outcome as an Update on the Round's grid."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +14,18 @@ from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
 
 ROUNDING_STREAM: Final = 0x726E6464
-"""Keeps the generator that rounds an update apart from those that training draws from."""
+"""Separates the generator that rounds an Update from those of the training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOutcome:
-    """What a device found: the change of the parameters (num_values,), statistics, telemetry."""
+    """The result of training.
+
+    Attributes:
+        change: Change of the parameters (num_values,).
+        counts: Statistics: integer sums over examples.
+        telemetry: Runtime, times and traffic.
+    """
 
     change: Float32s
     counts: Mapping[str, int]
@@ -27,7 +33,7 @@ class TrainingOutcome:
 
 
 class Trainer(Protocol):
-    """Turns an Assignment into what an Update is made of."""
+    """Trains a model on a device's examples."""
 
     @property
     def runtime(self) -> str:
@@ -36,18 +42,38 @@ class Trainer(Protocol):
 
     @property
     def graph_format(self) -> str:
-        """The format of the graphs that it needs."""
+        """The format of the graphs that the trainer runs."""
         ...
 
     def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
-        """Train. Raises ValueError when it diverged, InvalidInput for a graph or data that do not fit."""
+        """Train for one Round.
+
+        Args:
+            model: The Bundle and the parameters to start from.
+            assignment: Epochs, learning rate and seed.
+            bytes_downloaded: Traffic of this Assignment, for the telemetry.
+
+        Raises:
+            ValueError: Training diverged.
+            InvalidInput: The graph or the examples do not fit the model.
+        """
         ...
 
 
 def make_update(assignment: m.Assignment, table: TensorTable, outcome: TrainingOutcome) -> tuple[m.UpdateHeader, bytes]:
-    """The Update for an Assignment: its header and its payload.
+    """Encode the outcome of a training as an Update.
 
-    Raises InvalidUpdate for an unknown codec, ValueError for a change that is not finite.
+    Args:
+        assignment: Names the codec and the grid.
+        table: Names and shapes of the parameters.
+        outcome: The result of training.
+
+    Returns:
+        The Update's header and payload.
+
+    Raises:
+        InvalidUpdate: The codec is unknown.
+        ValueError: The change is not finite.
     """
     codec = codec_named(assignment.codec.name)
     rng = _rounding(assignment, outcome.change) if codec.is_stochastic else np.random.default_rng(0)
@@ -69,10 +95,10 @@ def make_update(assignment: m.Assignment, table: TensorTable, outcome: TrainingO
 
 
 def _rounding(assignment: m.Assignment, change: Float32s) -> np.random.Generator:
-    """What rounds this change: the same if it is made again.
+    """Return the generator that rounds this change; it is the same for a repeated training.
 
-    The change itself is part of the seed, where other choices take the partition: devices that round alike would
-    add up their errors, and many a device has no partition but the default.
+    Its seed contains the change instead of the partition. Devices with equal seeds would add up their rounding errors,
+    and many devices use the default partition.
     """
     digest = int(sha256_hex(change.astype("<f4", copy=False).tobytes()), 16)
     seeds = np.random.SeedSequence((ROUNDING_STREAM, assignment.training.seed, assignment.round, digest))

@@ -1,32 +1,37 @@
 """Public fakes of devices, on a virtual clock.
 
-``LoopbackTransport`` puts a device in front of anything that has the coordinator's methods (``Fleet``), without
-a network; ``VirtualDevice`` drives the production session over it; ``run_virtual`` runs an event loop whose clock
-jumps to the next timer, so a Round with a ten-minute deadline takes milliseconds. A ``Member`` is such a device with
-``Habits``: slow, cut off, lying, gone and back, each drawn from a seed. ``fanin.simulation`` puts the production
-coordinator behind them.
+Reading order:
 
-``SyntheticTrainer`` and ``synthetic_bundle`` stand in for a runtime and a model in tests of all but training.
+- ``clock``: ``run_virtual``, an event loop whose clock jumps to the next timer, so a long deadline costs no time
+- ``loopback``: ``Fleet``, the methods of a coordinator, and ``LoopbackTransport``, a device's calls without a network
+- ``device``: ``VirtualDevice``, the production session over that transport
+- ``habits``: ``Habits``, the fault model of a device, drawn from a seed
+- ``unreliable``, ``interruptible``: coordinators whose calls break
+- ``member``: ``Member``, a device with habits that leaves and returns
+- ``synthetic``: a trainer and a Bundle for tests of everything but training
+
+``fanin.simulation`` combines them with the production coordinator.
 """
 
 from fanin.clients.testing.clock import VirtualTimeLoop, run_virtual
 from fanin.clients.testing.device import VirtualDevice
 from fanin.clients.testing.habits import Habits, Lie
-from fanin.clients.testing.line import Served, UnreliableLine
+from fanin.clients.testing.interruptible import InterruptibleFleet
 from fanin.clients.testing.loopback import Fleet, LoopbackTransport
 from fanin.clients.testing.member import Member, Surroundings, take_part
 from fanin.clients.testing.synthetic import SyntheticTrainer, synthetic_bundle
+from fanin.clients.testing.unreliable import UnreliableFleet
 
 __all__ = [
     "Fleet",
     "Habits",
+    "InterruptibleFleet",
     "Lie",
     "LoopbackTransport",
     "Member",
-    "Served",
     "Surroundings",
     "SyntheticTrainer",
-    "UnreliableLine",
+    "UnreliableFleet",
     "VirtualDevice",
     "VirtualTimeLoop",
     "run_virtual",

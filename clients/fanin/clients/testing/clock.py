@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stands still while there is work and jumps to the next timer when there is none.
+    """An event loop whose clock jumps to the next timer when there is no work, and does not advance otherwise.
 
-    Nothing in it may wait for a thread or a socket: such waiting has no place on a virtual clock.
+    No task may wait for a thread or a socket: a virtual clock cannot measure that time.
     """
 
     def __init__(self) -> None:
@@ -19,25 +19,25 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(_JumpingSelector(self.jump))
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Return the virtual seconds since the loop was created."""
         return self._now_s
 
     def jump(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self._now_s += seconds
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """A selector that never waits: it lets virtual time pass instead."""
+    """A selector that advances virtual time instead of waiting."""
 
     def __init__(self, jump: Callable[[float], None]) -> None:
         super().__init__()
         self._jump = jump
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready now."""
+        """Advance the clock by ``timeout``, then return the ready events."""
         if timeout is None:
-            raise RuntimeError("virtual time: every task waits for something that no timer will bring")
+            raise RuntimeError("virtual time: every task waits, and no timer is set that could wake one")
         self._jump(max(timeout, 0.0))
         return super().select(0)
 

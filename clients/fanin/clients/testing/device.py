@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
-from fanin.clients.device import session as s
 from fanin.clients.device.models import (
     OpenedModel,
     graph_chunks,
@@ -14,7 +13,9 @@ from fanin.clients.device.models import (
     open_parameters,
     verify_version,
 )
-from fanin.clients.device.outcomes import event_of
+from fanin.clients.device.session import events as e
+from fanin.clients.device.session import machine as s
+from fanin.clients.device.session.outcomes import event_of
 from fanin.clients.device.updates import Trainer, make_update
 from fanin.clients.testing.loopback import LoopbackTransport
 from fanin.edge.codecs.fixed import CODECS
@@ -24,10 +25,10 @@ from fanin.protos.errors import Conflict, FaninError, InvalidInput
 
 
 class VirtualDevice:
-    """A device on the event loop's clock: the production session, an in-memory cache, a Trainer.
+    """A device on the event loop's clock: the production session, an in-memory cache and a Trainer.
 
-    ``work_s`` draws how long training takes; ``trusted`` are the publishers' keys. The cache holds the Chunks of the
-    newest Assignment and no others, so its size does not grow with the Rounds.
+    ``work_s`` draws the seconds that a training takes. ``trusted`` are the publishers' public keys. The cache holds
+    only the Chunks of the newest Assignment, so its size does not grow with the Rounds.
     """
 
     def __init__(
@@ -51,15 +52,15 @@ class VirtualDevice:
         self.session = s.Session()
 
     async def run(self) -> None:
-        """Take part until cancelled. Raises Conflict when the coordinator refuses for good."""
-        todo = self.session.begin()
+        """Take part until cancelled. Raises Conflict if the coordinator rejects this device permanently."""
+        step = self.session.begin()
         while True:
-            await asyncio.sleep(todo.pause_s)
-            if isinstance(todo.action, s.Stop):
-                raise Conflict(f"stopped: {todo.action.reason}")
-            event = await self._attempt(todo.action)
-            self.session, todo = self.session.step(event, self._rng)
-            if todo.forget:
+            await asyncio.sleep(step.pause_s)
+            if isinstance(step.action, e.EndSession):
+                raise Conflict(f"stopped: {step.action.reason}")
+            event = await self._attempt(step.action)
+            self.session, step = self.session.step(event, self._rng)
+            if step.forget:
                 self._update = None
 
     @property
@@ -68,43 +69,43 @@ class VirtualDevice:
         return frozenset(self._chunks)
 
     def restart(self) -> None:
-        """As after a kill: what is left is the cache, with the Chunks and the Update if there is one."""
+        """Simulate a kill: only the cache survives, with its Chunks and its Update."""
         self.session, self._model = s.Session(num_accepted=self.session.num_accepted), None
 
-    async def _attempt(self, action: s.Action) -> s.Event:
+    async def _attempt(self, action: e.SessionAction) -> e.SessionEvent:
         try:
             return await self._do(action)
         except FaninError as exc:
             return event_of(action, exc)
 
-    async def _do(self, action: s.Action) -> s.Event:
+    async def _do(self, action: e.SessionAction) -> e.SessionEvent:
         match action:
-            case s.Enroll():
-                return s.Enrolled()
-            case s.CheckIn():
-                can = m.Capabilities(
+            case e.Enroll():
+                return e.Enrolled()
+            case e.Poll():
+                capabilities = m.Capabilities(
                     codecs=tuple(CODECS),
                     runtimes=(self._trainer.runtime,),
                     graph_formats=(self._trainer.graph_format,),
                 )
-                check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=can, wait_s=40.0)
-                return s.Answered(answer=await self._line.check_in(check_in))
-            case s.Refresh():
+                check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=40.0)
+                return e.Answered(answer=await self._line.check_in(check_in))
+            case e.Refresh():
                 raise AssertionError("only a device that serves is offered a newer version")
-            case s.Fetch():
+            case e.Fetch():
                 await self._fetch(action.assignment)
-                return s.Fetched()
-            case s.Train():
+                return e.Fetched()
+            case e.Train():
                 await self._train(action.assignment)
-                return s.Trained()
-            case s.Send():
+                return e.UpdateStored()
+            case e.Send():
                 assert self._update is not None, "sending comes after training"
-                return s.Replied(reply=await self._line.upload(*self._update))
-            case s.GiveUp():
+                return e.Replied(reply=await self._line.upload(*self._update))
+            case e.Abandon():
                 report = m.Report(assignment_id=action.assignment.assignment_id, failure=action.reason)
-                return s.Replied(reply=await self._line.report(report))
-            case s.Stop():
-                raise AssertionError("run ends at Stop")
+                return e.Replied(reply=await self._line.report(report))
+            case e.EndSession():
+                raise AssertionError("run ends at EndSession")
             case _:
                 assert_never(action)
 
@@ -115,8 +116,8 @@ class VirtualDevice:
             self._model = await self._fetch_model(assignment, needed)
         finally:
             # After a failure too: the next try continues with what it needs, and the rest must not pile up.
-            kept = {ref.sha256 for ref in needed}
-            self._chunks = {name: data for name, data in self._chunks.items() if name in kept}
+            keep = {ref.sha256 for ref in needed}
+            self._chunks = {name: data for name, data in self._chunks.items() if name in keep}
 
     async def _fetch_model(self, assignment: m.Assignment, needed: list[ChunkRef]) -> OpenedModel:
         """Return the Assignment's model, verified; ``needed`` receives its Chunks before they are downloaded."""

@@ -1,7 +1,7 @@
-"""What devices do that no coordinator may count on: be slow, break off, lie, leave, come back. Each drawn from a seed.
+"""Fault model of a simulated device: slow training, broken calls, false Updates, absence. Each is drawn from a seed.
 
-A lie is a call that the coordinator has to refuse, or must not count twice. A device whose values are wrong and within
-their range is none: nothing tells it from one with other data.
+A false Update (a lie) is one that the coordinator must reject, or must not count twice. Wrong values within their range
+are no lie, because nothing distinguishes them from the values of other data.
 """
 
 import math
@@ -15,7 +15,7 @@ from fanin.protos.messages import EXAMPLES, MAX_CODEC_SHIFT, Piece, Statistics, 
 
 
 class Lie(Enum):
-    """What an Update claims that is not so."""
+    """The false claim of an Update."""
 
     DIGEST = "other bytes than were announced"
     RANGE = "values beyond the range of the codec"
@@ -27,14 +27,21 @@ class Lie(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """How one device behaves; shares are from 0 to 1, pairs the ends of what is drawn evenly, times in seconds.
+    """The behaviour of one device.
 
-    Training takes ``work_s``, and in a share ``slow`` of all cases ``slow_times`` as long. Each piece of an upload
-    takes up to ``piece_s``. A share ``cut`` of all calls breaks: before it begins, in the middle, or when all is done
-    and only the answer is missing. A share ``lie`` of all uploads is one of ``lies`` instead.
+    Pairs are the bounds of a uniform distribution. Shares are probabilities from 0 to 1.
 
-    The device stays for ``stay_s`` on average, then is gone at whatever moment that is, with all but its cache. It
-    comes back after ``away_s``, or, a share ``lost`` of all times, never.
+    Attributes:
+        work_s: Seconds that one training takes.
+        slow: Share of trainings that take ``slow_times`` as long.
+        slow_times: Factor of a slow training.
+        piece_s: Most seconds that one piece of an upload takes.
+        cut: Share of calls that break: before the call, in the middle, or when only the reply is missing.
+        lie: Share of uploads that are false.
+        lies: Kinds of false Updates.
+        stay_s: Mean seconds until the device leaves, at any moment, with the loss of everything but its cache.
+        away_s: Seconds until it returns.
+        lost: Share of departures from which it never returns.
     """
 
     work_s: tuple[float, float] = (1.0, 100.0)
@@ -65,43 +72,43 @@ class Habits:
             raise ValueError("habits: got a share of lies and no lie to tell")
 
     def work(self, rng: random.Random) -> float:
-        """How long one training takes."""
+        """Draw the seconds that one training takes."""
         times = self.slow_times if rng.random() < self.slow else 1.0
         return rng.uniform(*self.work_s) * times
 
     def stay(self, rng: random.Random) -> float | None:
-        """How long the device stays; None: for good."""
+        """Draw the seconds until the device leaves; None if it never does."""
         return None if math.isinf(self.stay_s) else rng.expovariate(1.0 / self.stay_s)
 
     def away(self, rng: random.Random) -> float | None:
-        """How long it is gone; None: for good."""
+        """Draw the seconds until the device returns; None if it never does."""
         return None if rng.random() < self.lost else rng.uniform(*self.away_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """An Update as it is sent: the header, and what becomes of each piece on the way."""
+class FalseUpdate:
+    """An Update as it is sent: its header, and a function that replaces each piece."""
 
     header: UpdateHeader
     piece: Callable[[Piece], Piece] = lambda piece: piece
 
 
-def tell(lie: Lie, header: UpdateHeader, earlier: UpdateHeader | None, foreign_id: str) -> Said:
-    """An Update with a lie. Where there is no ``earlier`` one or no ``foreign_id`` yet, it claims another Round."""
+def falsify(lie: Lie, header: UpdateHeader, earlier: UpdateHeader | None, foreign_id: str) -> FalseUpdate:
+    """Return a false Update. Without an ``earlier`` Update or a ``foreign_id``, it claims another Round."""
     match lie:
         case Lie.DIGEST:
-            return Said(header=header, piece=_other_bytes)
+            return FalseUpdate(header=header, piece=_other_bytes)
         case Lie.RANGE:
-            return Said(header=replace(header, shifts=(MAX_CODEC_SHIFT + 1,) * len(header.shifts)))
+            return FalseUpdate(header=replace(header, shifts=(MAX_CODEC_SHIFT + 1,) * len(header.shifts)))
         case Lie.COUNT:
             counts = {**header.statistics.counts, EXAMPLES: -1}
-            return Said(header=replace(header, statistics=Statistics(counts=MappingProxyType(counts))))
+            return FalseUpdate(header=replace(header, statistics=Statistics(counts=MappingProxyType(counts))))
         case Lie.FOREIGN if foreign_id:
-            return Said(header=replace(header, assignment_id=foreign_id))
+            return FalseUpdate(header=replace(header, assignment_id=foreign_id))
         case Lie.REPLAY if earlier is not None:
-            return Said(header=earlier)
+            return FalseUpdate(header=earlier)
         case _:
-            return Said(header=replace(header, round=header.round + 1))
+            return FalseUpdate(header=replace(header, round=header.round + 1))
 
 
 def _other_bytes(piece: Piece) -> Piece:

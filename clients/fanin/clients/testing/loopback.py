@@ -1,4 +1,4 @@
-"""A device's line to a coordinator in the same process."""
+"""The calls of a device to a coordinator in the same process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,51 +12,48 @@ PIECE_BYTES: Final = 4096
 
 
 class Fleet(Protocol):
-    """What a coordinator does for devices; ``fanin.server.fleet.coordinator.Coordinator`` is one."""
+    """The methods of a coordinator for devices. ``fanin.server.fleet.coordinator.Coordinator`` implements them."""
 
     async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
-        """Answer with work, or when to come back."""
+        """Answer a check-in with an Assignment or a retry window."""
         ...
 
     def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
-        """A Chunk from an offset on."""
+        """Stream a Chunk from an offset."""
         ...
 
     def upload(
         self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
     ) -> AsyncIterator[m.UploadReply]:
-        """Take an Update."""
+        """Receive an Update."""
         ...
 
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
-        """What became of an Update."""
+        """Return the state of an Update, or record that its Assignment was given up."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopbackTransport:
-    """One device's line to a coordinator in the same process.
-
-    ``latency_s`` passes before each call, on the event loop's clock.
-    """
+    """The calls of one device. ``latency_s`` seconds pass before each call, on the event loop's clock."""
 
     fleet: Fleet
     device: str
     latency_s: float = 0.0
 
     async def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
-        """Ask for work."""
+        """See Transport."""
         await asyncio.sleep(self.latency_s)
         return await self.fleet.check_in(self.device, check_in)
 
     async def download(self, assignment_id: str, sha256: str) -> bytes:
-        """A whole Chunk."""
+        """Download a complete Chunk."""
         await asyncio.sleep(self.latency_s)
-        wanted = m.Download(assignment_id=assignment_id, sha256=sha256, offset=0)
-        return b"".join([data async for data in self.fleet.download(self.device, wanted)])
+        request = m.Download(assignment_id=assignment_id, sha256=sha256, offset=0)
+        return b"".join([data async for data in self.fleet.download(self.device, request)])
 
     async def upload(self, header: m.UpdateHeader, payload: bytes) -> m.UploadReply:
-        """Send an Update from where the coordinator wants it; the last reply."""
+        """See Transport."""
         await asyncio.sleep(self.latency_s)
         offset: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -74,6 +71,6 @@ class LoopbackTransport:
         return last
 
     async def report(self, report: m.Report) -> m.UploadReply:
-        """Give up an Assignment, or ask."""
+        """See Transport."""
         await asyncio.sleep(self.latency_s)
         return await self.fleet.report(self.device, report)

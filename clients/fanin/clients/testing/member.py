@@ -1,4 +1,4 @@
-"""A device with habits: it takes part, leaves in the middle of anything, and comes back with its cache."""
+"""A device with habits: it takes part, leaves at any moment, and returns with its cache."""
 
 import asyncio
 import random
@@ -10,16 +10,16 @@ from typing import Final
 from fanin.clients.device.updates import Trainer
 from fanin.clients.testing.device import VirtualDevice
 from fanin.clients.testing.habits import Habits
-from fanin.clients.testing.line import Note, UnreliableLine
 from fanin.clients.testing.loopback import Fleet, LoopbackTransport
+from fanin.clients.testing.unreliable import Note, UnreliableFleet
 
 LATENCY_S: Final = 0.01
-"""Before each call: long enough that no two devices ask in the same moment for ever."""
+"""Delay before each call; it prevents two devices from calling at the same moment for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One device of a federation: its name, what it trains with, and how it behaves."""
+    """One device of a federation: its name, its trainer and its habits."""
 
     device: str
     trainer: Trainer
@@ -28,7 +28,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a Member meets: the coordinator, the publishers that it trusts, and those who look on."""
+    """The environment of a Member.
+
+    Attributes:
+        fleet: The coordinator.
+        trusted: Public keys of the publishers.
+        overheard: The newest Assignment of each device, for false Updates.
+        note: Logs an event.
+    """
 
     fleet: Fleet
     trusted: Collection[str]
@@ -37,13 +44,15 @@ class Surroundings:
 
 
 async def take_part(member: Member, around: Surroundings, seed: str) -> None:
-    """Take part until cancelled, or gone for good. The same seed behaves the same."""
+    """Take part until cancelled, or until the device never returns. The same seed gives the same behaviour."""
     habits = member.habits
-    # One generator for each thing that is drawn: a call that breaks does not change how long a training takes.
+    # One generator for each quantity: a broken call does not change the duration of a training.
     coming, line_rng, device_rng = (
         random.Random(f"{seed}/{member.device}/{what}") for what in ("come", "line", "work")
     )
-    line = UnreliableLine(fleet=around.fleet, habits=habits, rng=line_rng, overheard=around.overheard, note=around.note)
+    line = UnreliableFleet(
+        fleet=around.fleet, habits=habits, rng=line_rng, overheard=around.overheard, note=around.note
+    )
     transport = LoopbackTransport(fleet=line, device=member.device, latency_s=LATENCY_S)
     device = VirtualDevice(transport, member.trainer, around.trusted, device_rng, habits.work)
     while True:

@@ -1,4 +1,4 @@
-"""Seeded stand-ins for training and for a model."""
+"""Seeded substitutes for training and for a model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ from fanin.protos.chunks import artifact_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticTrainer:
-    """Makes a seeded change of the parameters: the same one for the same (seed, partition, round).
+    """A Trainer that draws a random change of the parameters from the seed (seed, partition, round).
 
-    ``scale`` is its standard deviation; ``num_examples`` its weight; ``counts`` are further statistics.
+    ``scale`` is its standard deviation, ``num_examples`` its weight. ``counts`` are further statistics.
     """
 
     partition: int
@@ -43,8 +43,10 @@ class SyntheticTrainer:
 
 
 def synthetic_bundle(folder: Path, key: SigningKey, shapes: Mapping[str, tuple[int, ...]]) -> Bundle:
-    """A signed Bundle with these parameters, all zero, whose graphs are no graphs: it can be published, fetched
-    and verified, and any attempt to run it fails."""
+    """Write a signed Bundle with these parameters, all zero, and invalid graphs.
+
+    It can be published, downloaded and verified. Running it fails.
+    """
     table = TensorTable.of(shapes)
     artifacts = {
         "graph": b"not a graph",

@@ -1,9 +1,14 @@
-"""``fanin bench``: a coordinator measured on this machine, against its budgets, and what ranks send each other.
+"""``fanin bench``: measurements of a coordinator against its budgets, and of the traffic between ranks.
 
-Each benchmark is a module with ``main(argv) -> int``, imported when it is called: the processes that a benchmark
-starts are modules of this package too, and load nothing but what they use. ``site`` is the coordinator and its Run,
-``device``, ``crowd``, ``callers`` and ``bare`` are processes, ``report`` says how it ends, ``rss`` what memory was
-taken.
+Each benchmark is a module with ``main(argv) -> int``, imported when it is called. A benchmark starts modules of this
+package as processes, so each of them imports only what it uses.
+
+Reading order:
+
+- ``rounds``, ``memory``, ``restart``, ``checkins``: benchmarks of a coordinator
+- ``fold``: the fold of one Update
+- ``collectives``: the collectives between ranks
+- ``harness/``: the parts that they share
 """
 
 import sys
@@ -12,30 +17,30 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Final
 
-Main = Callable[[Sequence[str]], int]
+Benchmark = Callable[[Sequence[str]], int]
 
 BENCHES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "rounds": "seconds a round, against a bare gRPC stream of the same bytes",
-        "fold": "the fold of updates, against numpy's addition",
+        "rounds": "seconds a round, compared with a bare gRPC stream",
+        "fold": "the fold of updates, compared with numpy's addition",
         "memory": "the coordinator's memory while all devices upload at once",
-        "restart": "from SIGKILL to serving, with a round open",
+        "restart": "seconds from SIGKILL to serving, with a round open",
         "checkins": "check-ins a second, with many devices registered",
-        "collectives": "what ranks send each other: right, and how fast",
+        "collectives": "correctness and speed of the collectives between ranks",
     }
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin bench``."""
     if not argv or argv[0] in ("-h", "--help"):
         width = max(map(len, BENCHES)) + 2
         lines = ["usage: fanin bench BENCHMARK [OPTIONS]", "", "Measure a coordinator, or ranks, on this machine.", ""]
         lines += [f"  {name:{width}}{summary}" for name, summary in BENCHES.items()]
-        sys.stdout.write("\n".join([*lines, "", "fanin bench BENCHMARK --help says more.", ""]))
+        sys.stdout.write("\n".join([*lines, "", "fanin bench BENCHMARK --help lists the options.", ""]))
         return 0
     if argv[0] not in BENCHES:
         sys.stderr.write(f"fanin bench: got {argv[0]!r}, expected one of {', '.join(BENCHES)}\n")
         return 2
-    run: Main = import_module(f"{__name__}.{argv[0]}").main
+    run: Benchmark = import_module(f"{__name__}.{argv[0]}").main
     return run(argv[1:])

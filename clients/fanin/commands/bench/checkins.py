@@ -1,8 +1,8 @@
-"""``fanin bench checkins``: check-ins a second, with many devices registered, on new and on kept connections.
+"""``fanin bench checkins``: check-ins a second on new and on kept connections, with many registered devices.
 
-The coordinator is ``fanin serve`` with a Run whose only place is taken: each check-in is verified, looked at for every
-Run and told to wait. Each is by another device, so no key has been seen before. What calls (``callers``) shares the
-processors with the coordinator, so the coordinator's own processor time is told as well.
+The coordinator is ``fanin serve`` with a Run whose only place is taken. It verifies each check-in, considers it for
+every Run and answers Wait. Each check-in is by another device, so the coordinator has never seen its key before. The
+``callers`` share the processors with the coordinator, so the coordinator's own processor time is reported too.
 """
 
 import json as jsonlib
@@ -19,14 +19,14 @@ from typing import Annotated, Final
 import click
 import typer
 
-from fanin.commands.bench.callers import key_of
-from fanin.commands.bench.crowd import LightDevice
-from fanin.commands.bench.device import device_token, open_line
-from fanin.commands.bench.report import percentile, tell
-from fanin.commands.bench.rss import cpu_ticks
-from fanin.commands.bench.site import FolderOption, begin_run, load_of, place, state_of
-from fanin.commands.processes import Children
-from fanin.commands.terminal import JsonOption, run_command
+from fanin.commands.bench.harness.callers import key_of
+from fanin.commands.bench.harness.crowd import LightDevice
+from fanin.commands.bench.harness.device import device_token, open_line
+from fanin.commands.bench.harness.report import percentile, write_report
+from fanin.commands.bench.harness.rss import cpu_ticks
+from fanin.commands.bench.harness.site import FolderOption, begin_run, load_of, place, state_of
+from fanin.commands.console.processes import Children
+from fanin.commands.console.terminal import JsonOption, run_command
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.errors import Conflict
 from fanin.server.folder import hold_folder, open_state
@@ -40,19 +40,19 @@ MODEL_MEGABYTES: Final = 0.01
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin bench checkins``."""
     return run_command(checkins, argv, "bench checkins")
 
 
 def checkins(
-    devices: Annotated[int, typer.Option("--devices", help="How many devices are registered.")] = 100_000,
-    calls: Annotated[int, typer.Option("--calls", help="How many check-ins on kept connections.")] = 10_000,
-    new_calls: Annotated[int, typer.Option("--new-calls", help="How many check-ins on new connections.")] = 2_000,
-    connections: Annotated[int, typer.Option("--connections", help="How many at the same time.")] = 32,
+    devices: Annotated[int, typer.Option("--devices", help="Number of registered devices.")] = 100_000,
+    calls: Annotated[int, typer.Option("--calls", help="Number of check-ins on kept connections.")] = 10_000,
+    new_calls: Annotated[int, typer.Option("--new-calls", help="Number of check-ins on new connections.")] = 2_000,
+    connections: Annotated[int, typer.Option("--connections", help="Number of concurrent connections.")] = 32,
     folder: FolderOption = None,
     json: JsonOption = "",
 ) -> None:
-    """Count check-ins a second: signed, over TLS, each by another of many registered devices."""
+    """Measure check-ins a second: signed, over TLS, each by another registered device."""
     if min(calls, new_calls) < NUM_PROCESSES or connections < NUM_PROCESSES or devices < calls + new_calls:
         raise click.UsageError(
             f"--devices, --calls, --new-calls, --connections: got {devices}, {calls}, {new_calls} and {connections}, "
@@ -70,11 +70,11 @@ def checkins(
         callers = _Callers(used, children, process, devices // (calls + new_calls), connections // NUM_PROCESSES)
         row |= callers.call("kept", 0, calls) | callers.call("new", calls, new_calls)
     row["gate_check_ins_per_second"] = GATE_PER_SECOND
-    tell(row, json)
+    write_report(row, json)
 
 
 def register(state: Path, num_devices: int) -> float:
-    """Enroll devices right in the store, as if they had done it over the years; the seconds that it took."""
+    """Enroll devices directly in the store, as if over years. Returns the seconds that it took."""
     started_s = time.perf_counter()
     publics = [key_of(number).public for number in range(num_devices)]
     with hold_folder(state):
@@ -85,7 +85,7 @@ def register(state: Path, num_devices: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Callers:
-    """Processes that check in; each device number is used once, ``spread`` apart."""
+    """Processes that check in. Each device number is used once; the numbers are ``spread`` apart."""
 
     folder: Path
     children: Children
@@ -94,7 +94,7 @@ class _Callers:
     num_threads: int
 
     def call(self, kind: str, first: int, count: int) -> dict[str, object]:
-        """So many check-ins by the devices from this place on."""
+        """Run ``count`` check-ins, starting with the device at index ``first``."""
         before = cpu_ticks(self.coordinator.pid)
         started: list[tuple[Path, subprocess.Popen[bytes]]] = []
         for index in range(NUM_PROCESSES):
@@ -102,15 +102,15 @@ class _Callers:
             out = self.folder / f"{kind}-{index}.json"
             numbers = (self.num_threads, own[0] * self.spread, self.spread * NUM_PROCESSES, len(own))
             words = [str(self.folder), str(out), kind, *map(str, numbers)]
-            command = [sys.executable, "-m", "fanin.commands.bench.callers", *words]
+            command = [sys.executable, "-m", "fanin.commands.bench.harness.callers", *words]
             started.append((out, self.children.start(f"{kind}-{index}", command)))
         for out, process in started:
             if process.wait():
                 raise Conflict(f"{out.stem} ended with status {process.returncode}: {self.children.tail(out.stem)}")
-        found = [jsonlib.loads(out.read_text()) for out, _ in started]
+        results = [jsonlib.loads(out.read_text()) for out, _ in started]
         cpu_s = (cpu_ticks(self.coordinator.pid) - before) / os.sysconf("SC_CLK_TCK")
-        latencies_s = [one for _, _, part in found for one in part]
-        seconds = max(ended for _, ended, _ in found) - min(began for began, _, _ in found)
+        latencies_s = [one for _, _, part in results for one in part]
+        seconds = max(ended for _, ended, _ in results) - min(began for began, _, _ in results)
         return {
             f"{kind}_check_ins": count,
             f"{kind}_check_ins_per_second": count / seconds,

@@ -1,7 +1,7 @@
-"""``fanin bench collectives``: what ranks of a datacenter job say to each other, checked against numpy and timed.
+"""``fanin bench collectives``: the collectives between ranks of a datacenter job, checked against numpy and timed.
 
-The bandwidths are those of nccl-tests. What the link between ranks comes to is what ``fanin plan --link`` takes; beside
-each time stands the one that the planner says for that link.
+The bandwidths are defined as in nccl-tests. The report includes the measured link as a value for ``fanin plan --link``,
+and next to each time the planner's prediction for that link.
 """
 
 import json as codec
@@ -15,8 +15,8 @@ from typing import Annotated, Final
 
 import typer
 
-from fanin.commands.bench.report import machine
-from fanin.commands.terminal import JsonOption, run_command, write_json
+from fanin.commands.bench.harness.report import machine
+from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.jobs.launch import run_ranks, why
 from fanin.datacenter.jobs.records import record_of
 from fanin.datacenter.network.bandwidths import Found, check_backend
@@ -30,20 +30,20 @@ COLUMNS: Final = ("collective", "MB", "median ms", "algbw GB/s", "busbw GB/s", "
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin bench collectives``."""
     return run_command(collectives, argv, "bench collectives")
 
 
 def collectives(
-    nproc: Annotated[int, typer.Option("--nproc", help="How many ranks, all on this machine.")] = 4,
+    nproc: Annotated[int, typer.Option("--nproc", help="Number of ranks, all on this machine.")] = 4,
     megabytes: Annotated[
-        list[float] | None, typer.Option("--megabytes", help="The size of the tensor; may be given several times.")
+        list[float] | None, typer.Option("--megabytes", help="Size of the tensor; repeatable.")
     ] = None,
-    backend: Annotated[str, typer.Option("--backend", help="gloo, or nccl with a GPU for each rank.")] = "gloo",
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="How often to time each.")] = 10,
+    backend: Annotated[str, typer.Option("--backend", help="gloo, or nccl with one GPU a rank.")] = "gloo",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Number of measurements of each.")] = 10,
     json: JsonOption = "",
 ) -> None:
-    """Check all collectives between ranks, time them, and tell the link that they come to."""
+    """Check and time all collectives between ranks, and report the link that results."""
     check_backend(backend, nproc)
     wanted = megabytes or DEFAULT_MEGABYTES
     for size in wanted:
@@ -55,23 +55,23 @@ def collectives(
         status = run_ranks(["-m", PROGRAM, str(out), backend, str(repeats), *map(str, sizes)], nproc, folder)
         if not out.exists():
             raise Conflict(f"{why(folder, status)}")
-        found = record_of(Found, codec.loads(out.read_bytes()), str(out))
-    if found.wrong:
-        raise Conflict(f"{len(found.wrong)} of {found.checked} are wrong: {found.wrong[0]}")
+        results = record_of(Found, codec.loads(out.read_bytes()), str(out))
+    if results.wrong:
+        raise Conflict(f"{len(results.wrong)} of {results.checked} are wrong: {results.wrong[0]}")
     if json:
-        write_json(json, {"nproc": nproc, "backend": backend, **_row(found), "machine": machine()})
+        write_json(json, {"nproc": nproc, "backend": backend, **_row(results), "machine": machine()})
     if json != "-":
-        sys.stdout.write(_text(nproc, backend, found))
+        sys.stdout.write(_text(nproc, backend, results))
 
 
-def _row(found: Found) -> dict[str, object]:
-    link = {"gb_per_second": found.link.bytes_per_second / GIGABYTE, "latency_seconds": found.link.latency_s}
-    return {"checked": found.checked, "link": link, "collectives": [asdict(each) for each in found.measured]}
+def _row(results: Found) -> dict[str, object]:
+    link = {"gb_per_second": results.link.bytes_per_second / GIGABYTE, "latency_seconds": results.link.latency_s}
+    return {"checked": results.checked, "link": link, "collectives": [asdict(each) for each in results.measured]}
 
 
-def _text(nproc: int, backend: str, found: Found) -> str:
+def _text(nproc: int, backend: str, results: Found) -> str:
     rows: list[tuple[str, ...]] = [COLUMNS]
-    for each in found.measured:
+    for each in results.measured:
         numbers = (
             each.size_bytes / MEGABYTE,
             each.seconds * 1e3,
@@ -86,9 +86,9 @@ def _text(nproc: int, backend: str, found: Found) -> str:
         "  ".join(f"{cell:{width}}" if not column else f"{cell:>{width}}" for column, (cell, width) in enumerate(cells))
         for cells in (zip(row, widths, strict=True) for row in rows)
     ]
-    speed, latency_us = found.link.bytes_per_second / GIGABYTE, found.link.latency_s * 1e6
+    speed, latency_us = results.link.bytes_per_second / GIGABYTE, results.link.latency_s * 1e6
     lines += [
-        f"{found.checked} results of {nproc} ranks over {backend} are numpy's; bytes are those of the formulas",
+        f"{results.checked} results of {nproc} ranks over {backend} are numpy's; bytes are those of the formulas",
         f"the link, of all-reduces: fanin plan --link {speed:.3g} ({latency_us:.0f} us from rank to rank)",
     ]
     return "\n".join([*lines, ""])

@@ -1,7 +1,7 @@
-"""``fanin bench fold``: the fold of an Update, with shift and weight, against numpy's addition of the same elements.
+"""``fanin bench fold``: the fold of an Update, with shift and weight, compared with numpy's addition.
 
-Both are timed in turn on the same memory: one Update of ``fixed32``, in pieces as long as the spool hands them out,
-into the int64 sum; and ``np.add`` of those int32 values to int64 ones.
+Both are timed in turn on the same memory. The fold adds one Update of ``fixed32``, in pieces of the spool's size, to
+the int64 sum. numpy adds the same int32 values to int64 values (``np.add``).
 """
 
 import time
@@ -12,9 +12,9 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from fanin.commands.bench.report import sampled, tell
-from fanin.commands.bench.site import MegabytesOption, load_of
-from fanin.commands.terminal import JsonOption, run_command
+from fanin.commands.bench.harness.report import sampled, write_report
+from fanin.commands.bench.harness.site import MegabytesOption, load_of
+from fanin.commands.console.terminal import JsonOption, run_command
 from fanin.edge.codecs.fixed import codec_named
 from fanin.edge.tensors import Int32s, TensorTable
 from fanin.protos.chunks import CHUNK_BYTES
@@ -28,13 +28,13 @@ CODEC: Final = "fixed32"
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin bench fold``."""
     return run_command(fold, argv, "bench fold")
 
 
 def fold(
     megabytes: MegabytesOption = 64.0,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="How often to time each, in turn.")] = 15,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Number of measurements of each, in turn.")] = 15,
     json: JsonOption = "",
 ) -> None:
     """Time the fold of one update and numpy's addition of as many integers, in turn."""
@@ -48,7 +48,7 @@ def fold(
         contribution = _contribution(update)
         ours_s.append(_seconds(partial(aggregation.accept, total, table, contribution)))
         numpy_s.append(_seconds(partial(np.add, plain, update, out=plain)))
-    # What was timed is what it should be: both are sums of the same values.
+    # Check that both have computed the sum of the same values.
     if not np.array_equal(total.values, plain * (WEIGHT << SHIFT)):
         raise AssertionError("the fold's sum is not the sum")
     best = min(numpy_s) / min(ours_s)
@@ -56,7 +56,7 @@ def fold(
     row |= sampled("fold_seconds", ours_s) | sampled("numpy_add_seconds", numpy_s)
     row |= sampled("speed_over_numpy_add", [b / a for a, b in zip(ours_s, numpy_s, strict=True)])
     row |= {"best_speed_over_numpy_add": best, "gate_speed_over_numpy_add": GATE}
-    tell(row, json)
+    write_report(row, json)
 
 
 def _contribution(update: Int32s) -> aggregation.Contribution:

@@ -1,7 +1,8 @@
-"""``fanin bench memory``: the coordinator's peak memory over idle, while all devices upload at once.
+"""``fanin bench memory``: the coordinator's peak memory above idle, while all devices upload at once.
 
-The coordinator is ``fanin serve``; idle is what it takes when it has just begun to serve. The devices (``crowd``) are
-threads of one other process. Publishing the model is counted apart: it is done once a Run, and by one caller.
+The coordinator is ``fanin serve``. Idle is its memory when it has just started to serve. The devices
+(``harness.crowd``) are threads of one other process. Publishing the model is measured separately: it happens
+once a Run, by one caller.
 """
 
 import sys
@@ -10,9 +11,9 @@ from typing import Annotated, Final
 
 import typer
 
-from fanin.commands.bench.report import tell
-from fanin.commands.bench.rss import PeakRss
-from fanin.commands.bench.site import (
+from fanin.commands.bench.harness.report import write_report
+from fanin.commands.bench.harness.rss import PeakRss
+from fanin.commands.bench.harness.site import (
     RUN_ID,
     ClientsOption,
     FolderOption,
@@ -23,8 +24,8 @@ from fanin.commands.bench.site import (
     place,
     state_of,
 )
-from fanin.commands.processes import Children, follow_run
-from fanin.commands.terminal import JsonOption, run_command
+from fanin.commands.console.processes import Children, follow_run
+from fanin.commands.console.terminal import JsonOption, run_command
 from fanin.protos.control import RunRested, RunState
 from fanin.protos.errors import Conflict
 
@@ -32,18 +33,18 @@ GATE: Final = 3.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin bench memory``."""
     return run_command(memory, argv, "bench memory")
 
 
 def memory(
     clients: ClientsOption = 64,
     megabytes: MegabytesOption = 64.0,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many rounds.")] = 2,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 2,
     folder: FolderOption = None,
     json: JsonOption = "",
 ) -> None:
-    """Measure a coordinator's peak memory over idle, its children included, all devices uploading at once."""
+    """Measure a coordinator's peak memory above idle, with its children, while all devices upload at once."""
     load = load_of(clients, megabytes, rounds)
     with place(folder) as used, Children(used) as children:
         process = children.serve(state_of(used))
@@ -51,12 +52,12 @@ def memory(
             begin_run(used, load)
         with PeakRss(process.pid) as working:
             words = [str(used), str(clients), str(load.num_values), str(rounds)]
-            children.start("crowd", [sys.executable, "-m", "fanin.commands.bench.crowd", *words])
+            children.start("crowd", [sys.executable, "-m", "fanin.commands.bench.harness.crowd", *words])
             with operating(used) as operator:
                 *_, last = follow_run(operator, RUN_ID, 0, children.check_failed)
         if not isinstance(last.event, RunRested) or last.event.state is not RunState.FINISHED:
             raise Conflict(f"the run did not finish: {last.event}")
-    # Over what it took before the Run: what publishing left behind counts, too.
+    # Relative to idle before the Run, so memory that publishing did not free counts too.
     over = working.peak_bytes - publishing.idle_bytes
     row = {
         "clients": clients,
@@ -70,4 +71,4 @@ def memory(
         "publishing_peak_rss_over_idle_bytes": publishing.peak_bytes - publishing.idle_bytes,
         "publishing_peak_rss_over_idle_models": (publishing.peak_bytes - publishing.idle_bytes) / load.model_bytes,
     }
-    tell(row, json)
+    write_report(row, json)

@@ -1,8 +1,8 @@
-"""``fanin bench restart``: from SIGKILL to serving, with a Round open.
+"""``fanin bench restart``: seconds from SIGKILL until the coordinator serves again, with a Round open.
 
-All devices but one have sent their Updates, and the last one is in the middle of its upload, when the coordinator is
-killed. It is started again at once; it serves when it answers that device's report. Then that device sends the rest,
-which shows that the Round went on; how long it takes from there to the Version is told too.
+All devices but one have uploaded their Updates, and the last one is in the middle of its upload. The coordinator is
+killed and restarted at once. It serves again when it answers a report of that device. Then the device uploads the rest,
+which proves that the Round survived. The time from there to the Version is reported too.
 """
 
 import threading
@@ -15,10 +15,10 @@ from typing import Annotated, Final
 
 import typer
 
-from fanin.commands.bench.crowd import LightDevice, Payload, header_of
-from fanin.commands.bench.device import device_token, open_line
-from fanin.commands.bench.report import sampled, tell
-from fanin.commands.bench.site import (
+from fanin.commands.bench.harness.crowd import LightDevice, Payload, header_of
+from fanin.commands.bench.harness.device import device_token, open_line
+from fanin.commands.bench.harness.report import sampled, write_report
+from fanin.commands.bench.harness.site import (
     RUN_ID,
     ClientsOption,
     FolderOption,
@@ -30,8 +30,8 @@ from fanin.commands.bench.site import (
     place,
     state_of,
 )
-from fanin.commands.processes import Children, follow_run
-from fanin.commands.terminal import ADDRESS_FILE, JsonOption, run_command
+from fanin.commands.console.processes import Children, follow_run
+from fanin.commands.console.terminal import ADDRESS_FILE, JsonOption, run_command
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
 from fanin.protos.control import RunRested, RunState
@@ -42,16 +42,14 @@ UNDER_WAY_S: Final = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin bench restart``."""
     return run_command(restart, argv, "bench restart")
 
 
 def restart(
     clients: ClientsOption = 64,
     megabytes: MegabytesOption = 16.0,
-    restarts: Annotated[
-        int, typer.Option("--restarts", min=1, help="How many times to kill it, in the same round.")
-    ] = 5,
+    restarts: Annotated[int, typer.Option("--restarts", min=1, help="Number of kills in the same round.")] = 5,
     folder: FolderOption = None,
     json: JsonOption = "",
 ) -> None:
@@ -59,19 +57,19 @@ def restart(
     load = load_of(clients, megabytes, restarts)
     with place(folder) as used, Children(used) as children:
         row = _Restarts(used, load, children).row(restarts)
-    tell(row, json)
+    write_report(row, json)
 
 
 @dataclass(frozen=True, slots=True)
 class _Restarts:
-    """A coordinator, killed and started in one Round."""
+    """A coordinator that is killed and restarted during one Round."""
 
     folder: Path
     load: Load
     children: Children
 
     def row(self, num_restarts: int) -> dict[str, object]:
-        """Everything that was found."""
+        """Run the benchmark and return its row."""
         process = self.children.serve(state_of(self.folder))
         begin_run(self.folder, Load(num_clients=self.load.num_clients, num_values=self.load.num_values, num_rounds=1))
         payload = Payload(self.load.num_values)
@@ -118,7 +116,7 @@ class _Restarts:
 
     @contextmanager
     def _under_way(self, key: SigningKey, assignment: m.Assignment, payload: Payload) -> Iterator[None]:
-        """An upload that stands still half way in the context, and breaks with the coordinator."""
+        """Hold an upload half-way inside the context, until it breaks with the coordinator."""
         half, broken = threading.Event(), threading.Event()
 
         def read(offset: int, size_bytes: int) -> bytes:

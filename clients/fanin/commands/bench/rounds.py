@@ -1,9 +1,9 @@
-"""``fanin bench rounds``: seconds a Round, against a bare gRPC stream of the same bytes.
+"""``fanin bench rounds``: seconds a Round, compared with a bare gRPC stream of the same bytes.
 
-The coordinator is ``fanin serve`` (TLS, durability = host); each device is the production client in a process of its
-own, which trains nothing. A Round is timed from one published Version to the next: it has a download and an upload of
-the model by each device in it, the commit of each Update, the fold, and the Version on disk. The first one, in which
-processes start and connect, is left out. The bare stream (``bare``) then moves the same bytes.
+The coordinator is ``fanin serve`` (TLS, durability = host). Each device is the production client in its own process and
+trains nothing. A Round is timed from one published Version to the next. It contains a download and an upload of the
+model by each device, the commit of each Update, the fold, and the Version on disk. The first Round is left out, because
+processes start and connect in it. The bare stream (``harness.bare``) then moves the same bytes.
 """
 
 import json as jsonlib
@@ -16,9 +16,9 @@ from typing import Annotated, Final
 
 import typer
 
-from fanin.commands.bench import bare
-from fanin.commands.bench.report import sampled, tell
-from fanin.commands.bench.site import (
+from fanin.commands.bench.harness import bare
+from fanin.commands.bench.harness.report import sampled, write_report
+from fanin.commands.bench.harness.site import (
     RUN_ID,
     ClientsOption,
     FolderOption,
@@ -30,26 +30,26 @@ from fanin.commands.bench.site import (
     place,
     state_of,
 )
-from fanin.commands.processes import START_S, Children, follow_run
-from fanin.commands.terminal import JsonOption, run_command
+from fanin.commands.console.processes import START_S, Children, follow_run
+from fanin.commands.console.terminal import JsonOption, run_command
 from fanin.protos.control import LoggedEvent, RunRested, RunState, VersionPublished
 from fanin.protos.errors import Conflict, Unavailable
 
 GATE_AGAINST_BARE: Final = 1.5
 PARTS: Final = {"updates": "updates", "versions": "blobs"}
-"""What a Round leaves on disk, and in which folder of the coordinator's."""
+"""Files of a Round on disk: their name in the report, and their folder in the coordinator's state."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin bench rounds``."""
     return run_command(rounds, argv, "bench rounds")
 
 
 def rounds(
     clients: ClientsOption = 4,
     megabytes: MegabytesOption = 16.0,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many rounds to time.")] = 10,
-    baseline: Annotated[bool, typer.Option(help="Time a bare gRPC stream of the same bytes too.")] = True,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of timed rounds.")] = 10,
+    baseline: Annotated[bool, typer.Option(help="Also time a bare gRPC stream of the same bytes.")] = True,
     folder: FolderOption = None,
     json: JsonOption = "",
 ) -> None:
@@ -62,15 +62,15 @@ def rounds(
             row |= sampled("bare_seconds_per_round", bare_s) | {"bare_bytes_on_wire": _least_bytes(load)}
             row["ratio_to_bare"] = _number(row["seconds_per_round"]) / _number(row["bare_seconds_per_round"])
             row["gate_ratio_to_bare"] = GATE_AGAINST_BARE
-    tell(row, json)
+    write_report(row, json)
 
 
 def time_rounds(folder: Path, load: Load) -> list[LoggedEvent]:
-    """Run the Rounds; what the coordinator says of them. Raises Conflict if the Run or a process fails."""
+    """Run the Rounds and return their events. Raises Conflict if the Run or a process fails."""
     with Children(folder) as children:
         children.serve(state_of(folder))
         begin_run(folder, load)
-        module = "fanin.commands.bench.device"
+        module = "fanin.commands.bench.harness.device"
         for index in range(load.num_clients):
             words = [str(folder), str(index), str(load.num_rounds)]
             children.start(f"device-{index}", [sys.executable, "-m", module, *words])
@@ -83,9 +83,9 @@ def time_rounds(folder: Path, load: Load) -> list[LoggedEvent]:
 
 
 def time_bare(folder: Path, load: Load) -> list[float]:
-    """Seconds of each round of the bare stream but the first."""
+    """Return the seconds of each round of the bare stream except the first."""
     (folder / bare.ADDRESS).unlink(missing_ok=True)
-    module = "fanin.commands.bench.bare"
+    module = "fanin.commands.bench.harness.bare"
     rest = [str(load.model_bytes), str(load.num_rounds)]
     with Children(folder) as children:
         words = ["serve", str(folder), str(load.num_clients), *rest]
@@ -127,18 +127,18 @@ def _rounds_row(folder: Path, load: Load) -> dict[str, object]:
 
 
 def _least_bytes(load: Load) -> int:
-    """Each device downloads and uploads the model once a Round."""
+    """Return the bytes of a Round in which each device downloads and uploads the model once."""
     return 2 * load.num_clients * load.model_bytes
 
 
 def _disk_bytes(state: Path, load: Load) -> Mapping[str, float]:
-    found = {what: _size(state / name) / load.num_rounds for what, name in PARTS.items()}
-    found["database"] = sum(path.stat().st_size for path in state.glob("fanin.db*")) / load.num_rounds
-    return found
+    sizes = {what: _size(state / name) / load.num_rounds for what, name in PARTS.items()}
+    sizes["database"] = sum(path.stat().st_size for path in state.glob("fanin.db*")) / load.num_rounds
+    return sizes
 
 
 def _size(folder: Path) -> int:
-    """Bytes that the files in a folder take on disk."""
+    """Return the disk usage of the files in a folder, in bytes."""
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 

@@ -1,16 +1,22 @@
 """``fanin demo``: the whole loop on this machine, as a user would run it with the other commands.
 
-``steps`` is the walk, ``processes`` the coordinator and the devices as processes of their own, ``measure`` what
-the test digits say of a Version, ``report`` the table and the JSON. Stopping is decided on validation parts;
-the test digits are looked at when everything is over.
+Validation parts decide when to stop. The test digits are used only at the end.
+
+Reading order:
+
+- ``steps``: the steps of the demo, in order
+- ``tasks``: the data sets with their settings
+- ``processes``: the coordinator and the devices, each in its own process
+- ``measure``: the accuracy of a Version on the test set
+- ``report``: the table and the JSON
 """
 
 from collections.abc import Sequence
 
+from fanin.commands.console.terminal import run_command
 from fanin.commands.demo.steps import demo
-from fanin.commands.terminal import run_command
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run ``fanin demo``."""
     return run_command(demo, argv)

@@ -1,4 +1,4 @@
-"""The demo's processes: one coordinator, and devices in an environment of their own."""
+"""The demo's processes: one coordinator, and devices in their own environment."""
 
 import contextlib
 import json
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from fanin.clients.operator import Operator
-from fanin.commands.processes import Children, fanin_command
-from fanin.commands.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE_TOKEN, connect
+from fanin.commands.console.processes import Children, fanin_command
+from fanin.commands.console.terminal import ADDRESS_FILE, CA_FILE, DEFAULT_STATE, DEVICE_TOKEN, connect
 from fanin.edge.bundles.keys import load_or_create_key
 from fanin.protos.calls import device_id_of
 from fanin.protos.errors import InvalidInput
 
-_TELL: Final = """
+_PROBE: Final = """
 import json, subprocess, sys
 from fanin.edge.runtimes.available import open_runtime
 def failure(name):
@@ -28,8 +28,16 @@ print(json.dumps({"runtime": open_runtime(sys.argv[1]).name, "packages": freeze.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceEnvironment:
-    """What a device's Python has: the runtime by its short name, and the library behind it; ``import_torch`` and
-    ``import_onnx`` are the stderr of trying."""
+    """The packages of a device's Python.
+
+    Attributes:
+        python: The interpreter.
+        name: The runtime's short name.
+        runtime: The runtime's library and version.
+        packages: The output of ``pip freeze``.
+        import_torch: Standard error of ``import torch``.
+        import_onnx: Standard error of ``import onnx``.
+    """
 
     python: Path
     name: str
@@ -39,18 +47,18 @@ class DeviceEnvironment:
     import_onnx: str
 
 
-def look_at(python: Path, name: str) -> DeviceEnvironment:
-    """Ask a device's Python what it has. Raises InvalidInput if it cannot run a device on this runtime."""
+def probe(python: Path, name: str) -> DeviceEnvironment:
+    """Return the packages of a device's Python. Raises InvalidInput if it cannot run a device on this runtime."""
     try:
-        told = subprocess.run([python, "-c", _TELL, name], capture_output=True, text=True, check=False)
+        done = subprocess.run([python, "-c", _PROBE, name], capture_output=True, text=True, check=False)
     except OSError as exc:
         raise InvalidInput(
             f"--device-python: {python} cannot be run ({exc.strerror}); make devices builds the devices' environments"
         ) from exc
-    if told.returncode:
-        last = told.stderr.strip().rpartition("\n")[2]
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
         raise InvalidInput(f"--device-python: {python} cannot run a device ({last}); pip install 'fanin[{name}]' there")
-    row = json.loads(told.stdout)
+    row = json.loads(done.stdout)
     return DeviceEnvironment(
         python=python,
         name=name,
@@ -62,7 +70,7 @@ def look_at(python: Path, name: str) -> DeviceEnvironment:
 
 
 class Processes:
-    """Everything that the demo starts; leaving the context ends it."""
+    """The processes of the demo; leaving the context ends them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,20 +98,17 @@ class Processes:
 
     @property
     def publisher_pub(self) -> Path:
-        """The public key that the devices trust."""
+        """The file with the public key that the devices trust."""
         return self.folder / "publisher.pub"
 
     @contextlib.contextmanager
     def operator(self) -> Iterator[Operator]:
-        """The operator's side of the coordinator."""
-        line, operator = connect(self.state, "", None, None)
-        try:
+        """Connect to the coordinator as its operator."""
+        with connect(self.state) as operator:
             yield operator
-        finally:
-            line.close()
 
     def device_names(self, num_devices: int) -> dict[str, str]:
-        """From device ids to the demo's names, of the devices that have made their key."""
+        """Map device ids to the demo's names, for the devices that have created their key."""
         names = {}
         for index in range(num_devices):
             path = self._device(index) / "device.key"

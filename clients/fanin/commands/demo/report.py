@@ -1,4 +1,4 @@
-"""How the demo ends: a table for people, an object for programs, the same facts."""
+"""The report of the demo: a table for people, and an object with the same results for programs."""
 
 import statistics
 from collections import Counter
@@ -15,7 +15,7 @@ from fanin.protos.control import RoundClosed, RunEvent, VersionPublished
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Everything that the demo has found out."""
+    """The results of the demo."""
 
     measured: Mapping[str, Quality]
     events: Sequence[RunEvent]
@@ -28,29 +28,29 @@ class Findings:
 
     @property
     def rounds(self) -> list[VersionPublished]:
-        """The Versions that Rounds ended in."""
+        """The Versions that Rounds published."""
         return [event for event in self.events if isinstance(event, VersionPublished) and event.round]
 
 
-def json_row(found: Findings) -> dict[str, object]:
-    """The findings for programs; keys are part of the command's contract."""
-    rounds = found.rounds
-    closed = [event for event in found.events if isinstance(event, RoundClosed)]
+def json_row(findings: Findings) -> dict[str, object]:
+    """Return the results as a JSON row; the keys are part of the command's contract."""
+    rounds = findings.rounds
+    closed = [event for event in findings.events if isinstance(event, RoundClosed)]
     return {
         "accuracy": {
-            name: {"float": part.accuracy_float, "int8": part.accuracy_int8} for name, part in found.measured.items()
+            name: {"float": part.accuracy_float, "int8": part.accuracy_int8} for name, part in findings.measured.items()
         },
-        "int8_agreement": found.measured["final"].agreement,
+        "int8_agreement": findings.measured["final"].agreement,
         "version_sha256": rounds[-1].version_sha256,
-        "acceptance_order": [[found.device_names.get(one, one) for one in event.accepted] for event in closed],
-        "devices": found.num_devices,
+        "acceptance_order": [[findings.device_names.get(one, one) for one in event.accepted] for event in closed],
+        "devices": findings.num_devices,
         "rounds": len(rounds),
         "seconds_per_round": statistics.median(event.round_s for event in rounds),
         "bytes_down_per_round": statistics.median(event.bytes_down for event in rounds),
         "bytes_up_per_round": statistics.median(event.bytes_up for event in rounds),
         "bytes_down_first_round": rounds[0].bytes_down,
-        "seconds_total": found.seconds_total,
-        "runtimes": dict(_runtimes(found)),
+        "seconds_total": findings.seconds_total,
+        "runtimes": dict(_runtimes(findings)),
         "environments": {
             part.name: {
                 "runtime": part.runtime,
@@ -58,25 +58,27 @@ def json_row(found: Findings) -> dict[str, object]:
                 "import_torch": part.import_torch,
                 "import_onnx": part.import_onnx,
             }
-            for part in found.environments
+            for part in findings.environments
         },
     }
 
 
-def print_table(found: Findings) -> None:
-    """The findings for people."""
-    row = json_row(found)
+def print_table(findings: Findings) -> None:
+    """Print the results as tables."""
+    row = json_row(findings)
     console = Console()
-    num_test = found.measured["final"].num_examples
-    accuracy = Table("model", "float", "int8", "int8 agrees", title=f"Top-1 accuracy on {num_test} test {found.noun}")
+    num_test = findings.measured["final"].num_examples
+    accuracy = Table(
+        "model", "float", "int8", "int8 agrees", title=f"Top-1 accuracy on {num_test} test {findings.noun}"
+    )
     names = {
-        "pretrained": f"pre-trained in the datacenter ({found.num_public} {found.noun})",
+        "pretrained": f"pre-trained in the datacenter ({findings.num_public} {findings.noun})",
         "federated": "after the federation",
         "final": "after datacenter and one more round",
         "centralised": "centralised bound (all data in one place)",
     }
     for key, name in names.items():
-        part = found.measured[key]
+        part = findings.measured[key]
         accuracy.add_row(name, f"{part.accuracy_float:.4f}", f"{part.accuracy_int8:.4f}", f"{part.agreement:.4f}")
     console.print(accuracy)
     facts = Table(show_header=False, title="The run")
@@ -89,21 +91,21 @@ def print_table(found: Findings) -> None:
         f"{row['bytes_down_per_round']:.0f} down, {row['bytes_up_per_round']:.0f} up",
     )
     facts.add_row("bytes down in the first round", f"{row['bytes_down_first_round']} (the graphs travel once)")
-    facts.add_row("updates by runtime", ", ".join(f"{name}: {count}" for name, count in _runtimes(found).items()))
-    for device in found.environments:
+    facts.add_row("updates by runtime", ", ".join(f"{name}: {count}" for name, count in _runtimes(findings).items()))
+    for device in findings.environments:
         facts.add_row(
             f"import torch, import onnx with {device.runtime}",
             f"{_fails(device.import_torch)}, {_fails(device.import_onnx)}",
         )
     facts.add_row("final version", str(row["version_sha256"]))
-    facts.add_row("seconds in all", f"{found.seconds_total:.1f}")
+    facts.add_row("seconds in all", f"{findings.seconds_total:.1f}")
     console.print(facts)
 
 
-def _runtimes(found: Findings) -> Counter[str]:
-    """Updates by the runtime that they were made with."""
+def _runtimes(findings: Findings) -> Counter[str]:
+    """Count the Updates of each runtime."""
     total: Counter[str] = Counter()
-    for event in found.rounds:
+    for event in findings.rounds:
         total.update(event.runtimes)
     return total
 

@@ -1,4 +1,4 @@
-"""The demo's walk: split, pre-train, export, serve, join, federate, train on, one more Round, tell."""
+"""The steps of the demo: split, pre-train, export, serve, join, federate, train on, one more Round, report."""
 
 import sys
 import tempfile
@@ -14,13 +14,13 @@ import typer
 
 from fanin.clients.data.examples import Examples, Split
 from fanin.clients.operator import Operator
+from fanin.commands.console.processes import follow_run
+from fanin.commands.console.show import event_text
+from fanin.commands.console.terminal import JsonOption, write_json
 from fanin.commands.demo.measure import measure_test
-from fanin.commands.demo.processes import DeviceEnvironment, Processes, look_at
+from fanin.commands.demo.processes import DeviceEnvironment, Processes, probe
 from fanin.commands.demo.report import Findings, json_row, print_table
-from fanin.commands.demo.tasks import TASKS, Task, Turn
-from fanin.commands.processes import follow_run
-from fanin.commands.show import describe
-from fanin.commands.terminal import JsonOption, write_json
+from fanin.commands.demo.tasks import TASKS, Task, TrainingPhase
 from fanin.datacenter.checkpoints.parameters import load_parameters, parameter_table, parameter_vector
 from fanin.datacenter.jobs.config import (
     DataSettings,
@@ -52,7 +52,7 @@ RUN_ID: Final = "demo"
 DEFAULT_MESH: Final = "pp=2,tp=2"
 MOMENTUM: Final = 0.9
 EVALUATED_AT_ONCE: Final = 256
-"""Samples of a rank: a few MB of activations."""
+"""Samples a rank: a few MB of activations."""
 VALIDATION: Final = 0.2
 PATIENCE: Final = 5
 MIN_DELTA: Final = 0.001
@@ -64,12 +64,12 @@ DEVICE_PYTHONS: Final = MappingProxyType(
         "tflite": Path(".venv-device-tflite/bin/python"),
     }
 )
-"""Where ``make devices`` puts the environment of each runtime."""
+"""The interpreters of the environments that ``make devices`` creates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What the user chose, and what follows from it."""
+    """The user's settings, and the values derived from them."""
 
     task: Task
     num_devices: int
@@ -83,26 +83,26 @@ class Setting:
 
     @property
     def graph_formats(self) -> tuple[str, ...]:
-        """What the devices' runtimes read, and ONNX, with which the demo itself measures."""
+        """The formats of the devices' runtimes, and ONNX, with which the demo measures."""
         others = any(part.name != "onnx" for part in self.environments)
         return ("onnx", "tflite") if others else ("onnx",)
 
 
 def demo(
-    devices: Annotated[int, typer.Option("--devices", help="How many devices take part.")] = 8,
+    devices: Annotated[int, typer.Option("--devices", help="Number of devices.")] = 8,
     rounds: Annotated[
         int,
-        typer.Option("--rounds", help="The most rounds before the second turn; 0: the data set's own."),
+        typer.Option("--rounds", help="Maximum rounds before the datacenter trains again; 0: the data set's default."),
     ] = 0,
-    dataset: Annotated[str, typer.Option("--dataset", help=f"What to train on: {', '.join(TASKS)}.")] = "digits",
+    dataset: Annotated[str, typer.Option("--dataset", help=f"Data set: {', '.join(TASKS)}.")] = "digits",
     runtimes: Annotated[
-        str, typer.Option("--runtimes", help="The devices' runtimes in turn, of onnx, litert and tflite.")
+        str, typer.Option("--runtimes", help="The devices' runtimes, in turn: onnx, litert, tflite.")
     ] = "onnx",
-    codec: Annotated[str, typer.Option("--codec", help=f"How updates travel: {', '.join(CODECS)}.")] = "fixed32",
+    codec: Annotated[str, typer.Option("--codec", help=f"Codec of the updates: {', '.join(CODECS)}.")] = "fixed32",
     alpha: Annotated[
         float, typer.Option("--alpha", help="Dirichlet alpha of the split: 0.1 very uneven, 100 even.")
     ] = 0.5,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed ends in the same version, bit for bit.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed; the final version of a seed is bit-identical.")] = 0,
     mesh: Annotated[
         str, typer.Option("--mesh", help="The datacenter's processes by axis: pp, dp_replicate, dp_shard, tp; or none.")
     ] = DEFAULT_MESH,
@@ -111,7 +111,7 @@ def demo(
         typer.Option("--device-python", help="Python of the devices' environment; once for each of --runtimes."),
     ] = None,
     delay_seed: Annotated[
-        int, typer.Option("--delay-seed", help="Devices wait seeded moments before they upload; -1: they do not.")
+        int, typer.Option("--delay-seed", help="Seed of random delays before uploads; -1: no delays.")
     ] = -1,
     state: Annotated[
         Path | None, typer.Option("--state", help="Keep everything in this new folder; default: a temporary one.")
@@ -120,8 +120,8 @@ def demo(
 ) -> None:
     """Train one model across a datacenter and devices, all on this machine: 1,797 handwritten digits, no network.
 
-    The datacenter pre-trains on a few of them with torchrun; a coordinator and the devices, processes of their own,
-    federate over the others by TLS; the datacenter trains on from the last version, and one more round runs.
+    The datacenter pre-trains on a few of them with torchrun. A coordinator and the devices, each in its own process,
+    federate over the others with TLS. The datacenter continues from the last version, and one more round runs.
     """
     started_s = time.monotonic()
     if rounds < 0 or delay_seed < -1:
@@ -157,7 +157,7 @@ def demo(
 
 
 def allowed_drop(num_public: int) -> float:
-    """Points of accuracy that int8 may cost: a few examples that fall the other way are chance among a hundred."""
+    """Return the allowed loss of int8 in points of accuracy. Among a hundred examples a few changes are chance."""
     return max(MAX_DROP_POINTS, 100.0 * MAX_FLIPS / num_public)
 
 
@@ -168,12 +168,12 @@ def _chosen(option: str, name: str, known: Mapping[str, Chosen]) -> Chosen:
 
 
 def _environments(runtimes: str, pythons: Sequence[Path]) -> tuple[DeviceEnvironment, ...]:
-    """What the devices' Pythons have, one for each runtime that was asked for."""
+    """Return the environment of the devices for each requested runtime."""
     names = [name.strip() for name in runtimes.split(",")]
     defaults = [_chosen("--runtimes", name, DEVICE_PYTHONS) for name in names]
     if pythons and len(pythons) != len(names):
         raise InvalidInput(f"--device-python: got {len(pythons)}, expected one for each of the runtimes {names}")
-    return tuple(look_at(python, name) for python, name in zip(pythons or defaults, names, strict=True))
+    return tuple(probe(python, name) for python, name in zip(pythons or defaults, names, strict=True))
 
 
 def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
@@ -218,7 +218,7 @@ def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
             final = operator.parameters(operator.version(RUN_ID).version)
         names = processes.device_names(setting.num_devices)
     _say("datacenter: training the centralised bound on all data in one place")
-    # A yardstick: thousands of steps on all the data, which a mesh would not change and at this size slows down.
+    # One process: a mesh would not change the result, and would slow thousands of steps of this size down.
     alone = replace(setting, mesh=MeshShape())
     centralised = _Job(folder / "centralised", alone, task.centralised).train(_together(split), untrained)
     models = {"pretrained": pretrained, "federated": federated, "final": final, "centralised": centralised}
@@ -261,11 +261,11 @@ def _join_all(processes: Processes, setting: Setting) -> None:
 
 
 def _follow(processes: Processes, operator: Operator, from_sequence: int) -> list[RunEvent]:
-    """What happens until the Run rests, told as it happens. Raises if a process ends meanwhile, or the Run fails."""
+    """Print and return the events until the Run ends. Raises an error if a process ends or the Run fails."""
     events = []
     for recorded in follow_run(operator, RUN_ID, from_sequence, processes.check):
         events.append(recorded.event)
-        _say(f"server: {describe(recorded.event)}")
+        _say(f"server: {event_text(recorded.event)}")
     last = events[-1]
     if isinstance(last, RunRested) and last.state is RunState.FAILED:
         raise InvalidInput(f"the run failed: {last.reason}; the logs of the processes are in {processes.folder}")
@@ -274,14 +274,14 @@ def _follow(processes: Processes, operator: Operator, from_sequence: int) -> lis
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A training job in a folder of its own."""
+    """A training job in its own folder."""
 
     folder: Path
     setting: Setting
-    turn: Turn
+    turn: TrainingPhase
 
     def train(self, examples: Examples, start: Float32s) -> Float32s:
-        """Train on these examples from these parameters, to a flat validation loss."""
+        """Train on these examples from these parameters until the validation loss is flat."""
         self.folder.mkdir()
         np.savez(self.folder / "data.npz", x=examples.x, y=examples.y)
         table = parameter_table(self.setting.task.app(self.setting.seed).module)
@@ -292,8 +292,8 @@ class _Job:
         return trained
 
 
-def job_config(task: Task, turn: Turn, folder: Path, mesh: MeshShape, seed: int) -> TrainConfig:
-    """A job on ``data.npz`` from ``initial.bin``, both in its folder."""
+def job_config(task: Task, turn: TrainingPhase, folder: Path, mesh: MeshShape, seed: int) -> TrainConfig:
+    """Return the config of a job with ``data.npz`` and ``initial.bin`` in its folder."""
     return TrainConfig(
         model=ModelSettings(app=task.where, layout=task.layout, initial=folder / "initial.bin"),
         data=DataSettings(examples=folder / "data.npz", held_fraction=VALIDATION),
@@ -305,7 +305,7 @@ def job_config(task: Task, turn: Turn, folder: Path, mesh: MeshShape, seed: int)
         evaluation=EvaluationSettings(
             batch_size=EVALUATED_AT_ONCE * mesh.num_parts, patience=turn.patience, min_delta=MIN_DELTA, keep="best"
         ),
-        # The models are small, and any machine has as many CPUs as it takes, but seldom as many GPUs.
+        # The models are small. Every machine has enough CPUs for them, but few have enough GPUs.
         parallel=ParallelSettings(mesh=mesh, microbatches=mesh.pp, device="cpu"),
         seed=seed,
     )

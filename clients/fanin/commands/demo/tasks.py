@@ -1,4 +1,4 @@
-"""What the demo can train: for each data set its split, its App, and the settings that suit it."""
+"""The tasks of the demo: for each data set its split, its App and suitable settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from fanin.edge.export import App
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """How the datacenter trains once: to a validation loss that was flat for ``patience`` epochs."""
+class TrainingPhase:
+    """One training in the datacenter, until the validation loss is flat for ``patience`` epochs."""
 
     learning_rate: float
     batch_size: int = 16
@@ -27,12 +27,20 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One data set and how it is trained.
+    """One data set and its training.
 
-    ``split`` maps (devices, alpha, seed) to its parts; ``where`` is the App as a job of the datacenter finds it,
-    ``app`` the same for a seed, ``layout`` says where its module is cut and what of it is split. ``pretrain``,
-    ``second_turn`` and ``centralised`` are the datacenter's settings; the devices' are ``local_epochs`` and
-    ``local_learning_rate``, for at most ``max_rounds`` by default.
+    Attributes:
+        noun: The word for its examples.
+        split: Maps (devices, alpha, seed) to the parts of the data.
+        where: The App's import path, for a job of the datacenter.
+        app: Creates the App for a seed.
+        layout: How the module is cut into stages and split over ranks.
+        pretrain: The first training in the datacenter.
+        second_turn: The training after the federation.
+        centralised: The training on all data in one place.
+        local_epochs: Epochs of a device in a Round.
+        local_learning_rate: Learning rate of a device.
+        max_rounds: Default limit of the Rounds.
     """
 
     noun: str
@@ -40,15 +48,15 @@ class Task:
     where: str
     app: Callable[[int], App]
     layout: LayoutSettings
-    pretrain: Turn
-    second_turn: Turn
-    centralised: Turn
+    pretrain: TrainingPhase
+    second_turn: TrainingPhase
+    centralised: TrainingPhase
     local_epochs: int
     local_learning_rate: float
     max_rounds: int
 
 
-FROM_SCRATCH: Final = Turn(learning_rate=0.05)
+FROM_SCRATCH: Final = TrainingPhase(learning_rate=0.05)
 TASKS: Final[Mapping[str, Task]] = MappingProxyType(
     {
         "digits": Task(
@@ -56,13 +64,13 @@ TASKS: Final[Mapping[str, Task]] = MappingProxyType(
             split=split_digits,
             where="fanin.datacenter.models.digits_app:app",
             app=digits_app,
-            # Its one matrix is split by classes; convolutions are whole on every rank, as what no pattern names is.
+            # The one matrix is split by classes. Every rank has all convolutions, because no pattern names them.
             layout=LayoutSettings(
                 layers="convolutions", num_layers=2, outputs=("flatten", "head"), plan={"head": "logits"}
             ),
             pretrain=FROM_SCRATCH,
-            # A few gentle epochs: on 100 digits more would undo what the devices' 1,157 taught.
-            second_turn=Turn(learning_rate=0.01, max_epochs=10, patience=3),
+            # A few gentle epochs: more on 100 digits would undo the training on the devices' 1,157.
+            second_turn=TrainingPhase(learning_rate=0.01, max_epochs=10, patience=3),
             centralised=FROM_SCRATCH,
             local_epochs=5,
             local_learning_rate=0.1,
@@ -80,9 +88,9 @@ TASKS: Final[Mapping[str, Task]] = MappingProxyType(
                 plan={"hidden.0": "column", "head": "row"},
                 feed_forward=HIDDEN,
             ),
-            pretrain=Turn(learning_rate=0.02, max_epochs=20, patience=5),
-            second_turn=Turn(learning_rate=0.002, max_epochs=3, patience=3),
-            centralised=Turn(learning_rate=0.05, batch_size=64, max_epochs=8, patience=2),
+            pretrain=TrainingPhase(learning_rate=0.02, max_epochs=20, patience=5),
+            second_turn=TrainingPhase(learning_rate=0.002, max_epochs=3, patience=3),
+            centralised=TrainingPhase(learning_rate=0.05, batch_size=64, max_epochs=8, patience=2),
             local_epochs=1,
             local_learning_rate=0.02,
             max_rounds=10,

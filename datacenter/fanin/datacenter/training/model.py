@@ -7,8 +7,10 @@ from typing import Final
 import numpy as np
 import torch
 
-from fanin.clients.data.examples import UNREADABLE, Examples, check_examples, hold_out, read_npz
+from fanin.clients.data.examples import Examples, check_examples
 from fanin.clients.data.files import default_places, read_files
+from fanin.clients.data.npz import UNREADABLE, read_npz
+from fanin.clients.data.partitions import hold_out
 from fanin.clients.data.public import SHAKESPEARE as SHAKESPEARE_FILES
 from fanin.datacenter.checkpoints.parameters import load_parameters, trained_module
 from fanin.datacenter.data.masked import MaskedSamples

@@ -1,0 +1,107 @@
+"""Examples in .npz files, read without pickle."""
+
+import lzma
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fanin.clients.data.examples import Examples, shape_fault, value_fault
+from fanin.clients.data.stores import MIN_EXAMPLES, MemoryStore, memory_store
+from fanin.edge.runtimes.base import Inputs
+from fanin.protos.errors import InvalidInput
+
+UNREADABLE: Final = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
+"""Errors of numpy and zipfile for files of another format. RuntimeError: the file is encrypted or has an unknown
+compression. Most of the others come from a header that does not describe an array."""
+
+
+def open_npz(path: Path, partition: int, validation_fraction: float) -> MemoryStore:
+    """Create the store of an .npz file with arrays ``x`` and ``y`` (see ``read_npz`` and ``memory_store``).
+
+    Raises:
+        InvalidInput: The file is no such file, or has a single example.
+    """
+    examples = read_npz(path)
+    if len(examples) < MIN_EXAMPLES:
+        raise InvalidInput(f"{path}: got 1 example, expected at least {MIN_EXAMPLES}: one is held out for validation")
+    return memory_store(examples, partition, validation_fraction)
+
+
+def read_npz(path: Path) -> Examples:
+    """Read examples from an .npz file.
+
+    The file holds ``x`` (n, ...), floats, tokens or bytes, and ``y``, labels, tokens or floats. Pickled objects are
+    rejected.
+
+    Raises:
+        InvalidInput: The file cannot be read. The message names the file, the array and the fix.
+    """
+    try:
+        with path.open("rb") as file:
+            x, y = _arrays(path, file)
+    except FileNotFoundError as exc:
+        raise InvalidInput(f"{path}: no such file; expected an .npz file with arrays x and y") from exc
+    except UNREADABLE as exc:
+        raise InvalidInput(f"{path}: not a readable .npz file of plain arrays ({exc})") from exc
+    fault = _dtype_fault(x, y) or shape_fault(x, y) or value_fault(x, y)
+    if fault is not None:
+        raise InvalidInput(f"{path}: {fault}")
+    return Examples(x=x.astype(np.uint8, copy=False) if x.dtype == np.uint8 else _narrow(x), y=_narrow(y))
+
+
+def _arrays(path: Path, file: BinaryIO) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
+    archive = np.load(file, allow_pickle=False)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise InvalidInput(f"{path}: got a single array, expected an .npz file with arrays x and y")
+    with archive:
+        missing = [key for key in ("x", "y") if key not in archive]
+        if missing:
+            raise InvalidInput(f"{path}: got arrays {sorted(archive)}, expected x and y; missing {missing}")
+        return _array(path, archive, "x"), _array(path, archive, "y")
+
+
+def _array(path: Path, archive: Mapping[str, object], key: str) -> npt.NDArray[np.generic]:
+    array = archive[key]
+    # numpy returns a member that is not in its array format as bytes.
+    if not isinstance(array, np.ndarray):
+        raise InvalidInput(f"{path}: {key} is {type(array).__name__}, expected an array as numpy.savez writes it")
+    return array
+
+
+def _dtype_fault(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> str | None:
+    if x.dtype.kind != "f" and x.dtype not in (np.int32, np.uint8):
+        return (
+            f"got x of {x.dtype}, expected floats, scaled as the model wants them (x.astype('float32') / 255), "
+            "tokens (x.astype('int32')), or bytes for a bundle with preprocess (x.astype('uint8'))"
+        )
+    if y.dtype.kind not in "iuf":
+        return f"got y of {y.dtype}, expected integers (y.astype('int32')), or floats for a model of values"
+    return None
+
+
+def _narrow(array: npt.NDArray[np.generic]) -> Inputs:
+    """Convert floats to float32 and integers to int32."""
+    return array.astype(np.float32, copy=False) if array.dtype.kind == "f" else array.astype(np.int32, copy=False)

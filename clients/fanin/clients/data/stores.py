@@ -1,0 +1,111 @@
+"""Example stores: the source of a device's examples, and its snapshot for one Round."""
+
+import logging
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from fanin.clients.data.examples import Examples
+from fanin.clients.data.partitions import hold_out
+from fanin.protos.errors import InvalidInput
+
+LOG = logging.getLogger("fanin.clients")
+HOLD_OUT_STREAM: Final = 0x686F6C64
+"""Separates the generator of the validation part from all other generators of a partition."""
+MIN_EXAMPLES: Final = 2
+"""One example for training and one for validation."""
+
+
+class ExampleStore(Protocol):
+    """The source of a device's examples.
+
+    A device reads the three attributes once at the start of each Round (``snapshot``) and uses these values until the
+    Round ends. So the data may grow while the client runs, by these rules:
+
+    - Return a new ``Examples`` when the data has changed, and the same object while it has not: work on it is cached.
+      Do not change the arrays of one that was returned.
+    - ``train`` and ``validation`` share no example. An example never moves from one to the other, so it does not matter
+      that they are read one after the other.
+    - ``partition`` is the index of this device's part of all data. The seed of a device's random choices is
+      (seed, partition, round).
+
+    An attribute that raises, or that is of another type, gives up the Round's Assignment with that reason. The device
+    takes part in the next Round.
+    """
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def train(self) -> Examples: ...
+
+    @property
+    def validation(self) -> Examples: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryStore:
+    """An example store in memory."""
+
+    partition: int
+    train: Examples
+    validation: Examples
+
+    def __post_init__(self) -> None:
+        if self.partition < 0:
+            raise ValueError(f"example store: got partition {self.partition}, expected 0 or more")
+
+
+def snapshot(store: ExampleStore) -> MemoryStore:
+    """Read a store once, for one Round.
+
+    Raises:
+        InvalidInput: An attribute cannot be read, or has another type or value than ``ExampleStore`` says.
+    """
+    partition = _attribute(store, "partition")
+    if not isinstance(partition, int | np.integer) or partition < 0:
+        raise InvalidInput(f"example store: partition: got {partition!r}, expected an integer of at least 0")
+    train, validation = _part(store, "train"), _part(store, "validation")
+    return MemoryStore(partition=int(partition), train=train, validation=validation)
+
+
+def memory_store(examples: Examples, partition: int, validation_fraction: float) -> MemoryStore:
+    """Create a store that holds out the same validation part each time, at least one example on either side.
+
+    Args:
+        examples: All examples of the device.
+        partition: The index of this part of all data; it seeds the choice of the validation part.
+        validation_fraction: Share of the examples that is held out, between 0 and 1.
+
+    Raises:
+        ValueError: The fraction is out of range, or there is a single example.
+    """
+    if not 0.0 < validation_fraction < 1.0:
+        raise ValueError(f"example store: got validation fraction {validation_fraction}, expected between 0 and 1")
+    if len(examples) < MIN_EXAMPLES:
+        raise ValueError(f"example store: got {len(examples)} example, expected at least {MIN_EXAMPLES}")
+    num_held = min(max(1, round(len(examples) * validation_fraction)), len(examples) - 1)
+    rng = np.random.default_rng([HOLD_OUT_STREAM, partition])
+    train, validation = hold_out(examples, num_held, rng)
+    return MemoryStore(partition=partition, train=train, validation=validation)
+
+
+def _part(store: ExampleStore, name: str) -> Examples:
+    part = _attribute(store, name)
+    if not isinstance(part, Examples):
+        raise InvalidInput(
+            f"example store: {name}: got {type(part).__name__}, "
+            "expected fanin.clients.data.examples.Examples(x=..., y=...)"
+        )
+    return part
+
+
+def _attribute(store: ExampleStore, name: str) -> object:
+    try:
+        value: object = getattr(store, name)
+    except Exception as exc:
+        # A store is the app's code, which may raise anything.
+        LOG.exception("example store: %s cannot be read", name)
+        raise InvalidInput(f"example store: {name}: {type(exc).__name__}: {exc}") from exc
+    return value

@@ -1,0 +1,9 @@
+"""The device's session: a state machine that decides the next action of a device.
+
+Reading order:
+
+- ``events``: the phases, the events that a driver reports, the actions that it carries out
+- ``machine``: the transition table
+- ``outcomes``: the event for an error
+- ``progress``: the log line for an event
+"""

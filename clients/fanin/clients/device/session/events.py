@@ -1,0 +1,168 @@
+"""The vocabulary of a device's session: its phases, the events that it accepts and the actions that it requests.
+
+A driver (``client``, or ``testing.device`` on a virtual clock) carries out one action and reports its outcome as an
+event. ``machine`` has the table that leads from one to the other.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from fanin.protos.messages import Assignment, CheckInAnswer, Publication, UploadReply
+
+
+class SessionPhase(Enum):
+    """The state of a session."""
+
+    ENROLLING = "enrolling"
+    IDLE = "idle"
+    REFRESHING = "refreshing"
+    FETCHING = "fetching"
+    TRAINING = "training"
+    SENDING = "sending"
+    REPORTING = "reporting"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enrolled:
+    """The coordinator has registered this device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The coordinator has answered a check-in."""
+
+    answer: CheckInAnswer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refreshed:
+    """The newest Version is downloaded and verified, and is served if it passes the checks of ``Serving``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """Bundle and Version are downloaded and verified."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateStored:
+    """Training has ended and its Update is stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replied:
+    """An upload or a report has ended with this reply."""
+
+    reply: UploadReply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """The connection broke, the coordinator asked for a retry, or this device's disk is full."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moot:
+    """The coordinator no longer knows the Assignment, or does not accept this Update."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unable:
+    """This device cannot do the work: a download does not verify, or training failed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denied:
+    """The coordinator does not know this device, or rejects its token."""
+
+    reason: str
+
+
+SessionEvent = Enrolled | Answered | Refreshed | Fetched | UpdateStored | Replied | Lost | Moot | Unable | Denied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enroll:
+    """Register this device with the coordinator."""
+
+    label: ClassVar[str] = "enroll"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poll:
+    """Check in and ask for an Assignment."""
+
+    label: ClassVar[str] = "checkin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refresh:
+    """Download, verify and serve a newer Version."""
+
+    label: ClassVar[str] = "refresh"
+    publication: Publication
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Download and verify the Bundle and the Version of the Assignment."""
+
+    label: ClassVar[str] = "fetch"
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """Create the Update, unless it is stored already."""
+
+    label: ClassVar[str] = "train"
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Upload the Update."""
+
+    label: ClassVar[str] = "send"
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandon:
+    """Report that this device gives up the Assignment."""
+
+    label: ClassVar[str] = "giveup"
+    assignment: Assignment
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndSession:
+    """End, and report the reason to the user."""
+
+    label: ClassVar[str] = "stop"
+    reason: str
+
+
+SessionAction = Enroll | Poll | Refresh | Fetch | Train | Send | Abandon | EndSession
+"""``label`` names the action in the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The next action and when to do it.
+
+    ``pause_s`` is the delay in seconds. ``forget`` is the id of an Assignment whose Update is no longer needed.
+    """
+
+    action: SessionAction
+    pause_s: float = 0.0
+    forget: str = ""

@@ -1,0 +1,256 @@
+"""The device's session as a state machine: which action follows which event.
+
+1. Every transition is in ``TRANSITIONS``.
+2. The machine has no clock and no IO. ``step(event, rng)`` returns the next session and the next action. A driver
+   (``client`` on threads, ``testing`` on a virtual clock) carries the action out and reports its outcome as an event.
+3. An event that the table does not list raises ``IllegalSessionEvent`` and changes nothing.
+
+The usual path is ENROLLING once, then IDLE (check in) -> FETCHING -> TRAINING -> SENDING -> IDLE. After a failure of
+the connection or the coordinator the session repeats the step, with a pause that doubles each time. It drops an
+Assignment that has become moot.
+
+The answer to a check-in without work may name a newer Version than the served one: IDLE -> REFRESHING -> IDLE. A
+failure there returns to IDLE after the same doubling pause, because work is more important than a newer Version.
+
+A session is never stored. A device that restarts checks in and receives the same Assignment again. Its cache still
+holds the downloaded Chunks and the Update.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from fanin.clients.device.session.events import (
+    Abandon,
+    Answered,
+    Denied,
+    EndSession,
+    Enroll,
+    Enrolled,
+    Fetch,
+    Fetched,
+    Lost,
+    Moot,
+    Poll,
+    Refresh,
+    Refreshed,
+    Replied,
+    Send,
+    SessionAction,
+    SessionEvent,
+    SessionPhase,
+    Step,
+    Train,
+    Unable,
+    UpdateStored,
+)
+from fanin.protos.messages import (
+    Assigned,
+    Assignment,
+    Publication,
+    Rejected,
+    RejectReason,
+    UpdateState,
+    Wait,
+)
+
+FIRST_PAUSE_S: Final = 0.25
+LONGEST_PAUSE_S: Final = 60.0
+REFUSED_PAUSE_S: Final = 5.0
+"""Pause after an Assignment that this device gave up: no busy loop, and in time for the next Round."""
+
+
+class IllegalSessionEvent(Exception):
+    """An event that is illegal in the session's phase: a bug of the driver."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """The state of one device's session.
+
+    ``num_lost`` counts consecutive failures of the connection. ``newest`` is the Version to refresh to.
+    """
+
+    phase: SessionPhase = SessionPhase.ENROLLING
+    assignment: Assignment | None = None
+    newest: Publication | None = None
+    failure: str = ""
+    num_lost: int = 0
+    num_accepted: int = 0
+
+    def begin(self) -> Step:
+        """Return the first step."""
+        return Step(action=_action_of(self))
+
+    def step(self, event: SessionEvent, rng: random.Random) -> tuple["Session", Step]:
+        """Return the session after ``event`` and the next step. Raises IllegalSessionEvent."""
+        transition = TRANSITIONS.get((self.phase, type(event)))
+        if transition is None:
+            raise IllegalSessionEvent(f"session: {type(event).__name__} in phase {self.phase.value}")
+        return transition(self, event, rng)
+
+
+def _action_of(state: Session) -> SessionAction:
+    if state.phase is SessionPhase.ENROLLING:
+        return Enroll()
+    if state.phase is SessionPhase.IDLE:
+        return Poll()
+    if state.phase is SessionPhase.REFRESHING:
+        assert state.newest is not None, "refreshing without a version"
+        return Refresh(publication=state.newest)
+    if state.phase is SessionPhase.STOPPED:
+        return EndSession(reason=state.failure)
+    assert state.assignment is not None, f"{state.phase} without an assignment"
+    match state.phase:
+        case SessionPhase.FETCHING:
+            return Fetch(assignment=state.assignment)
+        case SessionPhase.TRAINING:
+            return Train(assignment=state.assignment)
+        case SessionPhase.SENDING:
+            return Send(assignment=state.assignment)
+        case _:
+            return Abandon(assignment=state.assignment, reason=state.failure)
+
+
+def _to(state: Session, phase: SessionPhase, pause_s: float = 0.0) -> tuple[Session, Step]:
+    after = replace(state, phase=phase, num_lost=0)
+    return after, Step(action=_action_of(after), pause_s=pause_s)
+
+
+def _drop(state: Session, pause_s: float = 0.0, num_accepted: int = 0) -> tuple[Session, Step]:
+    forget = "" if state.assignment is None else state.assignment.assignment_id
+    after = replace(
+        state,
+        phase=SessionPhase.IDLE,
+        assignment=None,
+        failure="",
+        num_lost=0,
+        num_accepted=state.num_accepted + num_accepted,
+    )
+    return after, Step(action=_action_of(after), pause_s=pause_s, forget=forget)
+
+
+def _enrolled(state: Session, _event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
+    return _to(state, SessionPhase.IDLE)
+
+
+def _answered(state: Session, event: SessionEvent, rng: random.Random) -> tuple[Session, Step]:
+    assert isinstance(event, Answered)
+    match event.answer:
+        case Assigned():
+            return _to(replace(state, assignment=event.answer.assignment), SessionPhase.FETCHING)
+        case Wait(newest=newest) as wait:
+            return _wait(state, newest, rng.uniform(wait.retry_min_s, wait.retry_max_s))
+        case Rejected(reason=RejectReason.UPGRADE, text=text):
+            return _stop(state, text)
+        case Rejected(newest=newest):
+            # No current Run fits this device; a later one may.
+            return _wait(state, newest, rng.uniform(LONGEST_PAUSE_S / 2, LONGEST_PAUSE_S))
+
+
+def _wait(state: Session, newest: Publication | None, pause_s: float) -> tuple[Session, Step]:
+    if newest is None:
+        return _to(state, SessionPhase.IDLE, pause_s)
+    # Keep num_lost: if only the download fails, its pauses must double too.
+    after = replace(state, phase=SessionPhase.REFRESHING, newest=newest)
+    return after, Step(action=_action_of(after), pause_s=pause_s)
+
+
+def _refreshed(state: Session, _event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
+    return _to(replace(state, newest=None), SessionPhase.IDLE)
+
+
+def _not_refreshed(state: Session, event: SessionEvent, rng: random.Random) -> tuple[Session, Step]:
+    return _lost(replace(state, phase=SessionPhase.IDLE, newest=None), event, rng)
+
+
+def _fetched(state: Session, _event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
+    return _to(state, SessionPhase.TRAINING)
+
+
+def _trained(state: Session, _event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
+    return _to(state, SessionPhase.SENDING)
+
+
+def _replied(state: Session, event: SessionEvent, rng: random.Random) -> tuple[Session, Step]:
+    assert isinstance(event, Replied)
+    if state.phase is SessionPhase.REPORTING:
+        return _drop(state, REFUSED_PAUSE_S)
+    match event.reply.update_state:
+        case UpdateState.ACCEPTED:
+            return _drop(state, num_accepted=1)
+        case UpdateState.DISCARDED:
+            return _drop(state)
+        case UpdateState.RECEIVING | UpdateState.RECEIVED:
+            # The stream ended before the verdict, as after a broken connection; the received bytes still count.
+            return _lost(state, event, rng)
+
+
+def _lost(state: Session, _event: SessionEvent, rng: random.Random) -> tuple[Session, Step]:
+    longest = min(FIRST_PAUSE_S * 2.0**state.num_lost, LONGEST_PAUSE_S)
+    after = replace(state, num_lost=min(state.num_lost + 1, 32))
+    # Half of the pause is random, so that devices do not reconnect all at once.
+    return after, Step(action=_action_of(after), pause_s=rng.uniform(longest / 2, longest))
+
+
+def _moot(state: Session, _event: SessionEvent, rng: random.Random) -> tuple[Session, Step]:
+    return _drop(state, rng.uniform(FIRST_PAUSE_S / 2, FIRST_PAUSE_S))
+
+
+def _unable(state: Session, event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
+    assert isinstance(event, Unable)
+    return _to(replace(state, failure=event.reason), SessionPhase.REPORTING)
+
+
+def _denied(state: Session, event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
+    assert isinstance(event, Denied)
+    return _stop(state, event.reason)
+
+
+def _stop(state: Session, reason: str) -> tuple[Session, Step]:
+    after = replace(state, phase=SessionPhase.STOPPED, failure=reason)
+    return after, Step(action=EndSession(reason=reason))
+
+
+Transition = Callable[[Session, SessionEvent, random.Random], tuple[Session, Step]]
+
+_REPEATED: Final = (
+    SessionPhase.ENROLLING,
+    SessionPhase.IDLE,
+    SessionPhase.FETCHING,
+    SessionPhase.TRAINING,
+    SessionPhase.SENDING,
+    SessionPhase.REPORTING,
+)
+"""The phases whose step is repeated after a failure of the connection."""
+_CALLING: Final = (
+    SessionPhase.ENROLLING,
+    SessionPhase.IDLE,
+    SessionPhase.REFRESHING,
+    SessionPhase.FETCHING,
+    SessionPhase.SENDING,
+    SessionPhase.REPORTING,
+)
+
+TRANSITIONS: Final[Mapping[tuple[SessionPhase, type[SessionEvent]], Transition]] = MappingProxyType(
+    {
+        (SessionPhase.ENROLLING, Enrolled): _enrolled,
+        (SessionPhase.IDLE, Answered): _answered,
+        **{(SessionPhase.REFRESHING, kind): _not_refreshed for kind in (Lost, Moot, Unable)},
+        (SessionPhase.REFRESHING, Refreshed): _refreshed,
+        (SessionPhase.FETCHING, Fetched): _fetched,
+        (SessionPhase.FETCHING, Moot): _moot,
+        (SessionPhase.FETCHING, Unable): _unable,
+        (SessionPhase.TRAINING, UpdateStored): _trained,
+        (SessionPhase.TRAINING, Unable): _unable,
+        (SessionPhase.SENDING, Replied): _replied,
+        (SessionPhase.SENDING, Moot): _moot,
+        (SessionPhase.SENDING, Unable): _unable,
+        (SessionPhase.REPORTING, Replied): _replied,
+        (SessionPhase.REPORTING, Moot): _moot,
+        **{(phase, Lost): _lost for phase in _REPEATED},
+        **{(phase, Denied): _denied for phase in _CALLING},
+    }
+)

@@ -1,0 +1,37 @@
+"""The progress lines of a device: one line for each step of a Round.
+
+The client logs the lines at INFO. ``fanin join`` shows them on standard error; an app does not see them unless
+it configures the logger ``fanin.clients``.
+"""
+
+from fanin.clients.device.session import events as e
+from fanin.clients.device.session import machine as s
+from fanin.protos.messages import Assigned, UpdateState, UploadReply
+
+
+def progress(session: s.Session, event: e.SessionEvent) -> str | None:
+    """Return the line for an event that this session is about to process; None if it needs none."""
+    match event:
+        case e.Enrolled():
+            return "enrolled; waiting for work"
+        case e.Answered(answer=Assigned(assignment=work)):
+            return f"round {work.round} of run {work.run_id}: fetching version {work.version.number}"
+        case e.Fetched():
+            return f"{_round(session)}: training"
+        case e.UpdateStored():
+            return f"{_round(session)}: uploading"
+        case e.Replied(reply=UploadReply(update_state=UpdateState.ACCEPTED)):
+            return f"{_round(session)}: update accepted ({session.num_accepted + 1} so far); waiting for work"
+        case e.Replied(reply=UploadReply(update_state=UpdateState.DISCARDED)) if (
+            session.phase is e.SessionPhase.SENDING
+        ):
+            return f"{_round(session)}: update discarded, the round has closed; waiting for work"
+        case e.Replied() if session.phase is e.SessionPhase.REPORTING:
+            return f"{_round(session)}: given up; waiting for work"
+        case _:
+            return None
+
+
+def _round(session: s.Session) -> str:
+    assert session.assignment is not None, f"{session.phase} without an assignment"
+    return f"round {session.assignment.round} of run {session.assignment.run_id}"

@@ -1,0 +1,20 @@
+"""The folder of a device.
+
+    lock                     held by the process that runs this device
+    device.key               the Ed25519 key that identifies this device
+    seen.json                {run id: highest verified Version number}
+    served                   the Publication of the served model
+    chunks/<sha256>          verified Chunks; the least recently used ones are removed first
+    chunks/<sha256>.part     a Chunk whose download is incomplete
+    updates/<assignment>.header, .payload
+
+Files with other names (``.DS_Store``, ``lost+found``) are ignored and never removed.
+
+Reading order:
+
+- ``cache``: the folder as a whole, its lock and its key
+- ``chunks``: downloaded Chunks
+- ``updates``: Updates that the coordinator has not accepted yet
+- ``records``: the highest Version of each Run, and the served Publication
+- ``files``: durable writes and the listing of a folder
+"""

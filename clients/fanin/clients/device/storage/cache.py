@@ -1,0 +1,65 @@
+"""A device's folder: its lock, its key, and the stores in it. The package's docstring lists the files."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from fanin.clients.device.storage.chunks import ChunkStore
+from fanin.clients.device.storage.records import Records
+from fanin.clients.device.storage.updates import UpdateStore
+from fanin.edge.bundles.keys import SigningKey, load_or_create_key
+from fanin.protos.errors import Conflict
+
+DEFAULT_MAX_BYTES: Final = 256 << 20
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Reserve a device's folder for this process: two processes would remove each other's Updates.
+
+    The kernel holds the lock, so it is released when the process ends, however it ends.
+
+    Raises:
+        Conflict: Another process holds the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise Conflict(f"{folder}: in use by another process; stop it, or give another --state") from exc
+        yield
+
+
+class Cache:
+    """A device's folder; one process at a time may use it (``hold_folder``).
+
+    Args:
+        folder: The folder; it is created if it is missing.
+        max_bytes: Bytes of Chunks that are kept.
+
+    Attributes:
+        chunks: Downloaded Chunks.
+        updates: Updates that the coordinator has not accepted yet.
+        records: The highest Version of each Run, and the served Publication.
+
+    Raises:
+        Corrupted: The record of the highest Versions is damaged.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        self._folder = folder
+        self.chunks = ChunkStore(folder / "chunks", max_bytes)
+        self.updates = UpdateStore(folder / "updates")
+        self.records = Records(folder)
+
+    @staticmethod
+    def is_device(folder: Path) -> bool:
+        """Return whether a folder belongs to a device."""
+        return (folder / "device.key").is_file()
+
+    def key(self) -> SigningKey:
+        """Return the device's key, created on first use."""
+        return load_or_create_key(self._folder / "device.key")

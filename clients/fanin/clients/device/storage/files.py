@@ -1,0 +1,23 @@
+"""File helpers of a device's folder."""
+
+import os
+import re
+from pathlib import Path
+
+from fanin.edge.files import replace_file
+from fanin.protos.errors import StorageFull
+
+
+def own_files(folder: Path, name: re.Pattern[str]) -> list[Path]:
+    """Return the regular files in a folder whose whole name matches ``name``; other files are foreign."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if name.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)]
+    return [folder / each for each in names]
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Replace a file durably: the old content does not come back after a power cut. Raises StorageFull."""
+    try:
+        replace_file(path, data)
+    except OSError as exc:
+        raise StorageFull(f"{path}: cannot be written ({exc})") from exc

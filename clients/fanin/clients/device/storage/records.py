@@ -1,0 +1,58 @@
+"""Small durable records of a device: the highest Version of each Run, and the served Publication."""
+
+import json
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from fanin.clients.device.storage.files import replace
+from fanin.protos.convert import publication_from_proto, publication_to_proto
+from fanin.protos.errors import Corrupted, InvalidInput
+from fanin.protos.messages import Publication
+from fanin.v1 import fleet_pb2 as pb
+
+
+class Records:
+    """The records in a device's folder. Raises Corrupted if the record of the highest Versions is damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        self._versions = folder / "seen.json"
+        self._served = folder / "served"
+        # Read the record now: an error is reported at the start, not in the middle of the first Assignment.
+        self._highest_versions()
+
+    def highest_version(self, run_id: str) -> int:
+        """Return the highest Version number that this device has verified in a Run; -1 for none."""
+        return self._highest_versions().get(run_id, -1)
+
+    def raise_version(self, run_id: str, number: int) -> None:
+        """Record a verified Version number, unless a higher one is recorded. Raises StorageFull.
+
+        The record is durable before this returns: otherwise a coordinator could offer an old Version again.
+        """
+        versions = self._highest_versions()
+        if versions.get(run_id, -1) >= number:
+            return
+        replace(self._versions, json.dumps(versions | {run_id: number}).encode())
+
+    def put_served(self, publication: Publication) -> None:
+        """Record the Publication of the served model. The record is durable before this returns. Raises StorageFull."""
+        replace(self._served, publication_to_proto(publication).SerializeToString())
+
+    def served(self) -> Publication | None:
+        """Return the Publication of the model that was served last; None if no readable record exists."""
+        try:
+            return publication_from_proto(pb.Publication.FromString(self._served.read_bytes()))
+        except (FileNotFoundError, DecodeError, InvalidInput):
+            return None
+
+    def _highest_versions(self) -> dict[str, int]:
+        path = self._versions
+        try:
+            versions = dict(json.loads(path.read_text())) if path.exists() else {}
+            if not all(isinstance(name, str) and type(number) is int for name, number in versions.items()):
+                raise ValueError("expected an object of version numbers by run")
+            return versions
+        except (ValueError, TypeError) as exc:
+            # Without the record an old Version would be accepted again; the operator of the device must decide.
+            raise Corrupted(f"{path}: not readable ({exc}); remove it to forget which versions were seen") from exc

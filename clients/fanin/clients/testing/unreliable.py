@@ -1,0 +1,115 @@
+"""A coordinator as an unreliable device sees it: calls break, and Updates are false."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fanin.clients.testing.habits import FalseUpdate, Habits, falsify
+from fanin.clients.testing.loopback import Fleet
+from fanin.protos import messages as m
+from fanin.protos.errors import Conflict, InvalidInput, NotFound, Unavailable
+
+T = TypeVar("T")
+Note = Callable[[str, str], None]
+"""Logs an event: (who, text)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class UnreliableFleet:
+    """The coordinator of one device with these habits: its calls break, and its Updates may be false.
+
+    ``overheard`` maps each device that shares it to the id of its newest Assignment.
+    """
+
+    fleet: Fleet
+    habits: Habits
+    rng: random.Random
+    overheard: dict[str, str] = field(default_factory=dict)
+    note: Note = lambda who, what: None
+    _earlier: m.UpdateHeader | None = None
+
+    async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
+        """See Fleet."""
+        cut = self._cut()
+        self._break(device, "check-in", cut, "before")
+        answer = await self.fleet.check_in(device, check_in)
+        if isinstance(answer, m.Assigned):
+            self.overheard[device] = answer.assignment.assignment_id
+        self._break(device, "check-in", cut, "after")
+        return answer
+
+    async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
+        """See Fleet."""
+        cut = self._cut()
+        self._break(device, "download", cut, "before")
+        async with _closed_after(self.fleet.download(device, download)) as stream:
+            async for data in stream:
+                self._break(device, "download", cut, "within")
+                yield data
+        self._break(device, "download", cut, "after")
+
+    async def upload(
+        self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
+    ) -> AsyncIterator[m.UploadReply]:
+        """See Fleet."""
+        update = self._update(device, header)
+        cut = self._cut()
+        self._break(device, "upload", cut, "before")
+        end = self.rng.randrange(header.payload.size_bytes + 1) if cut == "within" else header.payload.size_bytes
+        try:
+            sent = self._sent(device, update, pieces, end)
+            async with _closed_after(self.fleet.upload(device, update.header, sent)) as replies:
+                async for reply in replies:
+                    if reply.update_state is m.UpdateState.ACCEPTED:
+                        self._earlier = update.header
+                        self._break(device, "upload", cut, "after")
+                    yield reply
+        except (InvalidInput, NotFound, Conflict) as exc:
+            self.note(device, f"is refused: {type(exc).__name__}: {exc}")
+            raise
+
+    async def report(self, device: str, report: m.Report) -> m.UploadReply:
+        """See Fleet."""
+        cut = self._cut()
+        self._break(device, "report", cut, "before")
+        reply = await self.fleet.report(device, report)
+        self._break(device, "report", cut, "after")
+        return reply
+
+    async def _sent(
+        self, device: str, update: FalseUpdate, pieces: AsyncIterator[m.Piece], end: int
+    ) -> AsyncIterator[m.Piece]:
+        async for piece in pieces:
+            await asyncio.sleep(self.rng.uniform(0.0, self.habits.piece_s))
+            if piece.offset + len(piece.data) > end:
+                self._break(device, "upload", "within", "within")
+            yield update.piece(piece)
+
+    def _update(self, device: str, header: m.UpdateHeader) -> FalseUpdate:
+        if self.rng.random() >= self.habits.lie:
+            return FalseUpdate(header=header)
+        lie = self.rng.choice(self.habits.lies)
+        others = [assignment_id for name, assignment_id in self.overheard.items() if name != device]
+        self.note(device, f"lies: {lie.value}")
+        return falsify(lie, header, self._earlier, self.rng.choice(others) if others else "")
+
+    def _cut(self) -> str:
+        return self.rng.choice(("before", "within", "after")) if self.rng.random() < self.habits.cut else ""
+
+    def _break(self, device: str, what: str, cut: str, when: str) -> None:
+        if cut == when:
+            self.note(device, f"the line broke: {what}, {when}")
+            raise Unavailable(f"the line broke: {what}, {when}")
+
+
+@asynccontextmanager
+async def _closed_after(stream: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Close a stream when its reader ends, even by an exception."""
+    try:
+        yield stream
+    finally:
+        if isinstance(stream, AsyncGenerator):
+            await stream.aclose()

@@ -1,0 +1,9 @@
+"""Helpers that the subcommands share.
+
+Reading order:
+
+- ``terminal``: typed options, progress, JSON output, the connection of an operator
+- ``show``: Runs and their events as text and as JSON
+- ``logs``: the log of a process on standard error
+- ``processes``: child processes of a command
+"""

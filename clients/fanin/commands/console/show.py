@@ -1,0 +1,157 @@
+"""Runs and their events: as text for people, as rows for JSON."""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, assert_never
+
+from fanin.protos.chunks import short
+from fanin.protos.control import (
+    Evaluation,
+    LoggedEvent,
+    RoundClosed,
+    RoundFailed,
+    RoundOpened,
+    RunEvent,
+    RunInfo,
+    RunRested,
+    RunResumed,
+    RunState,
+    VersionPublished,
+)
+
+WIDE_GAP: Final = 0.05
+"""Loss of accuracy in int8 above which the text carries a warning; well-trained models lose less than 0.01."""
+WIDE_RISE_PERCENT: Final = 50.0
+"""Rise of the squared error in int8 above which the text carries a warning; an export allows at most 10."""
+JSON_KEYS: Final = MappingProxyType({"adopted_run_id": "adopted_run", "rounds": "num_rounds"})
+"""Keys in the output of --json that differ from the field of an event."""
+
+
+def run_row(info: RunInfo) -> dict[str, object]:
+    """Return the JSON row of a Run."""
+    return {
+        "run_id": info.run_id,
+        "plan": info.plan.name,
+        "state": info.state.value,
+        "reason": info.reason,
+        "bundle_sha256": info.bundle_sha256,
+        "version": info.version,
+        "version_sha256": info.version_sha256,
+        "rounds": info.num_rounds,
+    }
+
+
+def follow(
+    events: Iterable[LoggedEvent], json_target: str = "", before: Mapping[str, object] | None = None
+) -> RunState:
+    """Print the events of a Run as they arrive.
+
+    Args:
+        events: The events.
+        json_target: A file for JSON lines, ``-`` for JSON lines on standard output, empty for text.
+        before: A first JSON line.
+
+    Returns:
+        The state in which the Run ended.
+    """
+    outcome = RunState.RUNNING
+    with ExitStack() as stack:
+        out = stack.enter_context(Path(json_target).open("w")) if json_target not in ("", "-") else sys.stdout
+        if before is not None and json_target:
+            out.write(_line(before))
+        for recorded in events:
+            out.write(_line(event_row(recorded)) if json_target else f"{event_text(recorded.event)}\n")
+            out.flush()
+            if isinstance(recorded.event, RunRested):
+                outcome = recorded.event.state
+    return outcome
+
+
+def _line(row: Mapping[str, object]) -> str:
+    return json.dumps(finite(row), allow_nan=False) + "\n"
+
+
+def event_row(recorded: LoggedEvent) -> dict[str, object]:
+    """Return the JSON row of an event."""
+    names = [field.name for field in fields(recorded.event)]
+    facts = {JSON_KEYS.get(name, name): _plain(getattr(recorded.event, name)) for name in names}
+    return {
+        "sequence": recorded.sequence,
+        "time_s": recorded.time,
+        "event": type(recorded.event).__name__,
+        **facts,
+    }
+
+
+def _plain(value: object) -> object:
+    match value:
+        case RunState():
+            return value.value
+        case Evaluation():
+            return asdict(value)
+        case Mapping():
+            return dict(value)
+        case _:
+            return value
+
+
+def event_text(event: RunEvent) -> str:
+    """Return an event as one line of text."""
+    match event:
+        case RoundOpened():
+            return f"round {event.round} opened from version {event.base_version}"
+        case RoundClosed():
+            return f"round {event.round} closed with {event.num_accepted} updates"
+        case RoundFailed():
+            return f"round {event.round} failed: {event.reason}"
+        case VersionPublished():
+            return _version_text(event)
+        case RunRested():
+            return f"run {event.state.value}: {event.reason}"
+        case RunResumed():
+            return f"run resumed, for {event.rounds} rounds" if event.rounds else "run resumed"
+        case _:
+            assert_never(event)
+
+
+def _version_text(event: VersionPublished) -> str:
+    text = f"version {event.number} {short(event.version_sha256)}"
+    if not event.round:
+        if event.adopted_run_id:
+            return f"{text} adopted from version {event.adopted_number} of run {event.adopted_run_id}"
+        return f"{text} published from outside"
+    text += f" in {event.round_s:.2f} s, {event.bytes_down} bytes down, {event.bytes_up} up"
+    if event.num_saturated:
+        text += f", {event.num_saturated} values saturated"
+    if event.train_loss:
+        text += f", training loss {event.train_loss:.4f}"
+    evaluation = event.evaluation
+    if evaluation is not None:
+        text += f"; version {event.parent} validated on {evaluation.num_examples}: {_evaluation_text(evaluation)}"
+    return text
+
+
+def _evaluation_text(evaluation: Evaluation) -> str:
+    if evaluation.int8_rise_percent is None:
+        is_wide = evaluation.accuracy_float - evaluation.accuracy_int8 > WIDE_GAP
+        quality = f"accuracy {evaluation.accuracy_float:.4f} float, {evaluation.accuracy_int8:.4f} int8"
+    else:
+        is_wide = evaluation.int8_rise_percent > WIDE_RISE_PERCENT
+        quality = f"int8's squared error {evaluation.int8_rise_percent:+.2f} %"
+    lags = " (int8 lags far behind: export the bundle again from a version trained further)" if is_wide else ""
+    return f"loss {evaluation.loss:.4f}, {quality}{lags}"
+
+
+def finite(value: object) -> object:
+    """Replace NaN and infinity by None: JSON has neither, and parsers other than Python's reject them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

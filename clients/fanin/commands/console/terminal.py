@@ -1,0 +1,184 @@
+"""Helpers of the typer commands: shared options, progress, JSON output, and the operator's connection."""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from pathlib import Path
+from typing import Annotated, Final
+
+import click
+import typer
+from typer.core import TyperCommand
+
+from fanin.clients.operator import Operator
+from fanin.clients.textfiles import read_text, read_token
+from fanin.commands.console.show import finite
+from fanin.edge.bundles.keys import SigningKey, load_or_create_key
+from fanin.protos.errors import InvalidInput
+
+DEFAULT_STATE: Final = Path("fanin-state")
+ADDRESS_FILE: Final = "address"
+OPERATOR_TOKEN: Final = Path("tokens") / "operator.token"
+DEFAULT_KEY: Final = Path("publisher.key")
+DEVICE_TOKEN: Final = Path("tokens") / "device.token"
+CA_FILE: Final = Path("tls") / "ca.pem"
+
+StateOption = Annotated[
+    Path, typer.Option("--state", help="The coordinator's folder, if it is on this machine.", show_default=True)
+]
+ServerOption = Annotated[str, typer.Option("--server", help="HOST:PORT of the coordinator; default: from --state.")]
+CaOption = Annotated[Path | None, typer.Option("--ca", help="Certificate of its authority; default: from --state.")]
+TokenOption = Annotated[
+    Path | None, typer.Option("--token-file", help="File with an operator's token; default: from --state.")
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Print no progress on standard error.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run; fanin runs lists them.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=0, help="Number of rounds to run afterwards.")]
+
+
+def _writable(target: str) -> str:
+    """Check before the work starts that its result can be written to a file."""
+    if target in ("", "-"):
+        return target
+    path = Path(target)
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder, name a file")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"{path} cannot be written, {path.parent} is not a folder")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise typer.BadParameter(f"{path} cannot be written, permission is denied")
+    return target
+
+
+JsonOption = Annotated[
+    str,
+    typer.Option(
+        "--json", metavar="FILE", callback=_writable, help="JSON instead of text, to standard output or to FILE."
+    ),
+]
+
+
+class _Command(TyperCommand):
+    """A command with plain-text help. typer escapes brackets for rich, which does not print this help."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Return the help without escaped brackets."""
+        return super().get_help(ctx).replace("\\[", "[")
+
+
+def run_command(function: Callable[..., int | None], argv: Sequence[str], name: str = "") -> int:
+    """Run a function with typer options as a command. Wrong usage prints one line, like every error.
+
+    Args:
+        function: The command; it returns its exit status, or None for 0.
+        argv: The arguments after the subcommand.
+        name: The subcommand in messages; default: the function's name.
+
+    Returns:
+        The exit status.
+    """
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command(cls=_Command)(function)
+    words = [
+        # ``--json`` without a value means standard output; click has no options with an optional value.
+        "--json=-" if word == "--json" and (after == "" or after.startswith("--")) else word
+        for word, after in zip_longest(argv, argv[1:], fillvalue="")
+    ]
+    command = name or function.__name__
+    try:
+        outcome = typer.main.get_command(app).main(words, prog_name=f"fanin {command}", standalone_mode=False)
+    except click.ClickException as exc:
+        message = " ".join(exc.format_message().split()).rstrip(".")
+        sys.stderr.write(f"fanin {command}: {message}; see fanin {command} --help\n")
+        return exc.exit_code
+    return int(outcome or 0)
+
+
+@contextmanager
+def progress(command: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Print the steps of a command on standard error, each with the seconds since the command began.
+
+    Yields a function that prints one step. Steps that an export logs are printed too.
+    """
+    began_s = time.monotonic()
+
+    def step(text: str) -> None:
+        if not quiet:
+            sys.stderr.write(f"fanin {command}: {time.monotonic() - began_s:5.1f} s: {text}\n")
+            sys.stderr.flush()
+
+    handler, logger = _Steps(step), logging.getLogger("fanin.edge.export")
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    # The exporter's libraries configure the root logger, which would repeat each line.
+    logger.propagate = False
+    try:
+        yield step
+    finally:
+        logger.level, logger.propagate = before
+        logger.removeHandler(handler)
+
+
+class _Steps(logging.Handler):
+    """Passes each record's text to a function."""
+
+    def __init__(self, step: Callable[[str], None]) -> None:
+        super().__init__()
+        self._step = step
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        self._step(record.getMessage())
+
+
+@contextmanager
+def connect(
+    state: Path, server: str = "", ca: Path | None = None, token_file: Path | None = None
+) -> Iterator[Operator]:
+    """Connect to a coordinator as an operator; the connection closes when the context ends.
+
+    Args:
+        state: The folder of a coordinator on this machine; it supplies what the other arguments leave out.
+        server: HOST:PORT.
+        ca: File with the certificate of the coordinator's authority.
+        token_file: File with an operator's token; the variable FANIN_OPERATOR_TOKEN is the last resort.
+
+    Raises:
+        InvalidInput: An address, a certificate or a token is missing.
+    """
+    address = server or _read(state / ADDRESS_FILE, "--server").strip()
+    ca_certificate = _read(ca or state / CA_FILE, "--ca").encode()
+    token_path = token_file or state / OPERATOR_TOKEN
+    # A file named by --token-file must exist. The default file may be missing: the variable then supplies the token.
+    token = read_token(token_path if token_file or token_path.exists() else None, "FANIN_OPERATOR_TOKEN")
+    with Operator.connect(address, ca_certificate, token) as operator:
+        yield operator
+
+
+def publisher_key(path: Path) -> SigningKey:
+    """Return the publisher's key, created on first use, and write its public half to a ``.pub`` file for devices."""
+    key = load_or_create_key(path)
+    path.with_suffix(".pub").write_text(key.public + "\n")
+    return key
+
+
+def write_json(target: str, value: object) -> None:
+    """Write one JSON object to a file, or to standard output for ``-``. Numbers that are not finite become null."""
+    text = json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        Path(target).write_text(text)
+
+
+def _read(path: Path, option: str) -> str:
+    try:
+        return read_text(path, option)
+    except InvalidInput as exc:
+        raise InvalidInput(f"{exc}; give {option}, or --state of a coordinator") from exc

@@ -1,0 +1,10 @@
+"""Subcommands about the Runs of a coordinator.
+
+Reading order:
+
+- ``run``: start a Run from a Plan
+- ``runs``, ``describe``, ``watch``: list, show and follow Runs
+- ``lifecycle``: pause, resume, stop, roll back and promote
+- ``fetch``: download a Version
+- ``verify``: recompute the Versions of a Run from the coordinator's folder
+"""

@@ -1,0 +1,237 @@
+"""``fanin fetch``: download a Version of a Run, verify it, and write it as an .npz file or a folder.
+
+    OUT.npz                one array a tensor
+    OUT/parameters         the canonical bytes, for ``fanin infer --version``
+    OUT/version.json       number, parent, digests, signer and signature
+    OUT/bundle/            with --bundle: the Bundle, for ``fanin infer`` and ``fanin inspect``
+
+Checks before anything is written:
+
+1. The publisher signed the Bundle's manifest.
+2. The publisher, or a run key that it delegated to, signed the Version.
+3. The parameters have the Version's digest and the Bundle's tensors.
+
+Different files at OUT are kept unless --force is given. A folder with other files in it is never replaced. OUT is
+renamed into place when it is complete, so a partial Version never has its name.
+"""
+
+import json as jsonlib
+import os
+import secrets
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import numpy as np
+import typer
+
+from fanin.clients.operator import Operator
+from fanin.clients.textfiles import read_text
+from fanin.commands.console.terminal import (
+    DEFAULT_STATE,
+    CaOption,
+    JsonOption,
+    RunArgument,
+    ServerOption,
+    StateOption,
+    TokenOption,
+    connect,
+    run_command,
+    write_json,
+)
+from fanin.edge.bundles.bundle import Bundle, SignedManifest, save_bundle
+from fanin.edge.bundles.versions import check_version
+from fanin.edge.files import sync_folder
+from fanin.edge.tensors import decode_parameters
+from fanin.protos.chunks import assemble
+from fanin.protos.errors import Conflict, InvalidInput, InvalidVersion
+from fanin.protos.messages import Version
+from fanin.protos.names import check_key
+
+PARAMETERS: Final = "parameters"
+FACTS: Final = "version.json"
+BUNDLE: Final = "bundle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedVersion:
+    """A verified Version with its canonical bytes and its Bundle."""
+
+    version: Version
+    data: bytes
+    bundle: Bundle
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``fanin fetch``."""
+    return run_command(fetch, argv)
+
+
+def fetch(
+    run_id: RunArgument,
+    out: Annotated[Path, typer.Option("--out", help="Where to write it: FILE.npz, or a folder.")],
+    version: Annotated[
+        int | None, typer.Option("--version", min=0, help="The version's number; default: the newest.")
+    ] = None,
+    bundle: Annotated[bool, typer.Option("--bundle", help="Also write the bundle into the folder.")] = False,
+    publisher: Annotated[
+        Path | None,
+        typer.Option("--publisher", help="File with the public key that must have signed it; default: any signer."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing version.")] = False,
+    state: StateOption = DEFAULT_STATE,
+    server: ServerOption = "",
+    ca: CaOption = None,
+    token_file: TokenOption = None,
+    json: JsonOption = "",
+) -> None:
+    """Download a version of a run, verify its signatures and digests, and write it."""
+    if bundle and out.suffix == ".npz":
+        raise InvalidInput(f"--bundle: {out} is a file, name a folder")
+    trusted = "" if publisher is None else read_text(publisher, "--publisher").strip()
+    if trusted:
+        check_key(f"--publisher: {publisher}", trusted)
+    with connect(state, server, ca, token_file) as operator:
+        fetched = fetch_version(operator, run_id, version, trusted)
+        opened = fetched.bundle
+        artifacts = {name: opened.artifact(name) for name in opened.manifest.artifacts} if bundle else None
+    is_new = save(out, fetched, artifacts, force=force)
+    row = {**version_row(fetched), "out": str(out), "written": is_new}
+    if json:
+        write_json(json, row)
+    else:
+        status = "written to" if is_new else "is there already:"
+        text = f"version {fetched.version.number} of run {run_id}, {fetched.version.sha256}, verified, {status} {out}"
+        sys.stdout.write(f"{text}\n")
+
+
+def fetch_version(operator: Operator, run_id: str, number: int | None, publisher: str) -> FetchedVersion:
+    """Download a Version with its Bundle and verify both.
+
+    Args:
+        operator: The connection.
+        run_id: The Run.
+        number: The Version's number; None for the newest.
+        publisher: The public key (hex) that must have signed the Bundle; empty to accept any signer.
+
+    Raises:
+        InvalidBundle: The Bundle does not verify.
+        InvalidVersion: The Version does not verify, or has another number.
+        NotFound: The coordinator has no such Run or Version.
+    """
+    published = operator.version(run_id, number)
+    ref = published.bundle
+    data = assemble("manifest", ref.manifest, operator.chunk)
+    signed = SignedManifest(data=data, public_key=ref.public_key, signature=ref.signature)
+    bundle = Bundle.open(signed, trusted=(publisher or signed.public_key,), read=operator.chunk)
+    version = published.version
+    check_version(version, run_id=run_id, bundle_sha256=bundle.sha256, publisher=signed.public_key, seen=-1)
+    what = f"version {version.number} of run {run_id}"
+    if number is not None and version.number != number:
+        raise InvalidVersion(f"{what}: got number {version.number}, expected number {number}")
+    parameters = operator.parameter_bytes(version)
+    if decode_parameters(parameters)[0] != bundle.manifest.table:
+        raise InvalidVersion(f"{what}: names or shapes differ from its bundle's")
+    return FetchedVersion(version=version, data=parameters, bundle=bundle)
+
+
+def version_row(fetched: FetchedVersion) -> dict[str, object]:
+    """Return the JSON row of a Version: its identity, and everything that its signature covers."""
+    version = fetched.version
+    delegation = version.delegation
+    return {
+        "run_id": version.run_id,
+        "version": version.number,
+        "parent": version.parent,
+        "version_sha256": version.sha256,
+        "bundle_sha256": version.bundle_sha256,
+        "publisher": fetched.bundle.signed.public_key,
+        "public_key": version.public_key,
+        "signature": version.signature.hex(),
+        "delegation_signature": None if delegation is None else delegation.signature.hex(),
+    }
+
+
+def save(out: Path, fetched: FetchedVersion, artifacts: Mapping[str, bytes] | None, *, force: bool) -> bool:
+    """Write a Version, all or nothing.
+
+    Args:
+        out: An .npz file or a folder.
+        fetched: The Version.
+        artifacts: The Bundle's artifacts by name; None to write no Bundle.
+        force: Replace an existing Version.
+
+    Returns:
+        True if it was written, False if ``out`` already holds the same files.
+
+    Raises:
+        Conflict: ``out`` holds something else.
+    """
+
+    def write_file(draft: Path) -> None:
+        table, flat = decode_parameters(fetched.data)
+        # numpy.savez takes arrays as keyword arguments, so a tensor named like one of its parameters would fail.
+        with zipfile.ZipFile(draft, "w") as archive:
+            for name, array in table.views(flat).items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+
+    def write_folder(draft: Path) -> None:
+        draft.mkdir()
+        (draft / PARAMETERS).write_bytes(fetched.data)
+        (draft / FACTS).write_text(jsonlib.dumps(version_row(fetched), indent=1) + "\n")
+        if artifacts is not None:
+            save_bundle(draft / BUNDLE, fetched.bundle.signed, artifacts)
+
+    return _put(out, write_file if out.suffix == ".npz" else write_folder, force=force)
+
+
+def _put(out: Path, write: Callable[[Path], None], *, force: bool) -> bool:
+    draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}.new")
+    try:
+        write(draft)
+        contents = _contents(draft)
+        if out.exists():
+            # An earlier download is good enough if it holds at least these files.
+            if contents.items() <= _contents(out).items():
+                return False
+            if not force or not _is_fetched(out):
+                raise Conflict(f"{out}: something else is there; name another --out, or, if it is a version, --force")
+            _remove(out)
+        for path in (draft, *draft.rglob("*")):
+            _sync(path)
+        draft.replace(out)
+        sync_folder(out.parent)
+        return True
+    finally:
+        _remove(draft)
+
+
+def _is_fetched(out: Path) -> bool:
+    """Return whether ``out`` can be downloaded again: a file, or a folder with a Version and nothing else."""
+    return out.is_file() or {path.name for path in out.iterdir()} <= {PARAMETERS, FACTS, BUNDLE}
+
+
+def _contents(path: Path) -> dict[str, bytes]:
+    """Return the bytes of a file, or of each file in a folder, by relative name."""
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

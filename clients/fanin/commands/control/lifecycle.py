@@ -1,0 +1,135 @@
+"""``fanin pause``, ``resume``, ``stop``, ``rollback`` and ``promote``: commands that change the state of a Run.
+
+Each sends one command to the coordinator, then prints the state of the Run. The command carries a random id, so a
+repeated transmission has no further effect.
+"""
+
+import secrets
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from fanin.clients.operator import Operator
+from fanin.commands.console.show import run_row
+from fanin.commands.console.terminal import (
+    DEFAULT_STATE,
+    CaOption,
+    JsonOption,
+    RoundsOption,
+    RunArgument,
+    ServerOption,
+    StateOption,
+    TokenOption,
+    connect,
+    run_command,
+    write_json,
+)
+from fanin.protos.control import Adopt, Command, Pause, Resume, Stop
+
+
+def pause(argv: Sequence[str]) -> int:
+    """Run ``fanin pause``."""
+    return run_command(pause_run, argv, "pause")
+
+
+def resume(argv: Sequence[str]) -> int:
+    """Run ``fanin resume``."""
+    return run_command(resume_run, argv, "resume")
+
+
+def stop(argv: Sequence[str]) -> int:
+    """Run ``fanin stop``."""
+    return run_command(stop_run, argv, "stop")
+
+
+def rollback(argv: Sequence[str]) -> int:
+    """Run ``fanin rollback``."""
+    return run_command(rollback_run, argv, "rollback")
+
+
+def promote(argv: Sequence[str]) -> int:
+    """Run ``fanin promote``."""
+    return run_command(promote_version, argv, "promote")
+
+
+def pause_run(
+    run_id: RunArgument,
+    state: StateOption = DEFAULT_STATE,
+    server: ServerOption = "",
+    ca: CaOption = None,
+    token_file: TokenOption = None,
+    json: JsonOption = "",
+) -> None:
+    """Pause a run. Active devices may finish, no new device is selected, and deadlines stop counting."""
+    with connect(state, server, ca, token_file) as operator:
+        _send(operator, run_id, Pause(), json)
+
+
+def resume_run(
+    run_id: RunArgument,
+    rounds: RoundsOption = 0,
+    state: StateOption = DEFAULT_STATE,
+    server: ServerOption = "",
+    ca: CaOption = None,
+    token_file: TokenOption = None,
+    json: JsonOption = "",
+) -> None:
+    """Resume a run that is paused or has failed; with --rounds also a run that has finished or was stopped."""
+    with connect(state, server, ca, token_file) as operator:
+        _send(operator, run_id, Resume(rounds=rounds), json)
+
+
+def stop_run(
+    run_id: RunArgument,
+    state: StateOption = DEFAULT_STATE,
+    server: ServerOption = "",
+    ca: CaOption = None,
+    token_file: TokenOption = None,
+    json: JsonOption = "",
+) -> None:
+    """End a run. An open round fails; a round that is being folded still becomes a version."""
+    with connect(state, server, ca, token_file) as operator:
+        _send(operator, run_id, Stop(), json)
+
+
+def rollback_run(
+    run_id: RunArgument,
+    number: Annotated[int, typer.Argument(min=0, help="The version to return to.")],
+    rounds: RoundsOption = 0,
+    state: StateOption = DEFAULT_STATE,
+    server: ServerOption = "",
+    ca: CaOption = None,
+    token_file: TokenOption = None,
+    json: JsonOption = "",
+) -> None:
+    """Make an older version of a run its newest. The run must be paused or have ended."""
+    with connect(state, server, ca, token_file) as operator:
+        _send(operator, run_id, Adopt(number=number, rounds=rounds), json)
+
+
+def promote_version(
+    from_run: Annotated[str, typer.Argument(metavar="FROM", help="The run that has the version.")],
+    number: Annotated[int, typer.Argument(min=0, help="The version's number in that run.")],
+    run_id: RunArgument,
+    rounds: RoundsOption = 0,
+    state: StateOption = DEFAULT_STATE,
+    server: ServerOption = "",
+    ca: CaOption = None,
+    token_file: TokenOption = None,
+    json: JsonOption = "",
+) -> None:
+    """Make a version of one run the newest of another run of the same bundle, which must be paused or have ended."""
+    with connect(state, server, ca, token_file) as operator:
+        _send(operator, run_id, Adopt(from_run_id=from_run, number=number, rounds=rounds), json)
+
+
+def _send(operator: Operator, run_id: str, command: Pause | Resume | Stop | Adopt, json: str) -> None:
+    """Send a command about a Run, then print the Run's new state."""
+    info = operator.command(Command(command_id=secrets.token_hex(16), run_id=run_id, what=command))
+    if json:
+        write_json(json, run_row(info))
+    else:
+        reason = f" ({info.reason})" if info.reason else ""
+        sys.stdout.write(f"run {info.run_id} is {info.state.value}{reason}, its newest version is {info.version}\n")

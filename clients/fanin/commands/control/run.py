@@ -1,0 +1,96 @@
+"""``fanin run``: publish the Bundle of a Plan and start a Run."""
+
+import secrets
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fanin.clients.planfile import read_plan
+from fanin.commands.console.show import follow, run_row
+from fanin.commands.console.terminal import (
+    DEFAULT_KEY,
+    DEFAULT_STATE,
+    CaOption,
+    JsonOption,
+    QuietOption,
+    ServerOption,
+    StateOption,
+    TokenOption,
+    connect,
+    progress,
+    publisher_key,
+    run_command,
+    write_json,
+)
+from fanin.edge.bundles.bundle import Bundle, open_folder
+from fanin.edge.bundles.keys import SigningKey
+from fanin.protos.control import RunState
+
+MAX_PLAN_CHARS = 48
+"""Characters of the Plan's name in a Run's id; an id has at most 64."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``fanin run``."""
+    return run_command(run, argv)
+
+
+def run(
+    plan: Annotated[Path, typer.Argument(help="The plan, a TOML file.")],
+    state: StateOption = DEFAULT_STATE,
+    server: ServerOption = "",
+    ca: CaOption = None,
+    token_file: TokenOption = None,
+    key: Annotated[
+        Path,
+        typer.Option("--key", help="The publisher's key; created on first use, with its public half in a .pub file."),
+    ] = DEFAULT_KEY,
+    run_id: Annotated[
+        str,
+        typer.Option(
+            "--run-id", help="Name of the run; repeating the command with the same name starts no second run."
+        ),
+    ] = "",
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+    max_int8_drop: Annotated[
+        float | None,
+        typer.Option("--max-int8-drop", help="Allowed loss of int8 when an App is exported; see fanin export."),
+    ] = None,
+    quiet: QuietOption = False,
+    json: JsonOption = "",
+) -> int:
+    """Start a run from a plan: publish its bundle, sign version 0 and delegate to the run's key."""
+    source = read_plan(plan)
+    publisher = publisher_key(key)
+    with connect(state, server, ca, token_file) as operator:
+        with progress("run", quiet=quiet) as step, tempfile.TemporaryDirectory(prefix="fanin-bundle-") as scratch:
+            if source.bundle:
+                bundle = open_folder(plan.parent / source.bundle, trusted=(publisher.public,))
+            else:
+                step(f"exporting the App {source.app}")
+                bundle = _export(source.app, Path(scratch), publisher, max_int8_drop)
+            step("publishing the bundle")
+            operator.publish_bundle(bundle)
+            step("starting the run")
+            run_id = run_id or f"{source.plan.name[:MAX_PLAN_CHARS]}-{secrets.token_hex(4)}"
+            info = operator.start_run(run_id, source.plan, bundle, publisher)
+        if not json:
+            sys.stdout.write(f"run {info.run_id} started; devices trust {key.with_suffix('.pub')}\n")
+        elif not watch:
+            write_json(json, run_row(info))
+        outcome = follow(operator.watch(info.run_id), json, run_row(info)) if watch else RunState.RUNNING
+    return int(outcome in (RunState.FAILED, RunState.STOPPED))
+
+
+def _export(app: str, out: Path, publisher: SigningKey, max_int8_drop: float | None) -> Bundle:
+    """Export an App, print the notes of the export, and return the Bundle."""
+    from fanin.edge.export import export_app, load_app
+
+    exported = export_app(load_app(app), out, publisher, max_drop=max_int8_drop)
+    for note in exported.notes:
+        sys.stderr.write(f"note: {note}\n")
+    return exported.bundle

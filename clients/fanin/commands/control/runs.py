@@ -1,0 +1,50 @@
+"""``fanin runs``: the list of a coordinator's Runs."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from fanin.commands.console.show import run_row
+from fanin.commands.console.terminal import (
+    DEFAULT_STATE,
+    CaOption,
+    JsonOption,
+    ServerOption,
+    StateOption,
+    TokenOption,
+    connect,
+    run_command,
+    write_json,
+)
+from fanin.protos.chunks import short
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``fanin runs``."""
+    return run_command(runs, argv)
+
+
+def runs(
+    state: StateOption = DEFAULT_STATE,
+    server: ServerOption = "",
+    ca: CaOption = None,
+    token_file: TokenOption = None,
+    json: JsonOption = "",
+) -> None:
+    """List the runs of a coordinator with their state, newest version, number of rounds and reason."""
+    with connect(state, server, ca, token_file) as operator:
+        infos = operator.runs()
+    if json:
+        write_json(json, {"runs": [run_row(info) for info in infos]})
+        return
+    table = Table()
+    # Users copy the name into the next command, so it must not wrap.
+    table.add_column("run", no_wrap=True)
+    for heading in ("plan", "state", "version", "digest", "rounds", "reason"):
+        table.add_column(heading)
+    for info in infos:
+        digest = short(info.version_sha256)
+        row = (info.run_id, info.plan.name, info.state.value, str(info.version), digest, str(info.num_rounds))
+        table.add_row(*row, info.reason)
+    Console().print(table if infos else "no runs yet; start one with: fanin run PLAN.toml")

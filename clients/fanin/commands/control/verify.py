@@ -1,0 +1,39 @@
+"""``fanin verify``: recompute the Versions of a Run from a coordinator's folder."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from fanin.commands.console.terminal import DEFAULT_STATE, JsonOption, StateOption, run_command, write_json
+from fanin.protos.errors import NotFound
+from fanin.server.aggregation.verify import verify_run
+from fanin.server.folder import open_archive
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``fanin verify``."""
+    return run_command(verify, argv)
+
+
+def verify(
+    run_id: Annotated[str, typer.Argument(help="The run; fanin runs lists them.")],
+    state: StateOption = DEFAULT_STATE,
+    json: JsonOption = "",
+) -> int:
+    """Recompute every version from its parent and its closed set of updates. Exit status 1 if one differs."""
+    if not (state / "fanin.db").exists():
+        raise NotFound(f"{state}: not a coordinator's folder, fanin.db is missing; give --state")
+    verdicts = list(verify_run(open_archive(state), run_id))
+    good = not any(verdict.problem for verdict in verdicts)
+    if json:
+        write_json(json, {"run_id": run_id, "verified": good, "versions": [asdict(verdict) for verdict in verdicts]})
+    else:
+        for verdict in verdicts:
+            origin = f"round {verdict.round}, {verdict.num_updates} updates" if verdict.round else "made outside"
+            sys.stdout.write(
+                f"version {verdict.version} {verdict.version_sha256} ({origin}): {verdict.problem or 'verified'}\n"
+            )
+    return int(not good)

@@ -1,0 +1,107 @@
+"""A production coordinator in this process, on the running event loop's clock, that can stop and start again.
+
+Coordinator, round machine, store, spool, fold and outer step are production code. The lanes run inline, because a
+thread would escape the virtual clock. The state is stored in a folder, so a new life resumes from the old one.
+"""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fanin.clients.testing.interruptible import InterruptibleFleet
+from fanin.clients.testing.unreliable import Note
+from fanin.protos.control import LoggedEvent
+from fanin.protos.errors import Unavailable
+from fanin.server.access.limits import Limits
+from fanin.server.fleet.coordinator import Coordinator
+from fanin.server.folder import CoordinatorState, open_state
+from fanin.server.rounds.events import Effect
+from fanin.server.runs.catalog import Runs
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.lanes import inline
+
+COORDINATOR: Final = "coordinator"
+PAUSE_S: Final = 1.0
+"""Pause of an operator after a broken connection, before the next try."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Life:
+    """One life of the coordinator, from a start to a stop."""
+
+    state: CoordinatorState
+    runs: Runs
+    fleet: InterruptibleFleet
+
+
+class SimulatedCoordinator:
+    """A coordinator over a folder. ``seed`` determines its random choices and the key of each Run."""
+
+    def __init__(self, folder: Path, seed: int, limits: Limits, note: Note) -> None:
+        self._folder = folder
+        self._seed = seed
+        self._limits = limits
+        self._note = note
+        self._rng = random.Random(f"{seed}/coordinator")
+        self._life: Life | None = None
+
+    @property
+    def life(self) -> Life:
+        """The current life. Raises Unavailable while the coordinator is down."""
+        if self._life is None:
+            raise Unavailable("nobody serves")
+        return self._life
+
+    async def start(self) -> None:
+        """Start to serve from the folder, like a new process."""
+        clock = asyncio.get_running_loop().time
+        state = open_state(self._folder, Durability.PROCESS, (inline, inline), clock)
+        runs = Runs(state.stores, state.files, _Noting(self._note))
+        rng = random.Random(self._rng.random())
+        coordinator = Coordinator(runs, state.stores, state.files, self._limits, rng)
+        await runs.start()
+        self._life = Life(state=state, runs=runs, fleet=InterruptibleFleet(coordinator))
+        self._note(COORDINATOR, "serves")
+
+    async def stop(self) -> None:
+        """Break all connections and end at once. Only durable state survives, in the folder."""
+        life, self._life = self._life, None
+        if life is not None:
+            self._note(COORDINATOR, "stops")
+            await life.fleet.hang_up()
+            await life.runs.stop()
+
+    def seed_run_key(self, run_id: str) -> None:
+        """Derive the key of a Run from the seed, so that signatures and ids are reproducible."""
+        self.life.state.runs.run_key(run_id, hashlib.sha256(f"{self._seed}/{run_id}".encode()).digest())
+
+    async def watch(self, run_id: str) -> AsyncIterator[LoggedEvent]:
+        """Yield the events of a Run, past and future, until it ends; continue after a restart."""
+        sequence = 0
+        while True:
+            try:
+                life = self.life
+                async for recorded in life.fleet.stream(life.runs.watch(run_id, sequence)):
+                    sequence = recorded.sequence + 1
+                    yield recorded
+                return
+            except Unavailable:
+                await asyncio.sleep(PAUSE_S)
+
+
+class _Noting:
+    """An Observer that logs each finished effect."""
+
+    def __init__(self, note: Note) -> None:
+        self._note = note
+
+    def starting(self, run_id: str, effect: Effect) -> None:
+        """See Observer."""
+
+    def finished(self, run_id: str, effect: Effect) -> None:
+        """See Observer."""
+        self._note(COORDINATOR, f"{run_id}: {effect}")

@@ -1,0 +1,41 @@
+"""The front doors: a package whose ``__all__`` is public, with names that are imported when they are first used."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+DOORS = ("fanin.clients", "fanin.simulation")
+HEAVY = {"grpc", "google", "numpy", "torch", "onnxruntime", "onnx", "sqlalchemy", "cryptography"}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_importing_a_door_loads_no_library(door: str) -> None:
+    code = f"import sys, {door}\nprint(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert sorted(loaded & HEAVY) == []
+    assert sorted(name for name in loaded if name.startswith(f"{door}.")) == []
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_public_name_has_a_docstring(door: str) -> None:
+    package = import_module(door)
+    undocumented = [name for name in package.__all__ if not (getattr(package, name).__doc__ or "").strip()]
+    assert undocumented == []
+    assert package.__all__ == sorted(package.__all__)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_nothing_else_is_public(door: str) -> None:
+    package = import_module(door)
+    assert sorted(dir(package)) == sorted(package.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'other'"):
+        _ = package.other
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_public_name_comes_from_below_its_door(door: str) -> None:
+    package = import_module(door)
+    assert [name for name in package.__all__ if not getattr(package, name).__module__.startswith(f"{door}.")] == []

@@ -1,0 +1,23 @@
+"""The Python programs in README.md run as they are printed there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[2] / "README.md"
+PROGRAMS = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_readme_has_a_program() -> None:
+    assert len(PROGRAMS) == 1
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: f"{program.count(chr(10))} lines")
+def test_a_program_of_the_readme_runs(program: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("onnx int8 says what float says in ")
+    assert (tmp_path / "bundle" / "bundle.sig").is_file()
