@@ -28,7 +28,7 @@ from torch.fx.graph import CodeGen
 
 from fanin.edge.bundles.derived import Derived, Folded
 from fanin.edge.bundles.quantize import MIN_SCALE, weight_scales, with_derived
-from fanin.edge.export.decompositions.inference import forward_decompositions
+from fanin.edge.export.decompositions.tables import forward_decompositions
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.tracing.trace import Traced

@@ -20,7 +20,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fanin.edge.export.decompositions import backward_decompositions
+from fanin.edge.export.decompositions.tables import backward_decompositions
 from fanin.edge.export.modules.frozen_norms import FoldedNorms
 from fanin.edge.export.modules.norms import tracked_norms
 from fanin.edge.export.modules.places import call_with
