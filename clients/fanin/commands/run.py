@@ -84,9 +84,9 @@ def run(
 
 def _export(app: str, out: Path, publisher: SigningKey, max_int8_drop: float | None) -> Bundle:
     """The Bundle of an App, with what the export has to say about it."""
-    from fanin.edge.export import export_app, load_app
+    from fanin.edge.export import export, load_app
 
-    made = export_app(load_app(app), out, publisher, max_drop=max_int8_drop)
+    made = export(load_app(app), out, publisher, max_drop=max_int8_drop)
     for note in made.notes:
         sys.stderr.write(f"note: {note}\n")
     return made.bundle
