@@ -9,8 +9,12 @@ from house.tree import Module, package_modules, tool_modules
 MAX_FILE_LINES = 400
 MAX_BODY_LINES = 60
 MAX_PARAMETERS = 5
-OPERATOR_FORMS = "fanin.edge.export.decompositions."
-"""Public functions here replace torch operators and have the parameters of the operator: torch decides their number."""
+OPERATOR_FORMS = (
+    "fanin.edge.export.decompositions.",
+    "fanin.edge.export.modules.adapters",
+    "fanin.edge.export.tracing.attention",
+)
+"""Public functions here replace operators or layers of torch and have their parameters: torch decides the number."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -42,7 +46,7 @@ def is_flag(argument: ast.arg) -> bool:
 
 
 def is_operator_form(module: Module, function: Function) -> bool:
-    """Whether a function replaces a torch operator; ``test_export_decompositions.py`` compares it with the schema."""
+    """Whether a function replaces one of torch's; ``test_export_decompositions.py`` compares forms with the schema."""
     is_public = not function.name.startswith("_") or function.name == "__call__"
     return module.name.startswith(OPERATOR_FORMS) and is_public
 

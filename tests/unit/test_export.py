@@ -17,7 +17,7 @@ from fanin.edge.bundles.manifest import Port, SlotKind
 from fanin.edge.export import App, cross_entropy, export
 from fanin.edge.export.onnx.writer import quiet_exporter
 from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tracing.trace import trace_train
+from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import UnsupportedModel
 
@@ -230,7 +230,7 @@ def plain(*layers: nn.Module) -> nn.Module:
             r"module itself .* changes its buffers \['0.running_mean', '0.running_var'\] in training",
         ),
         (Reserved(nn.Identity()), r"parameters \['mask'\] are named like a graph's own ports; rename them"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), r"the module gave \(8, 9\), expected logits of shape"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), r"the module returned \(8, 9\), expected logits of shape"),
         (plain().requires_grad_(False), r"no parameter requires a gradient \(trains: 'full'\), expected at least one"),
     ],
     ids=[
@@ -263,7 +263,9 @@ def test_frozen_dropout_and_batchnorm_are_fine() -> None:
 
 
 def test_a_loss_must_be_one_number_a_sample() -> None:
-    with pytest.raises(UnsupportedModel, match=r"the loss gave shape \(\), expected one loss a sample, \(8,\)"):
+    with pytest.raises(
+        UnsupportedModel, match=r"the loss returned shape \(\), expected \(8,\): one loss for each sample"
+    ):
         app = replace(app_of("mlp"), loss=lambda logits, labels: cross_entropy(logits, labels).mean())
         trace_train(prepare(app), "onnx")
 

@@ -27,7 +27,7 @@ from fanin.edge.export.tflite.flatgraph import FlatGraph
 from fanin.edge.export.tflite.int8 import INFER, Int8File, build_infer, emptied, infer_ranges, quantize_infer
 from fanin.edge.export.tflite.operators import check_operators
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.trace import trace_infer
+from fanin.edge.export.tracing.forward import trace_infer
 from fanin.edge.runtimes.tflite import with_slots
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel

@@ -25,8 +25,9 @@ from fanin.edge.export.onnx.int8 import Calibration, _quantize
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.refusals import NoForm
 from fanin.edge.export.tracing.examples import check_kept, example_batch, other_batch
+from fanin.edge.export.tracing.forward import trace_infer
 from fanin.edge.export.tracing.reading import NoReading, ValueRead
-from fanin.edge.export.tracing.trace import trace_infer, trace_train
+from fanin.edge.export.tracing.train import trace_train
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 Forward = Callable[[Tensor], Tensor]

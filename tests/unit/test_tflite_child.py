@@ -12,7 +12,7 @@ from fanin.edge.export.quiet import quiet_converter
 from fanin.edge.export.tflite.child import convert_in_child
 from fanin.edge.export.tflite.convert import convert
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 from fanin.protos.errors import UnsupportedModel
 
 

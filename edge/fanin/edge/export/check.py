@@ -22,7 +22,8 @@ from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.refusals import REPLACE, NoForm, Untraceable
 from fanin.edge.export.tracing.calls import calls_between_layers
 from fanin.edge.export.tracing.examples import check_kept, example_batch
-from fanin.edge.export.tracing.trace import Traced, trace_layer
+from fanin.edge.export.tracing.layers import trace_layer
+from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.runtimes.models import PREPROCESS
 from fanin.protos.errors import UnsupportedModel
 

@@ -21,7 +21,9 @@ from fanin.edge.export.refusals import NoForm
 from fanin.edge.export.tflite.frozen import store_as_int8
 from fanin.edge.export.tflite.int8 import quantize_infer
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.trace import Traced, trace_evaluate, trace_infer, trace_train
+from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
+from fanin.edge.export.tracing.traced import Traced
+from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.onnx import FORMAT as ONNX
 from fanin.edge.runtimes.onnx import OnnxRuntime
@@ -32,8 +34,8 @@ from fanin.protos.errors import UnsupportedModel
 MODEL_FILE: Final = "model.tflite"
 DTYPES: Final[Mapping[torch.dtype, str]] = {torch.float32: "float32", torch.int32: "int32"}
 """The element types that a port can have."""
-SignaturePorts = tuple[tuple[Port, ...], tuple[Port, ...]]
-"""The inputs and outputs of a Signature."""
+Ports = tuple[tuple[Port, ...], tuple[Port, ...]]
+"""A Signature's inputs and outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Graphs:
     files: Mapping[str, bytes]
     signatures: Mapping[str, str]
     """The file of each Signature."""
-    ports: Mapping[str, SignaturePorts]
+    ports: Mapping[str, Ports]
     slots: tuple[Slot, ...]
     derived: Derived
     """The sources of slots besides parameters."""
@@ -119,7 +121,7 @@ def tflite_graphs(prepared: Prepared) -> Graphs:
     )
 
 
-def ports_of(prepared: Prepared, traced: Traced) -> SignaturePorts:
+def ports_of(prepared: Prepared, traced: Traced) -> Ports:
     """Return the ports of a traced Signature. Raises UnsupportedModel for a dtype that no port can have."""
     outputs = traced.program.graph_module.graph.output_node().args[0]
     assert isinstance(outputs, tuple | list), "a traced function returns a tuple"
@@ -139,7 +141,7 @@ def ports_of(prepared: Prepared, traced: Traced) -> SignaturePorts:
     return rows[0], rows[1]
 
 
-def infer_ports(prepared: Prepared, traced: Traced) -> SignaturePorts:
+def infer_ports(prepared: Prepared, traced: Traced) -> Ports:
     """Return the ports of ``infer``: parameters are slots, and the number of samples is free in every format."""
     inputs, outputs = ports_of(prepared, traced)
     x, logits = inputs[-1], outputs[0]

@@ -20,8 +20,8 @@ from torch.nn.parameter import is_lazy
 
 from fanin.edge.bundles.quantize import weight_codes, weight_scales
 from fanin.edge.export.app import Adapters, App
+from fanin.edge.export.int8.quantization_aware import round_layers
 from fanin.edge.export.modules.adapters import add_adapters
-from fanin.edge.export.modules.fakequant import round_layers
 from fanin.edge.export.modules.heads import head_of
 from fanin.edge.export.modules.norms import STATISTICS, track_norms, tracked_norms
 from fanin.edge.export.optimizers import Tensors

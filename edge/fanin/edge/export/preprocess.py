@@ -19,11 +19,11 @@ from torch.export import Dim
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Port
 from fanin.edge.export.app import App, inputs_of
-from fanin.edge.export.formats import Graphs, SignaturePorts
+from fanin.edge.export.formats import Graphs, Ports
 from fanin.edge.export.onnx.writer import to_onnx
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
 from fanin.edge.runtimes.onnx import FORMAT as ONNX
@@ -62,7 +62,7 @@ def with_preprocess(prepared: Prepared, graph_format: str, graphs: Graphs) -> Gr
     )
 
 
-def _ports(app: App, x: tuple[Port, ...]) -> SignaturePorts:
+def _ports(app: App, x: tuple[Port, ...]) -> Ports:
     raw = _raw(app)
     return (Port(name=RAW, dtype=str(raw.dtype).removeprefix("torch."), shape=(-1, *raw.shape[1:])),), x
 

@@ -24,7 +24,7 @@ import torch
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import verify_preprocess
-from fanin.edge.export.tracing.examples import Examples, example_batch, labels_of, other_batch
+from fanin.edge.export.tracing.examples import ExampleBatch, example_batch, labels_of, other_batch
 from fanin.edge.runtimes.base import Batch, Runtime, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Float32s
@@ -47,7 +47,8 @@ NOISE_FACTOR: Final = 20.0
 """A tensor may differ by this many times torch's own rounding error, in addition to the tolerance."""
 FLOOR: Final = 1e-5
 """Allowed difference relative to the largest value of all tensors where torch's rounding error is unknown."""
-Float64s = npt.NDArray[np.float64]
+TensorPair = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+"""A tensor of the graph, and the same tensor of eager torch."""
 
 
 def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime) -> None:
@@ -101,7 +102,7 @@ def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime)
     verify_preprocess(app, bundle, runtime)
 
 
-def _check_step(prepared: Prepared, bundle: Bundle, following: TrainState, examples: Examples, which: str) -> None:
+def _check_step(prepared: Prepared, bundle: Bundle, following: TrainState, examples: ExampleBatch, which: str) -> None:
     optimizer, table = prepared.app.recipe.optimizer, prepared.table
     twin, before = eager_step(prepared, examples), table.views(bundle.initial_parameters())
     noise = rounding_noise(prepared, examples, twin)
@@ -131,7 +132,7 @@ class EagerStep:
     states: Mapping[str, Float32s]
 
 
-def rounding_noise(prepared: Prepared, examples: Examples, twin: EagerStep) -> dict[str, float]:
+def rounding_noise(prepared: Prepared, examples: ExampleBatch, twin: EagerStep) -> dict[str, float]:
     """Return how far torch in float32 is from torch in float64, for each tensor.
 
     No graph can be required to be closer than that. Empty for a module that does not run in float64.
@@ -148,7 +149,7 @@ def rounding_noise(prepared: Prepared, examples: Examples, twin: EagerStep) -> d
     }
 
 
-def eager_step(prepared: Prepared, examples: Examples, dtype: torch.dtype = torch.float32) -> EagerStep:
+def eager_step(prepared: Prepared, examples: ExampleBatch, dtype: torch.dtype = torch.float32) -> EagerStep:
     """Run one step of eager torch on a batch without its padding."""
     recipe, module = prepared.app.recipe, copy.deepcopy(prepared.eager).to(dtype)
     learned = {name: value for name, value in module.named_parameters() if value.requires_grad}
@@ -176,9 +177,7 @@ def eager_step(prepared: Prepared, examples: Examples, dtype: torch.dtype = torc
     )
 
 
-def _check_tensors(
-    prepared: Prepared, what: str, pairs: Mapping[str, tuple[Float64s, Float64s]], noise: Mapping[str, float]
-) -> None:
+def _check_tensors(prepared: Prepared, what: str, pairs: Mapping[str, TensorPair], noise: Mapping[str, float]) -> None:
     """Compare each tensor of the graph with eager torch's, relative to its largest value.
 
     Args:

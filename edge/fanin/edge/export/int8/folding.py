@@ -31,7 +31,7 @@ from fanin.edge.bundles.quantize import MIN_SCALE, weight_scales, with_derived
 from fanin.edge.export.decompositions.tables import forward_decompositions
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.quiet import quiet_torch
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidBundle, UnsupportedModel
 

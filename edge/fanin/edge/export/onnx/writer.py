@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from fanin.edge.export.onnx.fuse import fuse
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.refusals import REPLACE
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 

@@ -23,7 +23,7 @@ import torch
 
 from fanin.edge.export.refusals import REPLACE, first_line
 from fanin.edge.export.tflite.convert import convert
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 from fanin.protos.errors import UnsupportedModel
 
 PARTITIONER: Final = "DEFAULT"

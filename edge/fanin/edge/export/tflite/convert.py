@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 
 CONSTANT: Final = "folded_constant_"
 aten = torch.ops.aten

@@ -15,7 +15,7 @@ from fanin.edge.export.refusals import REPLACE, first_line
 from fanin.edge.export.tflite.child import convert_in_child
 from fanin.edge.export.tflite.convert import convert
 from fanin.edge.export.tflite.operators import check_operators
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 from fanin.protos.errors import UnsupportedModel
 
 IDENTIFIER: Final = b"TFL3"
