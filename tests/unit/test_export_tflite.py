@@ -88,7 +88,7 @@ class Spectrum(torch.nn.Module):
 
 
 def test_an_operator_without_any_form_is_an_error_of_ours() -> None:
-    with pytest.raises(UnsupportedModel, match=r"App small: cannot become TFLite \(.+\); replace that part"):
+    with pytest.raises(UnsupportedModel, match=r"App small: cannot be converted to TFLite \(.+\); replace that part"):
         to_tflite({"infer": traced(Spectrum(), (torch.eye(4),), ["logits"])}, "App small")
 
 

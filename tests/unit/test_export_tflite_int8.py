@@ -326,7 +326,7 @@ def test_what_moves_and_is_no_slot_is_refused() -> None:
     found = made("bias")
     # A frozen weight on scales that are no constant.
     wrong = replace(found.infer, scales={"second.bias": "norm.bias"})
-    with pytest.raises(UnsupportedModel, match="infer graph: parameters are no slots after quantization"):
+    with pytest.raises(UnsupportedModel, match="infer graph: the quantized file depends on the values of parameters"):
         quantize_infer(found.data, wrong, found.calibration, ())
 
 

@@ -166,7 +166,7 @@ def raised(x: Tensor) -> Tensor:
             odd(lambda x: x, loss=squared_error),
             *(("", "Sequential"), r"the loss fails \(ValueError: squared error: got", "fix the code"),
         ),
-        (odd(lambda x: x.view(BATCH_SIZE, 64)), ("1", "Odd"), "takes 8 samples at a time only", "write x.shape"),
+        (odd(lambda x: x.view(BATCH_SIZE, 64)), ("1", "Odd"), "accepts only 8 samples at a time", "write x.shape"),
     ],
     ids=["branch", "branch-qat", "raises", "shapes", "shapes-qat", "loss", "fixed-batch"],
 )

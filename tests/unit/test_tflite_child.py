@@ -68,6 +68,6 @@ def test_a_child_without_a_result_becomes_one_error(code: str, reason: str) -> N
     with pytest.raises(UnsupportedModel) as error:
         convert_in_child(signatures, "App small", [sys.executable, "-c", code])
     assert str(error.value) == (
-        f"App small: cannot become TFLite ({reason}); replace that part of the model, or freeze it; "
+        f"App small: cannot be converted to TFLite ({reason}); replace that part of the model, or freeze it; "
         "fanin export --check names it"
     )

@@ -1,8 +1,10 @@
 """The export: an App becomes a signed Bundle.
 
-Steps: ``prepare`` the module; in each graph format trace, convert, quantize and find the slots (``formats``); write the
-manifest; verify against eager torch (``verify``); measure int8 against float on the validation data, or compare them on
-calibration data; write. The folder is written last, so an export that fails leaves nothing behind.
+1. ``prepare`` the module.
+2. In each graph format trace, convert, quantize and find the slots (``formats``). Write the manifest.
+3. Verify the graphs against eager torch (``verify``).
+4. Measure int8 against float on the validation data, or compare them on calibration data.
+5. Write the folder. This is the last step, so an export that fails leaves nothing behind.
 """
 
 import logging

@@ -2,9 +2,11 @@
 
 A loss returns one number for each sample (B,), so that a mask can exclude the padding of a last short batch. The right
 class is selected by a comparison. ``one_hot`` and ``gather`` would read the labels while they are traced, or need a
-scatter in the backward pass, which not every runtime has. The comparison becomes a product with 1 and 0, which is
-faster than a selection on devices (6 % of a step in onnxruntime and 9 % in LiteRT, where the loss dominates the step).
-A product with infinity is NaN, so a module must hide a class by a large negative number, not by minus infinity.
+scatter in the backward pass, which not every runtime has.
+
+The comparison becomes a product with 1 and 0. A selection is slower: where the loss dominates, it costs 6 % of a step
+in onnxruntime and 9 % in LiteRT. A product of 0 and infinity is NaN, so a module must hide a class by a large negative
+number and not by minus infinity.
 """
 
 from collections.abc import Callable

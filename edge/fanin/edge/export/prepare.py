@@ -1,8 +1,8 @@
-"""The App's module, made ready for tracing: what learns, what is frozen to int8, and no random numbers.
+"""The App's module, made ready for tracing: parameters are divided, frozen weights rounded, random numbers removed.
 
-Steps: copy the module; turn dropout off; choose what learns (``trains``); round frozen weights to int8; replace the
-BatchNorms that train (``norms``). The eager twin holds the same rounded weights, so torch is compared with the module
-as devices have it.
+Steps: copy the module; turn dropout off; choose the part that learns (``trains``); round frozen weights to int8;
+replace the BatchNorms that train (``norms``). The eager twin holds the same rounded weights, so torch is compared with
+the module as devices have it.
 """
 
 import copy

@@ -152,7 +152,7 @@ def plain_attention(
 
 
 def _causal(query: Tensor, key: Tensor) -> Tensor:
-    """Return what is added to the scores (T, T of the keys) to hide later positions."""
+    """Return the causal mask (T, T of the keys), to be added to the scores."""
     return torch.where(torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril(), 0.0, FLOOR)
 
 

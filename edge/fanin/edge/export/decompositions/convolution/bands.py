@@ -195,7 +195,7 @@ def _share(num_rows: int, width: int, unit: int) -> tuple[int, int]:
 
 
 def _places(rows: npt.NDArray[np.bool_], columns: npt.NDArray[np.bool_]) -> Tensor:
-    """Return (taps, outputs, inputs): 1 where a tap of the kernel stands in the banded matrix."""
+    """Return (taps, outputs, inputs): 1 where the banded matrix holds a tap of the kernel."""
     both = np.einsum("iab,jvw->ijbwav", rows, columns)
     num = both.shape[0] * both.shape[1]
     flat = both.reshape(num, both.shape[2] * both.shape[3], -1)

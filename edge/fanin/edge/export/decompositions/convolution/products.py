@@ -144,5 +144,5 @@ def _two_dims(x: Tensor) -> Tensor:
 
 
 def _as_deep(image: Tensor, like: Tensor) -> Tensor:
-    """Return an image of one column as the signal that it stands for; a 2-D image unchanged, so that it stays known."""
+    """Return an image of one column as a signal again; a 2-D image unchanged, so that it stays known."""
     return image if like.dim() == 4 else image.squeeze(-1)
