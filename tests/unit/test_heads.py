@@ -1,4 +1,4 @@
-"""``edge.export.heads``: the layer that is taken has the last word, or the App is refused."""
+"""``edge.export.modules.heads``: the layer that is taken has the last word, or the App is refused."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""``edge.export.norms``: BatchNorm that trains is torch's on the samples that count, and padding has no say."""
+"""``edge.export.modules.norms``: BatchNorm that trains is torch's on the samples that count, and padding has no say."""
 
 import pytest
 import torch

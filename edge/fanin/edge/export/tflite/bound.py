@@ -15,6 +15,7 @@ from fanin.edge.export.tflite.flatgraph import FlatGraph
 from fanin.edge.tensors import Float32s
 
 PRODUCTS: Final = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
+"""Operators with a weight and a bias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
