@@ -30,7 +30,7 @@ from fanin.clients.data.public import Cutting, Shakespeare, shakespeare
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
 from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.export import Adapters, App, Recipe, Sgd, export_app, next_token
+from fanin.edge.export import Adapters, App, Recipe, Sgd, export, next_token
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.quality import Quality
@@ -137,7 +137,7 @@ def federate(
 ) -> Federated:
     """A coordinator and one device a speaker, until the Rounds are done."""
     publisher = SigningKey(bytes(range(32)))
-    bundle = export_app(app, folder / "bundle", publisher, ["onnx"]).bundle
+    bundle = export(app, folder / "bundle", publisher, ["onnx"]).bundle
     (folder / "publisher.pub").write_text(publisher.public + "\n")
     everybody = len(data.speakers)
     plan = Plan(

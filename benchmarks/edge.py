@@ -30,7 +30,7 @@ from edge_models import MODELS, app_of, examples_of
 from edge_report import gates, text_of
 
 from fanin.edge.bundles.bundle import MANIFEST_FILE, Bundle, open_folder
-from fanin.edge.export import export_app
+from fanin.edge.export import export
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="fanin-edge-") as temporary:
         folder = Path(options.keep or temporary)
         for name in options.models:
-            export(name, folder / name)
+            export_model(name, folder / name)
         found: dict[str, Any] = {
             "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count()},
             "environments": {runtime: installed_mb(runtime) for runtime in options.runtimes},
@@ -72,12 +72,12 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def export(name: str, folder: Path) -> None:
+def export_model(name: str, folder: Path) -> None:
     """A model's Bundle in both formats, and its batches beside it."""
     if (folder / MANIFEST_FILE).exists():
         return
     say(f"exporting {name}")
-    export_app(app_of(name), folder, PUBLISHER)
+    export(app_of(name), folder, PUBLISHER)
     examples = examples_of(name)
     np.savez(examples_file(folder), x=examples.x, y=examples.y)
 

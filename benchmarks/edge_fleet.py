@@ -24,7 +24,7 @@ from fanin.datacenter.models import digits_app, fashion_app
 from fanin.datacenter.models.fashion_app import FashionCnn
 from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.export import App, export_app
+from fanin.edge.export import App, export
 from fanin.protos.control import RunRested, VersionPublished
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
@@ -45,7 +45,7 @@ def accuracy(runtimes: Sequence[str], folder: Path, num_epochs: int) -> Row:
         split, model, name = split_digits(1, 1.0, 0), "DigitsCnn", "digits"
         # A fiftieth of the images: epochs are short.
         app = trained(digits_app.app().module, split, name, 10 * num_epochs)
-    bundle = export_app(app, folder / "bundle", PUBLISHER).bundle
+    bundle = export(app, folder / "bundle", PUBLISHER).bundle
     test = folder / "test.npz"
     np.savez(test, x=split.test.x, y=split.test.y)
     rows: Row = {"model": model, "dataset": name}
@@ -81,7 +81,7 @@ def trained(module: torch.nn.Module, split: Split, name: str, num_epochs: int) -
 
 def memory(runtimes: Sequence[str], folder: Path, num_rounds: int) -> Row:
     """Peak RSS of a device of each runtime that trained the demo's CNN over this many Rounds, and of other things."""
-    bundle = export_app(digits_app.app(), folder / "bundle", PUBLISHER).bundle
+    bundle = export(digits_app.app(), folder / "bundle", PUBLISHER).bundle
     (folder / "publisher.pub").write_text(PUBLISHER.public + "\n")
     parts = split_digits(len(runtimes), 100.0, 0).devices
     devices = [device_of(runtime, examples) for runtime, examples in zip(runtimes, parts, strict=True)]

@@ -41,7 +41,7 @@ from fanin.datacenter.models.recurrent import RecurrentClassifier, RecurrentShap
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.export import App, Recipe, Sgd, export_app, next_token
+from fanin.edge.export import App, Recipe, Sgd, export, next_token
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Float32s, TensorTable
@@ -260,7 +260,7 @@ def measured(name: str, model: Model, runtimes: Sequence[str]) -> Row:
     with tempfile.TemporaryDirectory(prefix="fanin-parity-") as folder:
         key = SigningKey(bytes(range(32)))
         formats = sorted({runtime_of(runtime).graph_format for runtime in runtimes})
-        export_app(app, Path(folder), key, formats)
+        export(app, Path(folder), key, formats)
         export_s = time.monotonic() - begun
         bundle = open_folder(Path(folder), trusted=[read_signed_manifest(Path(folder)).public_key])
         course = Course(bundle=bundle, batches=batches, learning_rate=model.learning_rate)

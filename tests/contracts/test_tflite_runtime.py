@@ -13,7 +13,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export.formats import MODEL_FILE
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.tflite import with_slots
 from fanin.protos.errors import InvalidBundle

@@ -19,7 +19,7 @@ from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.layout import decoder_layout, encoder_layout
 from fanin.datacenter.parallel.pretrained import pretrained_model
 from fanin.datacenter.training.objectives import filled_objective
-from fanin.edge.export.app import cross_entropy
+from fanin.edge.export.losses import cross_entropy
 from fanin.edge.runtimes.graphs import NO_TOKEN
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

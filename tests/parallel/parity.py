@@ -55,7 +55,7 @@ from fanin.datacenter.training.communication import CommunicationSettings
 from fanin.datacenter.training.objectives import Scored, filled_objective
 from fanin.datacenter.training.rates import RateSettings
 from fanin.datacenter.training.trainer import Parts, Trainer
-from fanin.edge.export.app import cross_entropy
+from fanin.edge.export.losses import cross_entropy
 from fanin.protos.errors import Corrupted, InvalidInput
 
 NUM_STEPS, HALF_WAY = 20, 10

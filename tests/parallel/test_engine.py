@@ -32,7 +32,7 @@ from fanin.datacenter.parallel.pretrained import pretrained_model
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps.scaling import LossScale
 from fanin.datacenter.training.objectives import Scored
-from fanin.edge.export.app import cross_entropy
+from fanin.edge.export.losses import cross_entropy
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 

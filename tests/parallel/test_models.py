@@ -22,7 +22,7 @@ from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.datacenter.parallel.tensor import apply_tensor_parallel
 from fanin.datacenter.training.model import make
 from fanin.edge.export import Adapters, App, Recipe
-from fanin.edge.export.app import load_app
+from fanin.edge.export.loading import load_app
 from fanin.edge.export.prepare import prepare
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidInput

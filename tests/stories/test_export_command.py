@@ -176,9 +176,9 @@ class Odd:
 
 ODD = {
     "odd": Odd("1", "Upsample", "aten.upsample_bicubic2d_backward", "mode 'bilinear' and 'nearest' have forms"),
-    "raw": Odd("preprocess", "Flip", "prims.bessel_j0", "what stands before the model travels as a graph too"),
-    "between": Odd("1", "Fold", "aten.grid_sampler_2d_backward", "let only learn what comes after it: its forward"),
-    "losing": Odd("", "Sequential", "", "the loss is of something else; use one that torch derives"),
+    "raw": Odd("preprocess", "Flip", "prims.bessel_j0", "preprocess is exported as a graph, too"),
+    "between": Odd("1", "Fold", "aten.grid_sampler_2d_backward", "train only the layers after it: its forward"),
+    "losing": Odd("", "Sequential", "", "the loss does not depend on them; use operators with a gradient"),
 }
 
 
@@ -202,7 +202,7 @@ def test_check_tells_people_each_finding_and_what_to_do_about_it(fanin: Fanin, a
         "module 1.0 (Block) calls torch.nn.functional.grid_sample between its layers, which uses "
         "aten.grid_sampler_2d_backward, which has no form in onnxruntime"
     )
-    assert last.startswith("  what to do: replace it, or let only learn what comes after it")
+    assert last.startswith("  what to do: replace it, or train only the layers after it")
 
 
 def test_an_int8_that_is_far_worse_is_refused_unless_allowed(fanin: Fanin, app: Path, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_without_validation_data_the_two_forms_are_compared(
     words = ("export", f"{app}:{name}", "--key", tmp_path / "k", "--format", "onnx")
     outcome = fanin(*words, "--out", tmp_path / "a")
     assert outcome.status == 0 and re.search(said, outcome.out), outcome
-    assert "far apart" not in outcome.out
+    assert "a large difference" not in outcome.out
     row = json.loads(fanin(*words, "--out", tmp_path / "b", "--json").out)
     assert row["int8_drop_points"] == row["int8_rise_percent"] == {}
     assert set(row[key]) == {"onnx"}
@@ -259,7 +259,7 @@ def test_without_validation_data_the_two_forms_are_compared(
 def test_calibration_data_that_makes_int8_useless_is_told(fanin: Fanin, app: Path, tmp_path: Path) -> None:
     outcome = fanin("export", f"{app}:outlying", "--out", tmp_path / "b", "--key", tmp_path / "k", "--format", "onnx")
     assert outcome.status == 0, outcome.err
-    assert re.search(r"note: onnx: int8 and float agree on \d\d?\.\d\d % .*, which is far apart", outcome.out)
+    assert re.search(r"note: onnx: int8 and float agree on \d\d?\.\d\d % .*, a large difference", outcome.out)
 
 
 @pytest.mark.parametrize(

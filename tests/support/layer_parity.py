@@ -17,7 +17,8 @@ from fanin.edge.export.losses import cross_entropy, next_token
 from fanin.edge.export.onnx.writer import to_onnx
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.trace import Traced, trace_train
+from fanin.edge.export.tracing.traced import Traced
+from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.graphs import next_port
 from fanin.edge.tensors import Float32s
 from support.layers import BATCH_SIZE, CASES

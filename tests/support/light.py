@@ -61,8 +61,19 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 @cache
 def _files(name: str) -> tuple[Path, ...]:
-    """The files of this project that importing ``name`` runs: its packages and itself."""
-    parent = name.rpartition(".")[0]
+    """The files of this project that importing ``name`` runs: its packages, itself, and the owner of a lazy name."""
+    parent, _, leaf = name.rpartition(".")
     stems = [root.joinpath(*name.split(".")) for root in PATH]
     candidates = (path for stem in stems for path in (stem.with_suffix(".py"), stem / "__init__.py"))
-    return (*(_files(parent) if parent else ()), *(path for path in candidates if path.is_file()))
+    packages = _files(parent) if parent else ()
+    owners = (path for package in packages if package.name == "__init__.py" for path in _owners(package, leaf))
+    return (*packages, *(path for path in candidates if path.is_file()), *owners)
+
+
+def _owners(package: Path, name: str) -> Iterator[Path]:
+    """The files that a lazy package imports when ``name`` is used: it lists them under ``if TYPE_CHECKING``."""
+    for block in ast.parse(package.read_text()).body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            for node in block.body:
+                if isinstance(node, ast.ImportFrom) and node.module and any(row.name == name for row in node.names):
+                    yield from _files(node.module)

@@ -22,7 +22,7 @@ from fanin.edge.bundles.bundle import (
 from fanin.edge.bundles.keys import BUNDLE_CONTEXT, SigningKey
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest
-from fanin.edge.export import App, export_app
+from fanin.edge.export import App, export
 from fanin.edge.export.formats import Graphs
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.protos.chunks import artifact_of, cut
@@ -85,7 +85,7 @@ def bundle_of(name: str) -> Bundle:
 def exported(app: App, formats: Sequence[str] = ("onnx",)) -> Bundle:
     """An App's Bundle, in memory."""
     with tempfile.TemporaryDirectory() as folder:
-        export_app(app, Path(folder), PUBLISHER, formats)
+        export(app, Path(folder), PUBLISHER, formats)
         return in_memory(Path(folder))
 
 

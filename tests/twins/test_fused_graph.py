@@ -13,7 +13,8 @@ from fanin.edge.export import Adam, App, Optimizer, Recipe, Sgd, next_token
 from fanin.edge.export.onnx.fuse import fuse
 from fanin.edge.export.onnx.writer import as_exported, to_onnx
 from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tracing.trace import Traced, trace_train
+from fanin.edge.export.tracing.traced import Traced
+from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.graphs import next_port
 
 NUM_STEPS = 5

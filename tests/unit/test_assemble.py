@@ -23,7 +23,9 @@ from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.slots import Slot, SlotKind, check_slots
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.trace import Traced, trace_evaluate, trace_train
+from fanin.edge.export.tracing.forward import trace_evaluate
+from fanin.edge.export.tracing.traced import Traced
+from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.protos.errors import InvalidBundle, InvalidInput

@@ -1,4 +1,4 @@
-"""``edge.export.attention``: torch's own scaled dot-product attention, in plain products."""
+"""``edge.export.tracing.attention``: torch's own scaled dot-product attention, in plain products."""
 
 import math
 

@@ -1,21 +1,56 @@
 """Our backward forms against torch's own kernels, in float64."""
 
+import inspect
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.convolutions import Convolution, convolutions
 
-from fanin.edge.export.decompositions.bands import bands_of
-from fanin.edge.export.decompositions.convolution import MAX_GATHERED, Convolutions
-from fanin.edge.export.decompositions.forms import ConvForm
-from fanin.edge.export.decompositions.layouts import Images, Layout
-from fanin.edge.export.decompositions.norms import group_norm, group_norm_backward
-from fanin.edge.export.decompositions.pooling import max_pool2d_backward
+from fanin.edge.export.decompositions.convolution.bands import bands_of
+from fanin.edge.export.decompositions.convolution.form import ConvForm
+from fanin.edge.export.decompositions.convolution.layouts import BlockLayout, Images
+from fanin.edge.export.decompositions.convolution.products import MAX_GATHERED, Convolutions
+from fanin.edge.export.decompositions.group_norm import group_norm, group_norm_backward
+from fanin.edge.export.decompositions.pooling.max_backward import max_pool2d_backward
 from fanin.edge.export.decompositions.resampling import table
+from fanin.edge.export.decompositions.tables import backward_decompositions, forward_decompositions
 
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+PLAIN_NAMES = {
+    "self": "x",
+    "input": "x",
+    "grad_output": "dy",
+    "grad_out": "dy",
+    "output": "y",
+    "scales": "scales_h",
+    "N": "samples",
+    "C": "channels",
+    "HxW": "positions",
+    "group": "groups",
+}
+"""Names of our parameters where they differ from those of the ATen schema."""
+
+
+@pytest.mark.parametrize("graph_format", ["onnx", "tflite"])
+def test_a_form_has_the_arguments_of_its_operator(graph_format: str) -> None:
+    num_forms = 0
+    for operator, form in {**backward_decompositions(graph_format), **forward_decompositions(graph_format)}.items():
+        parameters = [
+            parameter.name
+            for parameter in inspect.signature(form).parameters.values()
+            if parameter.kind is not parameter.KEYWORD_ONLY
+        ]
+        # Positionwise operators share one wrapper, and autograd's bookkeeping has one argument.
+        if not str(getattr(form, "__module__", type(form).__module__)).startswith("fanin") or parameters[0] == "args":
+            continue
+        schema = [argument.name for argument in operator._schema.arguments if not argument.kwarg_only]
+        expected = [PLAIN_NAMES.get(name, name) for name in schema]
+        assert parameters[: len(expected)] == expected or parameters == ["image"], operator
+        num_forms += 1
+    assert num_forms > 10
 
 
 @given(case=convolutions())
@@ -48,7 +83,7 @@ def test_a_product_takes_the_image_as_a_depthwise_convolution_left_it(
     kernel, weight = torch.randn(3, 1, 3, 3, dtype=torch.float64), torch.randn(outs, 3, 1, 1, dtype=torch.float64)
     images = Images()
     forms = Convolutions(images)
-    hidden = images.place_by_place(torch.relu)(forms.forward(x, kernel, None, *deep))
+    hidden = images.positionwise(torch.relu)(forms.forward(x, kernel, None, *deep))
     wanted = torch.relu(aten.convolution(x, kernel, None, *deep))
     torch.testing.assert_close(hidden, wanted, **CLOSE)
     y = forms.forward(hidden, weight, torch.ones(outs), *flat)
@@ -56,7 +91,7 @@ def test_a_product_takes_the_image_as_a_depthwise_convolution_left_it(
         assert y is NotImplemented
         return
     torch.testing.assert_close(y, aten.convolution(wanted, weight, torch.ones(outs).double(), *flat), **CLOSE)
-    dy = images.place_by_place(torch.neg)(y)
+    dy = images.positionwise(torch.neg)(y)
     arguments = ([outs], *flat, [True, True, True])
     expected = aten.convolution_backward(-y, wanted, weight, *arguments)
     for got, exact in zip(forms.backward(dy, hidden, weight, *arguments), expected, strict=True):
@@ -82,7 +117,7 @@ def test_narrow_depthwise_convolutions_are_taken_as_bands(channels: int, size: t
 
 @given(height=st.integers(1, 7), width=st.integers(1, 3), num=st.integers(1, 4), step=st.integers(1, 4))
 def test_an_image_comes_back_from_a_layout(height: int, width: int, num: int, step: int) -> None:
-    layout = Layout(size=(height, width), num=max(num, -(-height // step)), step=step)
+    layout = BlockLayout(size=(height, width), num=max(num, -(-height // step)), step=step)
     image = torch.randn(2, 3, height, width)
     values = layout.values(image)
     assert values.shape == (3, step * width, layout.num * 2)
@@ -90,7 +125,7 @@ def test_an_image_comes_back_from_a_layout(height: int, width: int, num: int, st
 
 
 def test_an_image_is_known_until_it_is_written_to() -> None:
-    layout, images = Layout(size=(4, 2), num=2, step=2), Images()
+    layout, images = BlockLayout(size=(4, 2), num=2, step=2), Images()
     values = torch.randn(3, 4, 2 * 5)
     image = images.image(values, layout)
     assert images.layout(image) == layout

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fanin.edge.bundles.manifest import Port
 from fanin.edge.bundles.slots import SlotKind
-from fanin.edge.export import Recipe, check_app, export_app, load_app
+from fanin.edge.export import Recipe, check_app, export, load_app
 from fanin.edge.runtimes.graphs import control_ports
 from fanin.edge.runtimes.onnx import OnnxRuntime
 from fanin.edge.tensors import TensorTable
@@ -48,7 +48,7 @@ def test_what_is_no_app_is_told_so(tmp_path: Path) -> None:
 
 def test_scaffold_is_refused_until_devices_set_its_control_variates(tmp_path: Path) -> None:
     app = replace(app_of("mlp"), recipe=Recipe(scaffold=True))
-    for call in (lambda: export_app(app, tmp_path / "out", PUBLISHER), lambda: check_app(app, ["onnx"])):
+    for call in (lambda: export(app, tmp_path / "out", PUBLISHER), lambda: check_app(app, ["onnx"])):
         with pytest.raises(
             InvalidInput, match=r"got Recipe\(scaffold=True\), expected False: no device sets SCAFFOLD's"
         ):

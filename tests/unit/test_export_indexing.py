@@ -4,8 +4,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fanin.edge.export.decompositions import adaptive, forward_pools
-from fanin.edge.export.decompositions.indexing import index_put
+from fanin.edge.export.decompositions.pooling import adaptive, forward
+from fanin.edge.export.decompositions.selection import index_put
 
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
@@ -55,13 +55,13 @@ def test_pools_with_gaps_and_means_without_padding(
 ) -> None:
     assume(all(2 * pad <= taps for pad in padding for taps in kernel))
     x = torch.randn(2, 3, *have, dtype=torch.float64)
-    found = forward_pools.max_pool2d(x, kernel, stride, padding, dilation, False)
+    found = forward.max_pool2d(x, kernel, stride, padding, dilation, False)
     if dilation == [1]:
         assert found is NotImplemented
     else:
         expected = aten.max_pool2d(x, kernel, stride, padding, dilation)
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    mean = forward_pools.avg_pool2d(x, kernel, stride, padding, False, False, None)
+    mean = forward.avg_pool2d(x, kernel, stride, padding, False, False, None)
     if any(padding):
         torch.testing.assert_close(mean, aten.avg_pool2d(x, kernel, stride, padding, False, False), **CLOSE)
     else:

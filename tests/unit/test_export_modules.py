@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fanin.edge.export import Adam, Adapters, Recipe, Sgd
 from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tracing.trace import trace_evaluate, trace_infer, trace_train
+from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
+from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.available import open_runtime
 
 

@@ -6,7 +6,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.convolutions import Convolution, convolutions
 
-from fanin.edge.export.decompositions import portable, selection
+from fanin.edge.export.decompositions import elementwise, selection
+from fanin.edge.export.decompositions.convolution import portable
+from fanin.edge.export.decompositions.pooling import average
+from fanin.edge.export.decompositions.pooling.max_backward import portable_max_pool2d_backward
 from fanin.protos.errors import UnsupportedModel
 
 aten = torch.ops.aten
@@ -58,7 +61,7 @@ def test_gradient_of_an_average_pool(
     form = (list(kernel), list(stride), padding, ceil_mode, counts_padding, divisor)
     dy = torch.randn_like(aten.avg_pool2d(x, *form))
     torch.testing.assert_close(
-        portable.avg_pool2d_backward(dy, x, *form), aten.avg_pool2d_backward(dy, x, *form), **CLOSE
+        average.avg_pool2d_backward(dy, x, *form), aten.avg_pool2d_backward(dy, x, *form), **CLOSE
     )
 
 
@@ -66,10 +69,10 @@ def test_gradient_of_an_average_pool(
 def test_an_adaptive_average_pool_and_its_gradient(size: tuple[int, int], wanted: tuple[int, int]) -> None:
     x = torch.randn(2, 3, *size, dtype=torch.float64)
     y = aten._adaptive_avg_pool2d(x, wanted)
-    torch.testing.assert_close(portable.adaptive_avg_pool2d(x, wanted), y, **CLOSE)
+    torch.testing.assert_close(average.adaptive_avg_pool2d(x, wanted), y, **CLOSE)
     dy = torch.randn_like(y)
     torch.testing.assert_close(
-        portable.adaptive_avg_pool2d_backward(dy, x), aten._adaptive_avg_pool2d_backward(dy, x), **CLOSE
+        average.adaptive_avg_pool2d_backward(dy, x), aten._adaptive_avg_pool2d_backward(dy, x), **CLOSE
     )
 
 
@@ -95,14 +98,14 @@ def test_gradient_of_a_max_pool_goes_to_the_first_maximum(
     y, indices = aten.max_pool2d_with_indices(x, *form)
     dy = torch.randn_like(y)
     expected = aten.max_pool2d_with_indices_backward(dy, x, *form, indices)
-    torch.testing.assert_close(portable.max_pool2d_backward(dy, x, *form, indices), expected, **CLOSE)
+    torch.testing.assert_close(portable_max_pool2d_backward(dy, x, *form, indices), expected, **CLOSE)
 
 
 def test_gradient_of_a_relu() -> None:
     x = torch.tensor([-1.0, 0.0, 2.0, 7.0], dtype=torch.float64)
     dy = torch.randn_like(x)
     expected = aten.threshold_backward(dy, x, 0)
-    torch.testing.assert_close(portable.threshold_backward(dy, x, 0), expected, **CLOSE)
+    torch.testing.assert_close(elementwise.threshold_backward(dy, x, 0), expected, **CLOSE)
 
 
 @given(num=st.integers(1, 6), padding=st.integers(-1, 5), integer=st.sampled_from([torch.int32, torch.int64]))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fanin.edge.export.tflite.operators import LATEST, check_operators
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 from fanin.protos.errors import UnsupportedModel
 
 TABLE = torch.arange(4096, dtype=torch.float32).reshape(64, 64) / 4096
@@ -88,7 +88,7 @@ class Spectrum(torch.nn.Module):
 
 
 def test_an_operator_without_any_form_is_an_error_of_ours() -> None:
-    with pytest.raises(UnsupportedModel, match=r"App small: cannot become TFLite \(.+\); replace that part"):
+    with pytest.raises(UnsupportedModel, match=r"App small: cannot be converted to TFLite \(.+\); replace that part"):
         to_tflite({"infer": traced(Spectrum(), (torch.eye(4),), ["logits"])}, "App small")
 
 
@@ -101,7 +101,7 @@ def test_later_versions_of_an_operator_are_refused() -> None:
 QUIET = """
 import torch
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 class Twice(torch.nn.Module):
     def forward(self, x):
         return 2 * x

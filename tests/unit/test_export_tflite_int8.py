@@ -27,7 +27,7 @@ from fanin.edge.export.tflite.flatgraph import FlatGraph
 from fanin.edge.export.tflite.int8 import INFER, Int8File, build_infer, emptied, infer_ranges, quantize_infer
 from fanin.edge.export.tflite.operators import check_operators
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.trace import trace_infer
+from fanin.edge.export.tracing.forward import trace_infer
 from fanin.edge.runtimes.tflite import with_slots
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
@@ -326,7 +326,7 @@ def test_what_moves_and_is_no_slot_is_refused() -> None:
     found = made("bias")
     # A frozen weight on scales that are no constant.
     wrong = replace(found.infer, scales={"second.bias": "norm.bias"})
-    with pytest.raises(UnsupportedModel, match="infer graph: parameters are no slots after quantization"):
+    with pytest.raises(UnsupportedModel, match="infer graph: the quantized file depends on the values of parameters"):
         quantize_infer(found.data, wrong, found.calibration, ())
 
 

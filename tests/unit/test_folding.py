@@ -24,7 +24,7 @@ from fanin.edge.export.formats import onnx_infer
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.onnx.int8 import Int8Model
 from fanin.edge.export.prepare import Prepared, prepare
-from fanin.edge.export.tracing.trace import trace_infer
+from fanin.edge.export.tracing.forward import trace_infer
 from fanin.edge.runtimes.reference import embed_slots
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel

@@ -1,4 +1,4 @@
-"""``edge.export.heads``: the layer that is taken has the last word, or the App is refused."""
+"""``edge.export.modules.heads``: the layer that is taken has the last word, or the App is refused."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def test_a_head_that_has_not_the_last_word_is_refused(around: bool) -> None:
     app = App(name="back", module=Backwards(around=around), calibration=torch.randn(4, 8), batch_size=2, num_classes=4)
     with pytest.raises(
         UnsupportedModel,
-        match=r"takes module body.0 \(Linear 8 -> 16\), .* output comes from module classifier \(Linear 16 -> 4\)",
+        match=r"selects module body.0 \(Linear 8 -> 16\), .* output comes from module classifier \(Linear 16 -> 4\)",
     ):
         prepare(replace(app, recipe=Recipe(trains="head")))
     module = Backwards(around=around)

@@ -59,7 +59,7 @@ def test_what_is_no_app_is_said_clearly(app_file: Path) -> None:
         (
             "no.such.module:app",
             InvalidInput,
-            "App: no module 'no' on the path; a file is named as path/to/file.py:name",
+            "App: no module 'no' on the path; for a file write path/to/file.py:name",
         ),
         (f"{app_file.parent}/gone.py:app", InvalidInput, "App: no file .*gone.py"),
         (f"{app_file}:gone", InvalidInput, "my_app.py has no 'gone'"),

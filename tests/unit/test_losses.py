@@ -51,5 +51,5 @@ def test_squared_error_is_torchs(seed: int, shape: list[int]) -> None:
 
 
 def test_values_of_another_shape_are_no_error_of_theirs() -> None:
-    with pytest.raises(ValueError, match=r"squared error: got values \(4, 1\) and y \(4,\), expected alike"):
+    with pytest.raises(ValueError, match=r"squared error: got values \(4, 1\) and y \(4,\), expected the same"):
         squared_error(torch.zeros(4, 1), torch.zeros(4))

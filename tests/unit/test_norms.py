@@ -1,4 +1,4 @@
-"""``edge.export.norms``: BatchNorm that trains is torch's on the samples that count, and padding has no say."""
+"""``edge.export.modules.norms``: BatchNorm that trains is torch's on the samples that count, and padding has no say."""
 
 import pytest
 import torch
@@ -147,7 +147,9 @@ def test_a_norm_that_cannot_be_tracked_is_refused(module: nn.Module, message: st
 
 
 def test_one_value_a_channel_is_refused_as_torch_does() -> None:
-    with pytest.raises(ValueError, match=r"norm: got one value a channel \(1, 3\), expected more; take a larger batch"):
+    with pytest.raises(
+        ValueError, match=r"norm: got one value for each channel \(1, 3\), expected more; use a larger batch"
+    ):
         passed(random_norm((), 0.1, affine=True), torch.randn(1, 3, dtype=torch.float64), torch.ones(1))
 
 

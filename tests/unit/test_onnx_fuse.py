@@ -1,4 +1,4 @@
-"""``edge.export.onnx_fuse``: what each rule puts together, what it leaves, and that the numbers stay."""
+"""``edge.export.onnx.fuse``: each rewrite fuses its pattern, keeps similar graphs, and changes no result."""
 
 from collections.abc import Mapping, Sequence
 

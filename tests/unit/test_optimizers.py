@@ -132,10 +132,10 @@ def test_without_a_bound_nothing_is_clipped() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Sgd(momentum=1.0), "optimizer: got momentum 1.0, expected 0.0 to below 1.0"),
+        (lambda: Sgd(momentum=1.0), "optimizer: got momentum 1.0, expected at least 0.0 and below 1.0"),
         (lambda: Sgd(momentum=-0.1), "optimizer: got momentum -0.1"),
         (lambda: Sgd(momentum=float("nan")), "optimizer: got momentum nan"),
-        (lambda: Sgd(weight_decay=-1.0), "optimizer: got weight_decay -1.0, expected 0.0 to below inf"),
+        (lambda: Sgd(weight_decay=-1.0), "optimizer: got weight_decay -1.0, expected at least 0.0 and below inf"),
         (lambda: Sgd(momentum=0.0, nesterov=True), "Sgd: got nesterov with momentum 0.0, expected a momentum"),
         (lambda: Adam(beta1=1.0), "optimizer: got beta1 1.0"),
         (lambda: Adam(beta2=1.5), "optimizer: got beta2 1.5"),

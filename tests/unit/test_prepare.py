@@ -260,7 +260,7 @@ def test_a_frozen_backbone_keeps_its_statistics_and_says_so() -> None:
     assert not head.tracked
     assert not head.eager[2].training
     (_, note) = head.notes
-    assert note == "module 2 (BatchNorm1d) keeps its running statistics: only with trains 'full' do they move"
+    assert note == "module 2 (BatchNorm1d) keeps its running statistics: they are only updated with trains 'full'"
 
 
 def test_dropout_is_turned_off_and_said() -> None:
@@ -319,8 +319,8 @@ def with_nan() -> nn.Module:
             r"parameter 1.weight is torch.float64, expected torch.float32; call module.f",
         ),
         (lambda: plain().to("meta"), "full", r"parameter 1.weight is on meta, expected cpu; call module.cpu\(\)"),
-        (with_nan, "full", "parameter 1.weight holds values that are not finite, expected finite numbers only"),
-        (lazy, "full", "parameter 0.weight has no shape yet; call the module once on an example"),
+        (with_nan, "full", "parameter 1.weight holds NaN or infinity, expected finite values"),
+        (lazy, "full", "parameter 0.weight has no shape yet, expected one; call the module once on an example"),
         *(
             (lambda name=name: Named(name), "full", rf"parameters \['{name}'\] are named like a graph's own ports")
             for name in (

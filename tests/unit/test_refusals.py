@@ -18,15 +18,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fanin.commands.console.terminal import write_json
 from fanin.edge.bundles.derived import Derived
-from fanin.edge.export import App, Recipe, check_app, export_app, next_token, squared_error
+from fanin.edge.export import App, Recipe, check_app, export, next_token, squared_error
 from fanin.edge.export.formats import onnx_infer
 from fanin.edge.export.int8.folding import Infer
 from fanin.edge.export.onnx.int8 import Calibration, _quantize
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.refusals import NoForm
 from fanin.edge.export.tracing.examples import check_kept, example_batch, other_batch
+from fanin.edge.export.tracing.forward import trace_infer
 from fanin.edge.export.tracing.reading import NoReading, ValueRead
-from fanin.edge.export.tracing.trace import trace_infer, trace_train
+from fanin.edge.export.tracing.train import trace_train
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 Forward = Callable[[Tensor], Tensor]
@@ -65,7 +66,7 @@ READS: dict[str, Forward] = {
 @pytest.mark.parametrize("name", READS)
 def test_a_value_that_is_read_while_a_graph_is_made_is_refused(name: str) -> None:
     prepared = prepare(odd(READS[name]))
-    said = r"cannot be traced: module 1 \(Odd\) at test_refusals\.py:\d+ looks at the value of a tensor, by \S+\(\), "
+    said = r"cannot be traced: module 1 \(Odd\) at test_refusals\.py:\d+ reads the value of a tensor, by \S+\(\); "
     with pytest.raises(UnsupportedModel, match=rf"App odd \(Sequential\): the train step for onnx {said}"):
         trace_train(prepared, "onnx")
     with pytest.raises(UnsupportedModel, match=rf"App odd \(Sequential\): the inference {said}"):
@@ -154,18 +155,18 @@ def raised(x: Tensor) -> Tensor:
             odd(raised),
             ("1", "Odd"),
             r"fails in module 1 \(Odd\) at test_refusals.py:\d+ \(KeyError: 'oops 2'\)",
-            "mend",
+            "fix the code",
         ),
-        (odd(lambda x: x[:, :9]), ("2", "Linear"), "fails in module 2 .*shapes cannot be multiplied", "mend"),
+        (odd(lambda x: x[:, :9]), ("2", "Linear"), "fails in module 2 .*shapes cannot be multiplied", "fix the code"),
         (
             odd(lambda x: x[:, :9], recipe=Recipe(quantization_aware=True)),
-            *(("2", "Linear"), "quantization_aware: the module .*fails in module 2", "mend"),
+            *(("2", "Linear"), "quantization_aware: the module .*fails in module 2", "fix the code"),
         ),
         (
             odd(lambda x: x, loss=squared_error),
-            *(("", "Sequential"), r"the loss fails \(ValueError: squared error: got", "mend"),
+            *(("", "Sequential"), r"the loss fails \(ValueError: squared error: got", "fix the code"),
         ),
-        (odd(lambda x: x.view(BATCH_SIZE, 64)), ("1", "Odd"), "takes 8 samples at a time only", "write x.shape"),
+        (odd(lambda x: x.view(BATCH_SIZE, 64)), ("1", "Odd"), "accepts only 8 samples at a time", "write x.shape"),
     ],
     ids=["branch", "branch-qat", "raises", "shapes", "shapes-qat", "loss", "fixed-batch"],
 )
@@ -245,8 +246,8 @@ def test_what_the_quantizer_cannot_run_is_an_error_of_ours() -> None:
 
 def test_what_int8_may_cost_is_a_number(tmp_path: Path) -> None:
     for cost in (math.nan, math.inf, -1.0):
-        with pytest.raises(InvalidInput, match="for what int8 may cost, expected a number of at least 0"):
-            export_app(app_of("mlp"), tmp_path / "bundle", PUBLISHER, ["onnx"], cost)
+        with pytest.raises(InvalidInput, match="for the cost of int8, expected a number of at least 0"):
+            export(app_of("mlp"), tmp_path / "bundle", PUBLISHER, ["onnx"], cost)
     assert not (tmp_path / "bundle").exists()
 
 

@@ -12,7 +12,7 @@ from fanin.edge.export.quiet import quiet_converter
 from fanin.edge.export.tflite.child import convert_in_child
 from fanin.edge.export.tflite.convert import convert
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 from fanin.protos.errors import UnsupportedModel
 
 
@@ -68,6 +68,6 @@ def test_a_child_without_a_result_becomes_one_error(code: str, reason: str) -> N
     with pytest.raises(UnsupportedModel) as error:
         convert_in_child(signatures, "App small", [sys.executable, "-c", code])
     assert str(error.value) == (
-        f"App small: cannot become TFLite ({reason}); replace that part of the model, or freeze it; "
+        f"App small: cannot be converted to TFLite ({reason}); replace that part of the model, or freeze it; "
         "fanin export --check names it"
     )

@@ -1,4 +1,4 @@
-"""``edge.export.vocabulary``: what tokens a Bundle's model knows, and that a device names one that it does not."""
+"""``tracing.vocabulary``: the tokens that a Bundle's model knows, and that a device names one that it does not."""
 
 from functools import cache
 

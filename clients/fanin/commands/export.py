@@ -17,7 +17,8 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
-from fanin.edge.export import App, Exported, check_app, export_app, load_app
+from fanin.edge.export import App, Exported, check_app, load_app
+from fanin.edge.export import export as export_bundle
 from fanin.edge.export.check import Finding
 from fanin.edge.export.formats import FORMATS
 from fanin.protos.errors import InvalidInput
@@ -69,7 +70,7 @@ def export(
         raise InvalidInput(f"--out: {out} is not empty, expected a new folder")
     with progress("export", quiet=quiet) as step:
         step(f"loading the App {app}")
-        exported = export_app(load_app(app), out, publisher_key(key), formats, max_int8_drop)
+        exported = export_bundle(load_app(app), out, publisher_key(key), formats, max_int8_drop)
     if json:
         write_json(json, exported_row(exported))
     else:

@@ -88,9 +88,9 @@ def run(
 
 def _export(app: str, out: Path, publisher: SigningKey, max_int8_drop: float | None) -> Bundle:
     """Export an App, print the notes of the export, and return the Bundle."""
-    from fanin.edge.export import export_app, load_app
+    from fanin.edge.export import export, load_app
 
-    exported = export_app(load_app(app), out, publisher, max_drop=max_int8_drop)
+    exported = export(load_app(app), out, publisher, max_drop=max_int8_drop)
     for note in exported.notes:
         sys.stderr.write(f"note: {note}\n")
     return exported.bundle

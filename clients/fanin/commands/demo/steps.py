@@ -36,7 +36,7 @@ from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.edge.bundles.keys import load_or_create_key
 from fanin.edge.codecs.fixed import CODECS
-from fanin.edge.export import export_app
+from fanin.edge.export import export
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.quality import MAX_DROP_POINTS
 from fanin.edge.tensors import Float32s, encode_parameters
@@ -189,7 +189,7 @@ def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
     _say(f"datacenter: pre-trained on the public {noun}")
     publisher = load_or_create_key(folder / "publisher.key")
     load_parameters(app.module, parameter_table(app.module), pretrained)
-    bundle = export_app(app, folder / "bundle", publisher, setting.graph_formats).bundle
+    bundle = export(app, folder / "bundle", publisher, setting.graph_formats).bundle
     runtime = open_runtime("onnx")
     _say(f"edge: bundle {bundle.sha256[:16]} exported, signed and verified")
     with Processes(folder) as processes:

@@ -24,7 +24,8 @@ from fanin.datacenter.parallel.build import Model
 from fanin.datacenter.parallel.pretrained import pretrained_model
 from fanin.datacenter.training.objectives import Scored, filled_objective, token_objective
 from fanin.datacenter.training.trainer import Parts
-from fanin.edge.export.app import App, inputs_of, load_app
+from fanin.edge.export.app import App, inputs_of
+from fanin.edge.export.loading import load_app
 from fanin.protos.errors import InvalidInput
 
 NO_PARAMETERS: Final = (

@@ -1,25 +1,76 @@
-"""From a torch module to a signed Bundle. The only room of the edge that imports torch."""
+"""From a torch module to a signed Bundle. No other room of the edge imports torch.
 
-from fanin.edge.export.app import Adapters, App, Recipe, inputs_of, load_app
-from fanin.edge.export.build import Exported, export_app
-from fanin.edge.export.check import check_app
-from fanin.edge.export.losses import Loss, cross_entropy, next_token, squared_error
-from fanin.edge.export.optimizers import Adam, Optimizer, Sgd
+This is the front door: import the names in ``__all__`` from here. They are loaded on first use, so importing the room
+imports neither torch nor the libraries of a graph format. An App that is only trained never loads the latter.
+
+Modules, in reading order:
+
+- ``app``, ``losses``, ``optimizers``: what an ML engineer writes; ``loading`` finds an App by name.
+- ``build``: the export from start to end; ``check`` names the part of a module that cannot be exported.
+- ``prepare``: the module made ready for tracing; ``modules/`` has the layers that replace others for it.
+- ``tracing/``: the module and its gradient as one graph of plain operators; ``decompositions/`` rewrites operators.
+- ``formats``: an App's graphs in each format, by ``int8/``, ``onnx/`` and ``tflite/``; ``preprocess`` adds one more.
+- ``verify``: the graphs against eager torch.
+- ``refusals``, ``quiet``: errors that name a module and a line; noise of libraries kept from the user.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from fanin.edge.export.app import Adapters, App, Recipe, inputs_of
+    from fanin.edge.export.build import Exported, export
+    from fanin.edge.export.check import Finding, check_app
+    from fanin.edge.export.loading import load_app
+    from fanin.edge.export.losses import Loss, cross_entropy, next_token, squared_error
+    from fanin.edge.export.optimizers import Adam, Optimizer, Sgd
 
 __all__ = [
     "Adam",
     "Adapters",
     "App",
     "Exported",
+    "Finding",
     "Loss",
     "Optimizer",
     "Recipe",
     "Sgd",
     "check_app",
     "cross_entropy",
-    "export_app",
+    "export",
     "inputs_of",
     "load_app",
     "next_token",
     "squared_error",
 ]
+
+OWNERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Adam": "optimizers",
+        "Adapters": "app",
+        "App": "app",
+        "Exported": "build",
+        "Finding": "check",
+        "Loss": "losses",
+        "Optimizer": "optimizers",
+        "Recipe": "app",
+        "Sgd": "optimizers",
+        "check_app": "check",
+        "cross_entropy": "losses",
+        "export": "build",
+        "inputs_of": "app",
+        "load_app": "loading",
+        "next_token": "losses",
+        "squared_error": "losses",
+    }
+)
+"""The module that defines each public name."""
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name on first use (PEP 562)."""
+    if name not in OWNERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{OWNERS[name]}"), name)

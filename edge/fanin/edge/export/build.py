@@ -1,8 +1,10 @@
-"""An App becomes a signed Bundle.
+"""The export: an App becomes a signed Bundle.
 
-The walk: prepare (``prepare``) -> in each graph format trace, convert, quantize and find the slots (``formats``) ->
-manifest -> verify against eager torch (``verify``) -> measure int8 against float (on calibration data, where that is
-all there is) -> write. The folder is written last: what does not verify leaves nothing behind.
+1. ``prepare`` the module.
+2. In each graph format trace, convert, quantize and find the slots (``formats``). Write the manifest.
+3. Verify the graphs against eager torch (``verify``).
+4. Measure int8 against float on the validation data, or compare them on calibration data.
+5. Write the folder. This is the last step, so an export that fails leaves nothing behind.
 """
 
 import logging
@@ -36,18 +38,21 @@ from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion, UnsupportedModel
 
 LOG = logging.getLogger("fanin.edge.export")
-"""The steps of an export, at INFO: it may take minutes."""
+"""Logs each step of an export at INFO: an export may take minutes."""
 PARAMETERS: Final = "parameters"
 COMPARED_SAMPLES: Final = 256
-"""More of the calibration data would tell the same, later."""
+"""Calibration samples that are compared: more of them take longer and show the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A Bundle, and what its maker should know of it.
+    """A Bundle, and the findings of its export.
 
-    ``notes`` say what was changed in the module, and where int8 says something else than float; ``measured`` has float
-    against int8 in each graph format where the App has validation data, ``compared`` where it has none.
+    Args:
+        bundle: The Bundle.
+        notes: Changes to the module, and formats in which int8 is far from float.
+        measured: Float against int8 in each graph format, for an App with validation data.
+        compared: Float against int8 in each graph format on calibration data, for an App without validation data.
     """
 
     bundle: Bundle
@@ -56,32 +61,44 @@ class Exported:
     compared: Mapping[str, Agreement]
 
 
-def export_app(
+def export(
     app: App,
     folder: Path,
     key: SigningKey,
     formats: Sequence[str] = tuple(FORMATS),
     max_drop: float | None = None,
 ) -> Exported:
-    """Trace, quantize, verify and sign; the Bundle in ``folder``.
+    """Export an App as a signed Bundle: trace, quantize, verify against eager torch, sign and write.
 
-    ``formats`` are the graph formats to write, ``max_drop`` what int8 may cost on the App's validation data, as
-    ``check_drop`` takes it. Raises UnsupportedModel if the module cannot be trained by a graph, saying which part and
-    what to do, or if int8 costs more; InvalidInput for a format that is not known, or a ``max_drop`` that is none.
+    Args:
+        app: The App.
+        folder: Folder of the Bundle. It is written only if every step succeeds.
+        key: The publisher's key, which signs the manifest.
+        formats: Graph formats to write: ``"onnx"``, ``"tflite"``, or both.
+        max_drop: Limit on the cost of int8 on the validation data: points of accuracy, or percent of squared error for
+            a module that returns values. None stands for the defaults of ``check_drop``.
+
+    Returns:
+        The Bundle with notes and measurements.
+
+    Raises:
+        UnsupportedModel: The module cannot be trained by a graph, or int8 costs more than ``max_drop``. The message
+            names the part of the module and a remedy.
+        InvalidInput: A format is unknown, or ``max_drop`` is not a number of at least 0.
     """
     if not formats or set(formats) - set(FORMATS):
-        raise InvalidInput(f"export: got formats {list(formats)}, expected some of {sorted(FORMATS)}")
+        raise InvalidInput(f"export: got formats {list(formats)}, expected one or more of {sorted(FORMATS)}")
     if max_drop is not None and not 0.0 <= max_drop < math.inf:
-        raise InvalidInput(f"export: got {max_drop:g} for what int8 may cost, expected a number of at least 0")
+        raise InvalidInput(f"export: got max_drop {max_drop:g} for the cost of int8, expected a number of at least 0")
     check_recipe(app)
     LOG.info("preparing the module")
     prepared = prepare(app)
     check_kept(prepared)
-    made: dict[str, Graphs] = {}
+    graphs: dict[str, Graphs] = {}
     for name in formats:
         LOG.info("%s: tracing, converting and quantizing", name)
-        made[name] = with_preprocess(prepared, name, FORMATS[name].make(prepared))
-    manifest, artifacts = _assemble(prepared, made)
+        graphs[name] = with_preprocess(prepared, name, FORMATS[name].make(prepared))
+    manifest, artifacts = _assemble(prepared, graphs)
     data = dump_manifest(manifest)
     notes, measured, compared = list(prepared.notes), {}, {}
     with tempfile.TemporaryDirectory(prefix="fanin-export-") as draft:
@@ -94,9 +111,8 @@ def export_app(
                 verify(prepared, bundle, runtime, FORMATS[name].plain())
                 LOG.info("%s: comparing int8 with float", name)
                 if app.validation is not None:
-                    found = measure(runtime, bundle, bundle.initial_parameters(), validation_batches(app))
-                    check_drop(f"{prepared.what}: {name}", found, max_drop)
-                    measured[name] = found
+                    measured[name] = measure(runtime, bundle, bundle.initial_parameters(), validation_batches(app))
+                    check_drop(f"{prepared.what}: {name}", measured[name], max_drop)
                 else:
                     compared[name] = compare(
                         runtime, bundle, bundle.initial_parameters(), calibration_batches(prepared)
@@ -115,53 +131,57 @@ def export_app(
 
 
 def validation_batches(app: App) -> Iterator[PaddedBatch]:
-    """The App's validation data in batches of its size, the last one padded and masked."""
-    assert app.validation is not None, "only an App with validation data has batches of it"
+    """Yield the validation data in batches of the App's size; the last one is padded and masked."""
+    assert app.validation is not None, "the caller checks that the App has validation data"
     x, y = app.validation
-    wanted = torch.int32 if app.num_classes else torch.float32
-    for at, mask in _places(len(x), app.batch_size):
-        yield PaddedBatch(x=x[at].numpy(), y=y[at].to(wanted).numpy(), mask=mask)
+    dtype = torch.int32 if app.num_classes else torch.float32
+    for index, mask in _batch_indices(len(x), app.batch_size):
+        yield PaddedBatch(x=x[index].numpy(), y=y[index].to(dtype).numpy(), mask=mask)
 
 
 def calibration_batches(prepared: Prepared) -> Iterator[PaddedBatch]:
-    """Some of the calibration data, as ``validation_batches``; what y holds means nothing."""
+    """Yield some of the calibration data like ``validation_batches``; y has no meaning."""
     _, y, _ = example_batch(prepared)
     x = prepared.app.calibration[:COMPARED_SAMPLES]
-    for at, mask in _places(len(x), prepared.app.batch_size):
-        yield PaddedBatch(x=x[at].numpy(), y=y.numpy(), mask=mask)
+    for index, mask in _batch_indices(len(x), prepared.app.batch_size):
+        yield PaddedBatch(x=x[index].numpy(), y=y.numpy(), mask=mask)
 
 
-def _places(num: int, batch_size: int) -> Iterator[tuple[Tensor, Float32s]]:
-    """(which samples make a batch, its mask): the last one is padded with its first sample."""
+def _batch_indices(num: int, batch_size: int) -> Iterator[tuple[Tensor, Float32s]]:
+    """Yield the sample indices of each batch and its mask (batch_size,).
+
+    The last batch is padded with its first sample.
+    """
     for start in range(0, num, batch_size):
-        at = torch.arange(start, start + batch_size)
-        yield torch.where(at < num, at, start), (at < num).float().numpy()
+        index = torch.arange(start, start + batch_size)
+        yield torch.where(index < num, index, start), (index < num).float().numpy()
 
 
-def _warnings(name: str, found: Agreement) -> list[str]:
+def _warnings(name: str, comparison: Agreement) -> list[str]:
     advice = (
-        "it may have learnt nothing yet, or a few of these examples are far beyond the others; with validation data "
-        "in the App the export measures what int8 costs, and quantization_aware lowers it"
+        "it may not be trained yet, or a few of these examples are outliers; give the App validation data to measure "
+        "the cost of int8, and set quantization_aware to lower it"
     )
-    return [] if found.is_good else [f"{name}: {found}, which is far apart for one model: {advice}"]
+    return [] if comparison.is_good else [f"{name}: {comparison}, a large difference for one model: {advice}"]
 
 
-def _assemble(prepared: Prepared, made: Mapping[str, Graphs]) -> tuple[Manifest, dict[str, bytes]]:
+def _assemble(prepared: Prepared, formats: Mapping[str, Graphs]) -> tuple[Manifest, dict[str, bytes]]:
     app, table = prepared.app, prepared.table
     arrays = {name: value.numpy() for name, value in prepared.travelling.items()}
-    artifacts = {name: data for graphs in made.values() for name, data in graphs.files.items()}
+    artifacts = {name: data for graphs in formats.values() for name, data in graphs.files.items()}
     artifacts[PARAMETERS] = encode_parameters(table, table.flatten(arrays))
-    first = next(iter(made.values()))
-    for name, graphs in made.items():
+    first = next(iter(formats.values()))
+    for name, graphs in formats.items():
         if graphs.ports != first.ports or graphs.derived != first.derived:
             raise UnsupportedModel(
-                f"{prepared.what}: the graphs in {name} have other ports or constants than those in {next(iter(made))}"
+                f"{prepared.what}: the graphs in {name} have other ports or constants than those in "
+                f"{next(iter(formats))}; please report the module"
             )
     signatures = {
         name: Signature(
             inputs=inputs,
             outputs=outputs,
-            graphs=MappingProxyType({key: graphs.signatures[name] for key, graphs in made.items()}),
+            graphs=MappingProxyType({key: graphs.signatures[name] for key, graphs in formats.items()}),
         )
         for name, (inputs, outputs) in first.ports.items()
     }
@@ -172,8 +192,8 @@ def _assemble(prepared: Prepared, made: Mapping[str, Graphs]) -> tuple[Manifest,
         num_tokens=count_tokens(prepared),
         table=table,
         signatures=MappingProxyType(signatures),
-        slots=MappingProxyType({name: graphs.slots for name, graphs in made.items()}),
-        artifacts=MappingProxyType({name: artifact_of(found) for name, found in artifacts.items()}),
+        slots=MappingProxyType({name: graphs.slots for name, graphs in formats.items()}),
+        artifacts=MappingProxyType({name: artifact_of(artifact) for name, artifact in artifacts.items()}),
         initial=PARAMETERS,
         derived=first.derived,
     )

@@ -1,8 +1,8 @@
-"""Preflight: which part of a module has no form in which graph format, before anything is exported.
+"""Preflight: find the part of a module that a graph format cannot express, without writing anything.
 
-The module as a whole is put through what an export does, in memory. If that fails, its layers are put through it one
-by one, with the inputs that they had and backwards too, so that the reason gets a name; and so is what a forward calls
-between them. Each finding has an advice of its own.
+The whole module goes through the steps of an export, in memory. If a step fails, each layer goes through them by
+itself, forward and backward, with the inputs that it had in the model. The functions that a forward calls between its
+layers do the same. Each failure becomes a finding with a name and a remedy.
 """
 
 import re
@@ -22,20 +22,21 @@ from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.refusals import REPLACE, NoForm, Untraceable
 from fanin.edge.export.tracing.calls import calls_between_layers
 from fanin.edge.export.tracing.examples import check_kept, example_batch
-from fanin.edge.export.tracing.trace import Traced, trace_layer
+from fanin.edge.export.tracing.layers import trace_layer
+from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.runtimes.models import PREPROCESS
 from fanin.protos.errors import UnsupportedModel
 
 RUNTIMES: Final = MappingProxyType({"onnx": ("onnxruntime",), "tflite": ("LiteRT", "tflite-runtime")})
-"""The runtimes of each graph format, as people know them."""
-LACKING: Final = "replace it: not even its forward has a form there, so freezing does not help"
+"""The runtimes of each graph format, by their common names."""
+LACKING: Final = "replace it: not even its forward has a form in this format, so freezing does not help"
 FREEZE: Final = (
-    "replace it, or let only learn what comes after it: its forward has a form there, its gradient has none "
-    "(requires_grad_(False) on it and on all before it, or a recipe that trains 'head')"
+    "replace it, or train only the layers after it: its forward has a form in this format, its gradient has none "
+    "(requires_grad_(False) on it and on all layers before it, or a recipe that trains 'head')"
 )
-MEND: Final = "mend what the reason names: the App's own code fails, or does not fit its own data"
-REWRITE: Final = "replace what the reason names: what stands before the model travels as a graph too"
-LOOK: Final = "each layer and each call has a form by itself: look at the loss, and at what the reason names"
+FIX: Final = "fix the code that the reason names: it fails, or it does not fit the App's own data"
+REWRITE: Final = "replace the part that the reason names: preprocess is exported as a graph, too"
+LOOK: Final = "each layer and each call has a form by itself: check the loss and the part that the reason names"
 INSTEAD: Final = MappingProxyType(
     {
         "bicubic": "mode 'bilinear' and 'nearest' have forms",
@@ -43,17 +44,22 @@ INSTEAD: Final = MappingProxyType(
         "grid_sampler": "Upsample and strided convolutions have forms",
     }
 )
-"""What does about the same and has a form in every format, by a part of the operator's name."""
+"""Replacements that have a form in every format, by a part of the operator's name."""
 OPERATOR: Final = re.compile(r"(?:aten|prims|torchvision)[.:]+\w+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A part of the module that a graph format has no form for, or that no graph can be made of (format "").
+    """A part of the module that cannot be exported.
 
-    ``module`` is its name in the App's module ("": that one itself), ``kind`` its class. ``call`` is the function that
-    its forward calls between its layers; "" where the module is a layer, or where that could not be told. ``operator``
-    is what is lacking ("": not told), ``reason`` the whole story, ``advice`` what to do.
+    Args:
+        module: Name of the part in the App's module; "" is the module itself.
+        kind: Class of that part.
+        graph_format: The format that lacks a form of it; "" if no graph can be traced at all.
+        operator: The operator that has no form; "" if unknown.
+        reason: The full error message.
+        advice: The remedy.
+        call: The function that the forward of ``module`` calls between its layers; "" for a layer, or if unknown.
     """
 
     module: str
@@ -66,30 +72,38 @@ class Finding:
 
     @property
     def runtimes(self) -> tuple[str, ...]:
-        """Which runtimes cannot run it; none where that is no matter of a runtime."""
+        """The runtimes that cannot run the part; empty if the problem does not depend on a runtime."""
         return RUNTIMES[self.graph_format] if self.graph_format else ()
 
 
 def check_app(app: App, formats: Sequence[str]) -> tuple[Finding, ...]:
-    """What stands in the way of exporting the App in these formats; empty if nothing does.
+    """Return the parts of an App that cannot be exported to these formats.
 
-    Raises UnsupportedModel for what is wrong in every format: dtypes, names, nothing to train.
+    Args:
+        app: The App.
+        formats: Graph formats, ``"onnx"`` and ``"tflite"``.
+
+    Returns:
+        One finding for each part; empty if the App can be exported.
+
+    Raises:
+        UnsupportedModel: The App has an error that affects every format: dtypes, names, or nothing to train.
     """
     check_recipe(app)
     try:
         prepared = prepare(app)
         check_kept(prepared)
-        findings = [found for name in formats for found in _of_format(prepared, name)]
+        findings = [finding for name in formats for finding in _of_format(prepared, name)]
     except Untraceable as exc:
         kind = exc.kind or type(app.module).__name__
-        return (_finding(exc.module, kind, "", exc.reason, exc.advice or MEND),)
-    able = [name for name in formats if all(found.graph_format != name for found in findings)]
-    other = f"; or leave {{}} out: --format {able[0]}" if able else ""
-    return tuple(replace(found, advice=found.advice + other.format(" and ".join(found.runtimes))) for found in findings)
+        return (_finding(exc.module, kind, "", exc.reason, exc.advice or FIX),)
+    able = [name for name in formats if all(finding.graph_format != name for finding in findings)]
+    other = f"; or export without {{}}: --format {able[0]}" if able else ""
+    return tuple(replace(row, advice=row.advice + other.format(" and ".join(row.runtimes))) for row in findings)
 
 
 def _of_format(prepared: Prepared, name: str) -> list[Finding]:
-    """What stands in the way of one format. Raises Untraceable for what is no matter of a format."""
+    """Return the findings of one format. Raises Untraceable for an error that does not depend on the format."""
     app, findings = prepared.app, []
     try:
         FORMATS[name].make(prepared)
@@ -112,7 +126,7 @@ def _failing_layers(prepared: Prepared, graph_format: str) -> list[Finding]:
     findings = []
     known: dict[str, tuple[str, str]] = {}
     for name, layer, inputs in _calls(prepared):
-        # Layers that are set alike and are given the same fail alike.
+        # Layers with equal settings and equal input shapes fail alike.
         key = f"{_key(layer, inputs)} {[value.requires_grad for value in layer.parameters()]}"
         if key not in known:
             known[key] = _failure(layer, inputs, graph_format, type(layer).__name__)
@@ -123,9 +137,9 @@ def _failing_layers(prepared: Prepared, graph_format: str) -> list[Finding]:
 
 
 def _failing_calls(prepared: Prepared, graph_format: str) -> list[Finding]:
-    """What is called between layers and fails by itself, and says by which operator: each function once a module."""
+    """Return a finding for each function between layers that fails by itself and names an operator."""
     x, _, mask = example_batch(prepared)
-    found: dict[tuple[str, str], Finding] = {}
+    findings: dict[tuple[str, str], Finding] = {}
     known: dict[str, tuple[str, str]] = {}
     for call in calls_between_layers(prepared.with_mask(mask), x):
         key = _key(call.layer, call.inputs)
@@ -134,8 +148,8 @@ def _failing_calls(prepared: Prepared, graph_format: str) -> list[Finding]:
         reason, advice = known[key]
         finding = _finding(call.module, call.kind, graph_format, reason, advice)
         if finding.operator:
-            found.setdefault((call.module, call.function), replace(finding, call=call.function))
-    return list(found.values())
+            findings.setdefault((call.module, call.function), replace(finding, call=call.function))
+    return list(findings.values())
 
 
 def _key(layer: nn.Module, inputs: Sequence[Tensor]) -> str:
@@ -143,7 +157,7 @@ def _key(layer: nn.Module, inputs: Sequence[Tensor]) -> str:
 
 
 def _failure(layer: nn.Module, inputs: Sequence[Tensor], graph_format: str, what: str) -> tuple[str, str]:
-    """(why a layer has no form with its gradient, what to do about it); ("", "") if it has one."""
+    """Return why a layer has no form with its gradient, and the remedy; two empty strings if it has one."""
     convert = FORMATS[graph_format].convert
     try:
         convert(trace_layer(layer, inputs, graph_format, what), what)
@@ -155,8 +169,7 @@ def _failure(layer: nn.Module, inputs: Sequence[Tensor], graph_format: str, what
         with torch.no_grad(), quiet_torch():
             program = torch.export.export(layer, tuple(inputs), strict=False)
         names = [f"in.{index}" for index in range(len(inputs))]
-        num_said = len(program.graph_signature.user_outputs)
-        outputs = [f"out.{index}" for index in range(num_said)]
+        outputs = [f"out.{index}" for index in range(len(program.graph_signature.user_outputs))]
         convert(Traced(program=program, examples=list(inputs), inputs=names, outputs=outputs), what)
     except (UnsupportedModel, RuntimeError, TypeError, ValueError):
         return reason, LACKING
@@ -164,19 +177,19 @@ def _failure(layer: nn.Module, inputs: Sequence[Tensor], graph_format: str, what
 
 
 def _calls(prepared: Prepared) -> list[tuple[str, nn.Module, tuple[Tensor, ...]]]:
-    """Each layer without layers in it, and the tensors that it was given in a pass over the example batch."""
+    """Return each layer without layers inside, with the tensors that it received for the example batch."""
     calls: list[tuple[str, nn.Module, tuple[Tensor, ...]]] = []
     hooks = []
     for name, layer in prepared.module.named_modules():
         if not name or any(True for _ in layer.children()):
             continue
 
-        def note(found: nn.Module, given: tuple[object, ...], name: str = name) -> None:
-            if all(isinstance(value, Tensor) for value in given):
-                tensors = tuple(value.detach().clone() for value in given if isinstance(value, Tensor))
-                calls.append((name, found, tensors))
+        def record(layer: nn.Module, inputs: tuple[object, ...], name: str = name) -> None:
+            if all(isinstance(value, Tensor) for value in inputs):
+                tensors = tuple(value.detach().clone() for value in inputs if isinstance(value, Tensor))
+                calls.append((name, layer, tensors))
 
-        hooks.append(layer.register_forward_pre_hook(note))
+        hooks.append(layer.register_forward_pre_hook(record))
     x, _, mask = example_batch(prepared)
     try:
         with torch.no_grad():
@@ -188,15 +201,15 @@ def _calls(prepared: Prepared) -> list[tuple[str, nn.Module, tuple[Tensor, ...]]
 
 
 def _finding(module: str, kind: str, graph_format: str, reason: str, advice: str) -> Finding:
-    found = OPERATOR.search(reason)
-    operator = found.group() if found else ""
-    instead = next((words for part, words in INSTEAD.items() if part in operator), "")
+    match = OPERATOR.search(reason)
+    operator = match.group() if match else ""
+    replacement = next((words for part, words in INSTEAD.items() if part in operator), "")
     return Finding(
         module=module,
         kind=kind,
         graph_format=graph_format,
         operator=operator,
-        # What to do stands in the advice, which knows the layer.
+        # The advice replaces the general remedy: it knows the layer.
         reason=reason.removesuffix(f"; {REPLACE}"),
-        advice=f"{advice} ({instead})" if instead else advice,
+        advice=f"{advice} ({replacement})" if replacement else advice,
     )

@@ -1,7 +1,7 @@
-"""The graph formats that an App is exported to: each makes its graphs from the prepared module.
+"""The graph formats: each builds its graphs from the prepared module.
 
-A format brings the files, which file holds which Signature, the ports, which are the same in every format, and the
-slots of its ``infer`` graph.
+A format yields files, the file of each Signature, the ports, and the slots of its ``infer`` graph. Ports and derived
+constants are equal in all formats; ``build`` checks this.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,9 @@ from fanin.edge.export.refusals import NoForm
 from fanin.edge.export.tflite.frozen import store_as_int8
 from fanin.edge.export.tflite.int8 import quantize_infer
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.trace import Traced, trace_evaluate, trace_infer, trace_train
+from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
+from fanin.edge.export.tracing.traced import Traced
+from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.onnx import FORMAT as ONNX
 from fanin.edge.runtimes.onnx import OnnxRuntime
@@ -32,12 +34,12 @@ from fanin.protos.errors import UnsupportedModel
 
 MODEL_FILE: Final = "model.tflite"
 DTYPES: Final[Mapping[torch.dtype, str]] = {torch.float32: "float32", torch.int32: "int32"}
-"""The element types of ports that Signatures have."""
+"""The element types that a port can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graphs:
-    """An App's graphs in one format."""
+    """The graphs of an App in one format."""
 
     files: Mapping[str, bytes]
     signatures: Mapping[str, str]
@@ -45,31 +47,34 @@ class Graphs:
     ports: Mapping[str, Ports]
     slots: tuple[Slot, ...]
     derived: Derived
-    """What slots come from besides parameters."""
+    """The sources of slots besides parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphFormat:
-    """How graphs of a format are made, and what runs them: ``plain`` is the runtime without fused operators."""
+    """The functions of one graph format."""
 
     make: Callable[[Prepared], Graphs]
+    """Builds all graphs of an App. Raises UnsupportedModel."""
     convert: Callable[[Traced, str], object]
-    """One graph by itself, (graph, what begins an error's message): for a look at whether it can be done."""
+    """(graph, prefix of error messages): converts one graph by itself, to test whether it has a form."""
     runtime: Callable[[], Runtime]
+    """Opens the runtime that verifies the graphs."""
     plain: Callable[[], Runtime]
+    """Opens the same runtime without fused operators."""
 
 
 def onnx_graphs(prepared: Prepared) -> Graphs:
-    """One ONNX file for each Signature. Raises UnsupportedModel."""
+    """Return one ONNX file for each Signature. Raises UnsupportedModel."""
     traced = {"train": trace_train(prepared, ONNX), "evaluate": trace_evaluate(prepared, ONNX)}
     infer = fold_norms(trace_infer(prepared), prepared, ONNX)
-    models = {name: to_onnx(found, f"{prepared.what}: the {name} graph") for name, found in traced.items()}
+    models = {name: to_onnx(graph, f"{prepared.what}: the {name} graph") for name, graph in traced.items()}
     quantized = onnx_infer(prepared, infer)
     models["infer"] = quantized.model
     return Graphs(
         files={f"{name}.onnx": model.SerializeToString(deterministic=True) for name, model in models.items()},
         signatures={name: f"{name}.onnx" for name in models},
-        ports={name: ports_of(prepared, found) for name, found in traced.items()}
+        ports={name: ports_of(prepared, graph) for name, graph in traced.items()}
         | {"infer": infer_ports(prepared, infer.traced)},
         slots=quantized.slots,
         derived=infer.derived,
@@ -77,12 +82,12 @@ def onnx_graphs(prepared: Prepared) -> Graphs:
 
 
 def onnx_infer(prepared: Prepared, infer: Infer) -> Int8Model:
-    """The int8 ``infer`` graph. Raises UnsupportedModel."""
+    """Return the int8 ``infer`` graph. Raises UnsupportedModel."""
     for name, layer in prepared.module.named_modules():
         if isinstance(layer, torch.nn.RNNBase) and layer.proj_size:
             raise NoForm(
                 f"{prepared.what}: module {name or 'itself'} ({type(layer).__name__}) has proj_size={layer.proj_size}, "
-                "which ONNX's has not",
+                "expected 0: ONNX has no recurrent layer with a projection",
                 "use proj_size=0 and a linear layer after it",
                 name,
                 type(layer).__name__,
@@ -94,7 +99,7 @@ def onnx_infer(prepared: Prepared, infer: Infer) -> Int8Model:
 
 
 def tflite_graphs(prepared: Prepared) -> Graphs:
-    """One TFLite file for all Signatures. Raises UnsupportedModel."""
+    """Return one TFLite file for all Signatures. Raises UnsupportedModel."""
     infer = fold_norms(trace_infer(prepared, 1), prepared, TFLITE)
     traced = {
         "train": trace_train(prepared, TFLITE),
@@ -104,29 +109,30 @@ def tflite_graphs(prepared: Prepared) -> Graphs:
     data = to_tflite(traced, f"{prepared.what}: the graphs")
     if prepared.frozen:
         data = store_as_int8(data)
-    found = quantize_infer(data, infer, prepared.app.calibration.numpy(), prepared.kept_float)
+    quantized = quantize_infer(data, infer, prepared.app.calibration.numpy(), prepared.kept_float)
     return Graphs(
-        files={MODEL_FILE: found.data},
+        files={MODEL_FILE: quantized.data},
         signatures=dict.fromkeys(traced, MODEL_FILE),
         ports={name: ports_of(prepared, traced[name]) for name in ("train", "evaluate")}
         | {"infer": infer_ports(prepared, traced["infer"])},
-        slots=found.slots,
+        slots=quantized.slots,
         derived=infer.derived,
     )
 
 
 def ports_of(prepared: Prepared, traced: Traced) -> Ports:
-    """A traced Signature's ports. Raises UnsupportedModel for a dtype that no Signature has."""
+    """Return the ports of a traced Signature. Raises UnsupportedModel for a dtype that no port can have."""
     outputs = traced.program.graph_module.graph.output_node().args[0]
-    assert isinstance(outputs, tuple | list), "a traced function gives a tuple"
-    found = [node.meta["val"] for node in outputs]
+    assert isinstance(outputs, tuple | list), "a traced function returns a tuple"
+    values = [node.meta["val"] for node in outputs]
     rows = []
-    for names, tensors in ((traced.inputs, traced.examples), (traced.outputs, found)):
+    for names, tensors in ((traced.inputs, traced.examples), (traced.outputs, values)):
         ports = []
         for name, tensor in zip(names, tensors, strict=True):
             if tensor.dtype not in DTYPES:
                 raise UnsupportedModel(
-                    f"{prepared.what}: {name!r} is {tensor.dtype}, expected one of {[str(dtype) for dtype in DTYPES]}"
+                    f"{prepared.what}: {name!r} is {tensor.dtype}, expected one of {[str(dtype) for dtype in DTYPES]}; "
+                    "convert it in the module"
                 )
             shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
             ports.append(Port(name=name, dtype=DTYPES[tensor.dtype], shape=shape))
@@ -135,7 +141,7 @@ def ports_of(prepared: Prepared, traced: Traced) -> Ports:
 
 
 def infer_ports(prepared: Prepared, traced: Traced) -> Ports:
-    """The ports of ``infer``: its parameters are slots, and it takes any number of samples in every format."""
+    """Return the ports of ``infer``: parameters are slots, and the number of samples is free in every format."""
     inputs, outputs = ports_of(prepared, traced)
     x, logits = inputs[-1], outputs[0]
     return (

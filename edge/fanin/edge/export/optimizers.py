@@ -1,8 +1,8 @@
-"""Optimizers as functions from gradients to the next parameters, with their state as arguments.
+"""Optimizers as pure functions: gradients, parameters and state in, the next parameters and state out.
 
-Each is ``torch.optim``'s of the same name, operation for operation, so that the exported step and eager torch
-differ by no more than the order of additions; ``eager`` gives that twin. The learning rate and the number of the
-step are inputs of the graph, all else is fixed when it is exported.
+Each is ``torch.optim``'s of the same name, operation for operation. So the exported step and eager torch differ only by
+the order of additions. ``eager`` returns that torch optimizer. The learning rate and the number of the step are inputs
+of the graph. All other settings are fixed at the export.
 """
 
 import math
@@ -17,30 +17,38 @@ from fanin.protos.errors import UnsupportedModel
 
 Tensors = dict[str, Tensor]
 CLIP_EPSILON: Final = 1e-6
-"""What ``torch.nn.utils.clip_grad_norm_`` adds to a norm before it divides by it."""
+"""The constant that ``torch.nn.utils.clip_grad_norm_`` adds to a norm before it divides by it."""
 
 
 class Optimizer(Protocol):
-    """How a gradient moves a parameter."""
+    """The rule by which a gradient changes a parameter."""
 
     @property
     def states(self) -> Mapping[str, str]:
-        """What it keeps for each parameter, all of it zero to begin with, and torch's name for it."""
+        """The states of each parameter, all zero at first, and torch's names for them."""
         ...
 
     @property
     def counts_steps(self) -> bool:
-        """Whether the number of the step matters."""
+        """Whether the rule depends on the number of the step."""
         ...
 
     def move(
         self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None
     ) -> tuple[Tensor, Tensors]:
-        """The parameter and its state after the step with this number (from 1)."""
+        """Return the next value and the next states of one parameter.
+
+        Args:
+            value: The parameter.
+            gradient: Its gradient, of the same shape.
+            state: Its states by name, of the same shape.
+            learning_rate: Scalar.
+            step: Number of this step, from 1; None unless ``counts_steps``.
+        """
         ...
 
     def eager(self, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:
-        """torch's own optimizer of this kind."""
+        """Return torch's own optimizer with the same settings."""
         ...
 
 
@@ -48,7 +56,13 @@ class Optimizer(Protocol):
 class Sgd:
     """Gradient descent with momentum: ``m = momentum * m + g``, ``p = p - learning_rate * m``.
 
-    With ``nesterov`` the step is along ``g + momentum * m`` (Sutskever et al. 2013, ICML, section 2).
+    Args:
+        momentum: Factor of the velocity, from 0.0 to below 1.0.
+        nesterov: Whether the step goes along ``g + momentum * m``. Needs a momentum.
+        weight_decay: Factor of the parameter that is added to its gradient.
+
+    Reference:
+        Sutskever et al. 2013, ICML, section 2 (Nesterov momentum).
     """
 
     momentum: float = 0.9
@@ -59,22 +73,22 @@ class Sgd:
         _check_range("momentum", self.momentum, 1.0)
         _check_range("weight_decay", self.weight_decay, float("inf"))
         if self.nesterov and self.momentum == 0.0:
-            raise UnsupportedModel("Sgd: got nesterov with momentum 0.0, expected a momentum")
+            raise UnsupportedModel("Sgd: got nesterov with momentum 0.0, expected a momentum above 0.0")
 
     @property
     def states(self) -> Mapping[str, str]:
-        """The velocity, if there is one."""
+        """The velocity, unless the momentum is 0.0."""
         return {"momentum": "momentum_buffer"} if self.momentum else {}
 
     @property
     def counts_steps(self) -> bool:
-        """All steps are alike."""
+        """False: all steps are alike."""
         return False
 
     def move(
         self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None
     ) -> tuple[Tensor, Tensors]:
-        """One step."""
+        """Return the parameter and its velocity after one step."""
         if self.weight_decay:
             gradient = gradient + self.weight_decay * value
         if not self.momentum:
@@ -84,7 +98,7 @@ class Sgd:
         return value - learning_rate * along, {"momentum": velocity}
 
     def eager(self, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:
-        """``torch.optim.SGD``."""
+        """Return ``torch.optim.SGD`` with these settings."""
         return torch.optim.SGD(
             parameters,
             lr=learning_rate,
@@ -96,10 +110,18 @@ class Sgd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adam:
-    """Adam (Kingma and Ba 2015, arXiv 1412.6980, algorithm 1).
+    """Adam, or AdamW with ``decoupled``.
 
-    ``weight_decay`` is added to the gradient, or with ``decoupled`` taken from the parameter itself, which is
-    AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2).
+    Args:
+        beta1: Decay of the running mean of the gradient, from 0.0 to below 1.0.
+        beta2: Decay of the running mean of its square, from 0.0 to below 1.0.
+        epsilon: Added to the denominator, between 0.0 and 1.0.
+        weight_decay: Factor of the parameter that is added to the gradient, or with ``decoupled`` subtracted from the
+            parameter itself.
+        decoupled: Whether the weight decay is decoupled from the gradient (AdamW).
+
+    Reference:
+        Kingma and Ba 2015, arXiv 1412.6980, algorithm 1. Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2.
     """
 
     beta1: float = 0.9
@@ -122,14 +144,14 @@ class Adam:
 
     @property
     def counts_steps(self) -> bool:
-        """For the bias correction."""
+        """True: the bias correction needs the number of the step."""
         return True
 
     def move(
         self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None
     ) -> tuple[Tensor, Tensors]:
-        """One step."""
-        assert step is not None, "counts_steps says that it is needed"
+        """Return the parameter and its running means after one step."""
+        assert step is not None, "counts_steps is True"
         if self.weight_decay and self.decoupled:
             value = value - learning_rate * self.weight_decay * value
         elif self.weight_decay:
@@ -138,13 +160,13 @@ class Adam:
         square = self.beta2 * state["square"] + (1.0 - self.beta2) * gradient * gradient
         seen_mean = _one_less_power(self.beta1, step)
         seen = torch.sqrt(_one_less_power(self.beta2, step))
-        # torch divides by sqrt(square) / seen + epsilon. Both sides times seen: the ONNX optimizer takes an added
-        # constant of 1e-8 for 0, and 0 / 0 is where a gradient was always zero.
+        # torch divides by sqrt(square) / seen + epsilon. Here both sides are multiplied by seen: the ONNX optimizer
+        # replaces an added constant of 1e-8 by 0, which gives 0 / 0 where a gradient was always zero.
         spread = torch.sqrt(square) + self.epsilon * seen
         return value - (learning_rate * seen / seen_mean) * (mean / spread), {"mean": mean, "square": square}
 
     def eager(self, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:
-        """``torch.optim.Adam`` or ``torch.optim.AdamW``."""
+        """Return ``torch.optim.Adam`` or ``torch.optim.AdamW`` with these settings."""
         kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
         return kind(
             parameters,
@@ -156,9 +178,10 @@ class Adam:
 
 
 def clipped(gradients: Tensors, max_norm: float) -> Tensors:
-    """The gradients, scaled down together where their common norm is over ``max_norm`` (0.0: never).
+    """Scale all gradients down together so that their common norm is at most ``max_norm`` (0.0: no limit).
 
-    Pascanu et al. 2013, arXiv 1211.5063, algorithm 1, as ``torch.nn.utils.clip_grad_norm_`` has it.
+    Reference:
+        Pascanu et al. 2013, arXiv 1211.5063, algorithm 1, as in ``torch.nn.utils.clip_grad_norm_``.
     """
     if not max_norm:
         return gradients
@@ -168,16 +191,16 @@ def clipped(gradients: Tensors, max_norm: float) -> Tensors:
 
 
 def _one_less_power(beta: float, step: Tensor) -> Tensor:
-    """1 - beta^step, for a step that is an input of the graph, from 1.
+    """Return 1 - beta^step for a step that is an input of the graph, from 1.
 
-    As 2 t / (1 + t) with t = tanh(-step log(beta) / 2), which every runtime has: 1 - exp(step log(beta)) would
-    lose half of its digits in the first steps, where beta^step is next to 1.
+    Computed as 2 t / (1 + t) with t = tanh(-step log(beta) / 2), which every runtime has. The direct form
+    1 - exp(step log(beta)) would lose half of its digits in the first steps, where beta^step is close to 1.
     """
-    # A beta of 0 is one whose power is 0 in float32.
+    # For a beta of 0 any large argument works: its power is 0 in float32.
     tanh = torch.tanh(step * (-0.5 * math.log(beta) if beta else 100.0))
     return 2.0 * tanh / (1.0 + tanh)
 
 
 def _check_range(name: str, value: float, end: float) -> None:
     if not 0.0 <= value < end:
-        raise UnsupportedModel(f"optimizer: got {name} {value}, expected 0.0 to below {end}")
+        raise UnsupportedModel(f"optimizer: got {name} {value}, expected at least 0.0 and below {end}")

@@ -1,8 +1,8 @@
-"""The App's module made ready to be traced: what learns, what is frozen to int8, and nothing that needs chance.
+"""The App's module, made ready for tracing: parameters are divided, frozen weights rounded, random numbers removed.
 
-The walk: copy the module -> turn dropout off -> choose what learns (``trains``) -> round the frozen weights to int8
--> replace BatchNorms that train (``norms``). The same rounded weights stand in the eager twin, so what is compared
-with torch is the module as devices have it.
+Steps: copy the module; turn dropout off; choose the part that learns (``trains``); round frozen weights to int8;
+replace the BatchNorms that train (``norms``). The eager twin holds the same rounded weights, so torch is compared with
+the module as devices have it.
 """
 
 import copy
@@ -20,8 +20,8 @@ from torch.nn.parameter import is_lazy
 
 from fanin.edge.bundles.quantize import weight_codes, weight_scales
 from fanin.edge.export.app import Adapters, App
+from fanin.edge.export.int8.quantization_aware import round_layers
 from fanin.edge.export.modules.adapters import add_adapters
-from fanin.edge.export.modules.fakequant import round_layers
 from fanin.edge.export.modules.heads import head_of
 from fanin.edge.export.modules.norms import STATISTICS, track_norms, tracked_norms
 from fanin.edge.export.optimizers import Tensors
@@ -30,16 +30,16 @@ from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import UnsupportedModel
 
 RESERVED: Final = frozenset({*BATCH_PORTS, *SCALAR_PORTS, "loss", "loss_sum", "predicted", "logits"})
-"""What Signatures call their ports besides the parameters."""
+"""Port names of Signatures that are not parameters."""
 RESERVED_PREFIXES: Final = ("next.", "anchor.", "control.", "momentum.", "mean.", "square.")
 ADAPTER_SEED: Final = 0
 MIN_FROZEN_VALUES: Final = 64
-"""Weights of fewer values stay float: their scales would take more room than their codes save."""
+"""Weights with fewer values stay float: their scales would take more bytes than their codes save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenWeight:
-    """A weight that does not learn: int8 codes in its own shape, and one scale for each channel along ``axis``."""
+    """A weight that does not learn: int8 codes of its shape, and one scale for each channel along ``axis``."""
 
     codes: Tensor
     scales: Tensor
@@ -48,10 +48,16 @@ class FrozenWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """An App ready to be traced.
+    """An App ready for tracing.
 
-    ``module`` is traced, ``eager`` is what torch itself would train; ``learned`` and ``tracked`` (running
-    statistics) travel, ``frozen`` are int8 constants of the train graph. ``notes`` say what was changed on the way.
+    Args:
+        app: The App.
+        module: The module that is traced.
+        eager: The module that torch itself would train, with the same weights.
+        learned: Parameters that learn. They travel.
+        tracked: Running statistics of norms that train. They travel.
+        frozen: Weights that are int8 constants of the train graph.
+        notes: Changes to the module, one sentence each.
     """
 
     app: App
@@ -64,7 +70,7 @@ class Prepared:
 
     @property
     def travelling(self) -> Tensors:
-        """Everything that a Version holds, by name in rising order."""
+        """The parameters of a Version by name, in sorted order."""
         both = self.learned | self.tracked
         return {name: both[name] for name in sorted(both)}
 
@@ -77,12 +83,12 @@ class Prepared:
     def kept_float(self) -> tuple[str, ...]:
         """Weights whose products stay float in the int8 graph.
 
-        Adapters begin by saying nothing: calibration would find no range for what they will say.
+        Adapters begin at zero, so calibration would find no range for their later values.
         """
         return tuple(self.learned) if isinstance(self.app.recipe.trains, Adapters) else ()
 
     def with_mask(self, mask: Tensor) -> nn.Module:
-        """The module, its norms told which samples of the batch count."""
+        """Return the module after setting the mask of the batch (B,) on its norms."""
         for _, norm in tracked_norms(self.module):
             norm.begin(mask)
         return self.module
@@ -94,7 +100,7 @@ class Prepared:
 
 
 def prepare(app: App) -> Prepared:
-    """The App's module, ready. Raises UnsupportedModel."""
+    """Return the App with its module ready for tracing. Raises UnsupportedModel."""
     eager = copy.deepcopy(app.module)
     _check_parameters(app, eager)
     notes = _without_dropout(eager)
@@ -124,17 +130,17 @@ def _check_parameters(app: App, module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         what = f"App {app.name}: parameter {name}"
         if is_lazy(parameter):
-            raise UnsupportedModel(f"{what} has no shape yet; call the module once on an example")
+            raise UnsupportedModel(f"{what} has no shape yet, expected one; call the module once on an example")
         if parameter.dtype != torch.float32:
             raise UnsupportedModel(f"{what} is {parameter.dtype}, expected torch.float32; call module.float()")
         if parameter.device.type != "cpu":
             raise UnsupportedModel(f"{what} is on {parameter.device}, expected cpu; call module.cpu()")
         if not bool(parameter.isfinite().all()):
-            raise UnsupportedModel(f"{what} holds values that are not finite, expected finite numbers only")
+            raise UnsupportedModel(f"{what} holds NaN or infinity, expected finite values; train it again or reset it")
 
 
 def running_statistics(module: nn.Module) -> Tensors:
-    """The running statistics of the norms that train, by name."""
+    """Return the running statistics of the norms that train, by name."""
     return {
         f"{name}.{key}": getattr(norm, key)
         for name, norm in module.named_modules()
@@ -156,7 +162,7 @@ def _check_names(app: App, learned: Tensors, tracked: Tensors) -> None:
 
 
 def _without_dropout(module: nn.Module) -> list[str]:
-    """Turn dropout off: a graph has no random numbers. Returns a note for each layer that had it on."""
+    """Turn dropout off: a graph has no random numbers. Returns a note for each layer with active dropout."""
     notes = []
     for name, layer in module.named_modules():
         rate = 0.0
@@ -173,7 +179,7 @@ def _without_dropout(module: nn.Module) -> list[str]:
 
 
 def _choose(app: App, module: nn.Module) -> list[str]:
-    """Let only those parameters require a gradient that the recipe names. Returns notes on the choice."""
+    """Let only the parameters of the recipe require a gradient. Returns notes on the choice."""
     notes = []
     match app.recipe.trains:
         case "full":
@@ -185,7 +191,7 @@ def _choose(app: App, module: nn.Module) -> list[str]:
             kept = [
                 (name.rpartition(".")[2], value) for name, value in module.named_parameters() if value.requires_grad
             ]
-            # A recurrent layer calls its own bias_ih_l0, attention in_proj_bias.
+            # Biases are also called bias_ih_l0 (recurrent layers) and in_proj_bias (attention).
             chosen = {value for leaf, value in kept if leaf.startswith("bias") or leaf.endswith("bias")}
         case Adapters() as adapters:
             add_adapters(module, adapters, ADAPTER_SEED)
@@ -198,9 +204,9 @@ def _choose(app: App, module: nn.Module) -> list[str]:
 
 
 def _freeze(module: nn.Module) -> dict[str, FrozenWeight]:
-    """Round the frozen weights to int8 in place."""
+    """Round the frozen weights to int8 in place. Returns their codes and scales."""
     frozen = {}
-    # A weight that two layers share has one name here, and is one constant.
+    # A weight that two layers share has one name here and becomes one constant.
     names = {name for name, _ in module.named_parameters()}
     for owner, layer in module.named_modules():
         axis = 1 if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d) else 0
@@ -219,13 +225,13 @@ def _freeze(module: nn.Module) -> dict[str, FrozenWeight]:
 
 
 def _freeze_norms(module: nn.Module) -> list[str]:
-    """A frozen backbone keeps the statistics that it was trained with. Returns a note for each layer that has some."""
+    """Keep the statistics that a frozen backbone was trained with. Returns a note for each norm that changes."""
     notes = []
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and layer.training:
             layer.eval()
             notes.append(
                 f"module {name or 'itself'} ({type(layer).__name__}) keeps its running statistics: "
-                "only with trains 'full' do they move"
+                "they are only updated with trains 'full'"
             )
     return notes

@@ -1,8 +1,8 @@
-"""``preprocess``: from what a device has to what the model is given, as a graph, because code does not travel.
+"""``preprocess``: the path from raw data to the model's input, exported as a graph, because code does not travel.
 
-It has no parameters and does not learn: all that it knows are constants of the file. Its form in each format is that
-of ``infer``: any number of samples in ONNX, one at a time in TFLite. ``torch.stft`` is complex and has no place on
-devices; frames times a matrix of cosines and sines are the same spectrum, and plain products.
+The module has no parameters that learn: its state becomes constants of the file. Like ``infer`` its graph accepts any
+number of samples in ONNX and one at a time in TFLite. ``torch.stft`` is complex, which no device supports. Frames times
+a matrix of cosines and sines give the same spectrum with plain products.
 """
 
 import copy
@@ -23,7 +23,7 @@ from fanin.edge.export.formats import Graphs
 from fanin.edge.export.onnx.writer import to_onnx
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
 from fanin.edge.runtimes.onnx import FORMAT as ONNX
@@ -31,7 +31,7 @@ from fanin.edge.runtimes.tflite import FORMAT as TFLITE
 from fanin.protos.errors import UnsupportedModel
 
 TOLERANCE: Final = 1e-4
-"""Of max(1, |value|): what the order of additions makes of a long sum. Tokens must be the same."""
+"""Relative to max(1, |value|): the effect of the order of additions in a long sum. Tokens must be equal."""
 VERIFIED_SAMPLES: Final = 16
 
 
@@ -45,11 +45,11 @@ def _tflite(app: App, what: str) -> bytes:
 
 
 ENCODERS: Final[Mapping[str, Callable[[App, str], bytes]]] = MappingProxyType({ONNX: _onnx, TFLITE: _tflite})
-"""(App, what begins an error's message) -> the file, by graph format."""
+"""(App, prefix of error messages) -> bytes of the file, by graph format."""
 
 
 def with_preprocess(prepared: Prepared, graph_format: str, graphs: Graphs) -> Graphs:
-    """The graphs and that of the App's ``preprocess``, if it has one. Raises UnsupportedModel."""
+    """Add the graph of the App's ``preprocess``, if it has one. Raises UnsupportedModel."""
     app = prepared.app
     if app.preprocess is None:
         return graphs
@@ -73,8 +73,8 @@ def _raw(app: App) -> Tensor:
 
 
 def trace_preprocess(app: App, batch_size: int) -> Traced:
-    """The graph for ``batch_size`` samples, or for any number of them (0). Raises UnsupportedModel."""
-    assert app.preprocess is not None, "asked only for an App that has it"
+    """Trace ``preprocess`` for ``batch_size`` samples, 0 for any number. Raises UnsupportedModel."""
+    assert app.preprocess is not None, "the caller checks that the App has preprocess"
     module = copy.deepcopy(app.preprocess).eval()
     example = _raw(app)[: batch_size or 2].clone()
     try:
@@ -85,27 +85,27 @@ def trace_preprocess(app: App, batch_size: int) -> Traced:
                 dynamic_shapes=(({0: Dim("batch")} if not batch_size else None),),
                 strict=False,
             )
-    except Exception as exc:  # the tracer runs the App's own code, which may raise anything
+    except Exception as exc:  # the App's own code may raise anything
         raise UnsupportedModel(
             f"App {app.name}: {PREPROCESS} ({type(app.preprocess).__name__}) cannot be traced ({exc}); avoid Python "
-            "branches and loops that look at tensor values, and work on each sample by itself"
+            "branches and loops that read tensor values, and process each sample by itself"
         ) from exc
     return Traced(program=program, examples=[example], inputs=[RAW], outputs=["x"])
 
 
 def verify_preprocess(app: App, bundle: Bundle, runtime: Runtime) -> None:
-    """The graph does what the module does, for several samples and for one. Raises UnsupportedModel."""
+    """Raise UnsupportedModel unless the graph equals the module, for several samples and for one."""
     run = open_preprocess(runtime, bundle)
     if run is None or app.preprocess is None:
         return
     raw = _raw(app)[:VERIFIED_SAMPLES]
     expected = inputs_of(app, raw).numpy()
     for num in (len(raw), 1):
-        got = run(raw[:num].numpy())
-        worst = float(np.max(np.abs(got - expected[:num]) / np.maximum(1.0, np.abs(expected[:num])), initial=0.0))
+        x = run(raw[:num].numpy())
+        worst = float(np.max(np.abs(x - expected[:num]) / np.maximum(1.0, np.abs(expected[:num])), initial=0.0))
         if not worst <= (TOLERANCE if expected.dtype.kind == "f" else 0.0):
             raise UnsupportedModel(
                 f"App {app.name}: {PREPROCESS} ({type(app.preprocess).__name__}) in {runtime.name} differs from "
-                f"torch's by {worst:.1e} on {num} samples, expected at most {TOLERANCE:.0e} (0 for tokens); it must "
-                "draw no random numbers, and treat each sample by itself"
+                f"torch's by {worst:.1e} on {num} samples, expected at most {TOLERANCE:.0e} (0 for tokens); remove "
+                "random numbers from it, and process each sample by itself"
             )

@@ -1,7 +1,7 @@
-"""What torch and the TFLite converter say about themselves is kept from the user; all else that is said is not.
+"""Messages of torch and of the TFLite converter about themselves, hidden from the user; all other output stays.
 
-The converter speaks on four ways: Python warnings, loggers, a progress bar, and its C++ parts straight to the process's
-stderr. None of it is about the App, whose code does not run while a graph is converted.
+The converter writes to four channels: Python warnings, loggers, a progress bar, and the process's stderr from C++. None
+of its messages concern the App, whose code does not run during a conversion.
 """
 
 import logging
@@ -16,22 +16,22 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 LOGGERS: Final = ("torchao", "torchao.kernel.intmm", "torch.utils._pytree")
-"""Who tells at import which of its optional parts are missing here."""
+"""Loggers that report missing optional parts at import."""
 ENVIRONMENT: Final = {
     "LITERT_TORCH_SHOW_PROGRESS": "n",
     "LITERT_TORCH_SILENCE_TORCH_LOGS": "n",
     "LAYOUT_OPTIMIZE_PARTITIONER": "GREEDY",
 }
-"""The converter's settings: no progress bar, hands off the loggers of torch, and how layouts are chosen at first."""
+"""Settings of the converter: no progress bar, no changes to torch's loggers, and the first layout strategy."""
 FROM_NATIVE_CODE: Final = re.compile(rb"[IW]\d{4} |WARNING: All log messages before absl")
 STDERR: Final = 2
 _ONE_AT_A_TIME: Final = threading.Lock()
-"""Two threads that each restore the other's redirection would leave the process without a standard error."""
+"""With two redirections at once the process could lose its standard error."""
 
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Hide that torch uses a class of its own that it has renamed."""
+    """Hide a deprecation warning that torch's own code triggers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
         yield
@@ -39,7 +39,7 @@ def quiet_torch() -> Iterator[None]:
 
 @contextmanager
 def quiet_weights() -> Iterator[None]:
-    """Hide that a recurrent layer of torch's keeps a list of its own weights, which are given anew for a trace."""
+    """Hide the warning that a recurrent layer of torch replaces its list of weights during a trace."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(?s).*_flat_weights.*assigned during export", category=UserWarning)
         yield
@@ -47,7 +47,7 @@ def quiet_weights() -> Iterator[None]:
 
 @contextmanager
 def quiet_converter() -> Iterator[None]:
-    """Hide the converter's own noise while it is imported and used."""
+    """Hide the converter's own messages while it is imported and used."""
     with ExitStack() as stack:
         stack.enter_context(_environment())
         stack.enter_context(quiet_stderr(FROM_NATIVE_CODE))
@@ -61,16 +61,16 @@ def quiet_converter() -> Iterator[None]:
 
 @contextmanager
 def quiet_stderr(noise: re.Pattern[bytes]) -> Iterator[None]:
-    """Leave out the lines on standard error that begin with ``noise``; the other lines follow when this ends.
+    """Drop the lines on standard error that begin with ``noise``; write the other lines at the end.
 
-    The redirection holds for the whole process. Only an export uses it, never what runs on a device.
+    The redirection affects the whole process. Only an export uses it, never code that runs on a device.
     """
     with _ONE_AT_A_TIME, tempfile.TemporaryFile() as lines:
         sys.stderr.flush()
         try:
             kept = os.dup(STDERR)
         except OSError:
-            # A process without a standard error shows no noise.
+            # Without a standard error there is nothing to hide.
             yield
             return
         os.dup2(lines.fileno(), STDERR)

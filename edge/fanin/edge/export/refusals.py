@@ -1,7 +1,7 @@
-"""What is told where no graph can be made of an App's code: which of its modules, which line, and what to do.
+"""Errors of code that cannot be traced: the module, the line of the App, and the remedy.
 
-The tracer runs that code, which may raise anything; what it raised is told with its type, and with the innermost module
-and the App's own line that it came through.
+The tracer runs the App's own code, which may raise anything. The error names the type of that exception, the innermost
+module and the App's own line.
 """
 
 import re
@@ -17,26 +17,26 @@ from torch import nn
 from fanin.edge.export.tracing.reading import ValueRead
 from fanin.protos.errors import UnsupportedModel
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 NO_GRADIENT: Final = "does not require grad"
 READS_A_VALUE: Final = re.compile(
     r"_local_scalar_dense|[Dd]ata-dependent|data dependent|out of a tracing tensor|not supported for tensor subclasses"
 )
-"""What torch's tracers say of code that looks at a value."""
+"""Messages of torch's tracers for code that reads a tensor's value."""
 FIXED: Final = re.compile(r"[Cc]onstraints? violated|specialized it to be a constant")
-"""What torch says of code that computes with the number of samples as if it never varied."""
+"""Messages of torch for code that treats the number of samples as a constant."""
 KEEP_TENSORS: Final = (
-    "avoid Python branches and loops that look at tensor values: keep what is computed from x and from parameters a "
-    "tensor (torch.where for if), and take constants from what does not change"
+    "avoid Python branches and loops that read tensor values: keep everything computed from x and from parameters a "
+    "tensor (torch.where instead of if), and compute constants from values that do not change"
 )
 TRACEABLE: Final = (
-    "avoid Python branches and loops that look at tensor values, and operators whose result has no fixed shape"
+    "avoid Python branches and loops that read tensor values, and operators whose result has no fixed shape"
 )
 REPLACE: Final = "replace that part of the model, or freeze it; fanin export --check names it"
-"""What to do about an operator that a format lacks, for who has not asked which layer it is in."""
+"""The remedy for an operator that a format lacks, while the layer is unknown."""
 SAMPLES: Final = (
-    "write x.shape[0] where the forward has that number (x.view(x.shape[0], -1) or x.flatten(1)), and replace an "
-    "operator that must know it (torch.cdist)"
+    "write x.shape[0] instead of that number in the forward (x.view(x.shape[0], -1) or x.flatten(1)), and replace "
+    "operators that need a fixed number (torch.cdist)"
 )
 NOT_THE_APPS: Final = (
     str(Path(__file__).parent),
@@ -44,13 +44,17 @@ NOT_THE_APPS: Final = (
     sysconfig.get_path("stdlib"),
     "<",
 )
-"""Where files begin that are no App's: this room, installed libraries, Python's own, and what has no file."""
+"""Prefixes of files that do not belong to an App: this room, installed libraries, Python, and no file."""
 
 
 class Untraceable(UnsupportedModel):
-    """No graph can be made of an App's code, for whatever runtime.
+    """The App's code cannot be traced, for any runtime.
 
-    ``module`` and ``kind`` are the innermost module's that it concerns, as far as that is known.
+    Args:
+        reason: What failed, what was received and what is expected.
+        advice: The remedy.
+        module: Name of the innermost module involved; "" if unknown, or for the module itself.
+        kind: Class of that module; "" if unknown.
     """
 
     def __init__(self, reason: str, advice: str = "", module: str = "", kind: str = "") -> None:
@@ -59,21 +63,30 @@ class Untraceable(UnsupportedModel):
 
 
 class NoForm(Untraceable):
-    """What the runtimes of one graph format have no form for, though others may, and no operator's name tells it."""
+    """A part that the runtimes of one graph format cannot express, where no operator's name says so."""
 
 
-def guarded(what: str, root: nn.Module, call: Callable[[], Result]) -> Result:
-    """What ``call`` gives, which runs the code of ``root``; ``what`` begins an error's message. Raises Untraceable."""
+def guarded(what: str, root: nn.Module, call: Callable[[], T]) -> T:
+    """Return the result of a call that runs the App's code.
+
+    Args:
+        what: Prefix of error messages.
+        root: The module that runs, to name the innermost one in an error.
+        call: The call.
+
+    Raises:
+        Untraceable: The call raised another exception.
+    """
     try:
         return call()
     except UnsupportedModel:
         raise
-    except Exception as exc:  # it is the App's own code, which may raise anything
-        raise _told(what, root, exc) from exc
+    except Exception as exc:  # the App's own code may raise anything
+        raise _refusal(what, root, exc) from exc
 
 
 def succeeds(root: nn.Module, call: Callable[[], object]) -> bool:
-    """Whether ``call``, which runs the code of ``root``, raises nothing."""
+    """Return whether a call that runs the code of ``root`` raises nothing."""
     try:
         guarded("", root, call)
     except UnsupportedModel:
@@ -81,36 +94,36 @@ def succeeds(root: nn.Module, call: Callable[[], object]) -> bool:
     return True
 
 
-def _told(what: str, root: nn.Module, exc: Exception) -> Untraceable:
+def _refusal(what: str, root: nn.Module, exc: Exception) -> Untraceable:
     module, kind, line = _place(exc, root)
     where = " ".join([*([f"module {module or 'itself'} ({kind})"] if kind else []), *([f"at {line}"] if line else [])])
     text = str(exc)
     if NO_GRADIENT in text:
-        reason = "an operator between them has none, or the loss is of something else; use one that torch derives"
-        return Untraceable(f"{what}: no gradient comes from the loss to what learns", reason)
+        advice = "an operator between them has none, or the loss does not depend on them; use operators with a gradient"
+        return Untraceable(f"{what}: no gradient reaches the parameters that learn from the loss", advice)
     if isinstance(exc, ValueRead) or READS_A_VALUE.search(text):
         how = f", by {text}" if isinstance(exc, ValueRead) else ""
         return Untraceable(
-            f"{what} cannot be traced: {where or 'it'} looks at the value of a tensor{how}, "
-            "which would be that of the example batch for ever",
+            f"{what} cannot be traced: {where or 'its code'} reads the value of a tensor{how}; "
+            "the graph would keep that of the example batch for every batch",
             KEEP_TENSORS,
             module,
             kind,
         )
-    said = f"{type(exc).__name__}: {text}"
+    cause = f"{type(exc).__name__}: {text}"
     if type(exc).__module__.startswith("torch"):
-        return Untraceable(f"{what} cannot be traced{f', {where}' if where else ''} ({said})", TRACEABLE, module, kind)
-    return Untraceable(f"{what} fails{f' in {where}' if where else ''} ({said})", "", module, kind)
+        return Untraceable(f"{what} cannot be traced{f', {where}' if where else ''} ({cause})", TRACEABLE, module, kind)
+    return Untraceable(f"{what} fails{f' in {where}' if where else ''} ({cause})", "", module, kind)
 
 
 def _place(exc: BaseException, root: nn.Module) -> tuple[str, str, str]:
-    """(name, kind, the App's line) of the innermost module of ``root`` that an exception came through."""
+    """Return (name, class, line of the App) of the innermost module of ``root`` in an exception's traceback."""
     names = {layer: name for name, layer in root.named_modules()}
     module = kind = line = ""
     for frame, number in _frames(exc):
         own = frame.f_locals.get("self")
         if isinstance(own, nn.Module) and own in names:
-            # A layer that rounds is the App's own layer.
+            # A quantization-aware layer replaces the App's own layer; report that one.
             module, kind = names[own], type(own).__name__.removeprefix("QuantAware")
         if not frame.f_code.co_filename.startswith(NOT_THE_APPS):
             line = f"{Path(frame.f_code.co_filename).name}:{number}"
@@ -118,7 +131,7 @@ def _place(exc: BaseException, root: nn.Module) -> tuple[str, str, str]:
 
 
 def _frames(exc: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """The frames from the outermost to where it was raised at first."""
+    """Yield the frames from the outermost one to where the exception was first raised."""
     if exc.__cause__ is not None:
         yield from _frames(exc.__cause__)
         return
@@ -129,14 +142,14 @@ def _frames(exc: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def own_line(exc: BaseException) -> str:
-    """Return ``file:line`` of the innermost code of a user's that an exception came through; "" if there is none."""
+    """Return ``file:line`` of the innermost frame in the user's own code; "" if there is none."""
     if isinstance(exc, SyntaxError) and exc.filename and not exc.filename.startswith(NOT_THE_APPS):
         return f"{exc.filename}:{exc.lineno}"
     line = fallback = ""
     for frame, number in _frames(exc):
         if not frame.f_code.co_filename.startswith(NOT_THE_APPS):
             place = f"{frame.f_code.co_filename}:{number}"
-            # An App may itself be a module of fanin's: its line is told if there is no other.
+            # An App may be a module of fanin itself. Its line is used only if there is no other.
             if str(frame.f_globals.get("__name__", "")).startswith("fanin."):
                 fallback = place
             else:
@@ -145,6 +158,6 @@ def own_line(exc: BaseException) -> str:
 
 
 def first_line(exc: BaseException) -> str:
-    """The beginning of what an exception says, or its type."""
+    """Return the first line of an exception's message, or its type if it has none."""
     lines = str(exc).strip().splitlines()
     return lines[0] if lines else type(exc).__name__

@@ -1,14 +1,15 @@
-"""What is exported must do what the module does: held for every App, before its Bundle is written.
+"""The exported graphs do what the module does. This is checked for every App before its Bundle is written.
 
-Each of the first four for two batches, the one that was traced and another: what a graph kept of the first is wrong for
-the second.
+The first four checks run on two batches: the traced batch and another one. A graph that captured a value of the traced
+batch fails on the other.
 
-1. One exported train step and eager torch (autograd and ``torch.optim``) from the same state agree. Each tensor's
-   change and each state is held relative to its own largest value, so that a small gradient must be right too.
-2. The exported evaluation agrees with the module's own loss.
-3. The int8 graph takes Version 0's slots and gives finite logits, for a batch and for one sample.
-4. It gives about the same logits fused by the runtime and plain: an optimizer's mistake is found here, not on devices.
-5. ``preprocess``, where there is one, does what its module does, for several samples and for one.
+1. One exported train step equals one step of eager torch (autograd and ``torch.optim``) from the same state. The change
+   of each tensor and each state is compared relative to its own largest value, so small gradients must be right, too.
+2. The exported evaluation equals the module's own loss.
+3. The int8 graph accepts Version 0's slots and returns finite logits, for a batch and for one sample.
+4. The int8 logits are similar with and without the runtime's fused operators: an error of its optimizer is found here
+   and not on devices.
+5. ``preprocess``, if present, equals its module, for several samples and for one.
 """
 
 import copy
@@ -23,36 +24,45 @@ import torch
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import verify_preprocess
-from fanin.edge.export.tracing.examples import Examples, example_batch, labels_of, other_batch
+from fanin.edge.export.tracing.examples import ExampleBatch, example_batch, labels_of, other_batch
 from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 
 TOLERANCE: Final = 1e-3
-"""Of the largest value of a tensor: rounding stays below, a wrong factor or a missing term does not."""
+"""Relative to the largest value of a tensor: above rounding errors, below a wrong factor or a missing term."""
 ROUNDING_TOLERANCE: Final = 0.1
-"""The same where training rounds to 8 bits: an activation between two steps may fall either way."""
+"""The same for quantization-aware training, where an activation between two levels may round either way."""
 LOSS_TOLERANCE: Final = 1e-4
-"""Of max(1, |loss|): a hundred times what the order of additions changes."""
+"""Relative to max(1, |loss|): a hundred times the effect of the order of additions."""
 ROUNDED_LOSS_TOLERANCE: Final = 2e-2
-"""The same where training rounds to 8 bits."""
+"""The same for quantization-aware training."""
 INT8_TOLERANCE: Final = 0.05
-"""Mean difference of logits, of their range: a few roundings to 8 bits the other way, not a wrong kernel."""
+"""Mean difference of logits relative to their range: above a few different roundings, below a wrong kernel."""
 LEARNING_RATE: Final = 16.0
 """A large step, so that float32 keeps the digits of a gradient when it is added to a parameter."""
 OTHER: Final = " for a batch that was not traced"
 NOISE_FACTOR: Final = 20.0
-"""How many times torch's own rounding a tensor may be off, in addition to the tolerance."""
+"""A tensor may differ by this many times torch's own rounding error, in addition to the tolerance."""
 FLOOR: Final = 1e-5
-"""Of the largest value of all tensors: what a tensor may be off where torch's rounding is not known."""
-
-Pair = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
-"""A tensor as the graph has it, and as eager torch has it."""
+"""Allowed difference relative to the largest value of all tensors where torch's rounding error is unknown."""
+TensorPair = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+"""A tensor of the graph, and the same tensor of eager torch."""
 
 
 def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime) -> None:
-    """The module's checklist; ``plain`` is the runtime without fused operators. Raises UnsupportedModel."""
+    """Check the graphs of a Bundle in one runtime against eager torch: the five checks of this module.
+
+    Args:
+        prepared: The App that was exported.
+        bundle: Its Bundle.
+        runtime: The runtime to verify in.
+        plain: The same runtime without fused operators.
+
+    Raises:
+        UnsupportedModel: A graph differs from torch by more than the tolerance, or returns values that are not finite.
+    """
     app = prepared.app
     traced = example_batch(prepared)
     parameters = bundle.initial_parameters()
@@ -67,36 +77,36 @@ def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime)
         _check_step(prepared, bundle, following, examples, which)
         # (2)
         with torch.no_grad():
-            said = module(x)
-            loss_sum = float((mask * app.loss(said, labels_of(prepared, y))).sum())
+            output = module(x)
+            loss_sum = float((mask * app.loss(output, labels_of(prepared, y))).sum())
         sums = evaluate(parameters, batch)
         _check_loss(prepared, f"evaluation: loss{which}", sums.loss_sum, loss_sum)
         # (3)
         logits = predict(batch.x)
-        for got, num in ((logits, len(batch.x)), (predict(batch.x[:1]), 1)):
-            if got.shape != (num, *said.shape[1:]) or not np.isfinite(got).all():
+        for rows, num in ((logits, len(batch.x)), (predict(batch.x[:1]), 1)):
+            if rows.shape != (num, *output.shape[1:]) or not np.isfinite(rows).all():
                 raise UnsupportedModel(
-                    f"App {app.name}: the int8 graph gave logits {got.shape} for {num} samples, "
-                    f"expected finite ones of shape {(num, *said.shape[1:])}"
+                    f"App {app.name}: the int8 graph returned logits {rows.shape} for {num} samples, "
+                    f"expected finite ones of shape {(num, *output.shape[1:])}; please report the module"
                 )
         # (4)
         expected_logits = predict_plainly(batch.x)
-        # The other batch's inputs lie nearer together, and so may its logits: the wider range counts.
+        # The inputs of the other batch are closer together, and so may be its logits: the wider range counts.
         gap, spread = float(np.abs(logits - expected_logits).mean()), max(spread, float(np.ptp(expected_logits)))
         if gap > INT8_TOLERANCE * spread:
             raise UnsupportedModel(
-                f"{prepared.what}: {runtime.name} gives int8 logits {gap:.1e} off those of "
+                f"{prepared.what}: {runtime.name} returns int8 logits that differ by {gap:.1e} from those of "
                 f"the plain graph, expected at most {INT8_TOLERANCE * spread:.1e}; please report the module"
             )
     # (5)
     verify_preprocess(app, bundle, runtime)
 
 
-def _check_step(prepared: Prepared, bundle: Bundle, following: TrainState, examples: Examples, which: str) -> None:
+def _check_step(prepared: Prepared, bundle: Bundle, following: TrainState, examples: ExampleBatch, which: str) -> None:
     optimizer, table = prepared.app.recipe.optimizer, prepared.table
     twin, before = eager_step(prepared, examples), table.views(bundle.initial_parameters())
     noise = rounding_noise(prepared, examples, twin)
-    # Adam divides a gradient by its own size: where it should be zero, rounding decides about a whole step.
+    # Adam divides a gradient by its own size: where it should be zero, rounding errors decide a full step.
     compared = [name for name in before if name in prepared.tracked or not optimizer.counts_steps]
     after = table.views(following.parameters)
     changes = {
@@ -116,16 +126,16 @@ def _check_step(prepared: Prepared, bundle: Bundle, following: TrainState, examp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerStep:
-    """What eager torch ends with: parameters by name, and the optimizer's states by the names of their ports."""
+    """The result of one step of eager torch: parameters by name, and optimizer states by port name."""
 
     parameters: Mapping[str, Float32s]
     states: Mapping[str, Float32s]
 
 
-def rounding_noise(prepared: Prepared, examples: Examples, twin: EagerStep) -> dict[str, float]:
-    """How far torch in float32 is from torch in float64, by name: what no graph can be held to be nearer than.
+def rounding_noise(prepared: Prepared, examples: ExampleBatch, twin: EagerStep) -> dict[str, float]:
+    """Return how far torch in float32 is from torch in float64, for each tensor.
 
-    Empty for a module that has no form in float64.
+    No graph can be required to be closer than that. Empty for a module that does not run in float64.
     """
     try:
         exact = eager_step(prepared, examples, torch.float64)
@@ -139,45 +149,49 @@ def rounding_noise(prepared: Prepared, examples: Examples, twin: EagerStep) -> d
     }
 
 
-def eager_step(prepared: Prepared, examples: Examples, dtype: torch.dtype = torch.float32) -> EagerStep:
-    """One step of eager torch on a batch, its padding cut off."""
+def eager_step(prepared: Prepared, examples: ExampleBatch, dtype: torch.dtype = torch.float32) -> EagerStep:
+    """Run one step of eager torch on a batch without its padding."""
     recipe, module = prepared.app.recipe, copy.deepcopy(prepared.eager).to(dtype)
-    held = {name: value for name, value in module.named_parameters() if value.requires_grad}
-    optimizer = recipe.optimizer.eager(held.values(), LEARNING_RATE)
+    learned = {name: value for name, value in module.named_parameters() if value.requires_grad}
+    optimizer = recipe.optimizer.eager(learned.values(), LEARNING_RATE)
     x, y, mask = examples
     x, y = (part[mask > 0].to(dtype if part.is_floating_point() else part.dtype) for part in (x, y))
     loss = prepared.app.loss(module(x), labels_of(prepared, y)).mean()
     torch.autograd.backward(loss)
-    for value in held.values():
-        # Where the loss does not reach, torch's optimizers do nothing, not even decay; in a graph that gradient is 0.
+    for value in learned.values():
+        # torch's optimizers skip a parameter without a gradient, even its decay; in a graph that gradient is 0.
         value.grad = torch.zeros_like(value) if value.grad is None else value.grad
     if recipe.clip_norm:
-        torch.nn.utils.clip_grad_norm_(held.values(), recipe.clip_norm)
+        torch.nn.utils.clip_grad_norm_(learned.values(), recipe.clip_norm)
     optimizer.step()
     buffers = dict(module.named_buffers())
     return EagerStep(
         parameters={
-            name: (held[name] if name in held else buffers[name]).detach().numpy() for name in prepared.travelling
+            name: (learned[name] if name in learned else buffers[name]).detach().numpy() for name in prepared.travelling
         },
         states={
             state_port(state, name): optimizer.state[value][key].numpy()
-            for name, value in held.items()
+            for name, value in learned.items()
             for state, key in recipe.optimizer.states.items()
         },
     )
 
 
-def _check_tensors(prepared: Prepared, what: str, pairs: Mapping[str, Pair], noise: Mapping[str, float]) -> None:
-    """Hold each tensor of the graph (first of a pair) to eager torch's (second), relative to its largest value.
+def _check_tensors(prepared: Prepared, what: str, pairs: Mapping[str, TensorPair], noise: Mapping[str, float]) -> None:
+    """Compare each tensor of the graph with eager torch's, relative to its largest value.
 
-    A tensor may also be off by torch's own rounding: ``noise``, or ``FLOOR`` where a name is not in it. A gradient that
-    is zero but for rounding has no digits to compare.
+    Args:
+        prepared: The App.
+        what: What is compared, with ``{}`` for the tensor's name.
+        pairs: (tensor of the graph, tensor of eager torch) by name.
+        noise: Rounding error of torch by name. It is allowed in addition; ``FLOOR`` replaces it for other names. A
+            gradient that is zero except for rounding has no digits to compare.
     """
     tolerance = ROUNDING_TOLERANCE if prepared.app.recipe.quantization_aware else TOLERANCE
     sizes = {name: float(np.abs(expected).max(initial=0.0)) for name, (_, expected) in pairs.items()}
     floor = FLOOR * max(sizes.values(), default=0.0)
-    for name, (got, expected) in pairs.items():
-        error = float(np.abs(got - expected).max(initial=0.0))
+    for name, (actual, expected) in pairs.items():
+        error = float(np.abs(actual - expected).max(initial=0.0))
         allowed = tolerance * sizes[name] + (NOISE_FACTOR * noise[name] if name in noise else floor)
         if not error <= allowed:
             raise UnsupportedModel(
@@ -187,9 +201,9 @@ def _check_tensors(prepared: Prepared, what: str, pairs: Mapping[str, Pair], noi
             )
 
 
-def _check_loss(prepared: Prepared, what: str, got: float, expected: float) -> None:
+def _check_loss(prepared: Prepared, what: str, actual: float, expected: float) -> None:
     tolerance = ROUNDED_LOSS_TOLERANCE if prepared.app.recipe.quantization_aware else LOSS_TOLERANCE
-    error = abs(got - expected) / max(1.0, abs(expected))
+    error = abs(actual - expected) / max(1.0, abs(expected))
     if not error <= tolerance:
         raise UnsupportedModel(
             f"{prepared.what}: {what} of the exported graph differs from torch's by {error:.1e}, expected at most "

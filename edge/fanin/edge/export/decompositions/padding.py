@@ -1,7 +1,7 @@
-"""Padding with what an image has itself, in slices: the TFLite converter's layout pass fails on an index.
+"""Reflection and replication padding as slices: the TFLite converter's layout pass fails on an index.
 
-Along each axis ``y[i] = x[source[i]]``: where sources follow each other, that is a slice, and y is slices side by side.
-The gradient is that of every operator that repeats places (``resampling``).
+Along each dimension ``y[i] = x[source[i]]``. A run of consecutive sources is one slice, and y is the concatenation of
+these slices. The gradient is that of every operator that repeats positions (``resampling``).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def backward_table() -> dict[OpOverload, Callable[..., object]]:
-    """The operators as a train step has them."""
+    """Return the forms for graphs that train."""
     reflected = {getattr(aten, f"reflection_pad{num}d").default: reflection_pad for num in (1, 2)}
     repeated = {getattr(aten, f"replication_pad{num}d").default: replication_pad for num in (1, 2)}
     gradients = {getattr(aten, f"reflection_pad{num}d_backward").default: reflection_pad_backward for num in (1, 2)}
@@ -25,40 +25,43 @@ def backward_table() -> dict[OpOverload, Callable[..., object]]:
 
 
 def forward_table() -> dict[OpOverload, Callable[..., object]]:
-    """The operator that modules call."""
+    """Return the form of the one operator that modules call."""
     return {aten.pad.default: pad}
 
 
-def pad(x: Tensor, padding: Sequence[int], mode: str = "constant", value: float | None = None) -> object:
-    """``aten.pad``, whose arguments these are, where it is padded with places of its own."""
+def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> object:
+    """Compute ``aten.pad`` where the padding repeats positions of x; keep the operator otherwise."""
     if mode == "reflect":
-        return reflection_pad(x, padding)
-    return replication_pad(x, padding) if mode == "replicate" else NotImplemented
+        return reflection_pad(x, pad)
+    return replication_pad(x, pad) if mode == "replicate" else NotImplemented
 
 
 def reflection_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
-    """``aten.reflection_pad2d`` and its like, whose arguments these are."""
+    """Compute ``aten.reflection_pad1d`` and ``aten.reflection_pad2d``."""
     return _sliced(x, _sources(x.shape, padding, _mirror))
 
 
 def reflection_pad_backward(dy: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
-    """``aten.reflection_pad2d_backward`` and its like, whose arguments these are."""
+    """Compute ``aten.reflection_pad1d_backward`` and ``aten.reflection_pad2d_backward``."""
     return added(dy, _sources(x.shape, padding, _mirror), x.shape[-(len(padding) // 2) :])
 
 
 def replication_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
-    """``aten.replication_pad2d`` and its like, whose arguments these are."""
+    """Compute ``aten.replication_pad1d`` and ``aten.replication_pad2d``."""
     return _sliced(x, _sources(x.shape, padding, edge))
 
 
 def _mirror(places: Indices, size: int) -> Indices:
-    """Around the first and the last place, which stand once."""
-    found: Indices = (size - 1) - np.abs((size - 1) - np.abs(places))
-    return found
+    """Reflect positions at the first and the last position, which are not repeated."""
+    reflected: Indices = (size - 1) - np.abs((size - 1) - np.abs(places))
+    return reflected
 
 
 def _sources(shape: Sequence[int], padding: Sequence[int], source: Callable[[Indices, int], Indices]) -> list[Indices]:
-    """The source of each place along each of the last axes; (left, right, top, bottom): the last axis comes first."""
+    """Return the source of each position along each of the padded dimensions.
+
+    ``padding`` is (left, right, top, bottom): the last dimension comes first.
+    """
     num = len(padding) // 2
     sides = list(zip(padding[::2], padding[1::2], strict=True))[::-1]
     return [

@@ -1,7 +1,7 @@
-"""Gradients of operators that repeat places of an image: nearest upsampling and padding with the edge.
+"""Gradients of operators that repeat positions of an image: nearest upsampling and padding with the edge.
 
-Place by place along each axis ``y[i] = x[source[i]]``, so the gradient adds what has the same source: along each
-axis the product with a matrix of zeros and ones, which every runtime has.
+Along each dimension ``y[i] = x[source[i]]``. The gradient adds all values with the same source: along each dimension a
+product with a matrix of zeros and ones, which every runtime has.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def table() -> dict[OpOverload, Callable[..., object]]:
-    """These gradients, by operator."""
+    """Return the form of each of these gradients."""
     exact = partial(upsample_backward, shift=0.5)
     return {
         aten.upsample_nearest1d_backward.default: upsample_backward,
@@ -31,44 +31,55 @@ def table() -> dict[OpOverload, Callable[..., object]]:
 
 
 def upsample_backward(
-    dy: Tensor, _: Sequence[int], shape: Sequence[int], *scales: float | None, shift: float = 0.0
+    dy: Tensor,
+    output_size: Sequence[int],
+    input_size: Sequence[int],
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+    *,
+    shift: float = 0.0,
 ) -> Tensor:
-    """``aten.upsample_nearest2d_backward`` and its like, whose arguments these are."""
-    given = scales or [None] * (len(shape) - 2)
-    return added(
-        dy,
-        [_nearest(num, have, scale, shift) for num, have, scale in zip(dy.shape[2:], shape[2:], given, strict=True)],
-        shape[2:],
-    )
+    """Compute ``aten.upsample_nearest1d_backward`` and its 2-D and exact variants.
+
+    A 1-D operator has one scale, ``scales``: it is ``scales_h`` here. The exact variants sample at the middle of a
+    position (``shift`` 0.5).
+    """
+    # Zip ends with the dimensions: a signal has no second scale.
+    sizes = zip(dy.shape[2:], input_size[2:], (scales_h, scales_w), strict=False)
+    sources = [_nearest(num, have, scale, shift) for num, have, scale in sizes]
+    return added(dy, sources, input_size[2:])
 
 
 def replication_pad_backward(dy: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
-    """``aten.replication_pad2d_backward`` and its like, whose arguments these are."""
+    """Compute ``aten.replication_pad1d_backward`` and ``aten.replication_pad2d_backward``."""
     num = len(padding) // 2
-    # (left, right, top, bottom): the last axis comes first.
+    # The padding is (left, right, top, bottom): the last dimension comes first.
     before = padding[::2][::-1]
     sizes = x.shape[-num:]
     sources = [
-        edge(np.arange(made) - first, have) for made, first, have in zip(dy.shape[-num:], before, sizes, strict=True)
+        edge(np.arange(num) - first, have) for num, first, have in zip(dy.shape[-num:], before, sizes, strict=True)
     ]
     return added(dy, sources, sizes)
 
 
 def edge(places: Indices, size: int) -> Indices:
-    """The nearest place that is in an axis of this size."""
+    """Return the nearest position inside a dimension of this size."""
     return np.clip(places, 0, size - 1)
 
 
 def _nearest(num: int, have: int, scale: float | None, shift: float) -> Indices:
-    """The source of each place, in torch's own single precision: it decides on which side of an edge a place falls."""
+    """Return the source of each position.
+
+    Computed in torch's own single precision, which decides on which side of an edge a position falls.
+    """
     ratio = np.float32(1.0 / scale) if scale else np.float32(have) / np.float32(num)
-    found = np.floor((np.arange(num, dtype=np.float32) + np.float32(shift)) * ratio)
-    sources: Indices = np.minimum(found.astype(np.int64), have - 1)
+    exact = np.floor((np.arange(num, dtype=np.float32) + np.float32(shift)) * ratio)
+    sources: Indices = np.minimum(exact.astype(np.int64), have - 1)
     return sources
 
 
 def added(dy: Tensor, sources: Sequence[Indices], sizes: Sequence[int]) -> Tensor:
-    """``dy`` (..., places of each axis) with what has the same source added up, (..., *sizes)."""
+    """Sum ``dy`` (..., positions of each dimension) over equal sources; (..., *sizes)."""
     ones = [
         torch.from_numpy((source[:, None] == np.arange(have)).astype(np.float32)).to(dy.dtype)
         for source, have in zip(sources, sizes, strict=True)

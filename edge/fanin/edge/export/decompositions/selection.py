@@ -1,7 +1,7 @@
-"""Gradients of operators that select, as matrix products and padding: nothing is scattered.
+"""Gradients of operators that select, and additions at an index, without a scatter: not every runtime has one.
 
-What torch adds to selected places is here the product with a matrix that has a one where a row was selected, or the
-selected part with zeros around it.
+To add values at selected positions is a product with a matrix that has a one where a row was selected. The gradient of
+a slice is the slice with zeros around it.
 """
 
 from collections.abc import Sequence
@@ -9,83 +9,100 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fanin.edge.export.decompositions.portable import resized, stuffed
+from fanin.edge.export.decompositions.windows import resized, stuffed
 from fanin.protos.errors import UnsupportedModel
 
 
-def embedding_backward(dy: Tensor, indices: Tensor, num: int, padding: int, by_frequency: bool) -> Tensor:
-    """``aten.embedding_dense_backward``, whose arguments these are."""
-    if by_frequency:
+def embedding_backward(
+    dy: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
+    """Compute ``aten.embedding_dense_backward``. Raises UnsupportedModel for ``scale_grad_by_freq``."""
+    if scale_grad_by_freq:
         raise UnsupportedModel(
             "embedding: got scale_grad_by_freq=True in a trained part, expected False; scale the loss instead"
         )
-    chosen = one_hot(indices.reshape(-1), num, dy.dtype)
-    if padding >= 0:
-        kept = torch.tensor([[0.0 if index == padding else 1.0 for index in range(num)]], dtype=dy.dtype)
+    chosen = one_hot(indices.reshape(-1), num_weights, dy.dtype)
+    if padding_idx >= 0:
+        kept = torch.tensor([[0.0 if row == padding_idx else 1.0 for row in range(num_weights)]], dtype=dy.dtype)
         chosen = chosen * kept
     return chosen.t() @ dy.reshape(-1, dy.shape[-1])
 
 
 def one_hot(indices: Tensor, num: int, dtype: torch.dtype) -> Tensor:
-    """(...) -> (..., num): 1 at the index and 0 elsewhere; all 0 for an index out of range."""
+    """Return (..., num) for indices (...): 1 at the index and 0 elsewhere; all 0 for an index out of range."""
     return (indices.unsqueeze(-1) == torch.arange(num, dtype=indices.dtype)).to(dtype)
 
 
-def slice_backward(dy: Tensor, sizes: Sequence[int], dim: int, *rest: *tuple[int, int, int]) -> Tensor:
-    """``aten.slice_backward``, whose arguments these are: the slice with zeros around it."""
-    start, _, step = rest
-    dim, have = dim % len(sizes), sizes[dim]
+def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> object:
+    """Compute ``aten.index_put`` where values are added along one dimension; keep the operator otherwise."""
+    pairs = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if not accumulate or len(pairs) != 1 or pairs[0][1].dim() != 1 or pairs[0][1].dtype == torch.bool:
+        return NotImplemented
+    ((dim, index),) = pairs
+    num = x.shape[dim]
+    chosen = one_hot(torch.where(index < 0, index + num, index), num, values.dtype)
+    rows = values.expand(*x.shape[:dim], len(index), *x.shape[dim + 1 :]).movedim(dim, -1)
+    # In two dimensions: the converter's products of more dimensions are slower.
+    added = (rows.reshape(-1, len(index)) @ chosen).reshape(*rows.shape[:-1], num)
+    return x + added.movedim(-1, dim)
+
+
+def slice_backward(dy: Tensor, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Tensor:
+    """Compute ``aten.slice_backward``: the slice, surrounded by zeros."""
+    dim, have = dim % len(input_sizes), input_sizes[dim]
     first = min(max(start + have if start < 0 else start, 0), have)
     wide = stuffed(dy, dim, step)
     return resized(wide, dim, first, have - first - wide.shape[dim])
 
 
-def select_backward(dy: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
-    """``aten.select_backward``, whose arguments these are."""
-    dim, have = dim % len(sizes), sizes[dim]
+def select_backward(dy: Tensor, input_sizes: Sequence[int], dim: int, index: int) -> Tensor:
+    """Compute ``aten.select_backward``: the selected slice, surrounded by zeros."""
+    dim, have = dim % len(input_sizes), input_sizes[dim]
     first = index % have
     return resized(dy.unsqueeze(dim), dim, first, have - first - 1)
 
 
 def nll_loss(
-    scores: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, ignored: int
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
-    """``aten.nll_loss_forward`` and ``nll_loss2d_forward``, whose arguments these are."""
-    share = _shares(scores, labels, weight, ignored)
-    losses, total = -(share * scores).sum(_classes(scores)), share.sum()
+    """Compute ``aten.nll_loss_forward`` and ``aten.nll_loss2d_forward``."""
+    share = _shares(x, target, weight, ignore_index)
+    losses, total_weight = -(share * x).sum(_class_dim(x)), share.sum()
     if reduction == NONE:
-        return losses, torch.zeros_like(total)
-    return (losses.sum() / total if reduction == MEAN else losses.sum()), total
+        return losses, torch.zeros_like(total_weight)
+    return (losses.sum() / total_weight if reduction == MEAN else losses.sum()), total_weight
 
 
 def nll_loss_backward(
     dy: Tensor,
-    scores: Tensor,
-    labels: Tensor,
-    *rest: *tuple[Tensor | None, int, int, Tensor],
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Tensor,
 ) -> Tensor:
-    """``aten.nll_loss_backward`` and ``nll_loss2d_backward``, whose arguments these are."""
-    weight, reduction, ignored, total = rest
-    share = _shares(scores, labels, weight, ignored)
+    """Compute ``aten.nll_loss_backward`` and ``aten.nll_loss2d_backward``."""
+    share = _shares(x, target, weight, ignore_index)
     if reduction == NONE:
-        dy = dy.unsqueeze(_classes(scores))
-    return -share * (dy / total if reduction == MEAN else dy)
+        dy = dy.unsqueeze(_class_dim(x))
+    return -share * (dy / total_weight if reduction == MEAN else dy)
 
 
 NONE, MEAN = 0, 1
-"""torch's numbers for a loss's reduction; 2 is the sum."""
+"""torch's numbers of a loss reduction; 2 is the sum."""
 
 
-def _classes(scores: Tensor) -> int:
-    """The dimension that holds the classes: the first without samples, else the second."""
-    return 0 if scores.dim() == 1 else 1
+def _class_dim(x: Tensor) -> int:
+    """Return the dimension of the classes: the first for a single sample, otherwise the second."""
+    return 0 if x.dim() == 1 else 1
 
 
-def _shares(scores: Tensor, labels: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
-    """What each score counts, in the shape of the scores."""
-    dim = _classes(scores)
-    column = [-1 if index == dim else 1 for index in range(scores.dim())]
-    places = torch.arange(scores.shape[dim], dtype=labels.dtype).reshape(column)
-    wanted = labels.unsqueeze(dim)
-    share = ((wanted == places) & (wanted != ignored)).to(scores.dtype)
+def _shares(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
+    """Return the weight of each log-probability in the loss, in the shape of ``x``."""
+    dim = _class_dim(x)
+    column = [-1 if index == dim else 1 for index in range(x.dim())]
+    classes = torch.arange(x.shape[dim], dtype=target.dtype).reshape(column)
+    labels = target.unsqueeze(dim)
+    share = ((labels == classes) & (labels != ignore_index)).to(x.dtype)
     return share if weight is None else share * weight.reshape(column)

@@ -1,17 +1,18 @@
-"""The ``infer`` graph made ready for slots: norms folded into products, and what moves told from what is frozen.
+"""The ``infer`` graph prepared for slots: norms are folded into products, and moving tensors are separated from frozen.
 
-What quantizes the graph afterwards sees products with one weight and one bias, which are inputs of the graph as
-parameters are, and knows no norm. How they come from parameters is told in the manifest (``edge.derived``), and what
-they are for a Version is computed by ``edge.quantize`` alone, here as on a device::
+The quantizers then see products with one weight and one bias, which are inputs of the graph like parameters, and no
+norm. The manifest records how they are derived from parameters (``bundles.derived``). ``bundles.quantize`` alone
+computes their values for a Version, here and on devices::
 
     conv(x, weight, bias) -> batch_norm(gain, offset, mean, variance)     becomes     conv(x, weight', bias')
 
-A norm whose statistics, gain or offset are frozen gives them as constants; frozen as a whole with its product, weight'
-and bias' are constants of the graph. A norm stays as it is after something else, after a product that others use too,
-and where it moves and the weight before it does not: weight' would be a slot as large as the frozen weight.
+Frozen statistics, gain or offset of a norm are constants of the manifest. If the product and its norm are frozen as a
+whole, weight' and bias' are constants of the graph. A norm is kept in three cases: it does not follow a product, other
+operators use the product too, or the norm moves and the weight does not. In the last case weight' would be a slot as
+large as the frozen weight.
 
-A bias's codes stand on its weight's scales. So a frozen bias beside a weight that moves is filled as that is, from a
-constant of the manifest; and beside a bias that moves, a frozen weight's scales are such a constant.
+The codes of a bias use the scales of its weight. So a frozen bias next to a moving weight is filled like a slot, from a
+constant of the manifest. The scales of a frozen weight next to a moving bias are such a constant, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,10 +29,10 @@ from torch.fx.graph import CodeGen
 
 from fanin.edge.bundles.derived import Derived, FoldedTensor
 from fanin.edge.bundles.quantize import MIN_SCALE, weight_scales, with_derived
-from fanin.edge.export.decompositions.inference import forward_decompositions
+from fanin.edge.export.decompositions.tables import forward_decompositions
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.quiet import quiet_torch
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidBundle, UnsupportedModel
 
@@ -43,22 +44,28 @@ PRODUCTS: Final = (
     aten.conv2d.padding,
     aten.linear.default,
 )
-"""Their operands are x, weight and bias, and the weight's channels lie along its first dimension."""
+"""Products whose operands are x, weight and bias; dimension 0 of the weight holds its output channels."""
 FOLDED: Final = ":folded"
-"""Ends the name of a weight with a norm in it, before its number."""
+"""Suffix of the name of a weight with a norm folded in, before its number."""
 SCALES: Final = ":scales"
 INNER: Final = "_inner."
-"""Where the traced module has the App's."""
+"""Prefix of the App's module in the traced module."""
 FINEST: Final = 2.0**-12
-"""Of a frozen weight's largest scale: a finer one leaves a bias no room that moves later, and adds nothing to say."""
+"""Smallest scale of a frozen weight, relative to its largest.
+
+A finer scale would leave no room for a bias that moves later, and adds no visible precision.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infer:
-    """The ``infer`` graph and what slots come from.
+    """The ``infer`` graph and the sources of its slots.
 
-    ``values`` are Version 0's parameters and what is derived from them, ``traced`` takes some of them and x. ``scales``
-    names the constant that has a frozen weight's scales, by the bias that moves beside it.
+    Args:
+        traced: The graph. Its inputs are some of ``values``, and x.
+        values: Parameters of Version 0 and the tensors derived from them.
+        derived: The derivations.
+        scales: For each moving bias next to a frozen weight, the name of the constant with the weight's scales.
     """
 
     traced: Traced
@@ -68,10 +75,19 @@ class Infer:
 
 
 def fold_norms(traced: Traced, prepared: Prepared, graph_format: str) -> Infer:
-    """The graph that ``trace_infer`` made, as slots can fill it, and a graph format has it. Raises UnsupportedModel."""
+    """Fold the norms of a traced ``infer`` graph into its products.
+
+    Args:
+        traced: The graph of ``trace_infer``.
+        prepared: The App.
+        graph_format: Selects the decompositions.
+
+    Raises:
+        UnsupportedModel: A derived tensor is invalid, for example because a norm has an invalid variance.
+    """
     parameters = {name: value.numpy() for name, value in prepared.travelling.items()}
     graph_module = traced.program.module()
-    assert isinstance(graph_module, GraphModule), "that is how an ExportedProgram is run"
+    assert isinstance(graph_module, GraphModule), "an ExportedProgram has a GraphModule"
     folding = _Folding(graph_module, traced.inputs)
     for node in graph_module.graph.nodes:
         if node.target is aten.batch_norm.default:
@@ -82,7 +98,7 @@ def fold_norms(traced: Traced, prepared: Prepared, graph_format: str) -> Infer:
     try:
         derived = Derived(constants=MappingProxyType(folding.constants), folded=MappingProxyType(folding.folded))
     except InvalidBundle as exc:
-        raise UnsupportedModel(f"{prepared.what}: {exc}; train the norm that it belongs to, or reset it") from exc
+        raise UnsupportedModel(f"{prepared.what}: {exc}; train the norm to which it belongs, or reset it") from exc
     values = with_derived(parameters, derived)
     names, examples, program = traced.inputs, traced.examples, traced.program
     if folding.is_changed:
@@ -102,17 +118,17 @@ def fold_norms(traced: Traced, prepared: Prepared, graph_format: str) -> Infer:
 
 
 def _exported(graph_module: GraphModule, examples: Sequence[Tensor], before: ExportedProgram) -> ExportedProgram:
-    """The graph with inputs like these, its batch as free as it was."""
+    """Export the graph with inputs like these; its batch size stays free if it was."""
     *_, x = (node for node in before.graph.nodes if node.op == "placeholder")
     is_free = not isinstance(x.meta["val"].shape[0], int)
     dynamic = (*(None for _ in examples[:-1]), {0: Dim("batch")} if is_free else None)
-    # Anew: the old one would hold what it is given against the inputs that it had.
+    # A new module: the old one would check its arguments against its former inputs.
     changed = GraphModule(graph_module, graph_module.graph)
     return torch.export.export(changed, tuple(examples), dynamic_shapes=dynamic, strict=False)
 
 
 class _Folding:
-    """The graph while it is changed, and what has been derived so far."""
+    """A graph that is being changed, and the tensors derived so far."""
 
     def __init__(self, graph_module: GraphModule, inputs: Sequence[str]) -> None:
         self._module, self._graph = graph_module, graph_module.graph
@@ -122,7 +138,7 @@ class _Folding:
         self._moving = set(inputs[:-1])
         self._frozen: dict[str, Float32s] = {}
         for node in list(self._graph.nodes):
-            if node.op == "call_module":  # what guards the inputs' shapes, and uses all of them
+            if node.op == "call_module":  # the guard of the input shapes, which uses all inputs
                 self._graph.erase_node(node)
             elif node.op == "get_attr":
                 self._names[node] = str(node.target).removeprefix(INNER)
@@ -135,21 +151,21 @@ class _Folding:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the graph is another than it was."""
+        """Whether the graph differs from the original."""
         return bool(self._num_norms or self._inputs)
 
     def norm(self, node: Node) -> None:
-        """Fold a norm into the product before it, if that can be done."""
+        """Fold a norm into the product before it, if possible."""
         product, epsilon = node.args[0], node.args[7]
-        assert isinstance(product, Node) and isinstance(epsilon, float), "as the operator's schema has them"
+        assert isinstance(product, Node) and isinstance(epsilon, float), "types of the operator's schema"
         if product.target not in PRODUCTS or len(product.users) > 1 or node.args[5] or epsilon <= 0.0:
             return
-        # Of a sequence's linear layer the channels are the last dimension, and no norm's.
+        # For a sequence the linear layer has its channels in the last dimension, where no norm has them.
         if product.target is aten.linear.default and product.meta["val"].dim() != 2:
             return
         spread = node.args[4]
         if isinstance(spread, Node) and spread.target is aten.clamp.default and spread.args[1:] == (0.0,):
-            spread = spread.args[0]  # ``edge.quantize`` does that
+            spread = spread.args[0]  # ``bundles.quantize`` clamps the variance
         named = [self._leaf(source) for source in (*_operands(product), *node.args[1:4], spread)]
         weight, bias, gain, offset, mean, variance = (name or "" for name in named)
         if None in named or (weight not in self._moving and {gain, variance} & self._moving):
@@ -162,13 +178,13 @@ class _Folding:
                 value=bias, mean=mean, gain=gain, variance=variance, offset=offset, epsilon=epsilon
             ),
         }
-        made = [self._made(key, found) for key, found in both.items()]
-        product.args = (product.args[0], *made, *product.args[3:])
+        operands = [self._operand(key, folded) for key, folded in both.items()]
+        product.args = (product.args[0], *operands, *product.args[3:])
         node.replace_all_uses_with(product)
         self._graph.erase_node(node)
 
     def product(self, node: Node) -> None:
-        """Let a bias and its weight move together, or tell the scales of a weight that does not."""
+        """Let a bias and its weight move together, or record the scales of a frozen weight."""
         weight, bias = _operands(node)
         weight_name, bias_name = self._leaf(weight), self._leaf(bias)
         if not weight_name or not bias_name:
@@ -177,54 +193,54 @@ class _Folding:
             self._constant(bias_name, self._frozen[bias_name])
             node.update_arg(2, self._input(bias_name))
         elif bias_name in self._moving and weight_name not in self._moving:
-            assert isinstance(bias, Node), "it has a name"
+            assert isinstance(bias, Node), "a bias with a name is a node"
             scales = weight_scales(self._frozen[weight_name], 0)
-            # A bias of several products would stand on the scales of each.
+            # The bias of several products would need the scales of each.
             if len(bias.users) == 1 and scales.max() > MIN_SCALE:
                 self.scales[bias_name] = weight_name + SCALES
                 self._constant(weight_name + SCALES, np.maximum(scales, scales.max() * np.float32(FINEST)))
 
     def finish(self) -> list[str]:
-        """Leave out what nothing uses. Returns the inputs' names."""
+        """Remove unused nodes and return the names of the inputs."""
         graph = self._graph
         graph.eliminate_dead_code()
         for node in [node for node in graph.nodes if node.op == "placeholder" and not node.users]:
             if node is not self._x:
                 graph.erase_node(node)
-        # One argument after another, as they are now.
+        # New code for the changed list of inputs.
         graph.set_codegen(CodeGen())
         return [self._names[node] for node in graph.nodes if node.op == "placeholder"]
 
     def _leaf(self, source: object) -> str | None:
-        """The parameter or the constant that an operand is, "" for none; None for what is computed."""
+        """Return the name of the parameter or constant behind an operand; "" without operand, None if computed."""
         if source is None:
             return ""
-        assert isinstance(source, Node), "as the operator's schema has it"
+        assert isinstance(source, Node), "type of the operator's schema"
         return self._names.get(source)
 
-    def _made(self, name: str, found: FoldedTensor) -> Node:
-        """What stands for a folded tensor: an input, or a constant if nothing of it moves."""
-        frozen = {part: self._frozen[part] for part in found.names if part not in self._moving}
-        if len(frozen) == len(set(found.names)):
-            value = with_derived(frozen, Derived(folded={name: found}))[name]
+    def _operand(self, name: str, folded: FoldedTensor) -> Node:
+        """Return the node of a folded tensor: an input, or a constant if no part of it moves."""
+        frozen = {part: self._frozen[part] for part in folded.names if part not in self._moving}
+        if len(frozen) == len(set(folded.names)):
+            value = with_derived(frozen, Derived(folded={name: folded}))[name]
             buffer = f"folded_{len(self._frozen)}"
             self._module.register_buffer(buffer, torch.from_numpy(value))
             with self._graph.inserting_before(self._x):
-                made = self._graph.get_attr(buffer)
-            self._names[made], self._frozen[name] = name, value
-            return made
+                node = self._graph.get_attr(buffer)
+            self._names[node], self._frozen[name] = name, value
+            return node
         for part in frozen:
             self._constant(part, frozen[part])
-        self.folded[name] = found
+        self.folded[name] = folded
         self._moving.add(name)
         return self._input(name)
 
     def _input(self, name: str) -> Node:
-        """The input of this name, made when it is first asked for."""
+        """Return the input of this name, created on first use."""
         if name not in self._inputs:
             with self._graph.inserting_before(self._x):
-                made = self._graph.placeholder(f"derived_{len(self._names)}")
-            self._names[made], self._inputs[name] = name, made
+                node = self._graph.placeholder(f"derived_{len(self._names)}")
+            self._names[node], self._inputs[name] = name, node
         return self._inputs[name]
 
     def _constant(self, name: str, value: Float32s) -> None:
@@ -232,15 +248,15 @@ class _Folding:
 
 
 def _attribute(graph_module: GraphModule, path: str) -> Float32s:
-    """A constant of the graph."""
-    place: object = graph_module
+    """Return a constant of the graph."""
+    attribute: object = graph_module
     for part in path.split("."):
-        place = getattr(place, part)
-    assert isinstance(place, Tensor), "that is what a graph's attributes are"
-    found: Float32s = place.detach().numpy()
-    return found
+        attribute = getattr(attribute, part)
+    assert isinstance(attribute, Tensor), "attributes of a graph are tensors"
+    value: Float32s = attribute.detach().numpy()
+    return value
 
 
 def _operands(product: Node) -> tuple[object, object]:
-    """Weight and bias."""
+    """Return weight and bias of a product."""
     return product.args[1], product.args[2] if len(product.args) > 2 else None

@@ -1,16 +1,18 @@
-"""Low-rank adapters beside frozen layers (LoRA: Hu et al. 2021, arXiv 2106.09685, section 4.1).
+"""Low-rank adapters beside frozen layers.
 
     linear       y = W x + b + scale * B (A x)         A (rank, in), B (out, rank)
-    convolution  y = W * x + b + scale * B (A * x)     A and B 1x1, A with the convolution's stride
+    convolution  y = W * x + b + scale * B (A * x)     A and B 1x1, A with the stride of the convolution
 
     attention    each of its four projections as a linear layer
 
-The convolution's pair sees the middle of each window, so its input is cropped or padded to that. ``down`` (A) begins
-random, ``up`` (B) zero: the first Version says what the frozen module says.
+The 1x1 pair of a convolution sees the middle of each window, so its input is cropped or padded accordingly. ``down``
+(A) is random at first and ``up`` (B) zero: the first Version computes the same as the frozen module.
+
+Reference:
+    Hu et al. 2021, arXiv 2106.09685, section 4.1.
 """
 
 import math
-from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +21,6 @@ from torch.nn import functional
 from fanin.edge.export.app import Adapters
 from fanin.edge.export.modules.places import replace_modules
 from fanin.protos.errors import UnsupportedModel
-
-ARGUMENTS: Final = ("key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
-"""What attention is given after query, key and value, in this order."""
 
 
 class AdaptedLinear(nn.Module):
@@ -38,17 +37,17 @@ class AdaptedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Frozen and adapted in one (out, in), for those who read a linear layer and do not call it."""
+        """Frozen weight plus adapter (out, in), for code that reads a weight instead of calling the layer."""
         adapted: Tensor = self.up.weight @ self.down.weight
         return self.frozen.weight + self._scale * adapted
 
     @property
     def bias(self) -> Tensor | None:
-        """The frozen layer's (out,)."""
+        """The bias of the frozen layer (out,)."""
         return self.frozen.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) to (..., out)."""
+        """Map (..., in) to (..., out)."""
         frozen: Tensor = self.frozen(x)
         adapted: Tensor = self.up(self.down(x))
         return frozen + self._scale * adapted
@@ -68,7 +67,7 @@ class AdaptedConv2d(nn.Module):
         self._margins = _margins(layer, name)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, out, H', W')."""
+        """Map (B, C, H, W) to (B, out, H', W')."""
         frozen: Tensor = self.frozen(x)
         seen = functional.pad(x, self._margins) if any(self._margins) else x
         adapted: Tensor = self.up(self.down(seen))
@@ -76,7 +75,7 @@ class AdaptedConv2d(nn.Module):
 
 
 class _LowRank(nn.Module):
-    """B (A x) by itself."""
+    """The product B (A x) alone."""
 
     def __init__(self, sizes: tuple[int, int], rank: int) -> None:
         super().__init__()
@@ -86,16 +85,16 @@ class _LowRank(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) to (..., out)."""
-        found: Tensor = self.up(self.down(x))
-        return found
+        """Map (..., in) to (..., out)."""
+        product: Tensor = self.up(self.down(x))
+        return product
 
 
 class AdaptedAttention(nn.Module):
-    """Frozen multi-head attention, and an adapter for each of its projections; called as torch's is.
+    """Frozen multi-head attention with an adapter for each of its projections; called like torch's module.
 
-    The projections are called here, so that their frozen weights are int8 products still: torch's own forward would
-    have to be given the sum of weight and adapter.
+    The projections are computed here, so their frozen weights stay int8 products. torch's own forward would need the
+    sum of weight and adapter.
     """
 
     def __init__(self, layer: nn.MultiheadAttention, adapters: Adapters) -> None:
@@ -107,56 +106,65 @@ class AdaptedAttention(nn.Module):
         self.value = _LowRank((layer.vdim or size, size), rank)
         self.out = _LowRank((size, size), rank)
         self._scale = adapters.scale
-        self._qkv_same_embed_dim = False  # torch's encoder layer is kept from reading the frozen weights by this
+        self._qkv_same_embed_dim = False  # keeps torch's encoder layer from reading the frozen weights
 
     @property
     def batch_first(self) -> bool:
-        """Whether (B, T, E) is taken and not (T, B, E)."""
+        """Whether inputs are (B, T, E) and not (T, B, E)."""
         return bool(self.frozen.batch_first)
 
     @property
     def num_heads(self) -> int:
-        """How many heads there are."""
+        """Number of heads."""
         return int(self.frozen.num_heads)
 
     @property
     def in_proj_bias(self) -> Tensor | None:
-        """The frozen layer's, of query, key and value in one (3 E,)."""
+        """The biases of query, key and value of the frozen layer, in one tensor (3 E,)."""
         return self.frozen._parameters["in_proj_bias"]
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *rest: object, **options: object
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """(what was attended to, the weights or None): ``torch.nn.MultiheadAttention.forward``, whose arguments these
-        are; that a mask is causal is seen from the mask."""
-        asked = dict(zip(ARGUMENTS, rest, strict=False)) | options
+        """Compute ``torch.nn.MultiheadAttention.forward``; returns (output, attention weights or None).
+
+        ``is_causal`` is only a hint: the mask shows whether attention is causal.
+        """
         is_batched = query.dim() == 3
-        given = [query, key, value] if is_batched else [part.unsqueeze(0) for part in (query, key, value)]
-        turned = is_batched and not self.batch_first
-        rows = [part.transpose(0, 1) if turned else part for part in given]
+        batch = [query, key, value] if is_batched else [part.unsqueeze(0) for part in (query, key, value)]
+        is_transposed = is_batched and not self.batch_first
+        rows = [part.transpose(0, 1) if is_transposed else part for part in batch]
         if query is key and key is value and self.frozen._qkv_same_embed_dim:
-            # One product of all three: a slice of a weight is none that the int8 graph knows.
+            # One product for all three: the int8 graph has no slot for a slice of a weight.
             plain = functional.linear(rows[0], self.frozen.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
         else:
             plain = tuple(self._projected(index, part) for index, part in enumerate(rows))
         pairs = zip(plain, rows, (self.query, self.key, self.value), strict=True)
-        q, k, v = (self._heads(found + self._scale * adapter(part)) for found, part, adapter in pairs)
-        mask = _additive_mask(asked.get("attn_mask"), asked.get("key_padding_mask"), q, k)
+        q, k, v = (self._heads(frozen + self._scale * adapter(part)) for frozen, part, adapter in pairs)
+        mask = _additive_mask(attn_mask, key_padding_mask, q, k)
         attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         joined = attended.transpose(1, 2).flatten(2)
         out = self.frozen.out_proj
-        said = functional.linear(joined, out.weight, out.bias) + self._scale * self.out(joined)
-        said = said.transpose(0, 1) if turned else said
+        output = functional.linear(joined, out.weight, out.bias) + self._scale * self.out(joined)
+        output = output.transpose(0, 1) if is_transposed else output
         weights = None
-        if asked.get("need_weights", True):
+        if need_weights:
             scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
             weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-            weights = weights.mean(dim=1) if asked.get("average_attn_weights", True) else weights
+            weights = weights.mean(dim=1) if average_attn_weights else weights
             weights = weights if is_batched else weights.squeeze(0)
-        return said if is_batched else said.squeeze(0), weights
+        return output if is_batched else output.squeeze(0), weights
 
     def _projected(self, index: int, x: Tensor) -> Tensor:
-        """Query (0), key (1) or value (2) of x (B, T, in), by the frozen weight alone (B, T, E)."""
+        """Project x (B, T, in) to query (0), key (1) or value (2) by the frozen weight alone: (B, T, E)."""
         layer, bias = self.frozen, self.in_proj_bias
         if layer._qkv_same_embed_dim:
             weight = layer.in_proj_weight.chunk(3)[index]
@@ -165,20 +173,20 @@ class AdaptedAttention(nn.Module):
         return functional.linear(x, weight, None if bias is None else bias.chunk(3)[index])
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(B, T, E) to (B, heads, T, E / heads)."""
+        """Split (B, T, E) into heads: (B, heads, T, E / heads)."""
         return x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
 
 
-def _additive_mask(attn_mask: object, padding: object, query: Tensor, key: Tensor) -> Tensor | None:
-    """Both masks in one, to be added to scores (B, heads, T, S); a bool is True where nothing may be attended to."""
-    found = None
-    if isinstance(attn_mask, Tensor):
+def _additive_mask(attn_mask: Tensor | None, padding: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """Combine both masks into one to add to scores (B, heads, T, S). A bool is True where a position is hidden."""
+    mask = None
+    if attn_mask is not None:
         attn_mask = attn_mask.reshape(*query.shape[:2], *attn_mask.shape[1:]) if attn_mask.dim() == 3 else attn_mask
-        found = _additive(attn_mask)
-    if isinstance(padding, Tensor):
+        mask = _additive(attn_mask)
+    if padding is not None:
         rows = _additive(padding).reshape(-1, 1, 1, key.size(-2))
-        found = rows if found is None else found + rows
-    return found
+        mask = rows if mask is None else mask + rows
+    return mask
 
 
 def _additive(mask: Tensor) -> Tensor:
@@ -188,8 +196,11 @@ def _additive(mask: Tensor) -> Tensor:
 
 
 def _margins(layer: nn.Conv2d, name: str) -> list[int]:
-    """What to pad (or to crop, below 0) so that a 1x1 window stands in the middle of each of the layer's windows."""
-    found: list[int] = []
+    """Return the padding (a crop where negative) that moves a 1x1 window to the middle of each window of the layer.
+
+    Raises UnsupportedModel for an even kernel size.
+    """
+    margins: list[int] = []
     for dim in (1, 0):
         reach = layer.dilation[dim] * (layer.kernel_size[dim] - 1)
         named = {"same": reach, "valid": 0}
@@ -197,37 +208,45 @@ def _margins(layer: nn.Conv2d, name: str) -> list[int]:
         if (sides - reach) % 2:
             raise UnsupportedModel(
                 f"adapters: module {name} (Conv2d) has kernel size {layer.kernel_size}, expected an odd one, "
-                "whose windows have a middle"
+                "whose windows have a middle; exclude the layer or train 'head' instead"
             )
-        found += [(sides - reach) // 2] * 2
-    return found
+        margins += [(sides - reach) // 2] * 2
+    return margins
 
 
 def add_adapters(module: nn.Module, adapters: Adapters, seed: int) -> None:
-    """Freeze all, and put an adapter beside each linear layer, 2-D convolution and projection of attention.
+    """Freeze a module and add an adapter to each linear layer, 2-D convolution and projection of attention.
 
-    Attention with a bias of keys, or with a place of zeros, is left alone. Raises UnsupportedModel.
+    Attention with ``bias_k`` or ``add_zero_attn`` is left unchanged.
+
+    Args:
+        module: The module, changed in place.
+        adapters: Rank and scale.
+        seed: Seed of the random factors.
+
+    Raises:
+        UnsupportedModel: The module has no such layer, or a convolution has an even kernel size.
     """
     module.requires_grad_(False)
     num_adapted = 0
-    # The projection inside an attention module is read, never called.
-    read = {layer.out_proj for layer in module.modules() if isinstance(layer, nn.MultiheadAttention)}
+    # An attention module reads the weight of its projection and never calls it.
+    uncalled = {layer.out_proj for layer in module.modules() if isinstance(layer, nn.MultiheadAttention)}
 
     def adapted(name: str, layer: nn.Module) -> nn.Module | None:
         nonlocal num_adapted
-        if not name or layer in read:
+        if not name or layer in uncalled:
             return None
         match layer:
             case nn.MultiheadAttention(bias_k=None, add_zero_attn=False):
-                made: nn.Module = AdaptedAttention(layer, adapters)
+                adapted_layer: nn.Module = AdaptedAttention(layer, adapters)
             case nn.Linear():
-                made = AdaptedLinear(layer, adapters)
+                adapted_layer = AdaptedLinear(layer, adapters)
             case nn.Conv2d():
-                made = AdaptedConv2d(layer, adapters, name)
+                adapted_layer = AdaptedConv2d(layer, adapters, name)
             case _:
                 return None
         num_adapted += 1
-        return made.train(layer.training)
+        return adapted_layer.train(layer.training)
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

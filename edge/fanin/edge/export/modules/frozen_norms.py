@@ -1,13 +1,16 @@
-"""Frozen BatchNorm taken into the convolution before it, where that learns: in a train step the norm costs nothing.
+"""Frozen BatchNorm folded into the convolution before it, if that learns: the norm costs nothing in a train step.
 
-A BatchNorm in ``eval()`` is one affine map for each channel (Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 2),
-so that a convolution and the norm after it are one convolution::
+A BatchNorm in ``eval()`` is one affine map for each channel, so a convolution and the norm after it are one
+convolution::
 
     scale * (w x + b - mean) + shift  =  (scale * w) x + (scale * (b - mean) + shift)
 
-The norm's passes over the images, one forward and six back, become sums over the weight: autograd finds the gradient
-towards ``scale`` in the product of ``w`` with the gradient of ``scale * w``. A frozen weight is left as it is: what is
-computed from its int8 codes is float32, and is not to stand in a graph.
+The norm's passes over the images, one forward and six backward, become sums over the weight. Autograd finds the
+gradient of ``scale`` in the product of ``w`` with the gradient of ``scale * w``. A frozen weight is left as it is: the
+product with its int8 codes would be a float32 constant of the graph.
+
+Reference:
+    Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 2.
 """
 
 import inspect
@@ -26,7 +29,7 @@ NORM: Final = inspect.signature(functional.batch_norm)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Convolved:
-    """A convolution's result, how often that had been written to, and what it was made of."""
+    """The result of a convolution, its version counter at that time, and the arguments of the convolution."""
 
     y: Tensor
     version: int
@@ -35,11 +38,11 @@ class _Convolved:
     form: Sequence[object]
 
     def normed(self, norm: Mapping[str, object]) -> Tensor | None:
-        """The result after a norm with these arguments; None if that is not frozen."""
+        """Return the result after a norm with these arguments; None if the norm is not frozen."""
         mean, variance, epsilon = norm["running_mean"], norm["running_var"], norm["eps"]
         if norm["training"] or not (isinstance(mean, Tensor) and isinstance(variance, Tensor)):
             return None
-        assert isinstance(epsilon, float), "that is what a norm has"
+        assert isinstance(epsilon, float), "eps of a norm is a float"
         x, weight, bias = self.operands
         scale, offset = torch.rsqrt(variance + epsilon), -mean if bias is None else bias - mean
         if isinstance(norm["weight"], Tensor):
@@ -47,22 +50,22 @@ class _Convolved:
         offset = scale * offset
         if isinstance(norm["bias"], Tensor):
             offset = offset + norm["bias"]
-        # As a matrix: of four dimensions, the TFLite converter mixes up the layouts of the sums on the way back.
+        # As a matrix: for four dimensions the TFLite converter confuses the layouts of the sums in the gradient.
         scaled = (scale.unsqueeze(1) * weight.flatten(1)).reshape(weight.shape)
-        found = self.operator(x, scaled, offset, *self.form)
-        assert isinstance(found, Tensor), "that is what convolutions give"
-        return found
+        y = self.operator(x, scaled, offset, *self.form)
+        assert isinstance(y, Tensor), "a convolution returns a tensor"
+        return y
 
 
 class FoldedNorms(TorchFunctionMode):
-    """While it is entered, a frozen BatchNorm is computed by the convolution whose result it is given.
+    """While active, computes a frozen BatchNorm in the convolution whose result it receives.
 
-    That result is then computed for nobody, and the tracer drops it, unless something else takes it as well.
+    The tracer drops the original convolution, unless something else uses its result.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # By identity, and held: when a tensor is gone, its id is another's.
+        # By identity. The record keeps the tensor alive, so its id cannot be reused.
         self._convolved: dict[int, _Convolved] = {}
 
     def __torch_function__(
@@ -77,21 +80,21 @@ class FoldedNorms(TorchFunctionMode):
             norm = NORM.bind(*args, **named)
             norm.apply_defaults()
             before = self._convolved.get(id(norm.arguments["input"]))
-            # Written to since, by an addition in place for one, it is another convolution's no more.
+            # After a write in place (an addition, for example) it is no longer the result of the convolution.
             if before is not None and before.y._version == before.version:
-                found = before.normed(norm.arguments)
-                if found is not None:
-                    return found
-        y = func(*args, **named)
+                y = before.normed(norm.arguments)
+                if y is not None:
+                    return y
+        result = func(*args, **named)
         if func in CONVOLUTIONS:
-            self._keep(func, y, args if not named else ())
-        return y
+            self._keep(func, result, args if not named else ())
+        return result
 
-    def _keep(self, operator: Callable[..., object], y: object, given: Sequence[object]) -> None:
-        """Remember a convolution that learns, called as torch's layers call it."""
-        match given:
+    def _keep(self, operator: Callable[..., object], y: object, arguments: Sequence[object]) -> None:
+        """Remember a convolution that learns, if it is called with positional arguments as torch's layers do."""
+        match arguments:
             case (Tensor() as x, Tensor() as weight, (None | Tensor()) as bias, *form) if weight.requires_grad:
-                assert isinstance(y, Tensor), "that is what convolutions give"
+                assert isinstance(y, Tensor), "a convolution returns a tensor"
                 self._convolved[id(y)] = _Convolved(
                     y=y, version=y._version, operator=operator, operands=(x, weight, bias), form=form
                 )

@@ -1,7 +1,7 @@
-"""``trains="head"``: which layer that is, and that it has the last word.
+"""The layer that ``trains="head"`` selects: the last layer registered, which must also be the last one called.
 
-A module lists its layers in the order in which they were registered, which need not be the order in which they are
-called: so they are called once, and the layer that is taken must be the last one with parameters to be done.
+A module lists its layers in the order of their registration, which can differ from the order of their calls. So the
+module is called once, and the selected layer must be the last one with parameters to finish.
 """
 
 import copy
@@ -15,22 +15,26 @@ from fanin.protos.errors import UnsupportedModel
 
 
 def head_of(app: App, module: nn.Module) -> tuple[set[nn.Parameter], str]:
-    """(the parameters of the last layer registered that learns, a note that says which it is).
+    """Select the last registered layer that learns.
 
-    Raises UnsupportedModel if another layer follows it.
+    Returns:
+        (parameters of the layer, a note that names it).
+
+    Raises:
+        UnsupportedModel: Another layer that learns is called after it.
     """
-    # A parameter that two layers share is listed in both: it may be the last one's, whatever it is called first.
+    # A parameter that two layers share is listed under both names: the last layer may own it under the second one.
     kept = [(name, value) for name, value in module.named_parameters(remove_duplicate=False) if value.requires_grad]
     if not kept:
         return set(), ""
     owner = kept[-1][0].rpartition(".")[0]
     what = _described(owner, module.get_submodule(owner))
-    done = _done(app, module)
-    if owner in done and done[-1] != owner:
-        last = _described(done[-1], module.get_submodule(done[-1]))
+    finished = _call_order(app, module)
+    if owner in finished and finished[-1] != owner:
+        last = _described(finished[-1], module.get_submodule(finished[-1]))
         raise UnsupportedModel(
-            f"App {app.name}: trains 'head' takes {what}, the last layer registered, but the module's output comes "
-            f"from {last}; register that one last, or let requires_grad_(False) freeze the rest and train 'full'"
+            f"App {app.name}: trains 'head' selects {what}, the last layer registered, but the module's output comes "
+            f"from {last}; register that layer last, or freeze the rest with requires_grad_(False) and train 'full'"
         )
     chosen = {value for name, value in kept if name.rpartition(".")[0] == owner}
     return chosen, f"head: {what}, the last layer registered, is all that learns"
@@ -41,14 +45,14 @@ def _described(name: str, layer: nn.Module) -> str:
     return f"module {name or 'itself'} ({type(layer).__name__}{sizes})"
 
 
-def _done(app: App, module: nn.Module) -> list[str]:
-    """The layers with parameters of their own that learn, as they are done; those around others do not count."""
+def _call_order(app: App, module: nn.Module) -> list[str]:
+    """Return the innermost layers with parameters that learn, in the order in which their forward finishes."""
     names: list[str] = []
-    # A copy: a pass may move running statistics.
-    ran = copy.deepcopy(module).eval()
+    # A copy: a pass may change running statistics.
+    copied = copy.deepcopy(module).eval()
     owners = [
         name
-        for name, layer in ran.named_modules()
+        for name, layer in copied.named_modules()
         if any(value.requires_grad for value in layer.parameters(recurse=False))
     ]
     for name in owners:
@@ -56,10 +60,10 @@ def _done(app: App, module: nn.Module) -> list[str]:
         if any(other != name and other.startswith(inside) for other in owners):
             continue
 
-        def note(_: nn.Module, given: object, said: object, name: str = name) -> None:
+        def record(_: nn.Module, inputs: object, output: object, name: str = name) -> None:
             names.append(name)
 
-        ran.get_submodule(name).register_forward_hook(note)
+        copied.get_submodule(name).register_forward_hook(record)
     with torch.no_grad():
-        guarded(f"App {app.name}: the module on its calibration data", ran, lambda: ran(app.examples(2)))
+        guarded(f"App {app.name}: the module on its calibration data", copied, lambda: copied(app.examples(2)))
     return names

@@ -1,9 +1,11 @@
-"""BatchNorm that trains, as a function: its running statistics go in and come out, and padding has no say.
+"""BatchNorm that trains, as a function: running statistics are inputs and outputs, and padding is excluded.
 
-torch's own changes its buffers in place and counts every sample of a batch. In a train graph the last batch of an
-epoch is padded, and there are no buffers: so the mean and the variance here are those of the unmasked samples
-(Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 1), and the next running statistics are outputs. They travel with
-the parameters, and the mean over devices is taken of them as of everything else.
+torch's BatchNorm changes its buffers in place and counts every sample. A train graph has no buffers, and the last batch
+of an epoch is padded. So mean and variance are computed over the unmasked samples, and the next running statistics are
+outputs of the graph. They travel with the parameters and are averaged over devices like these.
+
+Reference:
+    Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 1.
 """
 
 from collections.abc import Iterator
@@ -20,10 +22,10 @@ STATISTICS = ("running_mean", "running_var")
 
 
 class TrackedNorm(nn.Module):
-    """One BatchNorm layer with the same parameters and buffers by the same names.
+    """A BatchNorm layer with the same parameters and buffers under the same names, but without side effects.
 
-    A pass stands between ``begin`` and ``finish``. A batch with one value a channel or none has no variance, and moves
-    neither statistic.
+    Call ``begin`` before a pass and ``finish`` after it. A batch with at most one value for each channel has no
+    variance, and leaves both statistics unchanged.
     """
 
     running_mean: Tensor
@@ -41,56 +43,64 @@ class TrackedNorm(nn.Module):
         self.train(norm.training)
 
     def begin(self, mask: Tensor) -> None:
-        """Say which samples of the batch count, (B,), before a pass."""
+        """Start a pass with the mask (B,) of the samples that count."""
         self._mask, self._following = mask, {}
 
     def finish(self) -> dict[str, Tensor]:
-        """The next running statistics by name; none if the layer was not used. Nothing of the pass is kept."""
-        found, self._mask, self._following = self._following, None, {}
-        return found
+        """End the pass. Returns the next running statistics by name; empty if the layer was not called."""
+        statistics, self._mask, self._following = self._following, None, {}
+        return statistics
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalized (B, C, ...)."""
+        """Return x (B, C, ...) normalized."""
         if not self.training:
-            # torch's own operator, which is known where it is folded into the convolution before it.
+            # torch's own operator: FoldedNorms recognizes it and folds it into the convolution before it.
             variance = self.running_var.clamp(min=0.0)
             return functional.batch_norm(x, self.running_mean, variance, self.weight, self.bias, eps=self._epsilon)
-        assert self._mask is not None, "a pass begins with begin"
+        assert self._mask is not None, "begin was called"
         if x.numel() == x.shape[1]:
-            raise ValueError(f"norm: got one value a channel {tuple(x.shape)}, expected more; take a larger batch_size")
-        # (B, C, places): of images, the TFLite converter mixes up the layouts of these sums on the way back.
+            raise ValueError(
+                f"norm: got one value for each channel {tuple(x.shape)}, expected more; use a larger batch_size"
+            )
+        # (B, C, positions): for images the TFLite converter confuses the layouts of these sums in the gradient.
         flat = x.reshape(x.shape[0], x.shape[1], -1)
         counted = self._mask.reshape(-1, 1, 1)
         num = self._mask.sum() * flat.shape[2]
         mean = (flat * counted).sum([0, 2]) / num.clamp(min=1.0)
         centred = (flat - _column(mean, flat)) * counted
         square_sum = (centred * centred).sum([0, 2])
-        # A layer that is used twice in a pass goes on from its first use, and its running variance is the unbiased one.
+        # A layer that is called twice in a pass continues from its first call. The running variance is unbiased.
         now = {"running_mean": mean, "running_var": square_sum / (num - 1.0).clamp(min=1.0)}
-        # The mean over devices is rounded to a grid, which may take a small variance below zero.
-        held = {"running_mean": self.running_mean, "running_var": self.running_var.clamp(min=0.0)}
-        before = self._following or held
+        # The mean over devices is rounded to a grid, so a small variance may become negative.
+        inputs = {"running_mean": self.running_mean, "running_var": self.running_var.clamp(min=0.0)}
+        before = self._following or inputs
         share = self._momentum * (num > 1.0).to(x.dtype)
         self._following = {name: before[name] + share * (now[name] - before[name]) for name in STATISTICS}
         return self._normalized(flat, mean, square_sum / num.clamp(min=1.0)).reshape(x.shape)
 
     def _normalized(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        found = (x - _column(mean, x)) * _column(torch.rsqrt(variance + self._epsilon), x)
+        y = (x - _column(mean, x)) * _column(torch.rsqrt(variance + self._epsilon), x)
         if self.weight is not None:
-            found = found * _column(self.weight, x) + _column(self.bias, x)
-        return found
+            y = y * _column(self.weight, x) + _column(self.bias, x)
+        return y
 
 
 def track_norms(module: nn.Module, what: str) -> None:
-    """Replace every BatchNorm in training mode by one that gives its statistics away.
+    """Replace every BatchNorm in training mode by a ``TrackedNorm``.
 
-    Raises UnsupportedModel for one without running statistics, which padding would always have a say in.
+    Args:
+        module: The module, changed in place.
+        what: Prefix of error messages.
+
+    Raises:
+        UnsupportedModel: A BatchNorm has no running statistics or no momentum, or is the module itself. Without running
+            statistics padding would always count.
     """
 
     def tracked(name: str, norm: nn.Module) -> nn.Module | None:
         if not isinstance(norm, _BatchNorm):
             return None
-        # Without running statistics a batch's own are used in evaluation, too, padding and all.
+        # Without running statistics evaluation would use those of the batch, including its padding.
         if norm.running_mean is None or (norm.training and norm.momentum is None):
             raise UnsupportedModel(
                 f"{what}: module {name or 'itself'} ({type(norm).__name__}) has track_running_stats="
@@ -106,12 +116,12 @@ def track_norms(module: nn.Module, what: str) -> None:
 
 
 def tracked_norms(module: nn.Module) -> Iterator[tuple[str, TrackedNorm]]:
-    """Each tracked norm that trains, and its name."""
-    for name, found in module.named_modules():
-        if isinstance(found, TrackedNorm) and found.training:
-            yield name, found
+    """Yield the name of each tracked norm that trains, and the norm."""
+    for name, norm in module.named_modules():
+        if isinstance(norm, TrackedNorm) and norm.training:
+            yield name, norm
 
 
 def _column(values: Tensor, x: Tensor) -> Tensor:
-    """One value a channel (C,) in the shape that broadcasts over x (B, C, ...)."""
+    """Reshape one value for each channel (C,) so that it broadcasts over x (B, C, ...)."""
     return values.reshape([1, -1] + [1] * (x.dim() - 2))

@@ -1,4 +1,4 @@
-"""Layers and parameters that have two places in a model: they are replaced in both, and are one still."""
+"""Modules and parameters that occur twice in a model: both occurrences are replaced together and stay one."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -7,33 +7,44 @@ from torch import Tensor, nn
 
 
 def replace_modules(root: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -> None:
-    """Put what ``make`` gives for (name, module) in its place, and leave it where that is None.
+    """Replace modules in a model.
 
-    ``make`` is asked once for each module, under its first name. The root's name is "", and it has no place.
+    Args:
+        root: The model, changed in place. Its own name is "", and it cannot be replaced itself.
+        make: (name, module) -> replacement, or None to keep the module. It is called once for each module, with the
+            first of its names.
     """
-    made: dict[nn.Module, nn.Module | None] = {}
+    replacements: dict[nn.Module, nn.Module | None] = {}
     for name, module in list(root.named_modules(remove_duplicate=False)):
-        if module not in made:
-            made[module] = make(name, module)
-        found = made[module]
-        if found is not None and name:
+        if module not in replacements:
+            replacements[module] = make(name, module)
+        replacement = replacements[module]
+        if replacement is not None and name:
             parent, _, leaf = name.rpartition(".")
-            setattr(root.get_submodule(parent), leaf, found)
+            setattr(root.get_submodule(parent), leaf, replacement)
 
 
 def call_with(module: nn.Module, values: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> object:
-    """What the module says to ``inputs`` with these parameters and buffers, named as ``named_parameters`` does.
+    """Call a module with other parameters and buffers.
 
-    ``functional_call`` ties weights by itself, but takes a layer with two names for two, and leaves the second one's
-    values in the module: here each layer has one name.
+    ``functional_call`` ties weights itself, but treats a module with two names as two modules, and leaves the values of
+    the second one in place. Here each module has one name.
+
+    Args:
+        module: The module.
+        values: Parameters and buffers, named as by ``named_parameters``.
+        inputs: Positional arguments.
+
+    Returns:
+        The output of the module.
     """
     first: dict[Tensor, str] = {}
-    given: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for owner, layer in module.named_modules():
         for named in (layer.named_parameters, layer.named_buffers):
             for leaf, tensor in named(recurse=False, remove_duplicate=False):
                 place = f"{owner}.{leaf}" if owner else leaf
                 name = first.setdefault(tensor, place)
                 if name in values:
-                    given[place] = values[name]
-    return torch.func.functional_call(module, given, tuple(inputs), tie_weights=False)
+                    tensors[place] = values[name]
+    return torch.func.functional_call(module, tensors, tuple(inputs), tie_weights=False)

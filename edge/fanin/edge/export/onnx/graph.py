@@ -1,6 +1,6 @@
-"""An ONNX graph open for edits: who makes a value, who uses it, its shape, and what is constant.
+"""An ONNX graph that can be edited: producers and users of values, their shapes, and constants.
 
-Edits keep the order of the nodes one in which they can run, and the graph's inputs, outputs and their names.
+Edits keep the nodes in an order in which they can run, and keep the inputs and outputs of the graph and their names.
 """
 
 from collections import defaultdict
@@ -19,18 +19,18 @@ PREFIX: Final = "fused:"
 
 
 class OnnxGraph:
-    """A copy of a model; ``finish`` gives it back."""
+    """An editable copy of a model; ``finish`` returns the result."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = onnx.ModelProto()
         self._model.CopyFrom(model)
         graph = shape_inference.infer_shapes(self._model, data_prop=True).graph
         values = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.input, *graph.output)}
-        self._floats = {name for name, found in values.items() if found.elem_type == onnx.TensorProto.FLOAT}
+        self._floats = {name for name, kind in values.items() if kind.elem_type == onnx.TensorProto.FLOAT}
         self._shapes = {
-            name: tuple(dim.dim_value for dim in found.shape.dim)
-            for name, found in values.items()
-            if found.HasField("shape") and all(dim.HasField("dim_value") for dim in found.shape.dim)
+            name: tuple(dim.dim_value for dim in kind.shape.dim)
+            for name, kind in values.items()
+            if kind.HasField("shape") and all(dim.HasField("dim_value") for dim in kind.shape.dim)
         }
         self._constants = {row.name: numpy_helper.to_array(row) for row in graph.initializer}
         self._shapes |= {name: value.shape for name, value in self._constants.items()}
@@ -41,44 +41,44 @@ class OnnxGraph:
 
     @property
     def nodes(self) -> list[onnx.NodeProto]:
-        """The nodes, in the order in which they run."""
+        """The nodes in execution order."""
         return list(self._nodes)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """A value's shape; None where it is not known or varies."""
+        """Return the shape of a value; None if it is unknown or varies."""
         return self._shapes.get(name)
 
     def is_float(self, name: str) -> bool:
-        """Whether a value is known to be of float32."""
+        """Return whether a value is known to be float32."""
         return name in self._floats or (name in self._constants and self._constants[name].dtype == np.float32)
 
     def constant(self, name: str) -> Array | None:
-        """What a value always is."""
+        """Return the value of a constant; None for a computed value."""
         return self._constants.get(name)
 
     def number(self, name: str) -> float | None:
-        """The one number that a value always is."""
-        found = self._constants.get(name)
-        return float(found.item()) if found is not None and found.size == 1 else None
+        """Return the value of a constant with one element; None otherwise."""
+        value = self._constants.get(name)
+        return float(value.item()) if value is not None and value.size == 1 else None
 
     def maker(self, name: str, kind: str) -> onnx.NodeProto | None:
-        """The node that makes a value, if it is of this kind."""
-        found = self._makers.get(name)
-        return found if found is not None and found.op_type == kind else None
+        """Return the node that computes a value, if it has this operator type."""
+        node = self._makers.get(name)
+        return node if node is not None and node.op_type == kind else None
 
     def users(self, name: str) -> list[onnx.NodeProto]:
-        """The nodes that take a value."""
+        """Return the nodes that read a value."""
         return self._users[name]
 
     def is_for_one(self, name: str) -> bool:
-        """Whether a value is used in one place and is no output: what makes it may go with that place."""
+        """Return whether a value has one user and is no output, so that its producer can be merged into the user."""
         return name not in self._outputs and len(self._users[name]) == 1
 
     def add_constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike) -> str:
-        """The name of a constant, a new one if there is none like it."""
+        """Return the name of a constant with this value, added if there is none."""
         array = np.asarray(value, dtype)
-        for name, found in self._constants.items():
-            if found.dtype == array.dtype and found.shape == array.shape and np.array_equal(found, array):
+        for name, known in self._constants.items():
+            if known.dtype == array.dtype and known.shape == array.shape and np.array_equal(known, array):
                 return name
         name = self._new_name()
         self._constants[name] = array
@@ -87,19 +87,19 @@ class OnnxGraph:
         return name
 
     def node(self, kind: str, inputs: Sequence[str], output: str = "", **attributes: Attribute) -> onnx.NodeProto:
-        """A node that is in no graph yet; without a name, what it makes gets a new one."""
-        made = helper.make_node(kind, inputs, [output or self._new_name()])
-        made.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
-        return made
+        """Create a node that is not in the graph yet. Without ``output`` its output gets a new name."""
+        node = helper.make_node(kind, inputs, [output or self._new_name()])
+        node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+        return node
 
     def replace(self, old: onnx.NodeProto, new: Iterable[onnx.NodeProto]) -> None:
-        """Put nodes where another stood. The last of them makes what that one made."""
+        """Replace a node by others. The last of them computes the output of the replaced node."""
         at = next(index for index, node in enumerate(self._nodes) if node is old)
         self._nodes[at : at + 1] = new
         self._index()
 
     def finish(self) -> onnx.ModelProto:
-        """The model, without what nobody uses any more."""
+        """Return the model without unused nodes and constants."""
         kept: list[onnx.NodeProto] = []
         used = set(self._outputs)
         for node in reversed(self._nodes):
@@ -130,16 +130,16 @@ class OnnxGraph:
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Attribute) -> Attribute:
-    """A node's attribute, or its default."""
-    for found in node.attribute:
-        if found.name == name:
-            value: Attribute = helper.get_attribute_value(found)
+    """Return an attribute of a node, or the default."""
+    for row in node.attribute:
+        if row.name == name:
+            value: Attribute = helper.get_attribute_value(row)
             return value
     return default
 
 
 def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
-    # A message that stands in the list which is about to be emptied would go with it.
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
-    return made
+    # The list that owns the message is emptied next, and the message with it.
+    copied = onnx.NodeProto()
+    copied.CopyFrom(node)
+    return copied

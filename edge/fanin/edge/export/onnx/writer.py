@@ -1,8 +1,7 @@
-"""Traced Signatures as ONNX models, with nothing in them but the graph.
+"""Traced Signatures as ONNX models that hold the graph and nothing else.
 
-The exporter writes stack traces, source paths and versions into a model; a Bundle travels to strangers, so they
-are taken out. Its warnings concern operators and internals of its own, never the App; just those are kept from
-the user.
+torch's exporter writes stack traces, source paths and versions into a model. They are removed, because a Bundle goes to
+strangers. The exporter's warnings concern its own internals, never the App, and are hidden from the user.
 """
 
 import logging
@@ -18,29 +17,37 @@ from torch.export import ExportedProgram
 from fanin.edge.export.onnx.fuse import fuse
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.refusals import REPLACE
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 
 PORT: Final = "port:"
-"""Begins the names of inputs and outputs while the exporter names what lies between them."""
+"""Prefix of inputs and outputs while the exporter names the values between them."""
 LOSSES: Final = frozenset({"loss", "loss_sum"})
-"""An output that only ``train`` and ``evaluate`` have: what is to become int8 stays as the exporter writes it."""
+"""Outputs that only ``train`` and ``evaluate`` have. The ``infer`` graph is not fused: the quantizer needs its form."""
 REGISTRY_LOGGER: Final = "torch.onnx._internal.exporter._registration"
 
 
 def to_onnx(traced: Traced, what: str) -> onnx.ModelProto:
-    """The model of a Signature. Raises UnsupportedModel if an operator has no ONNX form."""
+    """Return the model of a Signature.
+
+    Args:
+        traced: The graph.
+        what: Prefix of error messages.
+
+    Raises:
+        UnsupportedModel: An operator has no ONNX form.
+    """
     model = as_exported(traced, what)
     return fuse(model) if LOSSES.intersection(traced.outputs) else model
 
 
 def as_exported(traced: Traced, what: str) -> onnx.ModelProto:
-    """The same, operator by operator as it was traced."""
+    """Return the model operator by operator as it was traced, before it is fused."""
     _widen_indices(traced.program)
     try:
         with quiet_exporter():
-            found = torch.onnx.export(
+            exported = torch.onnx.export(
                 traced.program,
                 dynamo=True,
                 input_names=[PORT + name for name in traced.inputs],
@@ -48,18 +55,18 @@ def as_exported(traced: Traced, what: str) -> onnx.ModelProto:
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as exc:
-        raise UnsupportedModel(f"{what}: cannot become ONNX ({_cause(exc)}); {REPLACE}") from exc
-    assert found is not None, "dynamo=True always gives a program"
-    model = found.model_proto
+        raise UnsupportedModel(f"{what}: cannot be converted to ONNX ({_cause(exc)}); {REPLACE}") from exc
+    assert exported is not None, "dynamo=True always returns a program"
+    model = exported.model_proto
     _strip(model)
     _name_ports(model.graph)
     return model
 
 
 def _name_ports(graph: onnx.GraphProto) -> None:
-    """Give inputs and outputs their own names, and another to what lies between them and is called the same.
+    """Give inputs and outputs their own names, and rename inner values that collide with them.
 
-    The exporter calls a value after its operator: "view", "mul". So may a parameter be.
+    The exporter names a value after its operator ("view", "mul"), and a parameter may have the same name.
     """
     ports = {port.name.removeprefix(PORT) for port in (*graph.input, *graph.output)}
 
@@ -76,7 +83,7 @@ def _name_ports(graph: onnx.GraphProto) -> None:
 
 
 def _widen_indices(program: ExportedProgram) -> None:
-    """Indices as int64: torch takes int32 as well, the exporter passes it on, and ONNX's GatherND has no such form."""
+    """Convert int32 indices to int64: torch accepts both and the exporter keeps int32, which ONNX's GatherND lacks."""
     graph = program.graph_module.graph
     for node in list(graph.nodes):
         if node.target is not torch.ops.aten.index.Tensor:
@@ -92,7 +99,7 @@ def _widen_indices(program: ExportedProgram) -> None:
 
 
 def inputs_to_initializers(model: onnx.ModelProto, values: dict[str, Float32s]) -> None:
-    """Turn the named inputs into initializers with these values: what was an argument becomes a constant."""
+    """Turn the inputs in ``values`` into initializers with these values."""
     kept = [port for port in model.graph.input if port.name not in values]
     del model.graph.input[:]
     model.graph.input.extend(kept)
@@ -100,7 +107,7 @@ def inputs_to_initializers(model: onnx.ModelProto, values: dict[str, Float32s]) 
 
 
 def _cause(exc: BaseException) -> str:
-    """The innermost reason; the exporter's outer ones are advice to its own developers."""
+    """Return the innermost reason; the outer ones advise developers of the exporter."""
     while exc.__cause__ is not None:
         exc = exc.__cause__
     return str(exc)
@@ -108,7 +115,7 @@ def _cause(exc: BaseException) -> str:
 
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
-    """Hide what torch's exporter says about itself: optional operators of torchvision, a renamed class of pytree."""
+    """Hide messages of torch's exporter about itself: optional torchvision operators, a renamed pytree class."""
 
     def about_the_app(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("torchvision is not installed")
@@ -123,7 +130,7 @@ def quiet_exporter() -> Iterator[None]:
 
 
 def _strip(model: onnx.ModelProto) -> None:
-    """Take out everything that does not compute."""
+    """Remove everything that is not computed."""
     graph = model.graph
     del model.metadata_props[:]
     del graph.metadata_props[:]

@@ -1,13 +1,13 @@
-"""The converter's second way to choose layouts, in a process of its own.
+"""The converter's second layout strategy, in a process of its own.
 
-That way may end its process (a failed check in native code). The process of the export survives and reports one error.
-The folder that both processes share holds::
+This strategy may end its process (a failed check in native code). The process of the export survives and reports one
+error. Both processes share a folder::
 
-    signatures.json   the Signatures' names, in order
-    INDEX.pt2         the program of the Signature at this place (torch.export.save)
+    signatures.json   the names of the Signatures, in order
+    INDEX.pt2         the program of the Signature with this index (torch.export.save)
     INDEX.pt          its example inputs (torch.save)
     model.tflite      the result, or
-    error.txt         one line: why the converter refused the graph
+    error.txt         one line: why the converter rejected the graph
 """
 
 import json
@@ -23,7 +23,7 @@ import torch
 
 from fanin.edge.export.refusals import REPLACE, first_line
 from fanin.edge.export.tflite.convert import convert
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 from fanin.protos.errors import UnsupportedModel
 
 PARTITIONER: Final = "DEFAULT"
@@ -35,11 +35,15 @@ ERROR: Final = "error.txt"
 
 
 def convert_in_child(signatures: Mapping[str, Traced], what: str, command: Sequence[str] = COMMAND) -> bytes:
-    """Return a file with these Signatures; ``what`` begins an error's message.
+    """Return a file with these Signatures.
 
-    ``command`` is the program that converts. Its last argument is the folder.
+    Args:
+        signatures: Traced graphs by Signature name.
+        what: Prefix of error messages.
+        command: The converting program. The folder is appended as its last argument.
 
-    Raises UnsupportedModel if the converter refuses the graphs or its process dies.
+    Raises:
+        UnsupportedModel: The converter rejects the graphs, or its process ends.
     """
     with tempfile.TemporaryDirectory(prefix="fanin-tflite-") as name:
         folder = Path(name)
@@ -48,7 +52,7 @@ def convert_in_child(signatures: Mapping[str, Traced], what: str, command: Seque
         if done.returncode == 0 and (folder / RESULT).exists():
             return (folder / RESULT).read_bytes()
         reason = (folder / ERROR).read_text() if (folder / ERROR).exists() else _reason(done)
-        raise UnsupportedModel(f"{what}: cannot become TFLite ({reason}); {REPLACE}")
+        raise UnsupportedModel(f"{what}: cannot be converted to TFLite ({reason}); {REPLACE}")
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
@@ -72,7 +76,7 @@ def _load(folder: Path) -> dict[str, Traced]:
         name: Traced(
             program=torch.export.load(folder / f"{index}.pt2"),
             examples=torch.load(folder / f"{index}.pt", weights_only=True),
-            # The converter uses positions; the ports get their names in the finished file.
+            # The converter uses positions. The ports get their names in the finished file.
             inputs=(),
             outputs=(),
         )
@@ -81,10 +85,10 @@ def _load(folder: Path) -> dict[str, Traced]:
 
 
 def main(folder: Path) -> None:
-    """Convert the folder's Signatures. Raises whatever the converter raises, after its reason is in the folder."""
+    """Convert the Signatures of a folder. Raises any error of the converter after writing its reason to the folder."""
     try:
         (folder / RESULT).write_bytes(convert(_load(folder), PARTITIONER))
-    except Exception as exc:  # the converter raises whatever its four compilers do
+    except Exception as exc:  # the converter raises any error of its four compilers
         (folder / ERROR).write_text(first_line(exc))
         raise
 

@@ -1,7 +1,7 @@
-"""The converter from traced Signatures to TFLite, and the graphs as it needs them.
+"""The converter from traced Signatures to TFLite, and two repairs of the graphs before it.
 
-The converter mistakes a convolution's kernel for an image where the kernel is computed from inputs (``_mark_kernels``).
-It leaves to later runtimes what is computed from constants (``_fold_constants``). Both are fixed in the graph first.
+The converter mistakes a convolution's kernel for an image if the kernel is computed from inputs (``_mark_kernels``). It
+leaves computations on constants to the runtime (``_fold_constants``).
 """
 
 from collections.abc import Mapping
@@ -12,18 +12,23 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 
 CONSTANT: Final = "folded_constant_"
 aten = torch.ops.aten
 
 
 def convert(signatures: Mapping[str, Traced], partitioner: str) -> bytes:
-    """Return a file with these Signatures; ``partitioner`` is the converter's way to choose layouts.
+    """Convert Signatures to one file.
 
-    Raises whatever the converter raises. With "DEFAULT" the converter may also end the process.
+    Args:
+        signatures: Traced graphs by Signature name.
+        partitioner: The converter's layout strategy, "GREEDY" or "DEFAULT".
+
+    Raises:
+        Exception: Any error of the converter. With "DEFAULT" the converter may also end the process.
     """
-    # Seconds, and loud: it is imported when it is used, in the quiet.
+    # The import takes seconds and prints messages, so it happens on first use, inside quiet_converter.
     import litert_torch
 
     litert_torch.config.layout_optimize_partitioner = partitioner
@@ -35,7 +40,7 @@ def convert(signatures: Mapping[str, Traced], partitioner: str) -> bytes:
 
 
 class _Positional(nn.Module):
-    """A graph as the converter wants it: in evaluation mode, which a train step is not, and a tuple out."""
+    """A graph in the form that the converter requires: in evaluation mode, and with a tuple as output."""
 
     def __init__(self, graph: GraphModule) -> None:
         super().__init__()
@@ -43,13 +48,13 @@ class _Positional(nn.Module):
         self.training = False
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        found = self.inner(*inputs)
-        return found if isinstance(found, tuple) else (found,)
+        outputs = self.inner(*inputs)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def _prepared(traced: Traced) -> GraphModule:
     graph_module = traced.program.module()
-    assert isinstance(graph_module, GraphModule), "that is how an ExportedProgram is run"
+    assert isinstance(graph_module, GraphModule), "an ExportedProgram has a GraphModule"
     _fold_constants(graph_module)
     _mark_kernels(graph_module)
     graph_module.recompile()
@@ -57,19 +62,19 @@ def _prepared(traced: Traced) -> GraphModule:
 
 
 def _fold_constants(graph_module: GraphModule) -> None:
-    """Compute now what no input has a say in; a tensor of one value throughout stays the operator that fills it."""
+    """Compute everything that depends on no input. A tensor of one repeated value keeps the operator that fills it."""
     graph = graph_module.graph
     known: dict[Node, Tensor] = {}
     for node in list(graph.nodes):
         if node.op == "get_attr":
-            found = _attribute(graph_module, str(node.target))
+            value = _attribute(graph_module, str(node.target))
         elif isinstance(node.target, OpOverload) and all(source in known for source in node.all_input_nodes):
             arguments = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
-            found = node.target(*arguments[0], **arguments[1])
+            value = node.target(*arguments[0], **arguments[1])
         else:
             continue
-        if isinstance(found, Tensor):
-            known[node] = found
+        if isinstance(value, Tensor):
+            known[node] = value
     for index, (node, value) in enumerate(known.items()):
         users = [user for user in node.users if user not in known]
         if node.op == "get_attr" or not users or bool((value == value.flatten()[:1]).all()):
@@ -84,14 +89,14 @@ def _fold_constants(graph_module: GraphModule) -> None:
 
 
 def _attribute(graph_module: GraphModule, path: str) -> object:
-    found: object = graph_module
+    attribute: object = graph_module
     for name in path.split("."):
-        found = getattr(found, name)
-    return found
+        attribute = getattr(attribute, name)
+    return attribute
 
 
 def _mark_kernels(graph_module: GraphModule) -> None:
-    """A reshape to the same shape before each computed kernel: the converter's layout pass stops at one."""
+    """Insert a reshape before each computed kernel: the converter's layout pass stops at a reshape."""
     graph = graph_module.graph
     for node in list(graph.nodes):
         if node.target is not aten.convolution.default or node.args[1].op != "call_function":

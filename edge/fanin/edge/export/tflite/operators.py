@@ -1,7 +1,7 @@
-"""The operators that every TFLite runtime has: built in, without state and without chance.
+"""The operators that every TFLite runtime has: built-in, without state and without random numbers.
 
-One file serves LiteRT and tflite-runtime 2.14 (2023, the last one for armv7), so the older one decides. What it has
-was found by asking it: with a file that names one operator in one version, for each operator and version.
+One file serves LiteRT and tflite-runtime 2.14 (2023, the last release for armv7), so the older runtime decides. The
+table was measured: for each operator and version, a file that names only this one was loaded in it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ LATEST: Final[Mapping[str, int]] = MappingProxyType(
 
 
 def check_operators(used: Iterable[tuple[str, int]], what: str) -> None:
-    """Raise UnsupportedModel if one of these operators (name, version) is not in every runtime."""
+    """Raise UnsupportedModel if a runtime lacks one of these operators (name, version)."""
     lacking = sorted(f"{name} (version {version})" for name, version in used if version > LATEST.get(name, 0))
     if lacking:
         raise UnsupportedModel(f"{what}: needs the operators {lacking}, which not every TFLite runtime has; {REPLACE}")

@@ -1,10 +1,8 @@
-"""Traced Signatures as one TFLite file, with nothing in it but the graphs.
+"""Traced Signatures as one TFLite file that holds the graphs and nothing else.
 
-The file holds every Signature, and a constant that several share once. It runs in the oldest of the runtimes too,
-so it has built-in operators only, each in a version that tflite-runtime 2.14 knows (``operators``).
-
-The converter's names for inputs and outputs are positions; the ports get their own names in the finished file,
-as parameters' names are no Python identifiers.
+The file holds every Signature, and a shared constant once. It must run in the oldest runtime, too. So it has built-in
+operators only, each in a version of tflite-runtime 2.14 (``operators``). The converter names inputs and outputs by
+position. They get their own names in the finished file, because names of parameters are no Python identifiers.
 """
 
 from collections.abc import Mapping
@@ -15,18 +13,23 @@ from fanin.edge.export.refusals import REPLACE, first_line
 from fanin.edge.export.tflite.child import convert_in_child
 from fanin.edge.export.tflite.convert import convert
 from fanin.edge.export.tflite.operators import check_operators
-from fanin.edge.export.tracing.trace import Traced
+from fanin.edge.export.tracing.traced import Traced
 from fanin.protos.errors import UnsupportedModel
 
 IDENTIFIER: Final = b"TFL3"
 LAYOUT_ERRORS: Final = (AssertionError, AttributeError, RuntimeError, TypeError, ValueError)
-"""What the converter raises where its own choice of layouts makes a graph that does not fit together."""
+"""Errors of the converter when its first layout strategy builds an inconsistent graph."""
 
 
 def to_tflite(signatures: Mapping[str, Traced], what: str) -> bytes:
-    """One file with all these Signatures, by name; ``what`` begins an error's message.
+    """Return one file with all these Signatures.
 
-    Raises UnsupportedModel if an operator has no form that every TFLite runtime has.
+    Args:
+        signatures: Traced graphs by Signature name.
+        what: Prefix of error messages.
+
+    Raises:
+        UnsupportedModel: An operator has no form that every TFLite runtime has.
     """
     try:
         with quiet_converter():
@@ -34,20 +37,20 @@ def to_tflite(signatures: Mapping[str, Traced], what: str) -> bytes:
             return _finish(data, signatures, what)
     except UnsupportedModel:
         raise
-    except Exception as exc:  # the converter raises whatever its four compilers do
-        raise UnsupportedModel(f"{what}: cannot become TFLite ({first_line(exc)}); {REPLACE}") from exc
+    except Exception as exc:  # the converter raises any error of its four compilers
+        raise UnsupportedModel(f"{what}: cannot be converted to TFLite ({first_line(exc)}); {REPLACE}") from exc
 
 
 def _convert(signatures: Mapping[str, Traced], what: str) -> bytes:
     try:
-        # Both ways to choose layouts fail on some graphs. The other one may end its process, so this one goes first.
+        # Both layout strategies fail on some graphs. The other one may end its process, so this one runs first.
         return convert(signatures, "GREEDY")
     except LAYOUT_ERRORS:
         return convert_in_child(signatures, what)
 
 
 def _finish(data: bytes, signatures: Mapping[str, Traced], what: str) -> bytes:
-    """The file with the ports' own names, and without names of anything else."""
+    """Name the ports and remove all other names."""
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 
@@ -55,14 +58,14 @@ def _finish(data: bytes, signatures: Mapping[str, Traced], what: str) -> bytes:
     names = {code: name for name, code in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
     codes = [(max(row.builtinCode, row.deprecatedBuiltinCode), row.version) for row in model.operatorCodes]
     check_operators({(names.get(code, str(code)), version) for code, version in codes}, what)
-    for found in model.signatureDefs:
-        traced = signatures[found.signatureKey.decode()]
-        for ports, prefix, wanted in (
-            (found.inputs, "args_", traced.inputs),
-            (found.outputs, "output_", traced.outputs),
+    for row in model.signatureDefs:
+        traced = signatures[row.signatureKey.decode()]
+        for ports, prefix, names_by_position in (
+            (row.inputs, "args_", traced.inputs),
+            (row.outputs, "output_", traced.outputs),
         ):
             for port in ports:
-                port.name = wanted[int(port.name.decode().removeprefix(prefix))]
+                port.name = names_by_position[int(port.name.decode().removeprefix(prefix))]
     for graph in model.subgraphs:
         for tensor in graph.tensors:
             tensor.name = ""

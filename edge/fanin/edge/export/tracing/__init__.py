@@ -1,0 +1,13 @@
+"""Tracing: the prepared module, its loss, its gradient and its optimizer as graphs of plain operators.
+
+Modules, in reading order:
+
+- ``examples``: the batches to trace and to verify with, and what a pass must not change.
+- ``traced``: the tracer itself; every graph of an export is a ``Traced``.
+- ``train``, ``forward``: the graphs of ``train``, and of ``evaluate`` and ``infer``.
+- ``backward``: gradients as operators of the graph.
+- ``attention``, ``kernels``: plain forms of torch's fused kernels.
+- ``reading``: the error for code that reads a tensor's value.
+- ``layers``, ``calls``: one layer or one function by itself, for ``check``.
+- ``vocabulary``: the number of tokens that a model knows.
+"""

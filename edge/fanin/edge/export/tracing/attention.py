@@ -1,7 +1,11 @@
-"""Scaled dot-product attention as plain products, for graphs that are not traced through autograd.
+"""Scaled dot-product attention as matrix products and a softmax.
 
-``torch.export`` keeps it as one operator, which ONNX has for 4-D tensors only and TFLite not at all. Here it is
-computed in its own terms (Vaswani et al. 2017, arXiv 1706.03762, equation 1), for any number of leading dimensions.
+``torch.export`` keeps attention as one operator. ONNX has that operator for 4-D tensors only, and TFLite lacks it. Here
+it is computed from its definition for any number of leading dimensions: ``PlainAttention`` while a step is traced
+through autograd, ``with_plain_attention`` in a program that was traced without.
+
+Reference:
+    Vaswani et al. 2017, arXiv 1706.03762, equation 1.
 """
 
 import inspect
@@ -29,16 +33,16 @@ CALL: Final = inspect.Signature(
         inspect.Parameter("enable_gqa", inspect.Parameter.KEYWORD_ONLY, default=False),
     ]
 )
-"""How torch's function is called; it is built in and cannot say so itself."""
+"""The signature of torch's function, which is built in and cannot be inspected."""
 FLOOR: Final = torch.finfo(torch.float32).min / 2
-"""Added to a score it hides its place. Finite: minus infinity has no int8 form, and a row of nothing else is NaN."""
+"""Added to a score to hide its position. It is finite: minus infinity has no int8 form, and a row of it is NaN."""
 
 
 class PlainAttention(TorchFunctionMode):
-    """While this is entered, attention that sees all or what came before is computed as here, backwards too.
+    """Replaces full and causal attention by ``_Attention``, forward and backward, while it is active.
 
-    Its rows have each a place to look at, so it can do without the search for those that have none, which is a third
-    of what torch's own form takes; attention with a mask of its own is left to that.
+    Each of its rows has at least one visible position. So it omits torch's search for rows without one, which takes a
+    third of the time of torch's own form. Attention with a mask argument is left to torch.
     """
 
     def __torch_function__(
@@ -48,70 +52,73 @@ class PlainAttention(TorchFunctionMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """What torch asks for every function that is called."""
+        """Intercept calls of torch's attention function."""
         named = kwargs or {}
         if func is scaled_dot_product_attention:
             call = CALL.bind(*args, **named)
             call.apply_defaults()
-            given = call.arguments
-            if given["attn_mask"] is None and not given["dropout_p"]:
-                return _attended(given)
+            arguments = call.arguments
+            if arguments["attn_mask"] is None and not arguments["dropout_p"]:
+                return _attended(arguments)
         return func(*args, **named)
 
 
-def _attended(given: Mapping[str, object]) -> Tensor:
-    """Attention with these arguments, none of them a mask."""
-    query, key, value, scale = given["query"], given["key"], given["value"], given["scale"]
-    assert isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor), "torch has its types"
-    if given["enable_gqa"]:
+def _attended(arguments: Mapping[str, object]) -> Tensor:
+    """Compute attention with these arguments, which have no mask."""
+    query, key, value, scale = (arguments[name] for name in ("query", "key", "value", "scale"))
+    assert isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor), "torch checks the types"
+    if arguments["enable_gqa"]:
         key, value = _repeated(key, query), _repeated(value, query)
     factor = float(scale) if isinstance(scale, int | float) else 1.0 / math.sqrt(query.size(-1))
-    mask = _causal(query, key) if given["is_causal"] else torch.zeros(())
+    mask = _causal(query, key) if arguments["is_causal"] else torch.zeros(())
     broadcast: Callable[..., Sequence[int]] = torch.broadcast_shapes
-    many = broadcast(*(part.shape[:-2] for part in (query, key, value)))
-    # (batch * heads, T, E): products of three dimensions are the runtimes' own.
-    queries, keys, values = (_stacked(part, many) for part in (query, key, value))
+    batch = broadcast(*(part.shape[:-2] for part in (query, key, value)))
+    # (batch * heads, T, E): runtimes have kernels for products of three dimensions.
+    queries, keys, values = (_stacked(part, batch) for part in (query, key, value))
     apply: Callable[..., Tensor] = _Attention.apply
-    return apply(queries * factor, keys, values, mask).reshape(*many, query.size(-2), value.size(-1))
+    return apply(queries * factor, keys, values, mask).reshape(*batch, query.size(-2), value.size(-1))
 
 
-def _stacked(part: Tensor, many: Sequence[int]) -> Tensor:
-    """(..., T, E), as many times as there are in ``many``, as (N, T, E)."""
+def _stacked(part: Tensor, batch: Sequence[int]) -> Tensor:
+    """Expand (..., T, E) to the leading dimensions ``batch`` and flatten them: (N, T, E)."""
     own = part.shape[-2:]
-    return (part if part.shape[:-2] == many else part.expand(*many, *own)).reshape(-1, *own)
+    return (part if part.shape[:-2] == batch else part.expand(*batch, *own)).reshape(-1, *own)
 
 
 class _Attention(torch.autograd.Function):
-    """(query, key, value) (N, T, E) and what is added to the scores: the values, each with its share, (N, T, E).
+    """Attention of query, key and value (N, T, E) with a mask that is added to the scores; the result is (N, T, E).
 
-    The sum of a softmax's gradient times its values, over the places, is that of the result's times the result, over
-    the features (Dao et al. 2022, arXiv 2205.14135, section 3.1 and appendix B.2), of which there are fewer.
+    The gradient of a softmax needs the sum over positions of the gradient times the shares. It equals the sum over
+    features of dy times the result, which has fewer terms.
+
+    Reference:
+        Dao et al. 2022, arXiv 2205.14135, section 3.1 and appendix B.2.
     """
 
     @staticmethod
     def forward(ctx: FunctionCtx, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         scores = torch.bmm(query, key.transpose(1, 2))
         shares = torch.softmax(scores + mask if mask.dim() else scores, dim=-1)
-        found = torch.bmm(shares, value)
-        ctx.save_for_backward(query, key, value, shares, found)
-        return found
+        result = torch.bmm(shares, value)
+        ctx.save_for_backward(query, key, value, shares, result)
+        return result
 
     @staticmethod
     def backward(ctx: torch.autograd.function.BackwardCFunction, dy: Tensor) -> tuple[Tensor | None, ...]:
         saved: Sequence[Tensor] = ctx.saved_tensors
-        query, key, value, shares, found = saved
-        less = (dy * found).sum(-1, keepdim=True)
-        towards = (torch.bmm(dy, value.transpose(1, 2)) - less) * shares
+        query, key, value, shares, result = saved
+        mean = (dy * result).sum(-1, keepdim=True)
+        d_scores = (torch.bmm(dy, value.transpose(1, 2)) - mean) * shares
         return (
-            torch.bmm(towards, key),
-            torch.bmm(towards.transpose(1, 2), query),
+            torch.bmm(d_scores, key),
+            torch.bmm(d_scores.transpose(1, 2), query),
             torch.bmm(shares.transpose(1, 2), dy),
             None,
         )
 
 
 def with_plain_attention(program: ExportedProgram) -> ExportedProgram:
-    """The program with its attention, if it has any, as products and a softmax."""
+    """Return the program with its attention, if any, as products and a softmax."""
     if all(node.target is not fused for node in program.graph.nodes):
         return program
     with quiet_torch():
@@ -119,28 +126,36 @@ def with_plain_attention(program: ExportedProgram) -> ExportedProgram:
     return plain
 
 
-def plain_attention(query: Tensor, key: Tensor, value: Tensor, *rest: object, **options: object) -> Tensor:
-    """``torch.nn.functional.scaled_dot_product_attention`` (..., T, E), whose arguments these are."""
-    given = dict(zip(("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"), rest, strict=False)) | options
-    if given.get("enable_gqa"):
+def plain_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Compute ``aten.scaled_dot_product_attention`` (..., T, E) without dropout; the arguments are the operator's."""
+    if enable_gqa:
         key, value = _repeated(key, query), _repeated(value, query)
-    scale = given.get("scale")
-    factor = float(scale) if isinstance(scale, int | float) else 1.0 / math.sqrt(query.size(-1))
+    factor = 1.0 / math.sqrt(query.size(-1)) if scale is None else float(scale)
     scores = (query * factor) @ key.transpose(-2, -1)
-    mask = given.get("attn_mask")
-    if given.get("is_causal"):
+    if is_causal:
         scores = scores + _causal(query, key)
-    elif isinstance(mask, Tensor):
-        scores = scores + (torch.where(mask, 0.0, FLOOR) if mask.dtype == torch.bool else mask.clamp(min=FLOOR))
-    found: Tensor = torch.softmax(scores, dim=-1) @ value
-    return found
+    elif attn_mask is not None:
+        is_bool = attn_mask.dtype == torch.bool
+        scores = scores + (torch.where(attn_mask, 0.0, FLOOR) if is_bool else attn_mask.clamp(min=FLOOR))
+    attended: Tensor = torch.softmax(scores, dim=-1) @ value
+    return attended
 
 
 def _causal(query: Tensor, key: Tensor) -> Tensor:
-    """What is added to scores (T, T of the keys) so that none looks at what comes after it."""
+    """Return the causal mask (T, T of the keys), to be added to the scores."""
     return torch.where(torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril(), 0.0, FLOOR)
 
 
 def _repeated(shared: Tensor, query: Tensor) -> Tensor:
-    """Keys or values with as many heads as the queries have."""
+    """Repeat keys or values until they have as many heads as the queries."""
     return shared.repeat_interleave(query.size(-3) // shared.size(-3), -3)

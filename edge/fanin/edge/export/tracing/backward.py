@@ -1,7 +1,7 @@
-"""Autograd within a trace: gradients as more of the same operators, and nothing left of how autograd keeps its books.
+"""Autograd inside a trace: gradients become plain operators, and autograd's bookkeeping is removed.
 
-``torch.autograd`` is traced rather than ``torch.func``: that takes some operators' backward passes apart before
-our own forms of them (``decompositions``) are asked.
+``torch.autograd`` is traced and not ``torch.func``: the latter decomposes some backward operators before our own forms
+(``decompositions``) can replace them.
 """
 
 from collections.abc import Callable
@@ -16,24 +16,34 @@ from fanin.edge.export.optimizers import Tensors
 ALIASES: Final = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
-def backwards(function: Callable[[Tensors], tuple[Tensor, Tensors]], held: Tensors) -> tuple[Tensors, Tensor, Tensors]:
-    """(gradients of what the function gives towards what it is given, that value, and what it gives beside it)."""
+def gradients_of(
+    function: Callable[[Tensors], tuple[Tensor, Tensors]], parameters: Tensors
+) -> tuple[Tensors, Tensor, Tensors]:
+    """Return the gradients of a function's value.
+
+    Args:
+        function: parameters by name -> (scalar value, auxiliary tensors by name).
+        parameters: The tensors to differentiate by.
+
+    Returns:
+        (gradients by name, the value, the auxiliary tensors).
+    """
     with torch.enable_grad():
-        leaves = {name: value.detach().requires_grad_() for name, value in held.items()}
-        value, beside = function(leaves)
-        found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-    return dict(zip(held, found, strict=True)), value.detach(), beside
+        leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        value, auxiliary = function(leaves)
+        gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+    return dict(zip(parameters, gradients, strict=True)), value.detach(), auxiliary
 
 
-def write_anew(module: torch.nn.Module) -> None:
-    """Let activations write to a new tensor: in its place, the one before would not be what it was made from."""
+def disable_inplace(module: torch.nn.Module) -> None:
+    """Turn in-place activations off: they would overwrite a tensor that the gradient needs."""
     for layer in module.modules():
         if getattr(layer, "inplace", False):
             vars(layer)["inplace"] = False
 
 
 def drop_aliases(graph: GraphModule) -> None:
-    """Leave out what only autograd needs, another name for a tensor: converters do not see an image through it."""
+    """Remove aliases and detaches, which only autograd needs: converters do not recognize an image behind one."""
     for node in list(graph.graph.nodes):
         if node.target in ALIASES:
             node.replace_all_uses_with(node.args[0])

@@ -1,7 +1,7 @@
-"""What a module's forward calls between its layers: each function by itself, with what it was given.
+"""The functions that a module's forward calls between its layers, each as a module with its recorded inputs.
 
-A layer without layers in it is looked at as a whole; all else that torch is asked for stands in the forward of the
-module around it, and has no name but that one.
+``check`` tests a layer without layers inside as a unit. Every other torch function belongs to the forward of the module
+around it and has no other name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +16,8 @@ Function = Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A function that the forward of ``module`` called; ``layer`` calls it again on ``inputs``."""
+class FunctionCall:
+    """One call in the forward of ``module``. ``layer`` repeats the call on ``inputs``."""
 
     module: str
     kind: str
@@ -26,41 +26,41 @@ class Call:
     inputs: tuple[Tensor, ...]
 
 
-class _Call(nn.Module):
-    """A function as a layer: of its arguments the tensors are given, the others kept."""
+class _FunctionModule(nn.Module):
+    """A function as a module. Its tensor arguments are inputs, and its other arguments are constants."""
 
     def __init__(self, function: Function, arguments: Sequence[object], spec: TreeSpec) -> None:
         super().__init__()
         self._function, self._arguments, self._spec = function, arguments, spec
 
     def extra_repr(self) -> str:
-        """Calls of one function with the same arguments are alike."""
+        """Represent the call: two calls of one function with equal arguments have equal representations."""
         return f"{self._function}, {self._arguments}"
 
     def forward(self, *inputs: Tensor) -> object:
-        """What the function says."""
-        given = iter(inputs)
-        filled = [next(given) if value is Tensor else value for value in self._arguments]
+        """Call the function."""
+        tensors = iter(inputs)
+        filled = [next(tensors) if value is Tensor else value for value in self._arguments]
         args, kwargs = tree_unflatten(filled, self._spec)
         return self._function(*args, **kwargs)
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes what is called while a module that has layers is at work itself."""
+    """Records the functions that modules with layers call themselves."""
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
-        self.calls: list[Call] = []
-        self._at_work: list[tuple[str, nn.Module]] = []
+        self.calls: list[FunctionCall] = []
+        self._running: list[tuple[str, nn.Module]] = []
         self._root = root
 
     def enter(self, name: str, module: nn.Module) -> None:
-        """The module's forward begins."""
-        self._at_work.append((name, module))
+        """Note that the forward of a module begins."""
+        self._running.append((name, module))
 
     def leave(self) -> None:
-        """It is done."""
-        self._at_work.pop()
+        """Note that the forward of the innermost module ends."""
+        self._running.pop()
 
     def __torch_function__(
         self,
@@ -70,40 +70,40 @@ class _Recorder(TorchFunctionMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         leaves, spec = tree_flatten((tuple(args), dict(kwargs or {})))
-        # As they are now: what works in place changes them.
+        # Copied before the call: a function that works in place changes them.
         inputs = tuple(value.detach().clone() for value in leaves if isinstance(value, Tensor))
-        said = func(*args, **(kwargs or {}))
-        name, module = self._at_work[-1] if self._at_work else ("", self._root)
-        if (module is self._root or any(True for _ in module.children())) and _is_float(said):
+        output = func(*args, **(kwargs or {}))
+        name, module = self._running[-1] if self._running else ("", self._root)
+        if (module is self._root or any(True for _ in module.children())) and _is_float(output):
             arguments = [Tensor if isinstance(value, Tensor) else value for value in leaves]
             if any(value.is_floating_point() for value in inputs):
                 self.calls.append(
-                    Call(
+                    FunctionCall(
                         module=name,
                         kind=type(module).__name__,
                         function=resolve_name(func) or str(func),
-                        layer=_Call(func, arguments, spec),
+                        layer=_FunctionModule(func, arguments, spec),
                         inputs=inputs,
                     )
                 )
-        return said
+        return output
 
 
-def _is_float(said: object) -> bool:
-    first = said[0] if isinstance(said, tuple) and said else said
+def _is_float(output: object) -> bool:
+    first = output[0] if isinstance(output, tuple) and output else output
     return isinstance(first, Tensor) and first.is_floating_point()
 
 
-def calls_between_layers(module: nn.Module, x: Tensor) -> list[Call]:
-    """The calls of one pass over x, from floats to floats, in their order."""
+def calls_between_layers(module: nn.Module, x: Tensor) -> list[FunctionCall]:
+    """Return the calls of one pass over x that map floats to floats, in their order."""
     recorder = _Recorder(module)
     hooks = []
     for name, layer in module.named_modules():
 
-        def enter(found: nn.Module, given: object, name: str = name) -> None:
-            recorder.enter(name, found)
+        def enter(layer: nn.Module, inputs: object, name: str = name) -> None:
+            recorder.enter(name, layer)
 
-        def leave(found: nn.Module, given: object, said: object) -> None:
+        def leave(layer: nn.Module, inputs: object, output: object) -> None:
             recorder.leave()
 
         hooks += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]

@@ -1,7 +1,6 @@
-"""Batches to trace and to verify with, and what a pass over one must leave as it was.
+"""Example batches for tracing and verification, and the state that a forward pass must not change.
 
-Two of them: a graph that has kept something of the batch that it was traced with gives another batch's result as wrong
-as it is.
+There are two batches. A graph that captured a constant from the traced batch returns wrong results for the other one.
 """
 
 import copy
@@ -18,49 +17,64 @@ from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import UnsupportedModel
 
 MIN_TRACE_BATCH: Final = 2
-"""A batch of one would be traced as the constant 1."""
+"""The tracer would treat a batch of one as the constant 1."""
 OTHER_SEED: Final = 1
-Examples = tuple[Tensor, Tensor, Tensor]
-"""x, y and mask."""
+ExampleBatch = tuple[Tensor, Tensor, Tensor]
+"""(x, y, mask) of one batch."""
 
 
-def example_batch(prepared: Prepared) -> Examples:
-    """x, y and mask to trace and to verify with: all classes in turn, the last sample masked out if there are three."""
+def example_batch(prepared: Prepared) -> ExampleBatch:
+    """Return the batch to trace and to verify with.
+
+    Its labels cycle through all classes. A batch of three or more has its last sample masked out. A batch of sequences
+    has one position without a token.
+
+    Returns:
+        x (B, ...), y (B, ...) as int32 classes or float32 targets, and mask (B,).
+
+    Raises:
+        UnsupportedModel: The module fails on the inputs, or its output is not a tensor (batch, ...).
+    """
     app = prepared.app
     x = app.examples(app.batch_size)
-    said = _said(prepared, x)
-    if not isinstance(said, Tensor) or said.dim() < 2:
-        got = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
-        raise UnsupportedModel(f"App {app.name}: the module gave {got}, expected a tensor (batch, ...)")
-    shape = said.shape[1:-1] if app.num_classes else said.shape[1:]
+    output = _output(prepared, x)
+    if not isinstance(output, Tensor) or output.dim() < 2:
+        signature = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise UnsupportedModel(f"App {app.name}: the module returned {signature}, expected a tensor (batch, ...)")
+    shape = output.shape[1:-1] if app.num_classes else output.shape[1:]
     num = app.batch_size * shape.numel()
     y = torch.arange(num) % app.num_classes if app.num_classes else torch.linspace(-1.0, 1.0, num)
     y = y.to(torch.int32 if app.num_classes else torch.float32).reshape(app.batch_size, *shape)
     if len(shape) and app.num_classes:
         y[0, -1] = NO_TOKEN
     mask = torch.ones(app.batch_size)
-    # Two are left: a norm over the batch has nothing to say to one.
+    # Two samples remain: a norm over the batch is undefined for one.
     if app.batch_size > 2:
         mask[-1] = 0.0
     return x, y, mask
 
 
-def other_batch(prepared: Prepared, examples: Examples) -> Examples:
-    """Another batch than ``examples``: other inputs within what the calibration data spans, other labels, another mask.
+def other_batch(prepared: Prepared, examples: ExampleBatch) -> ExampleBatch:
+    """Return a second batch that shares no values with ``examples``: other inputs, other labels and another mask.
 
-    Values are drawn towards their mean, each sample by a share of its own; tokens change places among the samples.
+    Inputs stay within the range of the calibration data, so that the int8 graph is valid for them. Float values are
+    pulled towards their mean, each sample by a random share. Tokens are exchanged among the samples.
+
+    Args:
+        prepared: The App.
+        examples: The batch of ``example_batch``.
     """
     app, (_, y, mask) = prepared.app, examples
-    found, num = app.calibration.detach(), app.batch_size
-    drawn = torch.Generator().manual_seed(OTHER_SEED)
-    x = found[torch.randint(len(found), (num,), generator=drawn)].clone()
+    data, num = app.calibration.detach(), app.batch_size
+    generator = torch.Generator().manual_seed(OTHER_SEED)
+    x = data[torch.randint(len(data), (num,), generator=generator)].clone()
     if x.is_floating_point():
-        share = torch.rand((num, *(1 for _ in app.input_shape)), generator=drawn) / 2 + 0.25
-        mean = found.mean(0)
+        share = torch.rand((num, *(1 for _ in app.input_shape)), generator=generator) / 2 + 0.25
+        mean = data.mean(0)
         x = mean + share * (x - mean)
     else:
-        rows = torch.randint(len(found), x.shape, generator=drawn)
-        x = found.gather(0, rows)
+        rows = torch.randint(len(data), x.shape, generator=generator)
+        x = data.gather(0, rows)
     y = torch.where(y == NO_TOKEN, y, (y + 1) % app.num_classes).flip(0) if app.num_classes else -0.5 * y
     mask = mask.flip(0)
     if num == 2 and not prepared.tracked:
@@ -69,66 +83,77 @@ def other_batch(prepared: Prepared, examples: Examples) -> Examples:
 
 
 def labels_of(prepared: Prepared, y: Tensor) -> Tensor:
-    """y as a loss is given it: torch's own take int64 labels only."""
+    """Return y in the dtype that a loss accepts: torch's own losses accept int64 labels only."""
     return y.to(torch.int64) if prepared.app.num_classes else y
 
 
-def _said(prepared: Prepared, x: Tensor) -> object:
-    """What the module says to the first samples of x. Raises UnsupportedModel."""
-    # A copy: a pass may move running statistics.
+def _output(prepared: Prepared, x: Tensor) -> object:
+    """Return the module's output for the first samples of x. Raises UnsupportedModel."""
+    # A copy: a pass may change running statistics.
     module = copy.deepcopy(prepared.eager).eval()
     before = {name: value._version for name, value in module.named_parameters()}
     with torch.no_grad(), plain_kernels():
         what = f"{prepared.what}: the inference"
         try:
-            said: object = guarded(what, module, lambda: module(x[:MIN_TRACE_BATCH]))
+            output: object = guarded(what, module, lambda: module(x[:MIN_TRACE_BATCH]))
         except Untraceable as exc:
             if len(x) > MIN_TRACE_BATCH and succeeds(module, lambda: module(x)):
                 raise fixed_batch(what, len(x), exc) from exc
             raise
     _check_kept(prepared, before, module)
-    return said
+    return output
 
 
 def fixed_batch(what: str, num: int, exc: Untraceable) -> NoForm:
-    """The error of a forward that takes no other number of samples than ``num``; ``exc`` is that of another number."""
+    """Return the error for a forward that accepts one number of samples only.
+
+    Args:
+        what: Prefix of the message.
+        num: The accepted number of samples.
+        exc: The error for another number.
+    """
     where = f"module {exc.module or 'itself'} ({exc.kind})" if exc.kind else "the module"
     return NoForm(
-        f"{what}: {where} takes {num} samples at a time only, expected any number", SAMPLES, exc.module, exc.kind
+        f"{what}: {where} accepts only {num} samples at a time, expected any number", SAMPLES, exc.module, exc.kind
     )
 
 
 def check_kept(prepared: Prepared) -> None:
-    """Raise UnsupportedModel if a pass in training changes a buffer or a parameter, in place or by another tensor."""
+    """Run one training pass and check that it changes neither buffers nor parameters.
+
+    Raises:
+        UnsupportedModel: A buffer or a parameter changes, in place or by assignment, or the loss is not finite.
+    """
     module = prepared.module
     before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     parameters = {name: value._version for name, value in module.named_parameters()}
     x, y, mask = example_batch(prepared)
     prepared.with_mask(mask)
     with torch.no_grad():
-        said = guarded(f"{prepared.what}: the train step", module, lambda: module(x))
-        _check_loss(prepared, said, y)
+        output = guarded(f"{prepared.what}: the train step", module, lambda: module(x))
+        _check_loss(prepared, output, y)
     _check_kept(prepared, parameters, module)
     after = dict(module.named_buffers())
     changed = sorted(name for name, old in before.items() if _differs(*old, after.get(name)))
     if changed:
         raise UnsupportedModel(
             f"App {prepared.app.name}: module itself ({type(prepared.app.module).__name__}) changes its buffers "
-            f"{changed} in training, which a functional graph cannot; compute them in forward, or freeze that part "
+            f"{changed} in training, which a functional graph cannot do; compute them in forward, or freeze that part "
             "with .eval()"
         )
 
 
-def _check_loss(prepared: Prepared, said: object, y: Tensor) -> None:
-    """Raise Untraceable for a loss that is not finite where what the module says (B, ...) is as it should be."""
+def _check_loss(prepared: Prepared, output: object, y: Tensor) -> None:
+    """Raise Untraceable for a loss that is not finite, if the module's output (B, ...) has the right form."""
     app = prepared.app
-    if not isinstance(said, Tensor) or (app.num_classes and said.shape[-1] != app.num_classes):
+    if not isinstance(output, Tensor) or (app.num_classes and output.shape[-1] != app.num_classes):
         return
-    losses = guarded(f"App {app.name}: the loss", prepared.module, lambda: app.loss(said, labels_of(prepared, y)))
+    losses = guarded(f"App {app.name}: the loss", prepared.module, lambda: app.loss(output, labels_of(prepared, y)))
     if not bool(losses.isfinite().all()):
-        why = "the module's output holds values that are not finite" if not bool(said.isfinite().all()) else "got those"
+        is_finite = bool(output.isfinite().all())
+        cause = "the module's output is finite" if is_finite else "the module's output is not finite either"
         raise Untraceable(
-            f"App {app.name}: the loss is not finite on the calibration data: {why}",
+            f"App {app.name}: the loss is not finite on the calibration data; {cause}",
             "hide a class by a large negative number (masked_fill with -1e9), not by -inf, and keep outputs finite",
         )
 
@@ -141,12 +166,12 @@ def _check_kept(prepared: Prepared, before: Mapping[str, int], module: torch.nn.
         kind = type(module.get_submodule(owner)).__name__
         raise UnsupportedModel(
             f"App {prepared.app.name}: module {owner or 'itself'} ({kind}) writes its parameters {changed} in forward, "
-            "which a functional graph cannot; compute another tensor from them (an Embedding: without max_norm)"
+            "which a functional graph cannot do; compute another tensor from them (an Embedding: without max_norm)"
         )
 
 
 def _differs(old: Tensor, version: int, new: Tensor | None) -> bool:
-    """Whether a buffer is not what it was; one that is made anew each time, and alike, is."""
+    """Return whether a buffer has changed. A buffer that is recreated with equal values has not."""
     if new is old:
         return old._version != version
     return new is not None and not torch.equal(old, new)

@@ -1,7 +1,8 @@
-"""A tensor's value that Python reads while a graph is traced would stand in the graph as a constant: it is refused.
+"""Detection of code that reads a tensor's value during a trace.
 
-The tracer itself sees ``item()`` and ``if``; what leaves torch by another door (``tolist()``, ``numpy()``) it does not,
-and the value of the example batch would be every batch's. What depends on no input may be read: it is a constant.
+The graph would store that value as a constant and return the results of the example batch for every batch. The tracer
+itself detects ``item()`` and ``if``. It does not detect values that leave torch in another way (``tolist()``,
+``numpy()``). A tensor that depends on no input may be read: it is a constant.
 """
 
 import inspect
@@ -22,17 +23,17 @@ READS: Final = frozenset(
         *(Tensor.is_nonzero, torch.is_nonzero, Tensor.equal, torch.equal, Tensor.allclose, torch.allclose),
     }
 )
-"""What gives Python values of a tensor's."""
+"""Functions that return Python or numpy values of a tensor."""
 DATA: Final = inspect.getattr_static(Tensor, "data").__get__
-"""``tensor.data``: the tracer loses sight of it, and of ``tensor.detach()``, which is the same, it does not."""
+"""The getter of ``tensor.data``. The tracer loses track of it, but not of ``tensor.detach()``, which is equal."""
 
 
 class ValueRead(RuntimeError):
-    """The module's code asked for the value of a tensor that depends on the graph's inputs."""
+    """The module's code reads the value of a tensor that depends on the graph's inputs."""
 
 
 class NoReading(TorchFunctionMode):
-    """While this is entered, reading what depends on an input of the graph that is traced raises ValueRead."""
+    """While active, reading a tensor that depends on an input of the traced graph raises ValueRead."""
 
     def __torch_function__(
         self,
@@ -41,10 +42,10 @@ class NoReading(TorchFunctionMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """What torch asks for every function that is called."""
+        """Check each torch function before it is called."""
         if func == DATA:
             (tensor,) = args
-            assert isinstance(tensor, Tensor), "only tensors have data of this kind"
+            assert isinstance(tensor, Tensor), "the getter is that of tensors"
             return tensor.detach()
         if func in READS and any(isinstance(value, Tensor) and _moves(value) for value in args):
             name = resolve_name(func) or str(func)
@@ -53,7 +54,7 @@ class NoReading(TorchFunctionMode):
 
 
 def _moves(tensor: Tensor) -> bool:
-    """Whether a tensor depends on an input of the graph that is being traced."""
+    """Return whether a tensor depends on an input of the graph that is being traced."""
     if isinstance(tensor, FakeTensor):
         return tensor.constant is None
     mode = get_proxy_mode()

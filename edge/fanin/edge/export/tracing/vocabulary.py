@@ -1,6 +1,6 @@
-"""How many tokens a model knows: found by looking which table its inputs are looked up in.
+"""The number of tokens that a model knows, read from the table in which its inputs are looked up.
 
-A device tells a token that is not among them by its place in the data; a runtime would at best say that a graph failed.
+With it a device reports an unknown token by its position in the data. A runtime would only report that a graph failed.
 """
 
 import copy
@@ -17,22 +17,19 @@ from fanin.edge.export.tracing.kernels import plain_kernels
 
 LOOKUP: Final = torch.ops.aten.embedding.default
 SAME: Final = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.clone.default, torch.ops.aten.detach.default})
-"""What leaves tokens as they are."""
+"""Operators that leave tokens unchanged."""
 
 
 def count_tokens(prepared: Prepared) -> int:
-    """The number of tokens that the model may be given, 0 if its inputs are not tokens, or are not looked up as such.
-
-    The smallest table counts, if there are several.
-    """
+    """Return the number of tokens in the smallest table; 0 if the inputs are not looked up as tokens."""
     if prepared.app.calibration.dtype != torch.int32:
         return 0
-    # A copy: a pass may move running statistics.
+    # A copy: a pass may change running statistics.
     module = copy.deepcopy(prepared.eager).eval()
 
     def call(x: Tensor) -> Tensor:
-        found: Tensor = module(x)
-        return found
+        output: Tensor = module(x)
+        return output
 
     with torch.no_grad(), plain_kernels():
         graph = make_fx(call)(prepared.app.examples(MIN_TRACE_BATCH)).graph
@@ -41,13 +38,13 @@ def count_tokens(prepared: Prepared) -> int:
 
 def _num_rows(lookup: Node) -> int:
     table = lookup.args[0]
-    assert isinstance(table, Node), "a lookup is in a tensor"
+    assert isinstance(table, Node), "the first argument of a lookup is its table"
     return int(table.meta["val"].shape[0])
 
 
 def _is_input(lookup: Node) -> bool:
-    """Whether it is x itself that is looked up."""
-    places = lookup.args[1]
-    while isinstance(places, Node) and places.target in SAME:
-        places = places.args[0]
-    return isinstance(places, Node) and places.op == "placeholder"
+    """Return whether the indices of a lookup are x itself."""
+    indices = lookup.args[1]
+    while isinstance(indices, Node) and indices.target in SAME:
+        indices = indices.args[0]
+    return isinstance(indices, Node) and indices.op == "placeholder"

@@ -1,10 +1,12 @@
-"""Quantization-aware training: layers that round as the int8 graph will, and learn as if they did not.
+"""Quantization-aware training: layers that round as the int8 graph will, with gradients that ignore the rounding.
 
-Jacob et al. 2018 (arXiv 1712.05877, section 3): on the way forward weights and inputs are rounded to their 8-bit
-grids, on the way back the gradient passes as it is (straight through, Bengio et al. 2013, arXiv 1308.3432), but not
-where an input lay beyond its range. A weight's grid is that of ``edge.quantize``, one scale a channel, made anew in
-each step; an input's range is what the calibration data showed. Only the train step rounds: evaluation is in float,
-and the ``infer`` graph has its own int8 form.
+The forward pass rounds weights and inputs to their 8-bit grids. The gradient passes unchanged (straight through),
+except where an input was outside its range. The grid of a weight is that of ``bundles.quantize``, one scale for each
+channel, recomputed in each step. The range of an input is that of the calibration data. Only the train step rounds:
+evaluation is in float, and the ``infer`` graph has its own int8 form.
+
+Reference:
+    Jacob et al. 2018, arXiv 1712.05877, section 3. Bengio et al. 2013, arXiv 1308.3432 (straight-through gradients).
 """
 
 import functools
@@ -24,21 +26,21 @@ LEVELS: Final = 255
 
 
 class _InputRange:
-    """The range of a layer's inputs over the calibration data; zero is always in it, and so exact."""
+    """The range of a layer's inputs over the calibration data. It includes zero, which is therefore exact."""
 
     low: float = 0.0
     high: float = 0.0
 
     def widen(self, x: Tensor) -> None:
-        """Take these inputs in."""
+        """Extend the range to these inputs."""
         self.low, self.high = min(self.low, float(x.min())), max(self.high, float(x.max()))
 
     def rounded(self, x: Tensor) -> Tensor:
-        """The inputs on the 8-bit grid."""
+        """Return the inputs rounded to the 8-bit grid."""
         step = max((self.high - self.low) / LEVELS, MIN_SCALE)
         zero = round(self.low / step)
-        held = x.clamp(zero * step, (zero + LEVELS) * step)
-        return _straight_through(held, torch.round(held / step) * step)
+        clamped = x.clamp(zero * step, (zero + LEVELS) * step)
+        return _straight_through(clamped, torch.round(clamped / step) * step)
 
 
 class QuantAwareLinear(nn.Linear):
@@ -47,7 +49,7 @@ class QuantAwareLinear(nn.Linear):
     inputs: _InputRange
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) to (..., out)."""
+        """Map (..., in) to (..., out)."""
         if not self.training:
             return super().forward(x)
         return functional.linear(self.inputs.rounded(x), rounded_weight(self.weight), self.bias)
@@ -59,11 +61,11 @@ class QuantAwareConv1d(nn.Conv1d):
     inputs: _InputRange
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, T) to (B, out, T')."""
+        """Map (B, C, T) to (B, out, T')."""
         if not self.training:
             return super().forward(x)
-        found: Tensor = self._conv_forward(self.inputs.rounded(x), rounded_weight(self.weight), self.bias)
-        return found
+        y: Tensor = self._conv_forward(self.inputs.rounded(x), rounded_weight(self.weight), self.bias)
+        return y
 
 
 class QuantAwareConv2d(nn.Conv2d):
@@ -72,11 +74,11 @@ class QuantAwareConv2d(nn.Conv2d):
     inputs: _InputRange
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, out, H', W')."""
+        """Map (B, C, H, W) to (B, out, H', W')."""
         if not self.training:
             return super().forward(x)
-        found: Tensor = self._conv_forward(self.inputs.rounded(x), rounded_weight(self.weight), self.bias)
-        return found
+        y: Tensor = self._conv_forward(self.inputs.rounded(x), rounded_weight(self.weight), self.bias)
+        return y
 
 
 QuantAware = QuantAwareLinear | QuantAwareConv1d | QuantAwareConv2d
@@ -88,23 +90,29 @@ KINDS: Final[dict[type[nn.Module], type[QuantAware]]] = {
 
 
 def round_layers(module: nn.Module, calibration: Tensor, batch_size: int) -> None:
-    """Make each linear layer and convolution one that rounds, its range from ``calibration`` (n, ...).
+    """Replace each linear layer and convolution by one that rounds.
 
-    Raises UnsupportedModel if there is none.
+    Args:
+        module: The module, changed in place.
+        calibration: Inputs (n, ...) from which the ranges are measured.
+        batch_size: Samples of one pass.
+
+    Raises:
+        UnsupportedModel: The module has no such layer, or fails on the calibration data.
     """
     layers: list[QuantAware] = []
 
     def rounding(name: str, layer: nn.Module) -> nn.Module | None:
         kind = KINDS.get(type(layer))
-        # The projection inside an attention module is read, never called.
+        # An attention module reads the weight of its projection and never calls it.
         if not name or kind is None or isinstance(module.get_submodule(name.rpartition(".")[0]), nn.MultiheadAttention):
             return None
-        # The same layer in all it holds, of a class that rounds.
-        made = kind.__new__(kind)
-        made.__dict__ = layer.__dict__
-        made.inputs = _InputRange()
-        layers.append(made)
-        return made
+        # The new layer shares all attributes of the old one; only its class differs.
+        replacement = kind.__new__(kind)
+        replacement.__dict__ = layer.__dict__
+        replacement.inputs = _InputRange()
+        layers.append(replacement)
+        return replacement
 
     replace_modules(module, rounding)
     if not layers:
@@ -115,20 +123,20 @@ def round_layers(module: nn.Module, calibration: Tensor, batch_size: int) -> Non
 
 
 def rounded_weight(weight: Tensor) -> Tensor:
-    """A weight on its int8 grid, one scale for each output channel (axis 0)."""
+    """Return a weight on its int8 grid, with one scale for each output channel (dimension 0)."""
     largest = weight.detach().abs().amax(dim=list(range(1, weight.dim())), keepdim=True)
     scale = (largest / MAX_CODE).clamp(min=MIN_SCALE)
     return _straight_through(weight, torch.round(weight.detach() / scale) * scale)
 
 
 def _straight_through(value: Tensor, rounded: Tensor) -> Tensor:
-    """``rounded`` on the way forward, ``value`` on the way back."""
+    """Return ``rounded`` with the gradient of ``value``."""
     return value + (rounded - value).detach()
 
 
 def _measure(module: nn.Module, layers: list[QuantAware], calibration: Tensor, batch_size: int) -> None:
     modes = {layer: layer.training for layer in module.modules()}
-    hooks = [layer.register_forward_pre_hook(lambda found, inputs: found.inputs.widen(inputs[0])) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(lambda layer, inputs: layer.inputs.widen(inputs[0])) for layer in layers]
     module.eval()
     try:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What every form of a convolution starts from: its constants, what it sees, and the operators' arguments."""
+"""The starting point of every form of a convolution: its constants, and the operator that returns its gradients."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ class ConvForm:
     groups: int
 
     def is_pointwise(self, weight: Sequence[int]) -> bool:
-        """Whether a weight of this shape mixes the channels of one place, and nothing else."""
+        """Return whether a weight of this shape only mixes the channels of each position."""
         return prod(weight[2:]) == 1 and self.groups == 1 and not any(self.padding)
 
     def keeps_places(self, weight: Sequence[int]) -> bool:
-        """Whether it is pointwise, and leaves no place out."""
+        """Return whether the convolution is pointwise and reads every position."""
         return self.is_pointwise(weight) and all(step == 1 for step in self.stride)
 
     def sizes(self, size: Sequence[int], kernel: Sequence[int]) -> list[int]:
-        """The spatial shape that images of ``size`` become."""
+        """Return the spatial shape of the output for images of the spatial shape ``size``."""
         return [
             (have + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
             for have, taps, stride, padding, dilation in zip(
@@ -39,7 +39,10 @@ class ConvForm:
         ]
 
     def places(self, size: Sequence[int], out: Sequence[int], kernel: Sequence[int]) -> npt.NDArray[np.int64]:
-        """(taps, places out): the place in that each tap sees from each place out, ``prod(size)`` in the padding."""
+        """Return the flat input position that each tap reads for each output position (taps, outputs).
+
+        A position in the padding is ``prod(size)``.
+        """
         seen, is_inside = np.zeros((1, 1), np.int64), np.ones((1, 1), np.bool_)
         for index, (have, num, taps) in enumerate(zip(size, out, kernel, strict=True)):
             starts = np.arange(num) * self.stride[index] - self.padding[index]
@@ -51,38 +54,37 @@ class ConvForm:
         return np.where(is_inside, seen, prod(size))
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The plain convolution."""
+        """Compute the plain convolution."""
         zeros = [0] * len(self.stride)
-        found: Tensor = aten.convolution.default(
+        y: Tensor = aten.convolution.default(
             x, weight, None, self.stride, self.padding, self.dilation, False, zeros, self.groups
         )
-        return found
+        return y
 
     def backward(self, dy: Tensor, weight: Tensor, size: Sequence[int]) -> Tensor:
-        """The transposed convolution to this spatial ``size``: the gradient towards the input."""
+        """Compute the gradient of the input with the spatial shape ``size``: the transposed convolution."""
         extra = [
             want - ((have - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1)
             for want, have, stride, padding, dilation, kernel in zip(
                 size, dy.shape[2:], self.stride, self.padding, self.dilation, weight.shape[2:], strict=True
             )
         ]
-        found: Tensor = aten.convolution.default(
+        dx: Tensor = aten.convolution.default(
             dy, weight, None, self.stride, self.padding, self.dilation, True, extra, self.groups
         )
-        return found
+        return dx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionBackward:
-    """``aten.convolution_backward`` made of the gradients of a plain convolution.
-
-    ``towards_input`` is given the form, dy, the weight and the input's shape, ``towards_weight`` the form, the input,
-    dy and the weight, ``towards_bias`` dy.
-    """
+    """``aten.convolution_backward``, composed of three gradients of a plain convolution."""
 
     towards_input: Callable[[ConvForm, Tensor, Tensor, Sequence[int]], Tensor]
+    """(form, dy, weight, shape of the input) -> gradient of the input."""
     towards_weight: Callable[[ConvForm, Tensor, Tensor, Tensor], Tensor]
+    """(form, input, dy, weight) -> gradient of the weight."""
     towards_bias: Callable[[Tensor], Tensor]
+    """dy -> gradient of the bias."""
 
     def __call__(
         self,
@@ -90,15 +92,21 @@ class ConvolutionBackward:
         x: Tensor,
         weight: Tensor,
         bias_sizes: Sequence[int] | None,
-        *rest: *tuple[Sequence[int], Sequence[int], Sequence[int], bool, Sequence[int], int, Sequence[bool]],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        transposed: bool,
+        output_padding: Sequence[int],
+        groups: int,
+        output_mask: Sequence[bool],
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients towards x, weight and bias; the arguments are the operator's."""
-        stride, padding, dilation, transposed, _, groups, (wants_x, wants_weight, wants_bias) = rest
+        """Compute the gradients of x, weight and bias; ``output_mask`` says which of them are needed."""
+        needs_x, needs_weight, needs_bias = output_mask
         form = ConvForm(stride=stride, padding=padding, dilation=dilation, groups=groups)
         dx = dweight = None
-        if wants_x:
+        if needs_x:
             dx = form.forward(dy, weight) if transposed else self.towards_input(form, dy, weight, x.shape)
-        if wants_weight:
-            # A transposed convolution is the backward pass of a plain one, with x in the place of dy.
+        if needs_weight:
+            # A transposed convolution is the backward pass of a plain one, with x and dy exchanged.
             dweight = self.towards_weight(form, *((dy, x) if transposed else (x, dy)), weight)
-        return dx, dweight, self.towards_bias(dy) if wants_bias else None
+        return dx, dweight, self.towards_bias(dy) if needs_bias else None

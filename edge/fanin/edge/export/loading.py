@@ -1,0 +1,103 @@
+"""Loading an App by name: the one place, besides subcommands, where fanin finds an object by a string."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from inspect import signature
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+import torch
+
+from fanin.edge.export.app import App
+from fanin.edge.export.refusals import own_line
+from fanin.protos.errors import FaninError, InvalidInput, UnsupportedModel
+
+T = TypeVar("T")
+
+
+def load_app(where: str) -> App:
+    """Load an App.
+
+    Args:
+        where: ``package.module:name`` or ``path/to/file.py:name``. ``name`` is an App, or a function without arguments
+            that returns one. The folder of a file is put at the front of ``sys.path``, as Python does for a script, so
+            the file may import the modules next to it.
+
+    Returns:
+        The App.
+
+    Raises:
+        InvalidInput: The file, the module or the name does not exist.
+        UnsupportedModel: The object is not an App, or the App's own code raises. The message names its file and line.
+    """
+    source, colon, name = where.rpartition(":")
+    if not colon or not source or not name:
+        raise InvalidInput(f"App: got {where!r}, expected 'package.module:name' or 'path/to/file.py:name'")
+    module = _guarded(where, lambda: _load_file(Path(source)) if source.endswith(".py") else _load_module(source))
+    if not hasattr(module, name):
+        raise InvalidInput(f"App {where!r}: {source} has no {name!r}, expected an App or a function of that name")
+    candidate = getattr(module, name)
+    if isinstance(candidate, torch.nn.Module):
+        raise UnsupportedModel(
+            f"App {where!r}: got a module, {type(candidate).__name__}; put it into a fanin.edge.export.App, "
+            "with calibration data"
+        )
+    if callable(candidate) and any(
+        parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        for parameter in signature(candidate).parameters.values()
+    ):
+        raise UnsupportedModel(
+            f"App {where!r}: got a function with arguments without a default, expected none of these"
+        )
+    app = _guarded(where, candidate) if callable(candidate) else candidate
+    if not isinstance(app, App):
+        raise UnsupportedModel(
+            f"App {where!r}: got {type(app).__name__}, expected a fanin.edge.export.App or a function that returns one"
+        )
+    return app
+
+
+def _guarded(where: str, call: Callable[[], T]) -> T:
+    """Return the result of a call that runs the App's own code. Raises UnsupportedModel."""
+    try:
+        return call()
+    except FaninError:
+        raise
+    except (Exception, SystemExit) as exc:
+        # The App's own code may raise anything; a script may even call sys.exit.
+        line = own_line(exc)
+        place = f" at {line}" if line else ""
+        raise UnsupportedModel(f"App {where!r}: its own code raised {type(exc).__name__}{place}: {exc}") from exc
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        # A module that the App's own code imports in vain is an error of that code.
+        if exc.name is None or not f"{name}.".startswith(f"{exc.name}."):
+            raise
+        raise InvalidInput(f"App: no module {exc.name!r} on the path; for a file write path/to/file.py:name") from exc
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InvalidInput(f"App: no file {path}, expected the path of a Python file")
+    name = f"fanin_app_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a path that ends in .py has a loader"
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickles look up their module by name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,100 @@
+"""The file form of a TFLite model: its bytes, what is left out of them, and where constants are stored in them."""
+
+from typing import Final
+
+import flatbuffers
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+
+IDENTIFIER: Final = b"TFL3"
+SCALE_FIELD: Final = 8
+DATA_FIELD: Final = 4
+"""Offsets of ``scale`` and ``data`` in the tables QuantizationParameters and Buffer."""
+
+
+def only(model: "schema.ModelT", signature: str) -> bytes:
+    """Return a file with one Signature of this model."""
+    alone = schema.ModelT.InitFromPackedBuf(pack(model))
+    ports = next(row for row in alone.signatureDefs if row.signatureKey.decode() == signature)
+    alone.subgraphs, alone.signatureDefs = [alone.subgraphs[ports.subgraphIndex]], [ports]
+    ports.subgraphIndex = 0
+    return pack(alone)
+
+
+def pack(model: "schema.ModelT") -> bytes:
+    """Return the bytes of a model."""
+    builder = flatbuffers.Builder(1 << 16)
+    builder.Finish(model.Pack(builder), IDENTIFIER)
+    return bytes(builder.Output())
+
+
+def tidy(model: "schema.ModelT") -> None:
+    """Remove everything that no operator or port uses, and store equal constants once."""
+    for graph in model.subgraphs:
+        used = {int(index) for row in graph.operators for part in (row.inputs, row.outputs) for index in part}
+        used |= {int(index) for part in (graph.inputs, graph.outputs) for index in part} - {-1}
+        kept = {old: new for new, old in enumerate(sorted(used - {-1}))} | {-1: -1}
+        graph.tensors = [graph.tensors[old] for old in sorted(used - {-1})]
+        for row in graph.operators:
+            row.inputs = np.array([kept[int(index)] for index in row.inputs], np.int32)
+            row.outputs = np.array([kept[int(index)] for index in row.outputs], np.int32)
+        graph.inputs = np.array([kept[int(index)] for index in graph.inputs], np.int32)
+        graph.outputs = np.array([kept[int(index)] for index in graph.outputs], np.int32)
+        for ports in (row for row in model.signatureDefs if model.subgraphs[row.subgraphIndex] is graph):
+            for port in (*ports.inputs, *ports.outputs):
+                port.tensorIndex = kept[port.tensorIndex]
+    _share_buffers(model)
+    _drop_codes(model)
+
+
+def _share_buffers(model: "schema.ModelT") -> None:
+    """Renumber the buffers: 0 is the empty one, and equal contents have one number."""
+    empty = schema.BufferT()
+    buffers, known = [empty], {b"": 0}
+    for graph in model.subgraphs:
+        for tensor in graph.tensors:
+            data = model.buffers[tensor.buffer].data
+            if tensor.name:
+                # A slot: its content may equal another one now, but not in a later Version.
+                buffers.append(model.buffers[tensor.buffer])
+                tensor.buffer = len(buffers) - 1
+                continue
+            key = b"" if data is None else np.asarray(data, np.uint8).tobytes()
+            if key not in known:
+                known[key] = len(buffers)
+                buffers.append(model.buffers[tensor.buffer])
+            tensor.buffer = known[key]
+    model.buffers = buffers
+
+
+def _drop_codes(model: "schema.ModelT") -> None:
+    used = sorted({row.opcodeIndex for graph in model.subgraphs for row in graph.operators})
+    model.operatorCodes = [model.operatorCodes[index] for index in used]
+    for graph in model.subgraphs:
+        for row in graph.operators:
+            row.opcodeIndex = used.index(row.opcodeIndex)
+
+
+def offsets(data: bytes, signature: str) -> dict[str, tuple[int, int]]:
+    """Return the offsets of the constant and of the scales of each named tensor of a Signature; -1 for none."""
+    model = schema.Model.GetRootAs(data, 0)
+    defs = (model.SignatureDefs(index) for index in range(model.SignatureDefsLength()))
+    ports = next(row for row in defs if row.SignatureKey().decode() == signature)
+    graph = model.Subgraphs(ports.SubgraphIndex())
+    by_name = {}
+    for index in range(graph.TensorsLength()):
+        tensor = graph.Tensors(index)
+        name = tensor.Name().decode()
+        if name:
+            grid = tensor.Quantization()
+            by_name[name] = (
+                _vector(model.Buffers(tensor.Buffer())._tab, DATA_FIELD),
+                -1 if grid is None else _vector(grid._tab, SCALE_FIELD),
+            )
+    return by_name
+
+
+def _vector(table: "flatbuffers.table.Table", field: int) -> int:
+    """Return the offset of a table's vector; -1 if it has none."""
+    offset = table.Offset(field)
+    return int(table.Vector(offset)) if offset else -1

@@ -1,0 +1,119 @@
+"""The graphs that only run forward, ``evaluate`` and ``infer``, and the calls of module and loss that all share."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+
+from fanin.edge.export.modules.places import call_with
+from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.prepare import Prepared
+from fanin.edge.export.quiet import quiet_weights
+from fanin.edge.export.refusals import FIXED, Untraceable, guarded
+from fanin.edge.export.tracing.attention import with_plain_attention
+from fanin.edge.export.tracing.examples import MIN_TRACE_BATCH, example_batch, fixed_batch, labels_of
+from fanin.edge.export.tracing.kernels import plain_kernels
+from fanin.edge.export.tracing.reading import NoReading
+from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
+
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+
+def trace_evaluate(prepared: Prepared, graph_format: str) -> Traced:
+    """Trace the summed loss over the unmasked samples of one batch, and the prediction for each sample."""
+    x, y, mask = example_batch(prepared)
+    inputs = FlatInputs({**prepared.travelling, "x": x, "y": y, "mask": mask}, dict(prepared.frozen))
+
+    def evaluate(*flat: Tensor) -> tuple[Tensor, Tensor]:
+        values, frozen = inputs.named(flat)
+        parameters = {name: values[name] for name in prepared.travelling}
+        logits = model_logits(prepared, {**frozen, **parameters}, values["x"])
+        loss_sum = (values["mask"] * sample_losses(prepared, logits, values["y"])).sum()
+        return loss_sum, logits.argmax(dim=-1).to(torch.int32) if prepared.app.num_classes else logits
+
+    with _evaluating(prepared.module):
+        program = trace_flat(
+            f"{prepared.what}: the evaluation for {graph_format}", prepared.module, evaluate, inputs, graph_format
+        )
+    return Traced(program=program, examples=inputs.examples, inputs=inputs.names, outputs=["loss_sum", "predicted"])
+
+
+def trace_infer(prepared: Prepared, batch_size: int = 0) -> Traced:
+    """Trace the module for ``batch_size`` samples, or for any number of them (0).
+
+    Parameters stay inputs, so that nothing is folded into them. Raises UnsupportedModel.
+    """
+    names = list(prepared.travelling)
+    num = batch_size or max(prepared.app.batch_size, MIN_TRACE_BATCH)
+    examples = [*prepared.travelling.values(), prepared.app.examples(num)]
+    dynamic = ((*(None for _ in names), None if batch_size else {0: Dim("batch")}),)
+    what = f"{prepared.what}: the inference"
+    with _evaluating(_Infer(prepared, names)) as infer, torch.no_grad(), quiet_weights():
+
+        def export(dynamic_shapes: tuple[object, ...] | None) -> ExportedProgram:
+            program = torch.export.export(infer, tuple(examples), dynamic_shapes=dynamic_shapes, strict=False)
+            return with_plain_attention(program)
+
+        try:
+            program = guarded(what, prepared.module, lambda: export(dynamic))
+        except Untraceable as exc:
+            if FIXED.search(exc.reason):
+                raise fixed_batch(what, num, exc) from exc
+            raise
+    return Traced(program=program, examples=examples, inputs=[*names, "x"], outputs=["logits"])
+
+
+@contextmanager
+def _evaluating(module: Module) -> Iterator[Module]:
+    """Set evaluation mode, and restore the modes afterwards: the module is traced again for another format."""
+    modes = {layer: layer.training for layer in module.modules()}
+    module.eval()
+    try:
+        with plain_kernels():
+            yield module
+    finally:
+        for layer, training in modes.items():
+            layer.training = training
+
+
+class _Infer(torch.nn.Module):
+    """The module with its parameters as arguments."""
+
+    def __init__(self, prepared: Prepared, names: Sequence[str]) -> None:
+        super().__init__()
+        self._prepared, self._names = prepared, names
+        self._inner = prepared.module
+
+    def forward(self, *flat: Tensor) -> Tensor:
+        return model_logits(self._prepared, dict(zip(self._names, flat, strict=False)), flat[-1])
+
+
+def model_logits(prepared: Prepared, values: Tensors, x: Tensor) -> Tensor:
+    """Call the module with these parameters. Raises Untraceable if its output has another form than logits."""
+    app = prepared.app
+    with NoReading():
+        logits = call_with(prepared.module, values, (x,))
+    if not isinstance(logits, Tensor) or logits.dim() < 2 or (app.num_classes and logits.shape[-1] != app.num_classes):
+        signature = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        expected = f"logits of shape (batch, {app.num_classes})" if app.num_classes else "a tensor (batch, ...)"
+        raise Untraceable(f"App {app.name}: the module returned {signature}, expected {expected}")
+    return logits
+
+
+def sample_losses(prepared: Prepared, logits: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of each sample (B,). Raises Untraceable if the loss has another shape."""
+    with NoReading():
+        labels = labels_of(prepared, y)
+        losses = guarded(
+            f"App {prepared.app.name}: the loss", prepared.module, lambda: prepared.app.loss(logits, labels)
+        )
+    if losses.shape != y.shape[:1]:
+        raise Untraceable(
+            f"App {prepared.app.name}: the loss returned shape {tuple(losses.shape)}, expected "
+            f"{tuple(y.shape[:1])}: one loss for each sample",
+            "use reduction='none'",
+        )
+    return losses

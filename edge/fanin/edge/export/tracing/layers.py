@@ -1,0 +1,56 @@
+"""One layer with its gradient as a graph, to test by itself whether a graph format has a form of it."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fanin.edge.export.modules.places import call_with
+from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.tracing.backward import gradients_of
+from fanin.edge.export.tracing.reading import NoReading
+from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
+
+
+def trace_layer(layer: torch.nn.Module, inputs: Sequence[Tensor], graph_format: str, what: str) -> Traced:
+    """Trace the gradients of the sum of a layer's output.
+
+    Args:
+        layer: The layer.
+        inputs: Its inputs in the model.
+        graph_format: Selects the decompositions.
+        what: Name of the layer in error messages.
+
+    Returns:
+        The graph of the gradients of all parameters that learn and of all float inputs.
+
+    Raises:
+        UnsupportedModel: The layer cannot be traced.
+    """
+    learned = {name: value.detach().clone() for name, value in layer.named_parameters() if value.requires_grad}
+    arguments = {f"in.{index}": value for index, value in enumerate(inputs)}
+    moved = [name for name, value in arguments.items() if value.is_floating_point()]
+    flat_inputs = FlatInputs(learned | arguments, {})
+
+    def back(*flat: Tensor) -> tuple[Tensor, ...]:
+        values, _ = flat_inputs.named(flat)
+
+        def total(parameters: Tensors) -> tuple[Tensor, Tensors]:
+            weights = {name: parameters[name] for name in learned}
+            with NoReading():
+                output = call_with(layer, weights, [(values | parameters)[name] for name in arguments])
+            first = output[0] if isinstance(output, tuple) else output
+            assert isinstance(first, Tensor), "a layer returns a tensor, or a tuple that begins with one"
+            # The gradient of a plain sum is 1 everywhere, and operators on a constant would be folded away.
+            weighted_sum: Tensor = (first * first.detach()).sum()
+            return weighted_sum, {}
+
+        gradients, *_ = gradients_of(total, {name: values[name] for name in (*learned, *moved)})
+        return tuple(gradients.values())
+
+    return Traced(
+        program=trace_flat(f"{what}: the layer for {graph_format}", layer, back, flat_inputs, graph_format),
+        examples=flat_inputs.examples,
+        inputs=flat_inputs.names,
+        outputs=[f"gradient.{name}" for name in (*learned, *moved)],
+    )

@@ -1,0 +1,122 @@
+"""The train step as one functional graph: forward, loss, backward and optimizer, with every input and output named.
+
+Autograd is traced too (``make_fx`` over ``torch.autograd``). The result is one list of plain operators without state,
+so any inference runtime can train. It is traced once for each graph format, because the runtimes of one format have
+operators that those of the other lack.
+"""
+
+import torch
+from torch import Tensor
+
+from fanin.edge.export.modules.frozen_norms import FoldedNorms
+from fanin.edge.export.modules.norms import tracked_norms
+from fanin.edge.export.optimizers import Tensors, clipped
+from fanin.edge.export.prepare import Prepared
+from fanin.edge.export.tracing.attention import PlainAttention
+from fanin.edge.export.tracing.backward import disable_inplace, gradients_of
+from fanin.edge.export.tracing.examples import check_kept, example_batch
+from fanin.edge.export.tracing.forward import model_logits, sample_losses
+from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
+from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, STEP, next_port, state_port
+
+
+def trace_train(prepared: Prepared, graph_format: str) -> Traced:
+    """Trace the train step: one optimizer step on one masked batch.
+
+    Args:
+        prepared: The App.
+        graph_format: Selects the decompositions.
+
+    Raises:
+        UnsupportedModel: The step cannot be traced.
+    """
+    check_kept(prepared)
+    disable_inplace(prepared.module)
+    recipe, learned = prepared.app.recipe, prepared.learned
+    names = list(prepared.travelling)
+    states = [(state, name) for state in recipe.optimizer.states for name in learned]
+    inputs = FlatInputs(_train_inputs(prepared), dict(prepared.frozen))
+
+    def step(*flat: Tensor) -> tuple[Tensor, ...]:
+        values, frozen = inputs.named(flat)
+        loss, gradients, tracked = _gradients(prepared, values, frozen)
+        # A norm that the forward did not call keeps its statistics.
+        moved = {name: values[name] for name in prepared.tracked} | tracked
+        following: Tensors = {}
+        for name in learned:
+            shape = values[name].shape
+            value, kept = recipe.optimizer.move(
+                _flat(values[name]),
+                _flat(gradients[name]),
+                {state: _flat(values[state_port(state, name)]) for state in recipe.optimizer.states},
+                values["learning_rate"],
+                values.get(STEP),
+            )
+            moved[name] = _shaped(value, shape)
+            following |= {state_port(state, name): _shaped(tensor, shape) for state, tensor in kept.items()}
+        return (*(moved[name] for name in names), *(following[state_port(*pair)] for pair in states), loss)
+
+    return Traced(
+        program=trace_flat(
+            f"{prepared.what}: the train step for {graph_format}", prepared.module, step, inputs, graph_format
+        ),
+        examples=inputs.examples,
+        inputs=inputs.names,
+        outputs=[*(next_port(name) for name in (*names, *(state_port(*pair) for pair in states))), "loss"],
+    )
+
+
+def _flat(value: Tensor) -> Tensor:
+    """Flatten a tensor whose last dimension is 1: runtimes broadcast the learning rate over it value by value."""
+    return value.flatten() if value.dim() > 1 and value.shape[-1] == 1 else value
+
+
+def _shaped(value: Tensor, shape: torch.Size) -> Tensor:
+    return value if value.shape == shape else value.reshape(shape)
+
+
+def _train_inputs(prepared: Prepared) -> Tensors:
+    """Return example inputs of the train step by name."""
+    recipe, learned = prepared.app.recipe, prepared.learned
+    x, y, mask = example_batch(prepared)
+    inputs = dict(prepared.travelling)
+    for state in recipe.optimizer.states:
+        inputs |= {state_port(state, name): torch.zeros_like(value) for name, value in learned.items()}
+    if recipe.proximal:
+        inputs |= {state_port("anchor", name): value.clone() for name, value in learned.items()}
+    if recipe.scaffold:
+        inputs |= {state_port("control", name): torch.zeros_like(value) for name, value in learned.items()}
+    inputs |= {"x": x, "y": y, "mask": mask, "learning_rate": torch.tensor(0.1)}
+    if recipe.optimizer.counts_steps:
+        inputs[STEP] = torch.tensor(1.0)
+    if recipe.proximal:
+        inputs[PROXIMAL_WEIGHT] = torch.tensor(0.0)
+    return inputs
+
+
+def _gradients(prepared: Prepared, inputs: Tensors, frozen: Tensors) -> tuple[Tensor, Tensors, Tensors]:
+    """Return (mean loss, gradients, next running statistics) of one masked batch."""
+    recipe, mask = prepared.app.recipe, inputs["mask"]
+    norms = dict(tracked_norms(prepared.module))
+
+    def mean_loss(values: Tensors) -> tuple[Tensor, Tensors]:
+        prepared.with_mask(mask)
+        statistics = {name: inputs[name] for name in prepared.tracked}
+        with FoldedNorms(), PlainAttention():
+            logits = model_logits(prepared, {**frozen, **statistics, **values}, inputs["x"])
+        total = (mask * sample_losses(prepared, logits, inputs["y"])).sum()
+        tracked = {f"{name}.{key}": value for name, norm in norms.items() for key, value in norm.finish().items()}
+        return total / mask.sum().clamp(min=1.0), tracked
+
+    learned = {name: inputs[name] for name in prepared.learned}
+    gradients, loss, tracked = gradients_of(mean_loss, learned)
+    if recipe.proximal:
+        pull = inputs[PROXIMAL_WEIGHT]
+        gradients = {
+            name: gradient + pull * (learned[name] - inputs[state_port("anchor", name)])
+            for name, gradient in gradients.items()
+        }
+    gradients = clipped(gradients, recipe.clip_norm)
+    if recipe.scaffold:
+        gradients = {name: gradient + inputs[state_port("control", name)] for name, gradient in gradients.items()}
+    return loss, gradients, tracked
