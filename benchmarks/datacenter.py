@@ -28,13 +28,14 @@ from torch import Tensor, nn
 
 from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.engine import Batch, build_engine
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.layout import Layout, ModelSizes, decoder_layout
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import sample_objective
-from fanin.datacenter.parallel.quiet import quiet
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 
 NUM_RANKS: Final = 2
 MICROBATCHES: Final = (2, 4, 6, 8, 12, 16)
@@ -88,12 +89,17 @@ class WaitingModel(nn.Module):
         return self.head(x)
 
 
-def waiting_model() -> Model:
+def waiting_model() -> TrainableModel:
     """Layers that sleep."""
     sizes = ModelSizes(num_layers=NUM_RANKS, num_heads=1, num_kv_heads=1, feed_forward=1)
     layout = Layout(sizes=sizes, inputs=("embed",), layers="layers", outputs=("head",), plan={})
     objective = sample_objective(lambda outputs, targets: (outputs - targets).square().sum(-1))
-    return Model(module=WaitingModel(), layout=layout, objective=objective)
+    return TrainableModel(module=WaitingModel(), layout=layout, objective=objective)
+
+
+def decoder_model() -> TrainableModel:
+    """Layers that compute."""
+    return TrainableModel(module=Decoder(CONFIG), layout=decoder_layout(CONFIG))
 
 
 def batch_of(work: str, num_samples: int) -> Batch:
@@ -108,12 +114,16 @@ def batch_of(work: str, num_samples: int) -> Batch:
 def rank_of(rank: int, folder: str, schedule: str, work: str, repeats: int) -> None:
     """All microbatch counts on one rank; rank 0 leaves the seconds of each step."""
     torch.set_num_threads(1)
-    quiet()
+    silence_expected_messages()
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
     shape, engines = MeshShape(pp=NUM_RANKS), {}
     mesh = build_mesh(shape, NUM_RANKS)
     for microbatches in MICROBATCHES:
-        model = waiting_model() if work == "sleep" else Model(module=Decoder(CONFIG), layout=decoder_layout(CONFIG))
+        model = (
+            waiting_model()
+            if work == "sleep"
+            else TrainableModel(module=Decoder(CONFIG), layout=decoder_layout(CONFIG))
+        )
         parallel = ParallelSettings(mesh=shape, schedule=schedule, microbatches=microbatches)
         training = TrainingSettings(batch_size=microbatches, learning_rate=1e-3)
         engines[microbatches] = build_engine(model, parallel, training, mesh)

@@ -29,7 +29,7 @@ from fanin.datacenter.data.samples import WindowSamples
 from fanin.datacenter.jobs.config import DataSettings, ModelSettings, StopSettings, TrainConfig
 from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.mesh import MeshShape
@@ -85,7 +85,7 @@ def ours(rank: int) -> Callable[[], object]:
         parallel=ParallelSettings(mesh=shape),
     )
     samples, scored = WindowSamples(tokens(), LENGTH), Scored(TOKENS)
-    model = Model(module=Decoder(SIZES), layout=decoder_layout(SIZES), objective=scored.objective)
+    model = TrainableModel(module=Decoder(SIZES), layout=decoder_layout(SIZES), objective=scored.objective)
     engine = build_engine(model, config.parallel, config.training, build_mesh(shape, NUM_RANKS))
     return Trainer(engine, scored, config, Parts(train=samples, held_out=samples)).step
 

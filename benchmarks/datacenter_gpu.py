@@ -28,11 +28,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.engine import Batch, build_engine
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
-from fanin.datacenter.parallel.recompute import keep_dear
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.transforms.recompute import keep_expensive
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.presets import PRESETS
 from fanin.datacenter.watch.flops import best_gemm, hardware_of, mfu
@@ -74,7 +75,7 @@ def engine_step(course: Course) -> Callable[[], float]:
         module = Decoder(course.config)
     parallel = ParallelSettings(recompute="selective", precision="bf16", compile=course.compiled)
     training = TrainingSettings(batch_size=course.samples, learning_rate=RATE, betas=BETAS)
-    model = Model(module=module, layout=decoder_layout(course.config))
+    model = TrainableModel(module=module, layout=decoder_layout(course.config))
     engine = build_engine(model, parallel, training, None, course.device)
     inputs, targets = course.batch()
     batch = Batch(inputs=inputs, targets=targets)
@@ -85,7 +86,7 @@ def plain_step(course: Course) -> Callable[[], float]:
     """A step of a loop written by hand; its loss."""
     with course.device:
         module = Decoder(course.config)
-    again = partial(create_selective_checkpoint_contexts, keep_dear)
+    again = partial(create_selective_checkpoint_contexts, keep_expensive)
     for layer in module.layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=again)
         if course.compiled:

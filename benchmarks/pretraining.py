@@ -8,7 +8,7 @@ from fanin.clients.data.examples import Examples
 from fanin.datacenter.data.samples import ExampleSamples
 from fanin.datacenter.jobs.config import DataSettings, EvaluationSettings, ModelSettings, StopSettings, TrainConfig
 from fanin.datacenter.jobs.jobfiles import Evaluated
-from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.datacenter.training.objectives import SampleLoss, Scored, filled_objective
@@ -28,7 +28,7 @@ def pretrain(
         evaluation=EvaluationSettings(keep="best"),
     )
     scored = Scored(filled_objective(loss))
-    model = Model(module=module, layout=config.model.parallel_layout, objective=scored.objective)
+    model = TrainableModel(module=module, layout=config.model.parallel_layout, objective=scored.objective)
     train, held_out = (ExampleSamples(part) for part in parts)
     engine = build_engine(model, config.parallel, training, None)
     trained = Trainer(engine, scored, config, Parts(train=train, held_out=held_out)).run()

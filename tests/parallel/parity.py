@@ -46,8 +46,9 @@ from fanin.datacenter.jobs.job import train, whole_values
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.models.digits_app import smoothed_cross_entropy
 from fanin.datacenter.models.fashion_app import FashionCnn
-from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import Objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
@@ -122,7 +123,7 @@ def scored_engine(
     """An engine, and the objective that counts for it."""
     scored = Scored(objective)
     module = DigitsCnn(seed=1, channels=(4, 4)).to(dtype)
-    model = Model(module=module, layout=job.model.parallel_layout, objective=scored.objective)
+    model = TrainableModel(module=module, layout=job.model.parallel_layout, objective=scored.objective)
     return build_engine(model, job.parallel, job.training, mesh), scored
 
 
@@ -293,7 +294,7 @@ def demonstrate(folder: Path, rank: int, num_ranks: int) -> None:
         job = job_config(TASKS[name], TASKS[name].pretrain, folder, shape, 7)
         job = replace(job, stop=StopSettings(steps=NUM_STEPS))
         scored, samples = Scored(filled_objective(smoothed_cross_entropy)), ExampleSamples(noise(name), dtype=dtype)
-        model = Model(module=kind(1).to(dtype), layout=job.model.parallel_layout, objective=scored.objective)
+        model = TrainableModel(module=kind(1).to(dtype), layout=job.model.parallel_layout, objective=scored.objective)
         engine = build_engine(model, job.parallel, job.training, mesh)
         trainer = Trainer(engine, scored, job, Parts(train=samples, held_out=samples))
         trainer.run()

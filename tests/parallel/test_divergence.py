@@ -26,8 +26,9 @@ from fanin.datacenter.jobs.config import (
 )
 from fanin.datacenter.jobs.job import main
 from fanin.datacenter.jobs.jobfiles import ROWS_FILE, read_error, read_result, write_config
-from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.engine import Batch, build_engine
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.training.communication import CommunicationSettings
 from fanin.datacenter.training.objectives import Scored, filled_objective
@@ -80,7 +81,7 @@ def trainer_of(
     rng = np.random.default_rng(0)
     examples = Examples(x=rng.normal(size=(40, 3)).astype(np.float32), y=rng.normal(size=(40, 1)).astype(np.float32))
     scored = Scored(filled_objective(Spoilt(steps, spoil)))
-    model = Model(module=module, layout=config.model.parallel_layout, objective=scored.objective)
+    model = TrainableModel(module=module, layout=config.model.parallel_layout, objective=scored.objective)
     samples = ExampleSamples(examples)
     engine = build_engine(model, config.parallel, config.training, None)
     return Trainer(engine, scored, config, Parts(train=samples, held_out=samples))

@@ -19,7 +19,7 @@ from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.models.digits_app import SMOOTHING, app, smoothed_cross_entropy
 from fanin.datacenter.models.resnet8 import ResNet8
 from fanin.datacenter.parallel.settings import TrainingSettings
-from fanin.datacenter.parallel.tensor import apply_tensor_parallel
+from fanin.datacenter.parallel.transforms.tensor import apply_tensor_parallel
 from fanin.datacenter.training.model import make
 from fanin.edge.export import Adapters, App, Recipe
 from fanin.edge.export.app import load_app

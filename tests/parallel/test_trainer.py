@@ -19,7 +19,7 @@ from fanin.datacenter.jobs.config import (
     StopSettings,
     TrainConfig,
 )
-from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.training.objectives import Scored, filled_objective
@@ -58,7 +58,7 @@ def trainer_of(
 ) -> Trainer:
     assert callable(loss)
     scored = Scored(filled_objective(loss))
-    model = Model(module=module or linear(), layout=config.model.parallel_layout, objective=scored.objective)
+    model = TrainableModel(module=module or linear(), layout=config.model.parallel_layout, objective=scored.objective)
     return Trainer(build_engine(model, config.parallel, config.training, None), scored, config, found)
 
 

@@ -15,12 +15,12 @@ from fanin.commands.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.network.counters import by_axis
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import Precision
-from fanin.datacenter.planner import Choice, Wanted, price
+from fanin.datacenter.planner import LayoutChoice, LayoutRequest, price
 from fanin.datacenter.planner import plan as ways
+from fanin.datacenter.planner.choices import GIGABYTE, describe
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.links import LINKS, Topology, link_of
 from fanin.datacenter.planner.presets import PRESETS, config_of
-from fanin.datacenter.planner.search import GIGABYTE, describe
 from fanin.datacenter.planner.timing import Machine
 from fanin.datacenter.watch.flops import HARDWARE, Hardware, cpu_hardware
 from fanin.protos.errors import InvalidInput
@@ -82,7 +82,7 @@ def plan(
     if world is None and shape is None:
         raise InvalidInput("plan: got neither --world nor --mesh, expected the number of ranks, or a mesh to price")
     topology = Topology(inside=link_of(link), between=link_of(between or link), ranks_per_node=ranks_per_node)
-    wanted = Wanted(
+    wanted = LayoutRequest(
         facts=decoder_facts(model, config_of(model)),
         machine=Machine(hardware=hardware, topology=topology, efficiency=efficiency or hardware.efficiency),
         world=world or (1 if shape is None else shape.num_ranks),
@@ -128,7 +128,7 @@ def _hardware(name: str, memory: float | None) -> Hardware:
     return cpu_hardware(round(memory * GIGABYTE))
 
 
-def _report(wanted: Wanted, found: Sequence[Choice], top: int) -> dict[str, object]:
+def _report(wanted: LayoutRequest, found: Sequence[LayoutChoice], top: int) -> dict[str, object]:
     facts = wanted.facts
     return {
         "model": facts.name,
@@ -146,7 +146,7 @@ def _report(wanted: Wanted, found: Sequence[Choice], top: int) -> dict[str, obje
     }
 
 
-def _row(choice: Choice) -> dict[str, object]:
+def _row(choice: LayoutChoice) -> dict[str, object]:
     parallel, memory = choice.job.parallel, choice.memory
     return {
         "mesh": parallel.mesh.sizes,
@@ -173,7 +173,7 @@ def _row(choice: Choice) -> dict[str, object]:
     }
 
 
-def _text(wanted: Wanted, found: Sequence[Choice], top: int) -> str:
+def _text(wanted: LayoutRequest, found: Sequence[LayoutChoice], top: int) -> str:
     facts = wanted.facts
     work = facts.work.flops_per_token(wanted.sequence)
     head = f"{facts.name}: {facts.num_values / 1e6:,.1f} M parameters, {work / 1e9:,.2f} GFLOP a token"
@@ -189,7 +189,7 @@ def _text(wanted: Wanted, found: Sequence[Choice], top: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _numbers(choice: Choice) -> str:
+def _numbers(choice: LayoutChoice) -> str:
     return (
         f"{choice.timing.seconds:.3f} s a step, {choice.tokens_per_second:,.0f} tokens/s, MFU {choice.mfu:.1%}, "
         f"{choice.memory.total / GIGABYTE:.1f} GB" + ("" if choice.fits else ": does not fit")

@@ -20,7 +20,7 @@ from fanin.commands.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.jobs.launch import run_ranks, why
 from fanin.datacenter.jobs.records import record_of
 from fanin.datacenter.network.bandwidths import Found, check_backend
-from fanin.datacenter.planner.search import GIGABYTE
+from fanin.datacenter.planner.choices import GIGABYTE
 from fanin.protos.errors import Conflict, InvalidInput
 
 MEGABYTE: Final = 2**20

@@ -21,7 +21,7 @@ OPTIMIZER: Final = "optimizer"
 
 def saved(engine: Engine) -> Iterator[tuple[str, Tensor]]:
     """What this rank has of the state, by the names of one process: a tied weight's copy is left out."""
-    copied = None if engine.built.tie is None else engine.built.tie.copied
+    copied = None if engine.rank_model.tie is None else engine.rank_model.tie.copied
     for part in engine.parts.values():
         for name, value in _values(part).items():
             if value is not copied:
@@ -34,7 +34,7 @@ def loaded(engine: Engine, *, resumes: bool) -> dict[str, Tensor]:
         for part, optimizer in _trained(engine):
             # Makes the state where no step has made it yet; what is in it is about to be overwritten.
             get_optimizer_state_dict(part, optimizer)
-    tie, found = engine.built.tie, dict(saved(engine))
+    tie, found = engine.rank_model.tie, dict(saved(engine))
     if tie is not None and tie.copied is not None and tie.original is None:
         found |= entries(engine, tie.original_name, tie.copied)
     return {name: value for name, value in found.items() if resumes or not name.startswith(f"{OPTIMIZER}.")}
@@ -42,7 +42,7 @@ def loaded(engine: Engine, *, resumes: bool) -> dict[str, Tensor]:
 
 def copy_ties(engine: Engine) -> None:
     """Where a rank has both ends of a tied weight, give the copy what the original has been given."""
-    tie = engine.built.tie
+    tie = engine.rank_model.tie
     if tie is None or tie.copied is None or tie.original is None:
         return
     ends = [dict(entries(engine, tie.original_name, value)) for value in (tie.original, tie.copied)]

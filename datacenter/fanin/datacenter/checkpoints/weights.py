@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from fanin.datacenter.checkpoints.slices import slices
-from fanin.datacenter.parallel.build import Entry
+from fanin.datacenter.parallel.build import ParameterEntry
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.gather import whole_parameters
 from fanin.protos.errors import InvalidInput, StorageFull
@@ -46,7 +46,7 @@ def export_weights(engine: Engine, path: Path, metadata: Mapping[str, str] | Non
     """
     table = _in_order(engine.table)
     header = _header(table, metadata or {})
-    whole = whole_parameters(replace(engine.built, table=table))
+    whole = whole_parameters(replace(engine.rank_model, table=table))
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     failure = _write(path, header, whole) if is_first else None
     for _ in whole:
@@ -67,7 +67,7 @@ def import_weights(engine: Engine, path: Path, aside: Sequence[str] = (), *, cas
     refusal = _refusal(engine.table, path, aside, cast=cast)
     if _on_any_rank(refusal is not None):
         raise refusal or InvalidInput(f"{path}: another rank cannot take it; see the first rank that says why")
-    tie = engine.built.tie
+    tie = engine.rank_model.tie
     with _opened(path) as files, torch.no_grad():
         for part in engine.parts.values():
             for name, value in part.named_parameters():
@@ -119,7 +119,9 @@ def _index(path: Path) -> dict[str, str]:
     return found
 
 
-def _refusal(table: Mapping[str, Entry], path: Path, aside: Sequence[str], *, cast: bool) -> InvalidInput | None:
+def _refusal(
+    table: Mapping[str, ParameterEntry], path: Path, aside: Sequence[str], *, cast: bool
+) -> InvalidInput | None:
     """Why a file cannot be taken."""
     try:
         with _opened(path) as files:
@@ -169,12 +171,12 @@ def _on_any_rank(mine: bool) -> bool:
     return bool(told)
 
 
-def _in_order(table: Mapping[str, Entry]) -> dict[str, Entry]:
+def _in_order(table: Mapping[str, ParameterEntry]) -> dict[str, ParameterEntry]:
     """The table, larger types first."""
     return dict(sorted(table.items(), key=lambda item: -item[1].dtype.itemsize))
 
 
-def _header(table: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
+def _header(table: Mapping[str, ParameterEntry], metadata: Mapping[str, str]) -> bytes:
     rows: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
     end = 0
     for name, entry in table.items():

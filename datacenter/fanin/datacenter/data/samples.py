@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fanin.clients.data.examples import Examples, Int64s
-from fanin.datacenter.parallel.engine import Batch
+from fanin.datacenter.parallel.batch import Batch
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput
 

@@ -21,9 +21,10 @@ from fanin.datacenter.jobs.records import record_of
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.models.encoder import EncoderConfig
 from fanin.datacenter.models.pretrained import ONE_FILE, PretrainedSettings, pretrained_skeleton, weights_in
+from fanin.datacenter.parallel.checks import check_job, check_sequence
 from fanin.datacenter.parallel.layout import Layout, decoder_layout, encoder_layout
-from fanin.datacenter.parallel.pretrained import pretrained_layout
-from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_job, check_sequence
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.transformers_layout import pretrained_layout
 from fanin.datacenter.training.communication import (
     CommunicationSettings,
     check_communication,

@@ -43,8 +43,8 @@ from fanin.datacenter.jobs.jobfiles import (
 )
 from fanin.datacenter.models.pretrained import CONFIG
 from fanin.datacenter.parallel.engine import Engine, build_engine
-from fanin.datacenter.parallel.pipelines.balance import balanced
-from fanin.datacenter.parallel.pipelines.pipeline import stage_times
+from fanin.datacenter.parallel.pipelines.balance import balance_pipeline
+from fanin.datacenter.parallel.pipelines.stages import stage_times
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.training.communication import check_kept
 from fanin.datacenter.training.model import make
@@ -145,7 +145,7 @@ def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, sto
         # Not to stderr: a launcher takes what is there for the reason of a failure.
         sys.stdout.write(f"{world_size} ranks of mesh {config.parallel.mesh}, on {described(kind)}\n")
         sys.stdout.flush()
-    config = balanced(config, made, rank, device)
+    config = balance_pipeline(config, made, rank, device)
     engine = build_engine(made.model, config.parallel, config.training, mesh, device)
     initial, weights = config.model.initial, config.checkpoints.weights
     if initial is not None and initial.suffix == SAFETENSORS:
@@ -215,7 +215,7 @@ def whole_values(engine: Engine) -> dict[str, torch.Tensor]:
         if value.is_floating_point()
     }
     statistics = [mine]
-    for group in data_groups(engine)[-1:] if engine.built.parallel.pipelined else []:
+    for group in data_groups(engine)[-1:] if engine.rank_model.parallel.pipelined else []:
         statistics = [{} for _ in range(group.size())]
         dist.all_gather_object(statistics, mine, group=group)
     return {name: value for part in statistics for name, value in part.items()} | engine.full_parameters()
@@ -230,13 +230,13 @@ def _stage_times(parallel: ParallelSettings, num_layers: int) -> tuple[float, ..
 
 def _peak_memory(engine: Engine) -> int:
     """Bytes of the rank that took most."""
-    device = engine.built.device
+    device = engine.rank_model.device
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else KIB)
     most = torch.tensor(peak, dtype=torch.int64, device=device)
-    if engine.built.mesh is not None:
+    if engine.rank_model.mesh is not None:
         dist.all_reduce(most, dist.ReduceOp.MAX)
     return int(most)
 

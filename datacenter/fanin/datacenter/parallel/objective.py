@@ -15,8 +15,11 @@ from torch.nn.functional import cross_entropy
 from fanin.edge.runtimes.graphs import NO_TOKEN
 
 
-class Observer(Protocol):
-    """Whoever looks at the outputs of an evaluation. Asking for a score leaves no trace: not all of them count."""
+class EvaluationObserver(Protocol):
+    """Receives the outputs of an evaluation.
+
+    ``score`` must not change the observer, because not every score is added.
+    """
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
 
@@ -32,7 +35,7 @@ class Objective:
 
     loss_sum: Callable[[Tensor, Tensor], Tensor]
     count: Callable[[Tensor], Tensor]
-    observer: Observer | None = None
+    observer: EvaluationObserver | None = None
 
 
 def token_loss_sum(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from fanin.datacenter.jobs.jobfiles import read_parameters
 from fanin.datacenter.models.decoder import Decoder
 from fanin.datacenter.models.encoder import Encoder
 from fanin.datacenter.models.pretrained import Pretrained, positions_of, pretrained_module, vocabulary_of
-from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.pretrained import pretrained_model
+from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.transformers_layout import pretrained_model
 from fanin.datacenter.training.objectives import Scored, filled_objective, token_objective
 from fanin.datacenter.training.trainer import Parts
 from fanin.edge.export.app import App, inputs_of, load_app
@@ -45,7 +45,7 @@ class Made:
     ``exported``: what goes as config.json beside the weights that it ends with.
     """
 
-    model: Model
+    model: TrainableModel
     scored: Scored
     parts: Parts
     app: App | None = None
@@ -75,7 +75,7 @@ def make(config: TrainConfig) -> Made:
     _check_layout(settings, module)
     if pretrained is not None:
         return _made_of(pretrained, scored, parts)
-    model = Model(module=module, layout=settings.parallel_layout, objective=scored.objective)
+    model = TrainableModel(module=module, layout=settings.parallel_layout, objective=scored.objective)
     return Made(model=model, scored=scored, parts=parts, app=app)
 
 

@@ -21,7 +21,8 @@ from fanin.clients.data.examples import Int64s
 from fanin.datacenter.data.samples import Cursor, Order, Samples, part_of
 from fanin.datacenter.jobs.config import TrainConfig
 from fanin.datacenter.jobs.jobfiles import Evaluated, Trained
-from fanin.datacenter.parallel.engine import Batch, Engine
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.mesh import PIPELINE, REPLICATE, SHARD
 from fanin.datacenter.training.communication import apply_communication, average_copies
 from fanin.datacenter.training.objectives import Scored
@@ -128,7 +129,7 @@ class Trainer:
         self._full = True
         self._rate = 0.0
         self._gain: float | None = None
-        apply_communication(engine.built.runners.get(0), config.communication)
+        apply_communication(engine.rank_model.runners.get(0), config.communication)
         if config.rate.scale == ADASCALE:
             engine.measure_noise(self._scaled_rate)
             if not self.state.noise.count:
@@ -245,7 +246,7 @@ class Trainer:
 
     def _part(self, samples: Samples, indices: Int64s, size: int) -> Batch:
         """This rank's part of a batch that has ``size`` samples if it is a full one."""
-        built = self.engine.built
+        built = self.engine.rank_model
         pieces = built.parallel.mesh.num_parts * built.training.accumulate * built.parallel.microbatches
         # A pipeline's batches all have one shape; elsewhere no more is added than it takes to share them out.
         return part_of(samples, indices, self.engine.share, size if built.parallel.pipelined else pieces)
@@ -315,14 +316,14 @@ class Trainer:
         return communication.local_period > 0 and self.state.step > communication.dense_steps
 
     def _average(self) -> None:
-        runner = self.engine.built.runners[0]
+        runner = self.engine.rank_model.runners[0]
         assert isinstance(runner, DistributedDataParallel)
         average_copies(list(runner.parameters()), runner.process_group)
 
 
 def data_groups(engine: Engine, *, pipeline: bool = True) -> list[dist.ProcessGroup]:
     """The groups over which what ranks have seen adds up; with ``pipeline`` over its stages, too."""
-    mesh, sizes = engine.built.mesh, engine.built.parallel.mesh.sizes
+    mesh, sizes = engine.rank_model.mesh, engine.rank_model.parallel.mesh.sizes
     axes = (SHARD, REPLICATE, PIPELINE) if pipeline else (SHARD, REPLICATE)
     return [] if mesh is None else [mesh.get_group(axis) for axis in axes if sizes[axis] > 1]
 

@@ -33,7 +33,7 @@ from torch.utils.hooks import RemovableHandle
 from fanin.datacenter.jobs.elastic import attempt
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.mesh import PIPELINE
-from fanin.datacenter.parallel.pipelines.pipeline import Skip
+from fanin.datacenter.parallel.pipelines.stages import Skip
 from fanin.datacenter.watch.hangs import Report, Wait, attempt_folder, read_reports, report_name, sentence, write_report
 
 HUNG: Final = 86
@@ -70,7 +70,7 @@ class Watchdog:
         self._trainer = threading.get_ident()
         self._own.unlink(missing_ok=True)
         # A compiled layer would compile them too.
-        if not self._engine.built.parallel.compile:
+        if not self._engine.rank_model.parallel.compile:
             for part in self._engine.parts.values():
                 for name, layer in _layers(part, ""):
                     self._follow(name, layer)
@@ -99,7 +99,7 @@ class Watchdog:
         within = "" if backward else self._module(frames)
         return Report(
             rank=self._rank,
-            mesh=str(self._engine.built.parallel.mesh),
+            mesh=str(self._engine.rank_model.parallel.mesh),
             step=self._step,
             still_s=still_s,
             waits=self._pending(recorded) or self._message(frames),
@@ -145,7 +145,7 @@ class Watchdog:
             write_report(self._folder, self.report(still_s))
         until_s = time.monotonic() + max(GRACE_S, 2 * self._timeout_s / LOOKS)
         reports: Mapping[int, Report] = {}
-        while time.monotonic() < until_s and len(reports) < self._engine.built.parallel.mesh.num_ranks:
+        while time.monotonic() < until_s and len(reports) < self._engine.rank_model.parallel.mesh.num_ranks:
             time.sleep(self._timeout_s / LOOKS / 10)
             reports = read_reports(self._folder)
         if reports:
@@ -212,11 +212,11 @@ def _recorded() -> list[Recorded]:
 
 def _groups(engine: Engine) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name of a group to its axis and ranks."""
-    mesh = engine.built.mesh
+    mesh = engine.rank_model.mesh
     if mesh is None:
         return {}
     found = {dist.group.WORLD: WORLD} | {
-        mesh.get_group(axis): axis for axis, size in engine.built.parallel.mesh.sizes.items() if size > 1
+        mesh.get_group(axis): axis for axis, size in engine.rank_model.parallel.mesh.sizes.items() if size > 1
     }
     return {
         group.group_name: (axis, tuple(dist.get_process_group_ranks(group)))

@@ -49,12 +49,12 @@ class Watch:
         for stage in _stages(engine):
             # Its methods are replaced for this one object, which types do not foresee.
             watch_stage(stage, timeline)  # type: ignore[arg-type]
-        runner = engine.built.runners.get(0)
+        runner = engine.rank_model.runners.get(0)
         # What AdaScale does there is seen already.
         hidden = config.communication.plain and config.rate.scale != ADASCALE
         if config.watch.traffic and hidden and isinstance(runner, DistributedDataParallel):
             make_visible(runner)
-        cuda = engine.built.device.type == "cuda"
+        cuda = engine.rank_model.device.type == "cuda"
         tells = rank == 0
         self._meter = Meter(
             timeline,
@@ -93,7 +93,7 @@ class Watch:
         self._watchdog.beat(self._trainer.state.step)
 
     def _around(self) -> AbstractContextManager[object]:
-        mesh = self._trainer.engine.built.mesh
+        mesh = self._trainer.engine.rank_model.mesh
         if not self._settings.traffic or mesh is None or mesh.size() == 1:
             return nullcontext()
         if self._trainer.state.step != self._counted_step:
@@ -117,7 +117,7 @@ def predicted_traffic(config: TrainConfig) -> dict[str, int] | None:
 
 
 def _stages(engine: Engine) -> list[_PipelineStageBase]:
-    schedule = engine.built.schedule
+    schedule = engine.rank_model.schedule
     if schedule is None:
         return []
     # torch keeps them to itself, and offers nothing else to see a pipeline's bubble by.
@@ -133,7 +133,7 @@ def _sinks(settings: WatchSettings, folder: Path, *, begins: bool) -> list[Sink]
 
 def _scale(config: TrainConfig, engine: Engine) -> Scale:
     """What speed is compared with, as far as it is known: a decoder's on windows, a GPU's or a measured CPU's."""
-    parallel, decoder, device = config.parallel, config.model.decoder, engine.built.device
+    parallel, decoder, device = config.parallel, config.model.decoder, engine.rank_model.device
     flops, peak = 0.0, 0.0
     if decoder is not None and config.data.windows:
         flops = float(decoder_facts("decoder", decoder).work.flops_per_token(config.data.length))
