@@ -11,13 +11,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fanin.clients.data.examples import Examples
-from fanin.datacenter.models import cnn, ds_cnn, mlp, mobilenet, resnet8
+from fanin.datacenter.models import cnn, mlp
 from fanin.datacenter.models.cnn import DigitsCnn
-from fanin.datacenter.models.ds_cnn import DsCnn
 from fanin.datacenter.models.mlp import Mlp
-from fanin.datacenter.models.mobilenet import MobileNetV1
 from fanin.datacenter.models.recurrent import RecurrentClassifier, RecurrentShape
-from fanin.datacenter.models.resnet8 import ResNet8
+from fanin.datacenter.models.tiny import ds_cnn, mobilenet, resnet8
+from fanin.datacenter.models.tiny.ds_cnn import DsCnn
+from fanin.datacenter.models.tiny.mobilenet import MobileNetV1
+from fanin.datacenter.models.tiny.resnet8 import ResNet8
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
 from fanin.edge.export import App, cross_entropy, next_token
 

@@ -35,9 +35,10 @@ from support.layer_parity import Course as LayerCourse
 from support.layers import CASES
 from support.remote_runtime import runtime_of
 
-from fanin.datacenter.models import cnn, ds_cnn, mlp, mobilenet, resnet8
-from fanin.datacenter.models.layers import Norm
+from fanin.datacenter.models import cnn, mlp
 from fanin.datacenter.models.recurrent import RecurrentClassifier, RecurrentShape
+from fanin.datacenter.models.tiny import ds_cnn, mobilenet, resnet8
+from fanin.datacenter.models.tiny.layers import Norm
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.keys import SigningKey

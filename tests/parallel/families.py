@@ -10,11 +10,11 @@ from torch import nn
 from fanin.datacenter.jobs.layouts import LayoutSettings
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.models.ds_cnn import CHANNELS, NUM_BLOCKS, DsCnn
 from fanin.datacenter.models.encoder import Encoder, EncoderConfig
 from fanin.datacenter.models.mlp import Mlp
 from fanin.datacenter.models.pretrained import module_of
-from fanin.datacenter.models.resnet8 import ResNet8
+from fanin.datacenter.models.tiny.ds_cnn import CHANNELS, NUM_BLOCKS, DsCnn
+from fanin.datacenter.models.tiny.resnet8 import ResNet8
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.layout import decoder_layout, encoder_layout
 from fanin.datacenter.parallel.transformers_layout import pretrained_model

@@ -17,7 +17,8 @@ from torch.nn.functional import cross_entropy
 
 from fanin.datacenter.jobs.config import TrainConfig, check_config, parse_config
 from fanin.datacenter.jobs.job import train
-from fanin.datacenter.models.pretrained import CONFIG, module_of
+from fanin.datacenter.models.pretrained import module_of
+from fanin.datacenter.models.pretrained_folder import CONFIG
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.mesh import MeshShape

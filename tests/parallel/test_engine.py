@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fanin.datacenter.jobs.devices import build_mesh
-from fanin.datacenter.models.decoder import Decoder, DecoderConfig, rotated, rotations
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig, rotate, rotations
 from fanin.datacenter.models.encoder import Encoder, EncoderConfig
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel, divided_loss, layers_of
@@ -259,7 +259,7 @@ def test_positions_are_relative(seed: int, shift: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     query, key = (torch.randn(8, dtype=torch.float64, generator=generator).expand(9, 8) for _ in range(2))
     cos, sin = rotations(query, 100.0)
-    scores = rotated(query, cos, sin) @ rotated(key, cos, sin).T
+    scores = rotate(query, cos, sin) @ rotate(key, cos, sin).T
     assert torch.allclose(scores[:-shift, :-shift], scores[shift:, shift:])
     assert not torch.allclose(scores[0, 1:], scores[0, :-1])
 

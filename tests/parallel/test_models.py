@@ -17,7 +17,7 @@ from fanin.datacenter.jobs.layouts import LayoutSettings
 from fanin.datacenter.models.cnn import INPUT_SHAPE, NUM_CLASSES, DigitsCnn
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.models.digits_app import SMOOTHING, app, smoothed_cross_entropy
-from fanin.datacenter.models.resnet8 import ResNet8
+from fanin.datacenter.models.tiny.resnet8 import ResNet8
 from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.datacenter.parallel.transforms.tensor import apply_tensor_parallel
 from fanin.datacenter.training.model import make

@@ -9,7 +9,8 @@ import torch
 
 from fanin.datacenter.jobs.config import TrainConfig, check_config, parse_config
 from fanin.datacenter.jobs.launch import launch
-from fanin.datacenter.models.pretrained import CONFIG, module_of
+from fanin.datacenter.models.pretrained import module_of
+from fanin.datacenter.models.pretrained_folder import CONFIG
 from fanin.datacenter.parallel.layout import Layout
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.pipelines.schedules import Pipeline

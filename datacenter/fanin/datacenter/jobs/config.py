@@ -20,7 +20,8 @@ from fanin.datacenter.jobs.layouts import WHOLE, LayoutSettings
 from fanin.datacenter.jobs.records import record_of
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.models.encoder import EncoderConfig
-from fanin.datacenter.models.pretrained import ONE_FILE, PretrainedSettings, pretrained_skeleton, weights_in
+from fanin.datacenter.models.pretrained import PretrainedSettings, pretrained_skeleton
+from fanin.datacenter.models.pretrained_folder import ONE_FILE, weights_in
 from fanin.datacenter.parallel.checks import check_job, check_sequence
 from fanin.datacenter.parallel.layout import Layout, decoder_layout, encoder_layout
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings

@@ -41,7 +41,7 @@ from fanin.datacenter.jobs.jobfiles import (
     write_file,
     write_result,
 )
-from fanin.datacenter.models.pretrained import CONFIG
+from fanin.datacenter.models.pretrained_folder import CONFIG
 from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.pipelines.balance import balance_pipeline
 from fanin.datacenter.parallel.pipelines.stages import stage_times

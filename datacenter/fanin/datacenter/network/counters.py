@@ -1,6 +1,6 @@
 """Counts the calls and payload bytes that a rank sends, by mesh axis and kind of collective.
 
-``ByteCounter`` counts every operator of ``c10d`` and ``_c10d_functional`` that this rank calls in its ``with`` block. The
+``ByteCounter`` counts the operators of ``c10d`` and ``_c10d_functional`` that a rank calls in its ``with`` block. The
 payload is the whole tensor of a collective, so it can be compared with formulas exactly:
 
 - all-gather: the output;
