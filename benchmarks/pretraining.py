@@ -1,4 +1,4 @@
-"""What benchmarks begin with: a module that the datacenter's trainer has taught something in this process."""
+"""Pre-trains a module with the datacenter's trainer in this process, as the start of a benchmark."""
 
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from fanin.datacenter.training.trainer import Parts, Trainer
 def pretrain(
     module: nn.Module, loss: SampleLoss, parts: tuple[Examples, Examples], training: TrainingSettings, num_epochs: int
 ) -> Evaluated:
-    """Train on the first part and keep what is best on the second; what that said of it."""
+    """Train on the first part and keep the parameters that are best on the second. Return their evaluation."""
     config = TrainConfig(
-        # Neither is read: both are here.
+        # Neither name is read, because module and data are passed directly.
         model=ModelSettings(app="benchmarks:module"),
         data=DataSettings(examples=Path("benchmarks.npz")),
         training=training,
