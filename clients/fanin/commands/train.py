@@ -20,11 +20,13 @@ import typer
 
 from fanin.commands.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.jobs.config import TrainConfig, read_train_config
-from fanin.datacenter.jobs.devices import described, device_type
-from fanin.datacenter.jobs.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, read_result, written
-from fanin.datacenter.jobs.launch import Elastic, launch
+from fanin.datacenter.jobs.devices import describe_device, device_type
+from fanin.datacenter.jobs.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, outcome_files, read_result
+from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.jobs.records import record_of
-from fanin.datacenter.watch.meters import Progress, Row
+from fanin.datacenter.jobs.torchrun import Elastic
+from fanin.datacenter.watch.meters import StepRecord
+from fanin.datacenter.watch.sinks import StatusLine
 from fanin.protos.errors import Conflict, InvalidInput
 
 SHOWN_EVERY_S: Final = 0.5
@@ -97,10 +99,10 @@ def train(
         },
     )
     elastic = Elastic(max_restarts=restarts, endpoint=endpoint, **_bounds(nodes))
-    if elastic.several and state is None:
+    if elastic.multi_machine and state is None:
         raise InvalidInput(f"train: got --nodes {nodes} and no --state, expected a folder that all machines share")
     num_processes = _per_node(job, elastic) if nproc is None else nproc
-    if restarts and not job.checkpoints.every and (job.checkpoints.folder is not None or not elastic.several):
+    if restarts and not job.checkpoints.every and (job.checkpoints.folder is not None or not elastic.multi_machine):
         raise InvalidInput(
             f"train: got --restarts {restarts} and no checkpoints on the way, expected --checkpoints FOLDER and "
             "--checkpoint-every STEPS, or those keys of the config: a job that lost a rank would begin anew"
@@ -153,13 +155,13 @@ def terminator(now: Callable[[], float] = monotonic) -> Callable[[int, FrameType
 def _launched(job: TrainConfig, num_processes: int, folder: Path, elastic: Elastic) -> Metrics:
     """How the job went, or how far it came until SIGTERM, which its ranks answer with a checkpoint."""
     # What stands there is an earlier job's.
-    found = written(folder)
+    found = outcome_files(folder)
     before = signal.signal(signal.SIGTERM, terminator())
     try:
         with _shown(folder / ROWS_FILE, job, num_processes):
             return launch(job, num_processes, folder, elastic).metrics
     except Terminated:
-        if METRICS_FILE in {name for name, _ in written(folder) - found}:
+        if METRICS_FILE in {name for name, _ in outcome_files(folder) - found}:
             return read_result(folder).metrics
         raise Conflict("stopped before there was anything to tell; see the checkpoints, if it keeps them") from None
     finally:
@@ -172,9 +174,9 @@ def _shown(path: Path, job: TrainConfig, num_processes: int) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    device = described(device_type(job.parallel.device, num_processes))
+    device = describe_device(device_type(job.parallel.device, num_processes))
     sys.stderr.write(f"processes on this machine: {num_processes}, on {device}\n")
-    ended, progress = threading.Event(), Progress(sys.stderr, job.stop.steps)
+    ended, progress = threading.Event(), StatusLine(sys.stderr, job.stop.steps)
 
     def follow() -> None:
         place = 0
@@ -185,7 +187,7 @@ def _shown(path: Path, job: TrainConfig, num_processes: int) -> Iterator[None]:
                     whole = file.read().rpartition(b"\n")[0]
                 if whole:
                     place += len(whole) + 1
-                    progress.write(record_of(Row, loads(whole.rpartition(b"\n")[2]), str(path)))
+                    progress.write(record_of(StepRecord, loads(whole.rpartition(b"\n")[2]), str(path)))
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()

@@ -17,8 +17,8 @@ import typer
 
 from fanin.commands.bench.report import machine
 from fanin.commands.terminal import JsonOption, run_command, write_json
-from fanin.datacenter.jobs.launch import run_ranks, why
 from fanin.datacenter.jobs.records import record_of
+from fanin.datacenter.jobs.torchrun import failure_reason, run_ranks
 from fanin.datacenter.network.bandwidths import Found, check_backend
 from fanin.datacenter.planner.search import GIGABYTE
 from fanin.protos.errors import Conflict, InvalidInput
@@ -54,7 +54,7 @@ def collectives(
         folder, out = Path(scratch), Path(scratch) / "found.json"
         status = run_ranks(["-m", PROGRAM, str(out), backend, str(repeats), *map(str, sizes)], nproc, folder)
         if not out.exists():
-            raise Conflict(f"{why(folder, status)}")
+            raise Conflict(f"{failure_reason(folder, status)}")
         found = record_of(Found, codec.loads(out.read_bytes()), str(out))
     if found.wrong:
         raise Conflict(f"{len(found.wrong)} of {found.checked} are wrong: {found.wrong[0]}")

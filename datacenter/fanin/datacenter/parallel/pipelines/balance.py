@@ -11,31 +11,31 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fanin.datacenter.data.samples import part_of
+from fanin.datacenter.data.samples import batch_share
 from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.jobs.folders import check_folder
 from fanin.datacenter.jobs.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_layer_times
-from fanin.datacenter.jobs.places import check_folder
 from fanin.datacenter.parallel.build import apply_freeze
 from fanin.datacenter.parallel.engine import Batch
 from fanin.datacenter.parallel.pipelines.measure import Beside, measure_layer_times
 from fanin.datacenter.parallel.settings import MEASURE
-from fanin.datacenter.training.model import Made
+from fanin.datacenter.training.model import JobModel
 from fanin.protos.errors import FaninError, InvalidInput
 
 Times = tuple[float, ...]
 
 
-def balanced(config: TrainConfig, made: Made, rank: int, device: torch.device) -> TrainConfig:
+def balanced(config: TrainConfig, job: JobModel, rank: int, device: torch.device) -> TrainConfig:
     """The config with numbers where its ``layer_times`` are to be measured; all ranks call it. Raises InvalidInput."""
     parallel, folder = config.parallel, config.checkpoints.folder
     if parallel.layer_times != MEASURE:
         return config
     # What does not train is measured as such; and what can be wrong is told by all ranks before one of them works.
-    apply_freeze(made.model.module, config.training.freeze)
+    apply_freeze(job.model.module, config.training.freeze)
     if folder is not None:
-        check_folder(folder, f"checkpoints: got folder {folder}", makes=True)
+        check_folder(folder, f"checkpoints: got folder {folder}", create=True)
     kept = () if folder is None else read_layer_times(folder)
-    expected = made.model.layout.sizes.num_layers + 2
+    expected = job.model.layout.sizes.num_layers + 2
     if kept and len(kept) != expected:
         raise InvalidInput(
             f"{folder}/{LAYER_TIMES_FILE}: got {len(kept)} times, expected {expected}: inputs, each layer, outputs; it "
@@ -44,7 +44,7 @@ def balanced(config: TrainConfig, made: Made, rank: int, device: torch.device) -
 
     def found(after_part: Callable[[], object]) -> Times:
         beside = Beside(after_part=after_part)
-        times = kept or measure_layer_times(made.model, microbatch(config, made), parallel, device, beside)
+        times = kept or measure_layer_times(job.model, microbatch(config, job), parallel, device, beside)
         if folder is not None and not kept:
             write_layer_times(folder, times)
         return times
@@ -78,9 +78,9 @@ def _told(find: Callable[[Callable[[], object]], Times], rank: int) -> Times:
     return word
 
 
-def microbatch(config: TrainConfig, made: Made) -> Batch:
+def microbatch(config: TrainConfig, job: JobModel) -> Batch:
     """What a stage is given at once: the first samples, in the shape of every step's."""
-    training, parallel, samples = config.training, config.parallel, made.parts.train.of_epoch(0)
+    training, parallel, samples = config.training, config.parallel, job.data.train.of_epoch(0)
     indices = np.arange(min(len(samples), training.batch_size))
-    part = part_of(samples, indices, (0, parallel.mesh.num_parts), training.batch_size)
+    part = batch_share(samples, indices, (0, parallel.mesh.num_parts), training.batch_size)
     return next(part.chunks(training.accumulate * parallel.microbatches))
