@@ -109,7 +109,7 @@ def _stopped_status(stop: StopSignal) -> int:
     """Return the exit status of a rank that stopped, on several machines.
 
     Status 0 would mean to torchrun that the job is complete: the agent would wait for all others to end, and then close
-    the rendezvous. But on a machine that was not stopped itself, the job must go on.
+    the rendezvous. But on a machine that was not stopped itself, the job must continue.
     """
     until_s = time.monotonic() + SIGNAL_S
     while not stop.requested and time.monotonic() < until_s:

@@ -37,7 +37,7 @@ class LayoutSettings:
     """The structure of an App's module, the table ``[model.layout]``. Only pp and tp need it.
 
     The module's forward must be a chain that passes one tensor along: ``inputs``, each layer, ``outputs``. Sizes must
-    be multiples of tp; 0 stands for a size that the module does not have.
+    be multiples of tp; 0 is a size that the module does not have.
 
     Attributes:
         layers: Name of the list of layers.
@@ -181,7 +181,7 @@ class DataSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopSettings:
-    """The limits of the training, the table ``[stop]``. The first limit ends it; 0 stands for no limit."""
+    """The limits of the training, the table ``[stop]``. The first limit ends it; 0 is no limit."""
 
     steps: int = 0
     epochs: int = 0

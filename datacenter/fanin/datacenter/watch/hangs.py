@@ -46,7 +46,7 @@ class PendingOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangReport:
-    """What one rank was doing when its watchdog noticed the hang.
+    """The activity of one rank when its watchdog noticed the hang.
 
     Attributes:
         rank: The rank.

@@ -62,7 +62,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """The reference values of a job's throughput; 0.0 stands for an unknown value.
+    """The reference values of a job's throughput; 0.0 is an unknown value.
 
     ``pipelined`` is True if the ranks of a pipeline wait for each other.
     """
