@@ -27,18 +27,18 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from fanin.datacenter.data.samples import WindowSamples
-from fanin.datacenter.jobs.config import DataSettings, ModelSettings, StopSettings, TrainConfig
+from fanin.datacenter.data.samples import DataSplit, WindowSamples
+from fanin.datacenter.jobs.config import TrainConfig
 from fanin.datacenter.jobs.devices import build_mesh
+from fanin.datacenter.jobs.settings import DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.mesh import MeshShape
-from fanin.datacenter.parallel.objective import TOKENS
+from fanin.datacenter.parallel.objective import TOKENS, ScoredObjective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.training.objectives import Scored
-from fanin.datacenter.training.trainer import Parts, Trainer
+from fanin.datacenter.training.loop import TrainingLoop
 
 NUM_RANKS: Final = 2
 GATE: Final = 0.93
@@ -86,10 +86,10 @@ def ours(rank: int) -> Callable[[], object]:
         stop=StopSettings(epochs=1_000),
         parallel=ParallelSettings(mesh=shape),
     )
-    samples, scored = WindowSamples(tokens(), LENGTH), Scored(TOKENS)
+    samples, scored = WindowSamples(tokens(), LENGTH), ScoredObjective(TOKENS)
     model = TrainableModel(module=Decoder(SIZES), layout=decoder_layout(SIZES), objective=scored.objective)
     engine = build_engine(model, config.parallel, config.training, build_mesh(shape, NUM_RANKS))
-    return Trainer(engine, scored, config, Parts(train=samples, held_out=samples)).step
+    return TrainingLoop(engine, scored, config, DataSplit(train=samples, held_out=samples)).step
 
 
 def rank_of(rank: int, folder: str, blocks: int, steps: int) -> None:

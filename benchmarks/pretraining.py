@@ -5,20 +5,21 @@ from pathlib import Path
 from torch import nn
 
 from fanin.clients.data.examples import Examples
-from fanin.datacenter.data.samples import ExampleSamples
-from fanin.datacenter.jobs.config import DataSettings, EvaluationSettings, ModelSettings, StopSettings, TrainConfig
-from fanin.datacenter.jobs.jobfiles import Evaluated
+from fanin.datacenter.data.samples import DataSplit, ExampleSamples
+from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.jobs.jobfiles import Evaluation
+from fanin.datacenter.jobs.settings import DataSettings, EvaluationSettings, ModelSettings, StopSettings
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.objective import SampleLoss, ScoredObjective, padded_objective
 from fanin.datacenter.parallel.settings import TrainingSettings
-from fanin.datacenter.training.objectives import SampleLoss, Scored, filled_objective
-from fanin.datacenter.training.trainer import Parts, Trainer
+from fanin.datacenter.training.loop import TrainingLoop
 
 
 def pretrain(
     module: nn.Module, loss: SampleLoss, parts: tuple[Examples, Examples], training: TrainingSettings, num_epochs: int
-) -> Evaluated:
-    """Train on the first part and keep the parameters that are best on the second. Return their evaluation."""
+) -> Evaluation:
+    """Train on the first part and keep what is best on the second; what that said of it."""
     config = TrainConfig(
         # Neither name is read, because module and data are passed directly.
         model=ModelSettings(app="benchmarks:module"),
@@ -27,9 +28,9 @@ def pretrain(
         stop=StopSettings(epochs=num_epochs),
         evaluation=EvaluationSettings(keep="best"),
     )
-    scored = Scored(filled_objective(loss))
+    scored = ScoredObjective(padded_objective(loss))
     model = TrainableModel(module=module, layout=config.model.parallel_layout, objective=scored.objective)
     train, held_out = (ExampleSamples(part) for part in parts)
     engine = build_engine(model, config.parallel, training, None)
-    trained = Trainer(engine, scored, config, Parts(train=train, held_out=held_out)).run()
+    trained = TrainingLoop(engine, scored, config, DataSplit(train=train, held_out=held_out)).run()
     return trained.evaluated[trained.best - 1]

@@ -7,7 +7,7 @@ import torch
 from parallel.cells import BATCH, LENGTH, VOCABULARY, Cell
 from torch import nn
 
-from fanin.datacenter.jobs.layouts import LayoutSettings
+from fanin.datacenter.jobs.settings import LayoutSettings
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.models.encoder import Encoder, EncoderConfig
@@ -17,8 +17,8 @@ from fanin.datacenter.models.tiny.ds_cnn import CHANNELS, NUM_BLOCKS, DsCnn
 from fanin.datacenter.models.tiny.resnet8 import ResNet8
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.layout import decoder_layout, encoder_layout
+from fanin.datacenter.parallel.objective import padded_objective
 from fanin.datacenter.parallel.transformers_layout import pretrained_model
-from fanin.datacenter.training.objectives import filled_objective
 from fanin.edge.export.app import cross_entropy
 from fanin.edge.runtimes.graphs import NO_TOKEN
 
@@ -84,7 +84,7 @@ def model_of(cell: Cell) -> TrainableModel:
         return pretrained_model(module_of(pretrained_row(cell), cell.dtype, 1, cell.family))
     if cell.family in IMAGES:
         made, layout, _ = IMAGES[cell.family]
-        return TrainableModel(module=made().to(dtype), layout=layout.layout, objective=filled_objective(cross_entropy))
+        return TrainableModel(module=made().to(dtype), layout=layout.layout, objective=padded_objective(cross_entropy))
     if cell.family == "encoder":
         shape = EncoderConfig(
             vocabulary=VOCABULARY,

@@ -31,7 +31,7 @@ from parallel.matrix import CPU, model_of, parallel_of, training_of
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress, latest
 from fanin.datacenter.jobs.devices import build_mesh
-from fanin.datacenter.jobs.elastic import Stop, attempt, end_with_parent, process_group
+from fanin.datacenter.jobs.elastic import StopSignal, attempt, end_with_parent, process_group
 from fanin.datacenter.parallel.build import build
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
@@ -101,7 +101,7 @@ def rank_program(folder: Path, fault: Fault) -> int:
         fault.plant(engine, rank)
         trace = folder / f"losses-{time.time_ns()}.txt"
         with (
-            Stop() as stop,
+            StopSignal() as stop,
             Watchdog(engine, folder, TIMEOUT_S) as watchdog,
             Checkpoints(folder, engine) as checkpoints,
         ):

@@ -24,9 +24,9 @@ from fanin.datacenter.network.counters import ByteCounter, make_visible
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.objective import padded_objective
 from fanin.datacenter.training.communication import CommunicationSettings, apply_communication
-from fanin.datacenter.training.objectives import filled_objective
-from fanin.datacenter.training.trainer import Trainer
+from fanin.datacenter.training.loop import TrainingLoop
 from fanin.edge.export import squared_error
 
 RECORD = {"TORCH_FR_BUFFER_SIZE": "64"}
@@ -39,7 +39,7 @@ KEPT = {"powersgd": 2, "full": WIDTHS[1]}
 """Name to rank of the factors."""
 
 
-def run_counted(trainer: Trainer, mesh: DeviceMesh, num_steps: int) -> Mapping[str, np.ndarray]:
+def run_counted(trainer: TrainingLoop, mesh: DeviceMesh, num_steps: int) -> Mapping[str, np.ndarray]:
     """Train; by step (calls, bytes) as the counter has them, ``sent``, and as torch has them, ``recorded``."""
     sent, recorded = [], []
     runner = trainer.engine.rank_model.runners[0]
@@ -55,7 +55,7 @@ def run_counted(trainer: Trainer, mesh: DeviceMesh, num_steps: int) -> Mapping[s
         last, *found = _record(last)
         recorded.append(found)
         if trainer.state.step % LOOK_EVERY == 0:
-            trainer.look()
+            trainer.record_evaluation()
             last = _record(last)[0]
     return {"sent": np.array(sent), "recorded": np.array(recorded)}
 
@@ -89,7 +89,7 @@ def kept_back(job: TrainConfig, rank: int, mesh: DeviceMesh, factors: int) -> Ma
     generator = torch.Generator().manual_seed(rank)
     module = nn.Linear(*WIDTHS, bias=False).double()
     torch.nn.init.constant_(module.weight, 0.1)
-    objective = filled_objective(squared_error)
+    objective = padded_objective(squared_error)
     training = replace(job.training, batch_size=2 * SAMPLES, accumulate=2)
     model = TrainableModel(module=module, layout=job.model.parallel_layout, objective=objective)
     engine = build_engine(model, job.parallel, training, mesh)

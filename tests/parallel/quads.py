@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fanin.datacenter.checkpoints.weights import export_weights
 from fanin.datacenter.jobs.devices import build_mesh
-from fanin.datacenter.jobs.layouts import WHOLE, LayoutSettings
+from fanin.datacenter.jobs.settings import UNKNOWN_LAYOUT, LayoutSettings
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
@@ -33,7 +33,7 @@ from fanin.datacenter.parallel.objective import TOKENS, Objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 from fanin.datacenter.training.communication import CommunicationSettings, apply_communication
-from fanin.datacenter.training.trainer import restore, snapshot
+from fanin.datacenter.training.snapshot import restore, snapshot
 from fanin.protos.errors import UnsupportedModel
 
 NUM_RANKS, NUM_STEPS, BATCH, LENGTH, WIDTH = 4, 3, 8, 6, 8
@@ -154,10 +154,10 @@ def shared(parallel: ParallelSettings, layout: Layout) -> Mapping[str, np.ndarra
 
 
 SHARED = {
-    "alone": (ParallelSettings(), WHOLE),
-    "dp_shard": (ParallelSettings(mesh=MeshShape(dp_shard=4)), WHOLE),
+    "alone": (ParallelSettings(), UNKNOWN_LAYOUT),
+    "dp_shard": (ParallelSettings(mesh=MeshShape(dp_shard=4)), UNKNOWN_LAYOUT),
     "layers": (ParallelSettings(mesh=MeshShape(dp_replicate=2, dp_shard=2)), NAMES),
-    "ddp": (ParallelSettings(mesh=MeshShape(dp_replicate=4)), WHOLE),
+    "ddp": (ParallelSettings(mesh=MeshShape(dp_replicate=4)), UNKNOWN_LAYOUT),
     "pp": (ParallelSettings(mesh=MeshShape(pp=2, dp_shard=2), microbatches=2), NAMES),
     "tp": (ParallelSettings(mesh=MeshShape(dp_shard=2, tp=2)), NAMES),
 }

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from fanin.datacenter.jobs.config import CheckpointSettings, DataSettings, ModelSettings, StopSettings, TrainConfig
+from fanin.datacenter.jobs.config import TrainConfig
 from fanin.datacenter.jobs.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_layer_times
+from fanin.datacenter.jobs.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel, parameter_table
@@ -25,7 +26,7 @@ from fanin.datacenter.parallel.pipelines.balance import balance_pipeline
 from fanin.datacenter.parallel.pipelines.layer_times import MeasurementHooks, measure_layer_times
 from fanin.datacenter.parallel.pipelines.stages import cut, stage_times
 from fanin.datacenter.parallel.settings import MEASURE, ParallelSettings, TrainingSettings
-from fanin.datacenter.training.model import Made, make
+from fanin.datacenter.training.model import JobModel, build_job_model
 from fanin.protos.errors import FaninError, InvalidInput
 
 WIDTH, NUM_LAYERS = 64, 4
@@ -198,7 +199,7 @@ def config_of(folder: Path) -> TrainConfig:
 @pytest.mark.usefixtures("alone")
 def test_what_goes_on_from_a_folder_is_cut_as_before(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    made = make(config)
+    made = build_job_model(config)
     first = balance_pipeline(config, made, 0, CPU).parallel
     assert len(first.times) == 5
     assert all(time > 0 for time in first.times)
@@ -218,7 +219,7 @@ def test_what_goes_on_from_a_folder_is_cut_as_before(tmp_path: Path) -> None:
 TIMEOUT_S = 1.5
 
 
-def balanced_as(rank: int, config: TrainConfig, made: Made, folder: Path) -> str:
+def balanced_as(rank: int, config: TrainConfig, made: JobModel, folder: Path) -> str:
     """What a rank of two is told, in a group that waits for no message longer than the time."""
     store = dist.FileStore(f"{folder}/meet", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT_S))
@@ -233,7 +234,7 @@ def balanced_as(rank: int, config: TrainConfig, made: Made, folder: Path) -> str
 @pytest.mark.parametrize("fails", [True, False])
 def test_ranks_wait_longer_than_for_a_message_and_are_told_alike(tmp_path: Path, *, fails: bool) -> None:
     config = config_of(tmp_path)
-    made = make(config)
+    made = build_job_model(config)
     parts = [made.model.module.embed, *made.model.module.layers, made.model.module.norm, made.model.module.head]
     for part in parts if fails else []:
         part.register_forward_hook(lambda *_: sleep(TIMEOUT_S / len(parts) / 4))

@@ -14,7 +14,7 @@ from fanin.datacenter.jobs.jobfiles import read_config, write_config
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.training.communication import CommunicationSettings, check_kept
+from fanin.datacenter.training.communication import CommunicationSettings, check_checkpointable
 from fanin.datacenter.training.rates import RateSettings
 from fanin.protos.errors import InvalidInput
 
@@ -245,7 +245,7 @@ def test_a_checkpoint_is_refused_where_copies_have_something_of_their_own(
     assert not list(tmp_path.iterdir()), "told before anything starts"
     for whole in (tables, tables | kept | {"communication": {"hook": "bf16"}}):
         config = parse_config(APP, "a.toml", whole)
-        check_kept(config.communication, config.checkpoints.folder)
+        check_checkpointable(config.communication, config.checkpoints.folder)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.parent.name)

@@ -27,12 +27,11 @@ from fanin.datacenter.parallel.build import TrainableModel, divided_loss, layers
 from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.mesh import MeshShape
-from fanin.datacenter.parallel.objective import TOKENS, sample_objective
+from fanin.datacenter.parallel.objective import TOKENS, ScoredObjective, sample_objective
 from fanin.datacenter.parallel.pipelines.stages import Skip
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps.scaling import LossScale
 from fanin.datacenter.parallel.transformers_layout import pretrained_model
-from fanin.datacenter.training.objectives import Scored
 from fanin.edge.export.app import cross_entropy
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput, UnsupportedModel
@@ -127,7 +126,7 @@ def test_layers_are_found_in_what_only_holds_them() -> None:
 
 @given(evaluating=st.booleans(), seed=st.integers(0, 9))
 def test_a_pipelines_last_stage_scores_what_is_evaluated_though_it_goes_back(*, evaluating: bool, seed: int) -> None:
-    scored, generator = Scored(TOKENS), torch.Generator().manual_seed(seed)
+    scored, generator = ScoredObjective(TOKENS), torch.Generator().manual_seed(seed)
     logits = torch.randn(2, 3, 5, generator=generator, requires_grad=True)
     targets = logits.argmax(dim=-1)
     targets[0, 0], targets[1, 1] = NO_TOKEN, (targets[1, 1] + 1) % 5
@@ -140,7 +139,7 @@ def test_a_pipelines_last_stage_scores_what_is_evaluated_though_it_goes_back(*, 
 
 
 def test_only_what_is_evaluated_is_scored() -> None:
-    scored = Scored(TOKENS)
+    scored = ScoredObjective(TOKENS)
     model = TrainableModel(module=Decoder(CONFIG, seed=1), layout=decoder_layout(CONFIG), objective=scored.objective)
     engine = build_engine(model, ParallelSettings(microbatches=2), TRAINING, None)
     engine.step(batch())

@@ -23,7 +23,7 @@ from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.models import pretrained, pretrained_folder
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings
-from fanin.datacenter.training.model import make
+from fanin.datacenter.training.model import build_job_model
 from fanin.protos.errors import InvalidInput, RuntimeMissing
 
 VOCABULARY, LENGTH, NUM_WINDOWS, NUM_HELD = 37, 8, 6, 2
@@ -139,7 +139,7 @@ def test_a_folder_is_trained_and_what_comes_out_is_one(
 def test_a_config_alone_begins_from_the_seed(given: Given) -> None:
     given.row()
     before = torch.random.get_rng_state()
-    first, again, other = (make(replace(given.config(), seed=seed)).model.module for seed in (1, 1, 2))
+    first, again, other = (build_job_model(replace(given.config(), seed=seed)).model.module for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), before), "torch's own generator is left as it was"
     values = [dict(module.named_parameters()) for module in (first, again, other)]
     assert all(torch.equal(values[0][name], values[1][name]) for name in values[0])
@@ -244,7 +244,7 @@ def test_a_plan_in_the_folder_takes_no_place_of_the_librarys(given: Given, plan:
 
 def test_the_folder_is_read_once(given: Given) -> None:
     given.row(bos_token_id=5, torch_dtype="float16")
-    made = make(given.config())
+    made = build_job_model(given.config())
     shutil.rmtree(given.model)
     assert made.exported is not None
     assert json.loads(made.exported) == ROW | {"bos_token_id": 5, "dtype": "float32"}

@@ -136,8 +136,11 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
         # No folder can be made in what is no folder.
         (("--checkpoints", "/dev/null/kept"), "checkpoints: got folder /dev/null/kept, expected a place that can be"),
         (("--state", "/dev/null/state"), "datacenter job: got folder /dev/null/state, expected a place that can be"),
-        (("--restarts", "3"), "got --restarts 3 and no checkpoints on the way, expected --checkpoints FOLDER and"),
-        (("--restarts", "3", "--checkpoints", "kept"), "a job that lost a rank would begin anew"),
+        (
+            ("--restarts", "3"),
+            "got 3 restarts (--restarts) and no checkpoints on the way, expected a folder and a period",
+        ),
+        (("--restarts", "3", "--checkpoints", "kept"), "a job that lost a rank would start from its first step"),
         (OFTEN, "checkpoints: got every 6 and no folder, expected a folder for them"),
         (("--nodes", "2-3"), "train: got --nodes '2-3', expected the fewest and the most machines, such as 1:4"),
         (("--nodes", "2"), "got 2 nodes and endpoint '', expected host:port of one of the machines"),
@@ -178,7 +181,7 @@ def test_weights_may_go_where_the_job_makes_a_folder(fanin: Fanin, config: Path,
 
 def test_machines_without_a_folder_that_they_share_are_told_in_one_line(fanin: Fanin, config: Path) -> None:
     said = one_line(fanin("train", config, *ELASTIC, "--nodes", "1:2", "--nproc", "1"), "train")
-    assert said == "train: got --nodes 1:2 and no --state, expected a folder that all machines share"
+    assert said == "train: got 1 to 2 machines and no folder (--state), expected a folder that all machines share"
 
 
 def test_a_config_that_is_none_is_told_in_one_line(fanin: Fanin, tmp_path: Path) -> None:

@@ -5,33 +5,25 @@ Nothing is started and no process group is made; the numbers come from formulas 
 
 import sys
 from collections.abc import Callable, Sequence
-from math import inf
 from time import monotonic
 from typing import Annotated, Final, TextIO
 
 import typer
 
+from fanin import datacenter
 from fanin.commands.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.network.counters import by_axis
-from fanin.datacenter.parallel.mesh import MeshShape
-from fanin.datacenter.parallel.settings import Precision
-from fanin.datacenter.planner import LayoutChoice, LayoutRequest, price
-from fanin.datacenter.planner import plan as ways
+from fanin.datacenter.planner import LayoutChoice, LayoutRequest
 from fanin.datacenter.planner.choices import GIGABYTE, describe
-from fanin.datacenter.planner.facts import decoder_facts
-from fanin.datacenter.planner.links import LINKS, Topology, link_of
-from fanin.datacenter.planner.presets import PRESETS, config_of
-from fanin.datacenter.planner.timing import Machine
-from fanin.datacenter.watch.flops import HARDWARE, Hardware, cpu_hardware
-from fanin.protos.errors import InvalidInput
+from fanin.datacenter.planner.links import LINKS
+from fanin.datacenter.planner.options import PlanOptions
+from fanin.datacenter.planner.presets import PRESETS
+from fanin.datacenter.watch.flops import HARDWARE
 
-PRECISIONS: dict[str, Precision] = {"bf16": "bf16", "full": "full"}
 SHOWN_AFTER_S: Final = 1.0
 """A search that takes longer reports its progress."""
 SHOWN_EVERY_S: Final = 5.0
 """Seconds between two lines of progress where there is no terminal."""
-FOR_TENSORS: Final = 0.9
-"""Of a device's memory; CUDA, NCCL and the gaps between tensors take of it, too."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -74,24 +66,22 @@ def plan(
     json: JsonOption = "",
 ) -> int:
     """Rank every way to spread a model over ranks by predicted step time, and refuse what cannot fit."""
-    if precision not in PRECISIONS:
-        raise InvalidInput(f"--precision: got {precision!r}, expected one of {', '.join(PRECISIONS)}")
-    if memory is not None and not 0.0 < memory * GIGABYTE < inf:
-        raise InvalidInput(f"--memory: got {memory}, expected a positive number of gigabytes")
-    hardware, shape = _hardware(device, memory), MeshShape.parse(mesh) if mesh else None
-    if world is None and shape is None:
-        raise InvalidInput("plan: got neither --world nor --mesh, expected the number of ranks, or a mesh to price")
-    topology = Topology(inside=link_of(link), between=link_of(between or link), ranks_per_node=ranks_per_node)
-    wanted = LayoutRequest(
-        facts=decoder_facts(model, config_of(model)),
-        machine=Machine(hardware=hardware, topology=topology, efficiency=efficiency or hardware.efficiency),
-        world=world or (1 if shape is None else shape.num_ranks),
-        memory_bytes=round(FOR_TENSORS * hardware.memory_bytes) if memory is None else round(memory * GIGABYTE),
+    options = PlanOptions(
+        model=model,
+        world=world,
+        mesh=mesh,
+        memory_gb=memory,
+        link=link,
+        between=between,
+        ranks_per_node=ranks_per_node,
+        device=device,
         batch_size=batch,
         sequence=sequence,
-        precision=PRECISIONS[precision],
+        precision=precision,
+        efficiency=efficiency,
     )
-    found = ways(wanted, progress_of(sys.stderr)) if shape is None else price(wanted, shape)
+    result = datacenter.plan(options, progress_of(sys.stderr))
+    wanted, found = result.request, result.choices
     if json:
         write_json(json, _report(wanted, found, top))
     else:
@@ -116,16 +106,6 @@ def progress_of(stream: TextIO, now: Callable[[], float] = monotonic) -> Callabl
         stream.flush()
 
     return shown
-
-
-def _hardware(name: str, memory: float | None) -> Hardware:
-    if name in HARDWARE:
-        return HARDWARE[name]
-    if name != "cpu":
-        raise InvalidInput(f"--device: got {name!r}, expected cpu or one of {', '.join(HARDWARE)}")
-    if memory is None:
-        raise InvalidInput("--memory: expected the gigabytes of each rank; a cpu is shared, and has none of its own")
-    return cpu_hardware(round(memory * GIGABYTE))
 
 
 def _report(wanted: LayoutRequest, found: Sequence[LayoutChoice], top: int) -> dict[str, object]:

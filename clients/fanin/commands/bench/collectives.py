@@ -17,8 +17,8 @@ import typer
 
 from fanin.commands.bench.report import machine
 from fanin.commands.terminal import JsonOption, run_command, write_json
-from fanin.datacenter.jobs.launch import run_ranks, why
 from fanin.datacenter.jobs.records import record_of
+from fanin.datacenter.jobs.torchrun import failure_reason, run_ranks
 from fanin.datacenter.network.bandwidths import CollectivesReport, check_backend
 from fanin.datacenter.planner.choices import GIGABYTE
 from fanin.protos.errors import Conflict, InvalidInput
@@ -54,7 +54,7 @@ def collectives(
         folder, out = Path(scratch), Path(scratch) / "found.json"
         status = run_ranks(["-m", PROGRAM, str(out), backend, str(repeats), *map(str, sizes)], nproc, folder)
         if not out.exists():
-            raise Conflict(f"{why(folder, status)}")
+            raise Conflict(f"{failure_reason(folder, status)}")
         report = record_of(CollectivesReport, codec.loads(out.read_bytes()), str(out))
     if report.faults:
         raise Conflict(f"{len(report.faults)} of {report.num_checked} are wrong: {report.faults[0]}")

@@ -11,26 +11,26 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fanin.datacenter.data.samples import part_of
+from fanin.datacenter.data.samples import batch_share
 from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.jobs.folders import check_folder
 from fanin.datacenter.jobs.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_layer_times
-from fanin.datacenter.jobs.places import check_folder
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import apply_freeze
 from fanin.datacenter.parallel.pipelines.layer_times import MeasurementHooks, measure_layer_times
 from fanin.datacenter.parallel.settings import MEASURE
-from fanin.datacenter.training.model import Made
+from fanin.datacenter.training.model import JobModel
 from fanin.protos.errors import FaninError, InvalidInput
 
 Times = tuple[float, ...]
 
 
-def balance_pipeline(config: TrainConfig, made: Made, rank: int, device: torch.device) -> TrainConfig:
+def balance_pipeline(config: TrainConfig, job: JobModel, rank: int, device: torch.device) -> TrainConfig:
     """Replace ``layer_times = "measure"`` in a config by measured times. All ranks call this function.
 
     Args:
         config: the job. A config whose times are known is returned unchanged.
-        made: the model and its samples.
+        job: the model and its samples.
         rank: this rank in the world.
         device: what this rank computes on.
 
@@ -41,11 +41,11 @@ def balance_pipeline(config: TrainConfig, made: Made, rank: int, device: torch.d
     if parallel.layer_times != MEASURE:
         return config
     # Frozen parameters are measured as frozen. All ranks report a wrong setting before the first one starts to measure.
-    apply_freeze(made.model.module, config.training.freeze)
+    apply_freeze(job.model.module, config.training.freeze)
     if folder is not None:
-        check_folder(folder, f"checkpoints: got folder {folder}", makes=True)
+        check_folder(folder, f"checkpoints: got folder {folder}", create=True)
     stored = () if folder is None else read_layer_times(folder)
-    expected = made.model.layout.sizes.num_layers + 2
+    expected = job.model.layout.sizes.num_layers + 2
     if stored and len(stored) != expected:
         raise InvalidInput(
             f"{folder}/{LAYER_TIMES_FILE}: got {len(stored)} times, expected {expected}: inputs, each layer, outputs; "
@@ -54,7 +54,7 @@ def balance_pipeline(config: TrainConfig, made: Made, rank: int, device: torch.d
 
     def measure(after_part: Callable[[], object]) -> Times:
         hooks = MeasurementHooks(after_part=after_part)
-        times = stored or measure_layer_times(made.model, microbatch(config, made), parallel, device, hooks)
+        times = stored or measure_layer_times(job.model, microbatch(config, job), parallel, device, hooks)
         if folder is not None and not stored:
             write_layer_times(folder, times)
         return times
@@ -88,9 +88,9 @@ def _broadcast_times(measure: Callable[[Callable[[], object]], Times], rank: int
     return result
 
 
-def microbatch(config: TrainConfig, made: Made) -> Batch:
+def microbatch(config: TrainConfig, job: JobModel) -> Batch:
     """Return one microbatch of the first samples, in the shape of every step."""
-    training, parallel, samples = config.training, config.parallel, made.parts.train.of_epoch(0)
+    training, parallel, samples = config.training, config.parallel, job.data.train.of_epoch(0)
     indices = np.arange(min(len(samples), training.batch_size))
-    part = part_of(samples, indices, (0, parallel.mesh.num_parts), training.batch_size)
+    part = batch_share(samples, indices, (0, parallel.mesh.num_parts), training.batch_size)
     return next(part.chunks(training.accumulate * parallel.microbatches))
