@@ -1,11 +1,13 @@
-"""What adapters save: a transformer federated over Shakespeare's speakers, in full and with adapters of rank 4.
+"""The bytes that adapters save: a transformer federated over Shakespeare's speakers, in full and with rank 4.
 
     python benchmarks/adapters.py --json FILE          (needs tinyshakespeare, see FANIN_DATA)
 
-A two-block decoder is pre-trained on the speakers who say little. Then two federations run over the same speakers,
-with real processes and TLS: one trains all of it, the other only adapters beside the frozen int8 layers. Told are the
-bytes a Round (both ways, all devices), and the accuracy of the last Version's next characters on what the speakers
-have held out, in float and as the int8 model that devices serve. The aim: at most 5 % of the bytes, within 1 point.
+A two-block decoder is pre-trained on the speakers with little text. Then two federations run over the same speakers,
+with real processes and TLS. One trains all parameters; the other trains only adapters next to the frozen int8 layers.
+
+The benchmark reports the bytes of a Round, both ways and over all devices. It also reports the accuracy of the last
+Version's next characters on the held-out text of the speakers, in float and as the int8 model that devices serve. The
+goal is at most 5 % of the bytes, within 1 point of accuracy.
 """
 
 import argparse
@@ -46,12 +48,12 @@ RECIPES: Final = {
     "full": (Recipe(optimizer=Sgd(momentum=0.9), clip_norm=1.0), 0.05),
     "adapters": (Recipe(optimizer=Sgd(momentum=0.9), clip_norm=1.0, trains=Adapters(rank=RANK)), 0.4),
 }
-"""How each learns, and at which learning rate."""
+"""The method of each federation, and its learning rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Federated:
-    """What one federation came to."""
+    """The result of one federation."""
 
     measured: Quality
     bytes_per_round: float
@@ -60,7 +62,7 @@ class Federated:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description="Bytes and accuracy of adapters against full training.")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--speakers", type=int, default=12)
@@ -74,22 +76,22 @@ def main(argv: Sequence[str]) -> int:
     module = DecoderTransformer(seed=0, shape=shape)
     pretrain_on_others(module, data, options.epochs)
     held_out = together([speaker.held_out for speaker in data.speakers])
-    found = {}
+    results = {}
     for name, (recipe, learning_rate) in RECIPES.items():
         app = app_of(module, data, recipe)
         with tempfile.TemporaryDirectory(prefix=f"fanin-{name}-") as folder:
-            found[name] = federate(app, data, Path(folder), learning_rate, options.rounds, held_out)
-        say(f"{name}: {found[name].measured}; {found[name].bytes_per_round:.0f} bytes a round")
-    row = row_of(found, options)
+            results[name] = federate(app, data, Path(folder), learning_rate, options.rounds, held_out)
+        say(f"{name}: {results[name].measured}; {results[name].bytes_per_round:.0f} bytes a round")
+    row = row_of(results, options)
     if options.json:
         Path(options.json).write_text(json.dumps(row, indent=1) + "\n")
     sys.stdout.write(json.dumps(row, indent=1) + "\n")
     return 0
 
 
-def row_of(found: dict[str, Federated], options: argparse.Namespace) -> dict[str, object]:
-    """The findings, and the two numbers that the aim is about."""
-    full, adapters = found["full"], found["adapters"]
+def row_of(results: dict[str, Federated], options: argparse.Namespace) -> dict[str, object]:
+    """Return the results, and the two numbers of the goal."""
+    full, adapters = results["full"], results["adapters"]
     return {
         "speakers": options.speakers,
         "rounds": options.rounds,
@@ -101,7 +103,7 @@ def row_of(found: dict[str, Federated], options: argparse.Namespace) -> dict[str
                 "accuracy_float": part.measured.accuracy_float,
                 "accuracy_int8": part.measured.accuracy_int8,
             }
-            for name, part in found.items()
+            for name, part in results.items()
         },
         "bytes_ratio": adapters.bytes_per_round / full.bytes_per_round,
         "points_lost_float": 100.0 * (full.measured.accuracy_float - adapters.measured.accuracy_float),
@@ -110,7 +112,7 @@ def row_of(found: dict[str, Federated], options: argparse.Namespace) -> dict[str
 
 
 def pretrain_on_others(module: torch.nn.Module, data: Shakespeare, num_epochs: int) -> None:
-    """Train on what the speakers say who are no partition of their own."""
+    """Train on the text of the speakers that have no partition of their own."""
     assert data.others is not None, "most speakers say little"
     train, validation = hold_out(data.others, max(1, len(data.others) // 10), np.random.default_rng(0))
     training = TrainingSettings(learning_rate=0.1, batch_size=16, optimizer="sgd")
@@ -119,7 +121,7 @@ def pretrain_on_others(module: torch.nn.Module, data: Shakespeare, num_epochs: i
 
 
 def app_of(module: torch.nn.Module, data: Shakespeare, recipe: Recipe) -> App:
-    """The decoder as an App."""
+    """Return the decoder as an App."""
     assert data.others is not None, "pre-training had some"
     return App(
         name="shakespeare",
@@ -135,7 +137,7 @@ def app_of(module: torch.nn.Module, data: Shakespeare, recipe: Recipe) -> App:
 def federate(
     app: App, data: Shakespeare, folder: Path, learning_rate: float, num_rounds: int, held_out: Examples
 ) -> Federated:
-    """A coordinator and one device a speaker, until the Rounds are done."""
+    """Run a coordinator and one device a speaker until the Rounds are finished."""
     publisher = SigningKey(bytes(range(32)))
     bundle = export(app, folder / "bundle", publisher, ["onnx"]).bundle
     (folder / "publisher.pub").write_text(publisher.public + "\n")
@@ -167,7 +169,7 @@ def federate(
     measured = measure(open_runtime("onnx"), bundle, parameters, batches_in_order(held_out, BATCH_SIZE))
     return Federated(
         measured=measured,
-        # The first Round brings the graphs too, once.
+        # The first Round also downloads the graphs, once.
         bytes_per_round=statistics.median(event.bytes_down + event.bytes_up for event in versions[1:]),
         num_parameters=bundle.manifest.table.num_values,
         seconds_per_round=statistics.median(event.round_s for event in versions),
@@ -175,12 +177,12 @@ def federate(
 
 
 def together(parts: Sequence[Examples]) -> Examples:
-    """All of them, one after the other."""
+    """Concatenate the examples of all speakers."""
     return Examples(x=np.concatenate([part.x for part in parts]), y=np.concatenate([part.y for part in parts]))
 
 
 def say(text: str) -> None:
-    """Progress, on stderr."""
+    """Write progress to stderr."""
     sys.stderr.write(f"{text}\n")
 
 

@@ -1,11 +1,13 @@
-"""The trainer on two copies against a DistributedDataParallel loop as one writes it by hand, on the same two cores.
+"""The trainer with two copies against a hand-written DistributedDataParallel loop, on the same two cores.
 
     python benchmarks/datacenter.py --ddp [--blocks 9] [--steps 5] [--json [FILE]]
 
-Both train the same decoder on the same tokens, in the same two processes, in blocks of steps that take turns, so that
-what else the machine does meets both. By hand: shuffled windows, the mean loss, backward, torch's fused AdamW. The
-trainer does what it always does: samples by number, the loss of the global batch on every rank, rates. The gate is
-0.93 of the hand-written loop's throughput, medians of blocks.
+Both train the same decoder on the same tokens in the same two processes. They alternate in blocks of steps, so other
+load on the machine affects both. The hand-written loop uses shuffled windows, the mean loss, the backward pass and
+torch's fused AdamW. The trainer also selects samples by number, sums the loss of the global batch over the ranks, and
+sets learning rates, as it always does.
+
+The gate is 0.93 of the throughput of the hand-written loop, by medians of blocks.
 """
 
 import argparse
@@ -25,18 +27,18 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from fanin.datacenter.data.samples import WindowSamples
-from fanin.datacenter.jobs.config import DataSettings, ModelSettings, StopSettings, TrainConfig
+from fanin.datacenter.data.samples import DataSplit, WindowSamples
+from fanin.datacenter.jobs.config import TrainConfig
 from fanin.datacenter.jobs.devices import build_mesh
+from fanin.datacenter.jobs.settings import DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.mesh import MeshShape
-from fanin.datacenter.parallel.objective import TOKENS
+from fanin.datacenter.parallel.objective import TOKENS, ScoredObjective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.training.objectives import Scored
-from fanin.datacenter.training.trainer import Parts, Trainer
+from fanin.datacenter.training.loop import TrainingLoop
 
 NUM_RANKS: Final = 2
 GATE: Final = 0.93
@@ -47,12 +49,12 @@ SIZES: Final = DecoderConfig(vocabulary=128, width=128, num_layers=4, num_heads=
 
 
 def tokens() -> np.ndarray:
-    """Noise: what is learned does not matter."""
+    """Return random tokens. The values do not affect the time."""
     return np.random.default_rng(0).integers(0, SIZES.vocabulary, 200_000, np.int32)
 
 
 def by_hand(rank: int) -> Callable[[], object]:
-    """A step of the loop that one writes."""
+    """Return a function that runs one step of the hand-written loop."""
     model = DistributedDataParallel(Decoder(SIZES))
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     data = torch.from_numpy(tokens()).long()
@@ -62,9 +64,9 @@ def by_hand(rank: int) -> Callable[[], object]:
     def step() -> float:
         if len(order) < BATCH:
             order.extend(torch.randperm(starts, generator=generator).tolist())
-        mine = [order.pop() * LENGTH for _ in range(BATCH)][rank::NUM_RANKS]
-        inputs = torch.stack([data[start : start + LENGTH] for start in mine])
-        targets = torch.stack([data[start + 1 : start + LENGTH + 1] for start in mine])
+        own_starts = [order.pop() * LENGTH for _ in range(BATCH)][rank::NUM_RANKS]
+        inputs = torch.stack([data[start : start + LENGTH] for start in own_starts])
+        targets = torch.stack([data[start + 1 : start + LENGTH + 1] for start in own_starts])
         optimizer.zero_grad()
         loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
         loss.backward()
@@ -75,29 +77,29 @@ def by_hand(rank: int) -> Callable[[], object]:
 
 
 def ours(rank: int) -> Callable[[], object]:
-    """A step of the trainer."""
+    """Return a function that runs one step of the trainer."""
     shape = MeshShape(dp_replicate=NUM_RANKS)
     config = TrainConfig(
         model=ModelSettings(decoder=SIZES),
-        data=DataSettings(text="made here", length=LENGTH),
+        data=DataSettings(text="generated", length=LENGTH),
         training=TrainingSettings(batch_size=BATCH, learning_rate=RATE),
         stop=StopSettings(epochs=1_000),
         parallel=ParallelSettings(mesh=shape),
     )
-    samples, scored = WindowSamples(tokens(), LENGTH), Scored(TOKENS)
-    model = Model(module=Decoder(SIZES), layout=decoder_layout(SIZES), objective=scored.objective)
+    samples, scored = WindowSamples(tokens(), LENGTH), ScoredObjective(TOKENS)
+    model = TrainableModel(module=Decoder(SIZES), layout=decoder_layout(SIZES), objective=scored.objective)
     engine = build_engine(model, config.parallel, config.training, build_mesh(shape, NUM_RANKS))
-    return Trainer(engine, scored, config, Parts(train=samples, held_out=samples)).step
+    return TrainingLoop(engine, scored, config, DataSplit(train=samples, held_out=samples)).step
 
 
 def rank_of(rank: int, folder: str, blocks: int, steps: int) -> None:
-    """All blocks on one rank; rank 0 leaves the seconds of each."""
+    """Run all blocks on one rank. Rank 0 writes the seconds of each."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
     loops = {"by_hand": by_hand(rank), "fanin": ours(rank)}
     seconds: dict[str, list[float]] = {name: [] for name in loops}
     for block in range(blocks + 1):
-        # Who is first takes turns as well.
+        # The order alternates as well.
         for name in list(loops)[:: 1 if block % 2 else -1]:
             dist.barrier()
             started_s = time.perf_counter()
@@ -107,12 +109,12 @@ def rank_of(rank: int, folder: str, blocks: int, steps: int) -> None:
             seconds[name].append(time.perf_counter() - started_s)
     dist.destroy_process_group()
     if rank == 0:
-        # The first block warms up.
+        # The first block is the warm-up.
         (Path(folder) / "seconds.json").write_text(json.dumps({name: row[1:] for name, row in seconds.items()}))
 
 
 def measured(blocks: int, steps: int) -> dict[str, object]:
-    """Both throughputs, and their ratio."""
+    """Measure both throughputs and their ratio."""
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         ranks = [fork.Process(target=rank_of, args=(rank, folder, blocks, steps)) for rank in range(NUM_RANKS)]
@@ -136,7 +138,7 @@ def measured(blocks: int, steps: int) -> dict[str, object]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 where the gate is kept."""
+    """Run the benchmark. Return 0 if the gate passes."""
     parser = argparse.ArgumentParser(description="Two copies by the trainer and by a hand-written loop.")
     parser.add_argument("--ddp", action="store_true", required=True, help="this measurement")
     parser.add_argument("--blocks", type=int, default=9, help="blocks of each that count")

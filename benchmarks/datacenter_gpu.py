@@ -1,14 +1,16 @@
-"""One GPU: tokens a second, MFU and peak memory of a decoder, beside a plain torch loop of the same model.
+"""Tokens a second, MFU and peak memory of a decoder on one GPU, compared with a plain torch loop of the same model.
 
     python benchmarks/datacenter_gpu.py [--size 125m,350m,1.5b] [--sequence 2048] [--steps 50] [--json [FILE]]
     python benchmarks/datacenter_gpu.py --device cpu --size tiny --steps 3      (only shows that it runs)
 
-bf16, torch.compile a layer, flash attention (scaled_dot_product_attention), selective recomputation, AdamW. ``fanin``
-is the engine that ``fanin train`` uses, on one process; ``plain`` a loop as one would write it by hand, with the same
-module, compile, recomputation and optimizer. The two take turns, step by step, in one process; the median of the steps
-after the warm-up counts. MFU as in ``fanin.datacenter.watch.flops``. The gate is 45 %, the goal 55 %, for
-1.5 B at a sequence of 2048 on an H200. Peak memory is that of one with the other left out, on a CPU that of the whole
-process. Without a CUDA device it refuses, unless the CPU is asked for by name.
+Both use bf16, torch.compile for each layer, flash attention (scaled_dot_product_attention), selective recomputation and
+AdamW. ``fanin`` is the engine that ``fanin train`` uses, on one process. ``plain`` is a hand-written loop with the same
+module, compilation, recomputation and optimizer. The two alternate step by step in one process; the result is the
+median of the steps after the warm-up.
+
+MFU is defined in ``fanin.datacenter.watch.flops``. The gate is 45 % and the goal 55 %, for 1.5 B parameters at a
+sequence of 2048 on an H200. Peak memory excludes the other model; on a CPU it is that of the whole process. Without a
+CUDA device the benchmark stops, unless ``--device cpu`` is set.
 """
 
 import argparse
@@ -28,11 +30,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.engine import Batch, build_engine
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
-from fanin.datacenter.parallel.recompute import keep_dear
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.transforms.recompute import keep_expensive
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.presets import PRESETS
 from fanin.datacenter.watch.flops import best_gemm, hardware_of, mfu
@@ -42,12 +45,12 @@ GATE, GOAL = 0.45, 0.55
 RATE: Final = 1e-4
 BETAS: Final = (0.9, 0.95)
 SAMPLES: Final = {"tiny": 4, "8m": 32, "125m": 32, "350m": 16, "1.5b": 8}
-"""Of 2048 tokens in a step, that fit an H200 beside both models' state."""
+"""Samples of 2048 tokens in a step that fit an H200 together with the state of both models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What is measured: a preset, its batch, and where."""
+    """One measurement: a preset, its batch and its device."""
 
     size: str
     samples: int
@@ -57,24 +60,24 @@ class Course:
 
     @property
     def config(self) -> DecoderConfig:
-        """The decoder."""
+        """The config of the decoder."""
         return PRESETS[self.size]
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Tokens by chance, and those that follow them."""
+        """Return random tokens, and each next token."""
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(0, self.config.vocabulary, (self.samples, self.sequence + 1), generator=generator)
-        found = tokens.to(self.device)
-        return found[:, :-1].contiguous(), found[:, 1:].contiguous()
+        tokens = tokens.to(self.device)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 def engine_step(course: Course) -> Callable[[], float]:
-    """A step of fanin's engine; its loss."""
+    """Run one step of fanin's engine. Return its loss."""
     with course.device:
         module = Decoder(course.config)
     parallel = ParallelSettings(recompute="selective", precision="bf16", compile=course.compiled)
     training = TrainingSettings(batch_size=course.samples, learning_rate=RATE, betas=BETAS)
-    model = Model(module=module, layout=decoder_layout(course.config))
+    model = TrainableModel(module=module, layout=decoder_layout(course.config))
     engine = build_engine(model, parallel, training, None, course.device)
     inputs, targets = course.batch()
     batch = Batch(inputs=inputs, targets=targets)
@@ -82,10 +85,10 @@ def engine_step(course: Course) -> Callable[[], float]:
 
 
 def plain_step(course: Course) -> Callable[[], float]:
-    """A step of a loop written by hand; its loss."""
+    """Run one step of the hand-written loop. Return its loss."""
     with course.device:
         module = Decoder(course.config)
-    again = partial(create_selective_checkpoint_contexts, keep_dear)
+    again = partial(create_selective_checkpoint_contexts, keep_expensive)
     for layer in module.layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=again)
         if course.compiled:
@@ -106,13 +109,13 @@ def plain_step(course: Course) -> Callable[[], float]:
 
 
 def measure(course: Course, steps: int, warm_up: int) -> dict[str, object]:
-    """Both, step by step in turn."""
-    made = {"fanin": engine_step, "plain": plain_step}
+    """Measure both, alternating step by step."""
+    factories = {"fanin": engine_step, "plain": plain_step}
     runs: dict[str, Callable[[], float]] = {}
     losses: dict[str, list[float]] = {}
     peaks: dict[str, int] = {}
-    for name, make in made.items():
-        # What is there already is the other's: it is at rest.
+    for name, make in factories.items():
+        # The bytes that are already allocated belong to the other model, which is idle.
         others = _begin_peak(course.device)
         runs[name] = make(course)
         losses[name] = [runs[name]() for _ in range(max(2, warm_up))]
@@ -127,7 +130,7 @@ def measure(course: Course, steps: int, warm_up: int) -> dict[str, object]:
 
 
 def _begin_peak(device: torch.device) -> int:
-    """Bytes that are on the device already; the peak is counted from here on."""
+    """Return the bytes that are already allocated, and start to count the peak."""
     if device.type != "cuda":
         return 0
     torch.cuda.reset_peak_memory_stats(device)
@@ -165,18 +168,18 @@ def _peak_flops(device: torch.device) -> float:
     return known.flops_per_second
 
 
-def device_of(asked: str) -> torch.device:
-    """The device; ends with a sentence where there is none."""
-    if asked == "cuda" and not torch.cuda.is_available():
+def device_of(name: str) -> torch.device:
+    """Return the device. Exit with an error message if there is none."""
+    if name == "cuda" and not torch.cuda.is_available():
         raise SystemExit(
             "datacenter_gpu: got no CUDA device, expected one; run it on a machine with a GPU, or give --device cpu "
             "--size tiny to see that it runs"
         )
-    return torch.device(asked)
+    return torch.device(name)
 
 
 def report_of(options: argparse.Namespace) -> dict[str, object]:
-    """What was found, by size."""
+    """Return the report by size."""
     device = device_of(options.device)
     report: dict[str, object] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -204,29 +207,29 @@ def report_of(options: argparse.Namespace) -> dict[str, object]:
 
 
 def sizes(text: str) -> list[str]:
-    """Presets, of those that one GPU holds twice."""
-    found = text.split(",")
-    if unknown := [each for each in found if each not in SAMPLES]:
+    """Return the presets that fit one GPU twice."""
+    presets = text.split(",")
+    if unknown := [each for each in presets if each not in SAMPLES]:
         raise argparse.ArgumentTypeError(f"got {unknown}, expected some of {', '.join(SAMPLES)}")
-    return found
+    return presets
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
-    made = argparse.ArgumentParser(description="A decoder on one GPU, beside a plain torch loop.")
-    made.add_argument("--size", type=sizes, default="125m,350m,1.5b", help=f"some of {', '.join(SAMPLES)}")
-    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    made.add_argument("--sequence", type=int, default=2048)
-    made.add_argument("--samples", type=int, default=0, help="of a step; default: by size")
-    made.add_argument("--steps", type=int, default=50, help="that count")
-    made.add_argument("--warm-up", type=int, default=5)
-    made.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    made.add_argument("--json", nargs="?", const="-", metavar="FILE")
-    return made
+    """Return the parser of the options."""
+    options = argparse.ArgumentParser(description="A decoder on one GPU, compared with a plain torch loop.")
+    options.add_argument("--size", type=sizes, default="125m,350m,1.5b", help=f"some of {', '.join(SAMPLES)}")
+    options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    options.add_argument("--sequence", type=int, default=2048)
+    options.add_argument("--samples", type=int, default=0, help="of a step; default: by size")
+    options.add_argument("--steps", type=int, default=50, help="that count")
+    options.add_argument("--warm-up", type=int, default=5)
+    options.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    options.add_argument("--json", nargs="?", const="-", metavar="FILE")
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The benchmark."""
+    """Run the benchmark."""
     options = parser().parse_args(argv)
     report = report_of(options)
     if options.json:

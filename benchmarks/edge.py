@@ -1,15 +1,15 @@
-"""What the edge costs: each model in each runtime beside eager torch, the devices' environments, and their memory.
+"""The cost of the edge: each model in each runtime compared with eager torch, install sizes, and memory.
 
     python benchmarks/edge.py --json FILE          (int8's accuracy on Fashion-MNIST: see FANIN_DATA; else on digits)
 
-It makes the devices' environments if they are missing (``make devices``), exports every model to a Bundle in both
-formats, and lets children in those environments, and one with torch, take train steps, evaluate and predict in turn,
-on one thread each. Then it trains a model for a short while and compares float with int8, and runs a federation with
-one device of each runtime to see how much memory a device takes. At the end stand the gates.
+The benchmark creates the devices' environments if they are missing (``make devices``), and exports every model to a
+Bundle in both formats. Child processes in those environments, and one with torch, then alternate train steps,
+evaluations and predictions on one thread each. A short training compares float with int8. A federation with one device
+of each runtime measures the memory of a device. The report ends with the gates.
 
-Times are of one machine while it did whatever else it did: ratios are between what ran in the same minutes. ``float``
-is the ``evaluate`` Signature on a batch (in eager torch a forward pass), int8 is ``infer`` (in eager torch the float
-model); ``start`` is from the start of a process to the end of its first train step.
+Times depend on the load of the machine, so ratios compare only measurements of the same minutes. ``float`` is the
+``evaluate`` Signature on a batch; in eager torch it is a forward pass. ``int8`` is ``infer``; in eager torch it is the
+float model. ``start`` is the time from the start of a process to the end of its first train step.
 """
 
 import argparse
@@ -34,46 +34,48 @@ from fanin.edge.export import export
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run the benchmark."""
     options = parser().parse_args(argv)
     make_environments(options.runtimes)
     with tempfile.TemporaryDirectory(prefix="fanin-edge-") as temporary:
         folder = Path(options.keep or temporary)
         for name in options.models:
             export_model(name, folder / name)
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count()},
             "environments": {runtime: installed_mb(runtime) for runtime in options.runtimes},
             "models": {name: measured(name, folder / name, options) for name in options.models},
         }
         if options.epochs:
-            found["accuracy"] = accuracy(options.runtimes, fresh(folder / "accuracy"), options.epochs)
+            results["accuracy"] = accuracy(options.runtimes, fresh(folder / "accuracy"), options.epochs)
         if options.rounds:
             with tempfile.TemporaryDirectory(prefix="fanin-edge-memory-") as place:
-                found["memory"] = memory(options.runtimes, Path(place), options.rounds)
-    found["gates"] = gates(found)
+                results["memory"] = memory(options.runtimes, Path(place), options.rounds)
+    results["gates"] = gates(results)
     if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
-    sys.stdout.write(text_of(found))
+        Path(options.json).write_text(json.dumps(results, indent=1) + "\n")
+    sys.stdout.write(text_of(results))
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
-    made = argparse.ArgumentParser(description="Models x runtimes: time, memory, sizes and accuracy at the edge.")
-    made.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
-    made.add_argument("--runtimes", nargs="+", choices=list(ENVIRONMENTS), default=list(ENVIRONMENTS))
-    made.add_argument("--steps", type=int, default=60, help="of each kind that are timed, after a warm-up (60)")
-    made.add_argument("--starts", type=int, default=3, help="of each child, whose median is told (3)")
-    made.add_argument("--epochs", type=int, default=3, help="of training before accuracy is measured; 0: leave it out")
-    made.add_argument("--rounds", type=int, default=5, help="of the federation for memory; 0: leave it out (5)")
-    made.add_argument("--keep", metavar="DIR", default="", help="keep Bundles there, and use those that are there")
-    made.add_argument("--json", metavar="FILE", default="")
-    return made
+    """Return the parser of the flags."""
+    options = argparse.ArgumentParser(description="Models x runtimes: time, memory, sizes and accuracy at the edge.")
+    options.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    options.add_argument("--runtimes", nargs="+", choices=list(ENVIRONMENTS), default=list(ENVIRONMENTS))
+    options.add_argument("--steps", type=int, default=60, help="of each kind that are timed, after a warm-up (60)")
+    options.add_argument("--starts", type=int, default=3, help="of each child, whose median is reported (3)")
+    options.add_argument(
+        "--epochs", type=int, default=3, help="of training before accuracy is measured; 0: leave it out"
+    )
+    options.add_argument("--rounds", type=int, default=5, help="of the federation for memory; 0: leave it out (5)")
+    options.add_argument("--keep", metavar="DIR", default="", help="keep Bundles there, and use those that are there")
+    options.add_argument("--json", metavar="FILE", default="")
+    return options
 
 
 def export_model(name: str, folder: Path) -> None:
-    """A model's Bundle in both formats, and its batches beside it."""
+    """Export a model's Bundle in both formats, and write its batches next to it."""
     if (folder / MANIFEST_FILE).exists():
         return
     say(f"exporting {name}")
@@ -83,12 +85,12 @@ def export_model(name: str, folder: Path) -> None:
 
 
 def examples_file(folder: Path) -> Path:
-    """Where a Bundle's batches lie."""
+    """Return the path of a Bundle's batches."""
     return folder.with_suffix(".npz")
 
 
 def measured(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """One model: eager torch, each runtime, and the sizes of its files."""
+    """Measure one model in eager torch and in each runtime, and the sizes of its files."""
     say(f"measuring {name}")
     commands = {EAGER: eager_command(name)}
     for runtime in options.runtimes:
@@ -103,27 +105,30 @@ def measured(name: str, folder: Path, options: argparse.Namespace) -> dict[str, 
 
 
 def sizes(bundle: Bundle) -> dict[str, dict[str, int]]:
-    """Bytes of each Signature's file and of all that a device needs, by graph format; TFLite has one file for all."""
+    """Return the bytes of each Signature's file and of everything that a device needs, by graph format.
+
+    TFLite has one file for all Signatures.
+    """
     manifest = bundle.manifest
-    found = {}
+    sizes_of: dict[str, dict[str, int]] = {}
     for graph_format in ("onnx", "tflite"):
         files = {name: signature.graphs[graph_format] for name, signature in manifest.signatures.items()}
         needed = {*files.values(), manifest.initial}
-        found[graph_format] = {name: manifest.artifacts[file].size_bytes for name, file in files.items()}
-        found[graph_format]["whole"] = len(bundle.signed.data) + sum(
+        sizes_of[graph_format] = {name: manifest.artifacts[file].size_bytes for name, file in files.items()}
+        sizes_of[graph_format]["whole"] = len(bundle.signed.data) + sum(
             manifest.artifacts[file].size_bytes for file in needed
         )
-    return found
+    return sizes_of
 
 
 def fresh(folder: Path) -> Path:
-    """The folder, made if it is not there."""
+    """Return a folder, created if necessary."""
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def say(text: str) -> None:
-    """Progress, on stderr."""
+    """Write progress to stderr."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

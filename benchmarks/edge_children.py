@@ -1,4 +1,4 @@
-"""The children of ``edge.py``: the devices' environments, and processes there that do what they are told, in turn."""
+"""Child processes of ``edge.py`` in the devices' environments, which run one command at a time, in turn."""
 
 import json
 import os
@@ -23,7 +23,7 @@ EAGER: Final = "eager"
 WORKING_TREE: Final = MappingProxyType(
     {"PYTHONPATH": os.pathsep.join(str(ROOT / root) for root in SOURCE_ROOTS), "OMP_NUM_THREADS": "1"}
 )
-"""So that children run what stands here, and not the wheel that their environment has; on one thread."""
+"""Makes children run the sources of this tree instead of the installed wheel, on one thread."""
 INSTALLERS: Final = ("pip", "setuptools", "wheel", "_distutils_hack", "pkg_resources", "distutils-precedence.pth")
 WARM_UP: Final = 5
 NUM_ROUNDS: Final = 6
@@ -32,18 +32,18 @@ Row = dict[str, object]
 
 
 def python_of(runtime: str) -> Path:
-    """The Python of the environment that has this runtime and little else."""
+    """Return the Python of the device environment of a runtime."""
     return ROOT / ENVIRONMENTS[runtime] / "bin" / "python"
 
 
 def make_environments(runtimes: Sequence[str]) -> None:
-    """Make the devices' environments, if one is missing."""
+    """Create the devices' environments if one is missing."""
     if not all(python_of(runtime).exists() for runtime in runtimes):
         subprocess.run(["make", "--silent", "devices"], cwd=ROOT, check=True, stdout=sys.stderr)
 
 
 def installed_mb(runtime: str) -> Row:
-    """What the environment's packages take: all of them, and without what only installed them and bytecode."""
+    """Return the size of the environment's packages in MB: all, and without installers and bytecode."""
     (packages,) = python_of(runtime).parents[1].glob("lib/python*/site-packages")
     everything = sum(path.lstat().st_size for path in packages.rglob("*") if path.is_file())
     needed = 0
@@ -55,7 +55,7 @@ def installed_mb(runtime: str) -> Row:
 
 
 def run_in(python: Path, code: str) -> str:
-    """What a line of Python writes there."""
+    """Run a line of Python in an environment. Return its output."""
     done = subprocess.run([str(python), "-c", code], env=os.environ | WORKING_TREE, capture_output=True, text=True)
     done.check_returncode()
     return done.stdout
@@ -63,55 +63,55 @@ def run_in(python: Path, code: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A process that took its first train step; ``start_up_ms`` after it was started."""
+    """A process that has run its first train step, ``start_up_ms`` after its start."""
 
     process: subprocess.Popen[str]
     start_up_ms: float
     runtime: str
 
     def ask(self, what: str, num: int = 0) -> Row:
-        """What it says to one question."""
+        """Send one request. Return the answer."""
         assert self.process.stdin is not None, "opened with a pipe"
         self.process.stdin.write(json.dumps({"do": what, "num": num}) + "\n")
         self.process.stdin.flush()
         return _answer(self.process)
 
     def timed_ms(self, what: str, num: int) -> list[float]:
-        """What each of ``num`` calls took."""
-        found = self.ask(what, num)["ms"]
-        assert isinstance(found, list)
-        return found
+        """Return the milliseconds of each of ``num`` calls."""
+        times_ms = self.ask(what, num)["ms"]
+        assert isinstance(times_ms, list)
+        return times_ms
 
 
 @contextmanager
 def child(command: Sequence[str]) -> Iterator[Child]:
-    """A child that has started; the end of its input ends it."""
+    """Start a child. Closing its input ends it."""
     started_s = time.monotonic()
     process = subprocess.Popen(
         list(command), env=os.environ | WORKING_TREE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with process:
         first = _answer(process)
-        # One clock for all processes of a machine: Linux's monotonic one counts from its start.
+        # Linux's monotonic clock counts from the start of the machine, so all processes share it.
         start_up_ms = 1000 * (float(str(first["first_step_s"])) - started_s)
         yield Child(process=process, start_up_ms=start_up_ms, runtime=str(first["runtime"]))
 
 
 def device_command(runtime: str, bundle: Path, publisher: str, examples: Path) -> list[str]:
-    """``edge_device.py`` in the runtime's environment."""
+    """Return the command of ``edge_device.py`` in the environment of a runtime."""
     return [str(python_of(runtime)), str(BENCHMARKS / "edge_device.py"), runtime, str(bundle), publisher, str(examples)]
 
 
 def eager_command(model: str) -> list[str]:
-    """``edge_eager.py`` here."""
+    """Return the command of ``edge_eager.py`` in this environment."""
     return [sys.executable, str(BENCHMARKS / "edge_eager.py"), model]
 
 
 def measure_in_turn(commands: dict[str, list[str]], num_steps: int, num_starts: int) -> dict[str, Row]:
-    """Everything that is timed, for each command by name, the first of which is what others are compared with.
+    """Time every operation in each child, by name. The first child is the reference of the others.
 
-    All children live at once, and one works at a time: in each of NUM_ROUNDS rounds each takes its share of the
-    steps, the first of the last round first, so that whatever else the machine does is as bad for all of them.
+    All children are alive at once, and one works at a time. In each of NUM_ROUNDS rounds each child runs its share of
+    the steps, in alternating order, so that other load on the machine affects all children equally.
     """
     starts = {name: [] for name in commands}
     for _ in range(num_starts - 1):
@@ -152,7 +152,7 @@ def _answer(process: "subprocess.Popen[str]") -> Row:
     assert process.stdout is not None, "opened with a pipe"
     line = process.stdout.readline()
     if not line:
-        raise RuntimeError(f"{process.args} ended with status {process.wait()}; what it said stands above")
-    found = json.loads(line)
-    assert isinstance(found, dict)
-    return found
+        raise RuntimeError(f"{process.args} ended with status {process.wait()}; its error output is above")
+    message = json.loads(line)
+    assert isinstance(message, dict)
+    return message

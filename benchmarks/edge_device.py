@@ -1,9 +1,9 @@
-"""A device for ``edge.py``: opens a Bundle in one runtime, and does so many steps of something when told.
+"""A device for ``edge.py``: opens a Bundle in one runtime, and runs operations on request.
 
     python edge_device.py RUNTIME BUNDLE PUBLISHER_KEY EXAMPLES.npz
 
-It runs in a device's environment: neither torch nor onnx. One JSON object a line comes in, {"do": ..., "num": n}, and
-one goes out for it; the first line out is there unasked, after the first train step, with when that was.
+It runs in a device's environment, without torch and onnx. Each request is a line with a JSON object, {"do": ..., "num":
+n}; so is each answer. The first line of output has no request: it reports the time of the first train step.
 """
 
 import json
@@ -26,7 +26,7 @@ SETTINGS: Final = StepSettings(learning_rate=0.01)
 
 
 class Device:
-    """An open Bundle. What is measured is opened when it is first asked for, as a device would."""
+    """An open Bundle. Each graph is opened at its first use, as on a device."""
 
     def __init__(self, runtime: Runtime, bundle: Bundle, examples: Path) -> None:
         self._runtime, self._bundle = runtime, bundle
@@ -35,23 +35,23 @@ class Device:
         self._opened: dict[str, Call] = {}
 
     def timed_ms(self, what: str, num: int) -> list[float]:
-        """What each of ``num`` calls took."""
+        """Return the milliseconds of each of ``num`` calls."""
         if what not in self._opened:
             self._opened |= self._open(what)
         return timed_ms(self._opened[what], num)
 
     def counts(self) -> dict[str, int]:
-        """How many of the labels either form finds."""
-        found = measure(self._runtime, self._bundle, self._parameters, self._batches)
+        """Return the number of correct labels in float and in int8."""
+        result = measure(self._runtime, self._bundle, self._parameters, self._batches)
         return {
-            "num_examples": found.num_predictions,
-            "num_correct_float": found.num_correct_float,
-            "num_correct_int8": found.num_correct_int8,
-            "num_agreeing": found.num_agreeing,
+            "num_examples": result.num_predictions,
+            "num_correct_float": result.num_correct_float,
+            "num_correct_int8": result.num_correct_int8,
+            "num_agreeing": result.num_agreeing,
         }
 
     def _open(self, what: str) -> dict[str, Call]:
-        """What there is to time once the graph behind it is open."""
+        """Return the function to time, with its graph opened."""
         batches = cycle(self._batches)
         if what == "train":
             return {"train": self._train()}
@@ -73,39 +73,39 @@ class Device:
 
 
 def timed_ms(call: Call, num: int) -> list[float]:
-    """What each of ``num`` calls took."""
-    found = []
+    """Return the milliseconds of each of ``num`` calls."""
+    times_ms = []
     for _ in range(num):
         before = time.perf_counter_ns()
         call()
-        found.append((time.perf_counter_ns() - before) / 1e6)
-    return found
+        times_ms.append((time.perf_counter_ns() - before) / 1e6)
+    return times_ms
 
 
 def peak_rss_mb() -> float:
-    """Of this process alone: what ``getrusage`` tells would count the parent that it was forked from."""
+    """Return the peak RSS of this process. ``getrusage`` would include the parent that it was forked from."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def main() -> None:
-    """Answer until there is nothing more to read."""
+    """Answer requests until the input ends."""
     name, folder, publisher, examples = sys.argv[1:]
     runtime = open_runtime(name)
     device = Device(runtime, open_folder(Path(folder), trusted=[publisher]), Path(examples))
     device.timed_ms("train", 1)
     say({"first_step_s": time.monotonic(), "runtime": runtime.name})
     for line in sys.stdin:
-        asked = json.loads(line)
-        if asked["do"] == "memory":
+        request = json.loads(line)
+        if request["do"] == "memory":
             say({"peak_rss_mb": peak_rss_mb()})
-        elif asked["do"] == "counts":
+        elif request["do"] == "counts":
             say(device.counts())
         else:
-            say({"ms": device.timed_ms(asked["do"], asked["num"])})
+            say({"ms": device.timed_ms(request["do"], request["num"])})
 
 
 def say(row: object) -> None:
-    """One line out."""
+    """Write one line of output."""
     sys.stdout.write(json.dumps(row) + "\n")
     sys.stdout.flush()
 

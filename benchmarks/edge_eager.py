@@ -1,8 +1,9 @@
-"""Eager torch for ``edge.py``: the same model, batches and optimizer, by autograd and ``torch.optim``, on one thread.
+"""Eager torch for ``edge.py``: the same model, batches and optimizer, with autograd and ``torch.optim``, on one thread.
 
     python edge_eager.py MODEL
 
-It speaks as ``edge_device.py`` does. The loss is torch's own fused one, which is faster than what is exported.
+It uses the protocol of ``edge_device.py``. The loss is torch's fused cross-entropy, which is faster than the exported
+one.
 """
 
 import json
@@ -18,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 
 class Eager:
-    """The App's module as torch itself runs it."""
+    """The module of the App, run by eager torch."""
 
     def __init__(self, name: str) -> None:
         app, examples = app_of(name), examples_of(name)
@@ -29,7 +30,7 @@ class Eager:
         self._batches = cycle(list(zip(x.split(BATCH_SIZE), y.split(BATCH_SIZE), strict=True)))
 
     def timed_ms(self, what: str, num: int) -> list[float]:
-        """What each of ``num`` calls took."""
+        """Return the milliseconds of each of ``num`` calls."""
         calls: dict[str, Call] = {
             "train": self._train,
             "evaluate": lambda: self._forward(self._first),
@@ -48,22 +49,22 @@ class Eager:
 
     def _forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            found: Tensor = self._module(x)
-        return found
+            output: Tensor = self._module(x)
+        return output
 
 
 def main() -> None:
-    """Answer until there is nothing more to read."""
+    """Answer requests until the input ends."""
     torch.set_num_threads(1)
     eager = Eager(sys.argv[1])
     eager.timed_ms("train", 1)
     say({"first_step_s": time.monotonic(), "runtime": f"torch {torch.__version__}"})
     for line in sys.stdin:
-        asked = json.loads(line)
-        if asked["do"] == "memory":
+        request = json.loads(line)
+        if request["do"] == "memory":
             say({"peak_rss_mb": peak_rss_mb()})
         else:
-            say({"ms": eager.timed_ms(asked["do"], asked["num"])})
+            say({"ms": eager.timed_ms(request["do"], request["num"])})
 
 
 if __name__ == "__main__":

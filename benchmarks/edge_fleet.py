@@ -1,6 +1,6 @@
-"""Two things that ``edge.py`` measures on more than steps: what int8 costs in accuracy, and a device's memory.
+"""The accuracy that int8 costs, and the memory of a device, measured for ``edge.py``.
 
-The memory is that of ``fanin join`` in a real federation with TLS, one device of each runtime, after some Rounds.
+The memory is that of ``fanin join`` in a real federation with TLS, with one device of each runtime, after some Rounds.
 """
 
 import os
@@ -36,7 +36,7 @@ PEAK: Final = "print(open('/proc/self/status').read().partition('VmHWM:')[2].spl
 
 
 def accuracy(runtimes: Sequence[str], folder: Path, num_epochs: int) -> Row:
-    """What the float and the int8 model find of a test set, in each runtime, after a short training in torch."""
+    """Return the float and int8 accuracy on a test set, in each runtime, after a short training in torch."""
     data = os.environ.get(DATA_VARIABLE)
     if data and (Path(data) / FASHION_MNIST.name).is_dir():
         split, model, name = split_fashion_mnist(1, 1.0, 0), "FashionCnn", FASHION_MNIST.name
@@ -51,21 +51,21 @@ def accuracy(runtimes: Sequence[str], folder: Path, num_epochs: int) -> Row:
     rows: Row = {"model": model, "dataset": name}
     for runtime in runtimes:
         with child(device_command(runtime, folder / "bundle", bundle.signed.public_key, test)) as device:
-            found = {key: int(str(value)) for key, value in device.ask("counts").items()}
-        num = found["num_examples"]
-        in_float, in_int8 = found["num_correct_float"] / num, found["num_correct_int8"] / num
+            counts = {key: int(str(value)) for key, value in device.ask("counts").items()}
+        num = counts["num_examples"]
+        in_float, in_int8 = counts["num_correct_float"] / num, counts["num_correct_int8"] / num
         rows[runtime] = {
             "num_examples": num,
             "accuracy_float": in_float,
             "accuracy_int8": in_int8,
             "drop_points": 100.0 * (in_float - in_int8),
-            "agreement": found["num_agreeing"] / num,
+            "agreement": counts["num_agreeing"] / num,
         }
     return rows
 
 
 def trained(module: torch.nn.Module, split: Split, name: str, num_epochs: int) -> App:
-    """The App after this many epochs on all of the devices' images, calibrated on public ones."""
+    """Train the App for some epochs on the images of all devices, and calibrate it on public ones."""
     train, validation = hold_out(split.devices[0], len(split.devices[0]) // 20, np.random.default_rng(0))
     training = TrainingSettings(learning_rate=0.05, batch_size=32, optimizer="sgd")
     pretrain(module, digits_app.smoothed_cross_entropy, (train, validation), training, num_epochs)
@@ -80,7 +80,7 @@ def trained(module: torch.nn.Module, split: Split, name: str, num_epochs: int) -
 
 
 def memory(runtimes: Sequence[str], folder: Path, num_rounds: int) -> Row:
-    """Peak RSS of a device of each runtime that trained the demo's CNN over this many Rounds, and of other things."""
+    """Return the peak RSS of a device of each runtime that trains the demo's CNN, and that of the imports alone."""
     bundle = export(digits_app.app(), folder / "bundle", PUBLISHER).bundle
     (folder / "publisher.pub").write_text(PUBLISHER.public + "\n")
     parts = split_digits(len(runtimes), 100.0, 0).devices
@@ -88,9 +88,9 @@ def memory(runtimes: Sequence[str], folder: Path, num_rounds: int) -> Row:
     with running(folder, devices) as federation:
         federation.operator.publish_bundle(bundle)
         federation.operator.start_run("run", plan_of(len(devices), num_rounds), bundle, PUBLISHER)
-        found = peaks(federation, num_rounds)
+        peaks_mb = peaks(federation, num_rounds)
     rows: Row = {"rounds": num_rounds}
-    for runtime, peak_mb in zip(runtimes, found, strict=True):
+    for runtime, peak_mb in zip(runtimes, peaks_mb, strict=True):
         imports = run_in(python_of(runtime), f"import fanin.commands.join, sys; {PEAK}")
         rows[runtime] = {"peak_rss_mb": peak_mb, "importing_join_mb": int(imports) / 1024}
     torch_alone = run_in(Path(sys.executable), f"import torch; {PEAK}")
@@ -98,13 +98,13 @@ def memory(runtimes: Sequence[str], folder: Path, num_rounds: int) -> Row:
 
 
 def device_of(runtime: str, examples: Examples) -> Device:
-    """A device in the environment of a runtime, which runs what stands here."""
+    """Return a device in the environment of a runtime that runs the sources of this tree."""
     flags = ("--runtime", runtime)
     return Device(examples=examples, flags=flags, python=python_of(runtime), environment=WORKING_TREE)
 
 
 def plan_of(num_devices: int, num_rounds: int) -> Plan:
-    """All devices in each Round."""
+    """Return a Plan in which every device takes part in each Round."""
     return Plan(
         name="memory",
         cohort=CohortPlan(concurrency=num_devices, buffer=num_devices, quorum=num_devices, deadline_s=DEADLINE_S),
@@ -116,7 +116,7 @@ def plan_of(num_devices: int, num_rounds: int) -> Plan:
 
 
 def peaks(federation: Federation, num_rounds: int) -> list[float]:
-    """Each device's peak RSS so far (MiB), once the last Version is out: they still run, and are connected."""
+    """Return each device's peak RSS in MiB after the last Version. The devices are still running and connected."""
     num_versions = 0
     for recorded in federation.operator.watch("run", 0):
         federation.check()
@@ -124,6 +124,6 @@ def peaks(federation: Federation, num_rounds: int) -> list[float]:
         if isinstance(recorded.event, RunRested):
             break
     if num_versions != num_rounds:
-        raise RuntimeError(f"the federation made {num_versions} versions, expected {num_rounds}")
-    found = [Path(f"/proc/{process.pid}/status").read_text() for process in federation.devices]
-    return [int(text.partition("VmHWM:")[2].split()[0]) / 1024 for text in found]
+        raise RuntimeError(f"the federation published {num_versions} Versions, expected {num_rounds}")
+    statuses = [Path(f"/proc/{process.pid}/status").read_text() for process in federation.devices]
+    return [int(text.partition("VmHWM:")[2].split()[0]) / 1024 for text in statuses]

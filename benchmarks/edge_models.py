@@ -1,4 +1,4 @@
-"""The models that ``edge.py`` measures, each as an App with batches to train on; the same ones in every process."""
+"""The models that ``edge.py`` measures, each as an App with batches. They are the same in every process."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,33 +11,34 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fanin.clients.data.examples import Examples
-from fanin.datacenter.models import cnn, ds_cnn, mlp, mobilenet, resnet8
+from fanin.datacenter.models import cnn, mlp
 from fanin.datacenter.models.cnn import DigitsCnn
-from fanin.datacenter.models.ds_cnn import DsCnn
 from fanin.datacenter.models.mlp import Mlp
-from fanin.datacenter.models.mobilenet import MobileNetV1
 from fanin.datacenter.models.recurrent import RecurrentClassifier, RecurrentShape
-from fanin.datacenter.models.resnet8 import ResNet8
+from fanin.datacenter.models.tiny import ds_cnn, mobilenet, resnet8
+from fanin.datacenter.models.tiny.ds_cnn import DsCnn
+from fanin.datacenter.models.tiny.mobilenet import MobileNetV1
+from fanin.datacenter.models.tiny.resnet8 import ResNet8
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
 from fanin.edge.export import App, cross_entropy, next_token
 
 BATCH_SIZE: Final = 16
 NUM_BATCHES: Final = 4
 LENGTH: Final = 32
-"""Tokens that the recurrent classifier reads."""
+"""Tokens of a sequence of the recurrent classifier."""
 DECODERS: Final = MappingProxyType(
     {
         "attention": DecoderShape(num_blocks=1),
         "attention-small": DecoderShape(vocabulary=64, context=32, width=32, num_blocks=1),
     }
 )
-"""The first is bound by its products, the second, like the small perceptron, by how often something is called."""
+"""The first is limited by matrix products; the second, like the small perceptron, by the number of calls."""
 RECURRENT: Final = RecurrentShape()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """What a model of images takes and tells."""
+    """The input shape and the number of classes of an image model."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -59,12 +60,12 @@ IMAGES: Final[Mapping[str, Images]] = MappingProxyType(
         "mobilenet": Images(make=MobileNetV1, shape=mobilenet.INPUT_SHAPE, num_classes=mobilenet.NUM_CLASSES),
     }
 )
-"""A BatchNorm is frozen: on devices the statistics of a few examples are of little use."""
+"""BatchNorms are frozen, because the statistics of a few examples on a device are of little use."""
 MODELS: Final = (*IMAGES, *DECODERS, "gru")
 
 
 def app_of(name: str) -> App:
-    """The App, always with the same initial parameters."""
+    """Return the App. Its initial parameters are always the same."""
     examples = examples_of(name)
     classes = {
         **{key: images.num_classes for key, images in IMAGES.items()},
@@ -82,7 +83,7 @@ def app_of(name: str) -> App:
 
 
 def examples_of(name: str) -> Examples:
-    """NUM_BATCHES batches of noise and chance: what a step costs does not depend on what it learns."""
+    """Return NUM_BATCHES random batches. The values do not affect the time of a step."""
     rng, num = np.random.default_rng(0), NUM_BATCHES * BATCH_SIZE
     if name in DECODERS:
         shape = DECODERS[name]
@@ -91,9 +92,9 @@ def examples_of(name: str) -> Examples:
     if name == "gru":
         x = rng.integers(0, RECURRENT.vocabulary, (num, LENGTH)).astype(np.int32)
         return Examples(x=x, y=rng.integers(0, RECURRENT.num_classes, num).astype(np.int32))
-    found = IMAGES[name]
-    x = rng.standard_normal((num, *found.shape)).astype(np.float32)
-    return Examples(x=x, y=rng.integers(0, found.num_classes, num).astype(np.int32))
+    images = IMAGES[name]
+    x = rng.standard_normal((num, *images.shape)).astype(np.float32)
+    return Examples(x=x, y=rng.integers(0, images.num_classes, num).astype(np.int32))
 
 
 def _module(name: str) -> nn.Module:

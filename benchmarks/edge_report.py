@@ -1,4 +1,4 @@
-"""What ``edge.py`` found, as tables, and held against the gates."""
+"""The results of ``edge.py`` as tables, compared with the gates."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,15 +13,15 @@ MAX_PEAK_RSS_MB: Final = MappingProxyType({"tflite": 80.0, "litert": 85.0, "onnx
 MAX_INSTALLED_MB: Final = MappingProxyType({"tflite": 150.0})
 MAX_DROP_POINTS: Final = 0.5
 GRAPHS: Final = ("train", "evaluate", "infer", "whole")
-Found = Mapping[str, Any]
+Results = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """One budget: what was found, the bound, and whether it is kept.
+    """One budget: the measured value, its bound, and whether the gate passes.
 
-    Beside a ratio of medians stands that of the minima, and both must keep the bound: where they differ the machine
-    was busy with something else.
+    A ratio is reported for the medians and for the minima, and both must be within the bound. If they differ, the
+    machine was busy with something else.
     """
 
     what: str
@@ -31,46 +31,46 @@ class Gate:
     found_of_minima: float | None = None
 
 
-def gates(found: Found) -> list[dict[str, object]]:
-    """Every budget that this measurement says something of."""
-    return [asdict(gate) for gate in _gates(found)]
+def gates(results: Results) -> list[dict[str, object]]:
+    """Return every budget that this benchmark measures."""
+    return [asdict(gate) for gate in _gates(results)]
 
 
-def _gates(found: Found) -> Iterator[Gate]:
+def _gates(results: Results) -> Iterator[Gate]:
     for model, bound in MIN_SPEED_UP.items():
-        row = found["models"].get(model, {}).get("runtimes", {}).get("onnx")
+        row = results["models"].get(model, {}).get("runtimes", {}).get("onnx")
         if row is not None:
             ratio, of_minima = row["train_speed_up"], row["train_speed_up_of_minima"]
             what = f"{model}: train step, eager / onnx"
             kept = min(ratio, of_minima) >= bound
             yield Gate(what=what, found=ratio, bound=bound, kept=kept, found_of_minima=of_minima)
     for runtime, bound in MAX_PEAK_RSS_MB.items():
-        if runtime in found.get("memory", {}):
-            mb = found["memory"][runtime]["peak_rss_mb"]
+        if runtime in results.get("memory", {}):
+            mb = results["memory"][runtime]["peak_rss_mb"]
             yield Gate(what=f"{runtime}: device's peak RSS, MB", found=mb, bound=bound, kept=mb <= bound)
     for runtime, bound in MAX_INSTALLED_MB.items():
-        if runtime in found["environments"]:
-            mb = found["environments"][runtime]["installed_without_installer_and_bytecode_mb"]
+        if runtime in results["environments"]:
+            mb = results["environments"][runtime]["installed_without_installer_and_bytecode_mb"]
             yield Gate(what=f"{runtime}: environment, MB", found=mb, bound=bound, kept=mb <= bound)
     for runtime in MAX_PEAK_RSS_MB:
-        if runtime in found.get("accuracy", {}):
-            drop = found["accuracy"][runtime]["drop_points"]
+        if runtime in results.get("accuracy", {}):
+            drop = results["accuracy"][runtime]["drop_points"]
             what = f"{runtime}: int8 under float, points"
             yield Gate(what=what, found=drop, bound=MAX_DROP_POINTS, kept=drop <= MAX_DROP_POINTS)
 
 
-def text_of(found: Found) -> str:
-    """All of it, to be read."""
-    parts = [_steps(found["models"]), _sizes(found["models"]), _environments(found)]
-    if "accuracy" in found:
-        parts.append(_accuracy(found["accuracy"]))
-    if "memory" in found:
-        parts.append(_memory(found["memory"]))
-    parts.append(_gate_table(found["gates"]))
+def text_of(results: Results) -> str:
+    """Return the report as text."""
+    parts = [_steps(results["models"]), _sizes(results["models"]), _environments(results)]
+    if "accuracy" in results:
+        parts.append(_accuracy(results["accuracy"]))
+    if "memory" in results:
+        parts.append(_memory(results["memory"]))
+    parts.append(_gate_table(results["gates"]))
     return "\n\n".join(parts) + "\n"
 
 
-def _steps(models: Found) -> str:
+def _steps(models: Results) -> str:
     head = [
         "model",
         "runtime",
@@ -85,8 +85,8 @@ def _steps(models: Found) -> str:
         "RSS",
     ]
     rows = []
-    for model, found in models.items():
-        for name, row in {"eager": found["eager"], **found["runtimes"]}.items():
+    for model, results in models.items():
+        for name, row in {"eager": results["eager"], **results["runtimes"]}.items():
             times = [row[kind]["median_ms"] for kind in ("evaluate", "predict_one", "predict_batch")]
             rows.append(
                 [
@@ -106,52 +106,52 @@ def _steps(models: Found) -> str:
     return _table(head, rows)
 
 
-def _sizes(models: Found) -> str:
+def _sizes(models: Results) -> str:
     rows = [
         [model, graph_format, *(f"{sizes[name] / 1e3:.1f}" for name in GRAPHS)]
-        for model, found in models.items()
-        for graph_format, sizes in found["size_bytes"].items()
+        for model, results in models.items()
+        for graph_format, sizes in results["size_bytes"].items()
     ]
     return _table(["model", "kB in", *GRAPHS], rows)
 
 
-def _environments(found: Found) -> str:
+def _environments(results: Results) -> str:
     rows = [
         [name, f"{row['installed_mb']:.1f}", f"{row['installed_without_installer_and_bytecode_mb']:.1f}"]
-        for name, row in found["environments"].items()
+        for name, row in results["environments"].items()
     ]
     return _table(["environment", "MB", "without pip, setuptools and bytecode"], rows)
 
 
-def _accuracy(found: Found) -> str:
+def _accuracy(results: Results) -> str:
     rows = [
         [name, *(f"{100 * row[key]:.2f}" for key in ("accuracy_float", "accuracy_int8")), f"{row['drop_points']:.2f}"]
-        for name, row in found.items()
+        for name, row in results.items()
         if isinstance(row, dict)
     ]
-    return _table([f"{found['model']} on {found['dataset']}", "float %", "int8 %", "points lost"], rows)
+    return _table([f"{results['model']} on {results['dataset']}", "float %", "int8 %", "points lost"], rows)
 
 
-def _memory(found: Found) -> str:
+def _memory(results: Results) -> str:
     rows = [
         [f"fanin join, {name}", f"{row['peak_rss_mb']:.1f}", f"{row['importing_join_mb']:.1f}"]
-        for name, row in found.items()
+        for name, row in results.items()
         if isinstance(row, dict)
     ]
-    rows.append(["import torch", f"{found['importing_torch_mb']:.1f}", ""])
+    rows.append(["import torch", f"{results['importing_torch_mb']:.1f}", ""])
     return _table(["peak RSS", "MB", "of that, imports without the runtime"], rows)
 
 
-def _gate_table(found: Sequence[Found]) -> str:
+def _gate_table(results: Sequence[Results]) -> str:
     rows = [
         [
             row["what"],
-            f"{row['found']:.2f}",
+            f"{row['results']:.2f}",
             "" if row["found_of_minima"] is None else f"{row['found_of_minima']:.2f}",
             f"{row['bound']:g}",
             "pass" if row["kept"] else "MISS",
         ]
-        for row in found
+        for row in results
     ]
     return _table(["gate", "found", "(of minima)", "bound", ""], rows)
 

@@ -1,4 +1,4 @@
-"""A real federation for benchmarks: a coordinator and devices, each a process of its own, over TLS on loopback."""
+"""A real federation for benchmarks: a coordinator and devices, each in its own process, over TLS on loopback."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ END_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Device:
-    """A device to start: its examples, the flags that it is joined with, and the Python that runs it."""
+    """A device to start: its examples, the flags of ``fanin join``, and its Python interpreter."""
 
     examples: Examples
     flags: tuple[str, ...] = ()
@@ -33,13 +33,13 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Federation:
-    """What is running: the operator's side of it, and the devices' processes in the order in which they were given."""
+    """A running federation: the operator's client, and the processes of the devices in their order."""
 
     operator: Operator
     devices: tuple[subprocess.Popen[bytes], ...]
 
     def check(self) -> None:
-        """Raise RuntimeError if a device has ended: its Round would wait for it until the deadline."""
+        """Raise RuntimeError if a device has ended, because its Round would wait for it until the deadline."""
         for index, process in enumerate(self.devices):
             if process.poll() is not None:
                 raise RuntimeError(f"device {index} ended with status {process.returncode}")
@@ -47,8 +47,11 @@ class Federation:
 
 @contextmanager
 def running(folder: Path, devices: Sequence[Device]) -> Iterator[Federation]:
-    """A coordinator and these devices, all their files in ``folder``; the key that they trust is there as
-    ``publisher.pub``. What they write is in ``coordinator.log`` and ``device-N.log``."""
+    """Run a coordinator and devices while the context is open.
+
+    All files are in ``folder``: the key that they trust (``publisher.pub``) and the logs (``coordinator.log``,
+    ``device-N.log``).
+    """
     state = folder / "state"
     started: list[subprocess.Popen[bytes]] = []
     line: Connection | None = None
@@ -80,7 +83,7 @@ def running(folder: Path, devices: Sequence[Device]) -> Iterator[Federation]:
 
 
 def start(words: Sequence[str], log: Path, device: Device | None = None) -> subprocess.Popen[bytes]:
-    """A ``fanin`` process on one thread."""
+    """Start a ``fanin`` process on one thread."""
     python, more = (Path(sys.executable), {}) if device is None else (device.python, device.environment)
     command = [str(python), "-m", "fanin.commands.main", *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | dict(more)
@@ -89,7 +92,7 @@ def start(words: Sequence[str], log: Path, device: Device | None = None) -> subp
 
 
 def _address(state: Path, coordinator: subprocess.Popen[bytes]) -> str:
-    """Where it serves, once it does."""
+    """Wait until the coordinator serves. Return its address."""
     until = time.monotonic() + START_S
     while not (state / "address").exists():
         if coordinator.poll() is not None or time.monotonic() > until:

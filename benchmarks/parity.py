@@ -1,15 +1,18 @@
-"""Parity: twenty train steps of each reference model in each runtime, against eager torch.
+"""Parity: twenty train steps of each reference model in each runtime, compared with eager torch.
 
     python benchmarks/parity.py [--models resnet8,gru] [--json FILE]          (tflite-runtime: `make devices`)
     python benchmarks/parity.py --layers [--json FILE]                        (each kind of layer instead)
 
-Told is the largest difference of a parameter, max |a - b| / max(1, |b|), after twenty steps of SGD with momentum; and
-", 1": after a single step from where eager torch itself was, the worst of the twenty. Beside them stands what eager
-torch in float32 differs from itself in float64 after twenty steps: where a ReLU's input is nearly zero rounding decides
-on which side it falls, and a model that amplifies that ends elsewhere in every runtime.
+The benchmark reports the largest difference of a parameter, max |a - b| / max(1, |b|), after twenty steps of SGD with
+momentum. The columns ", 1" report the largest difference after a single step from eager torch's own state, over the
+twenty steps.
 
-Convolutional models are trained a little first, then their BatchNorms keep their statistics, as devices have them;
-``-batch`` is one whose norms train from the beginning, ``-group`` has GroupNorms.
+The reference column is the difference between float32 and float64 in eager torch after twenty steps. If the input of a
+ReLU is almost zero, rounding decides its sign. A model that amplifies such a difference ends elsewhere in every
+runtime.
+
+Convolutional models are first trained a little. Their BatchNorms then keep their statistics, as on devices. In
+``-batch`` models the norms train from the beginning; ``-group`` models have GroupNorms.
 """
 
 import argparse
@@ -35,9 +38,10 @@ from support.layer_parity import Course as LayerCourse
 from support.layers import CASES
 from support.remote_runtime import runtime_of
 
-from fanin.datacenter.models import cnn, ds_cnn, mlp, mobilenet, resnet8
-from fanin.datacenter.models.layers import Norm
+from fanin.datacenter.models import cnn, mlp
 from fanin.datacenter.models.recurrent import RecurrentClassifier, RecurrentShape
+from fanin.datacenter.models.tiny import ds_cnn, mobilenet, resnet8
+from fanin.datacenter.models.tiny.layers import Norm
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.keys import SigningKey
@@ -50,19 +54,19 @@ RUNTIMES: Final = ("onnx", "litert", "tflite")
 NUM_STEPS: Final = 20
 NUM_BATCHES: Final = 5
 NUM_EARLIER_STEPS: Final = 100
-"""Of training before a BatchNorm keeps its statistics."""
+"""Training steps before the statistics of a BatchNorm are frozen."""
 MOMENTUM: Final = 0.9
 VOCABULARY: Final = 32
 LENGTH: Final = 8
 NOISE: Final = 0.3
 SMOOTHING: Final = 0.1
-"""Of labels: what has learned its data by heart would have gradients of nothing but rounding."""
+"""Label smoothing. Without it a model that has memorized its data would have gradients of rounding errors only."""
 Data = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A module, its data for some batches, and how many classes it tells apart."""
+    """A module, the data of some batches, and the number of classes."""
 
     module: Callable[[], nn.Module]
     data: Callable[[int], Data]
@@ -73,20 +77,20 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What all train alike: the batches in turn."""
+    """The batches that every runtime trains on, in order."""
 
     bundle: Bundle
     batches: Sequence[Data]
     learning_rate: float
 
     def batch(self, index: int) -> Data:
-        """That of a step."""
+        """Return the batch of a step."""
         return self.batches[index % len(self.batches)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One model's findings."""
+    """The results of one model."""
 
     export_s: float
     eager32: float
@@ -100,12 +104,12 @@ class Row:
 
 
 def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of each sample."""
+    """Return the loss of each sample."""
     return nn.functional.cross_entropy(logits, labels, label_smoothing=SMOOTHING, reduction="none")
 
 
 def images(shape: Sequence[int], num_classes: int) -> Callable[[int], Data]:
-    """One smooth image for each class, and noise."""
+    """Return one smooth image for each class, with noise."""
 
     def make(num: int) -> Data:
         coarse = torch.rand(num_classes, shape[0], 4, 4)
@@ -117,7 +121,7 @@ def images(shape: Sequence[int], num_classes: int) -> Callable[[int], Data]:
 
 
 def sequences(num: int) -> Data:
-    """Tokens that count up, at a pace of each sequence's own; the label is the pace."""
+    """Return sequences that count up by a step of their own. The label is the step."""
     pace = torch.arange(num) % 4
     start = torch.randint(0, VOCABULARY, (num,))
     places = torch.arange(LENGTH)
@@ -125,13 +129,13 @@ def sequences(num: int) -> Data:
 
 
 def next_tokens(num: int) -> Data:
-    """The same, to predict each next token of."""
+    """Return the same sequences with each next token as the target."""
     x, _ = sequences(num)
     return x, torch.cat([x[:, 1:], torch.full((num, 1), -1, dtype=torch.int32)], dim=1).long()
 
 
 def convolutional(name: str, norm: Norm) -> Callable[[], nn.Module]:
-    """A reference model."""
+    """Return a convolutional reference model."""
     known: dict[str, Callable[[], nn.Module]] = {
         "resnet8": lambda: resnet8.ResNet8(norm=norm),
         "ds_cnn": lambda: ds_cnn.DsCnn(norm=norm),
@@ -141,7 +145,7 @@ def convolutional(name: str, norm: Norm) -> Callable[[], nn.Module]:
 
 
 def recurrent(cell: str) -> Model:
-    """A recurrent classifier."""
+    """Return a recurrent classifier."""
     shape = RecurrentShape(
         vocabulary=VOCABULARY, width=16, hidden=32, num_classes=4, cell="gru" if cell == "gru" else "lstm"
     )
@@ -149,14 +153,14 @@ def recurrent(cell: str) -> Model:
 
 
 def reference(name: str, norm: Norm) -> Model:
-    """An MLPerf Tiny model."""
+    """Return an MLPerf Tiny model."""
     source = {"resnet8": resnet8, "ds_cnn": ds_cnn, "mobilenet": mobilenet}[name]
     return Model(
         module=convolutional(name, norm),
         data=images(source.INPUT_SHAPE, source.NUM_CLASSES),
         num_classes=source.NUM_CLASSES,
         batch_size=4,
-        # Without the batch's own statistics to hold them, larger steps lead torch itself astray.
+        # With frozen statistics, larger steps diverge even in eager torch.
         learning_rate=0.001,
     )
 
@@ -187,7 +191,7 @@ MODELS: Final[Mapping[str, Model]] = MappingProxyType(
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description="Parameters after 20 steps in each runtime, against eager torch.")
     parser.add_argument("--models", default=",".join(name for name in MODELS if "-" not in name))
     parser.add_argument("--runtimes", default=",".join(RUNTIMES))
@@ -203,21 +207,21 @@ def main(argv: Sequence[str]) -> int:
     sys.stdout.write(f"{'model':16} {'moved':>9} {'eager32':>9} {' '.join(f'{name:>9}' for name in heads)}\n")
     for name in options.models.split(","):
         row = rows[name] = measured(name, MODELS[name], runtimes)
-        found = [row.moved, row.eager32, *row.differences.values(), *row.in_a_step.values()]
-        sys.stdout.write(f"{name:16} {' '.join(f'{value:9.1e}' for value in found)}\n")
+        values = [row.moved, row.eager32, *row.differences.values(), *row.in_a_step.values()]
+        sys.stdout.write(f"{name:16} {' '.join(f'{value:9.1e}' for value in values)}\n")
         sys.stdout.flush()
     if options.json:
-        Path(options.json).write_text(json.dumps(told(rows), indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(report_of(rows), indent=1) + "\n")
     return 0
 
 
 def layers(json_file: str) -> int:
-    """The table of layers: the worst parameter of each kind's module after all steps, in each runtime."""
+    """Return the table of layers: the largest difference of each kind after all steps, in each runtime."""
     rows = {}
     sys.stdout.write(f"{'layers':16} {' '.join(f'{name:>9}' for name in RUNTIMES)}\n")
     for case in CASES:
         course = LayerCourse(case)
-        errors = {runtime: found for name in FORMATS for runtime, found in course.errors(name).items()}
+        errors = {runtime: error for name in FORMATS for runtime, error in course.errors(name).items()}
         rows[case] = {runtime: max(errors[runtime].values()) for runtime in RUNTIMES}
         sys.stdout.write(f"{case:16} {' '.join(f'{value:9.1e}' for value in rows[case].values())}\n")
         sys.stdout.flush()
@@ -226,8 +230,8 @@ def layers(json_file: str) -> int:
     return 0
 
 
-def told(rows: Mapping[str, Row]) -> dict[str, object]:
-    """The findings as one object."""
+def report_of(rows: Mapping[str, Row]) -> dict[str, object]:
+    """Return the results as one JSON object."""
     return {
         "num_steps": NUM_STEPS,
         "learning_rate": {name: MODELS[name].learning_rate for name in rows},
@@ -240,7 +244,7 @@ def told(rows: Mapping[str, Row]) -> dict[str, object]:
 
 
 def measured(name: str, model: Model, runtimes: Sequence[str]) -> Row:
-    """One row of the table."""
+    """Measure one row of the table."""
     torch.manual_seed(0)
     module = model.module()
     x, y = model.data(NUM_BATCHES * model.batch_size)
@@ -279,7 +283,7 @@ def measured(name: str, model: Model, runtimes: Sequence[str]) -> Row:
 
 
 def settle(module: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Train what has a BatchNorm, and let its norms keep their statistics from then on."""
+    """Train a module with BatchNorms a little, and then freeze their statistics."""
     norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm2d)]
     if not norms:
         return
@@ -294,23 +298,23 @@ def settle(module: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 def eager(course: Course, module: nn.Module, dtype: torch.dtype) -> list[TrainState]:
-    """torch's states before each step and after the last, in the dtype that it computes in."""
+    """Return torch's states before each step and after the last, in the dtype of the computation."""
     module = copy.deepcopy(module).to(dtype)
     optimizer = torch.optim.SGD(module.parameters(), lr=course.learning_rate, momentum=MOMENTUM)
     states = [state_of(course.bundle, module, optimizer, 0)]
     for index in range(NUM_STEPS):
         x, y = course.batch(index)
         optimizer.zero_grad()
-        said = module(x.to(dtype) if x.is_floating_point() else x)
+        logits = module(x.to(dtype) if x.is_floating_point() else x)
         loss = next_token if y.dim() > 1 else smoothed
-        torch.autograd.backward(loss(said, y).mean())
+        torch.autograd.backward(loss(logits, y).mean())
         optimizer.step()
         states.append(state_of(course.bundle, module, optimizer, index + 1))
     return states
 
 
 def state_of(bundle: Bundle, module: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> TrainState:
-    """The same state as a train graph has it."""
+    """Return a state in the form of a train graph."""
     values = dict(module.named_parameters()) | dict(module.named_buffers())
     momenta = {
         state_port("momentum", name): optimizer.state[value].get("momentum_buffer", torch.zeros_like(value))
@@ -318,8 +322,8 @@ def state_of(bundle: Bundle, module: nn.Module, optimizer: torch.optim.Optimizer
     }
 
     def flat(table: TensorTable, tensors: Mapping[str, Tensor]) -> Float32s:
-        found: Float32s = np.concatenate([tensors[spec.name].detach().numpy().reshape(-1) for spec in table.specs])
-        return found
+        state: Float32s = np.concatenate([tensors[spec.name].detach().numpy().reshape(-1) for spec in table.specs])
+        return state
 
     return TrainState(
         parameters=flat(bundle.manifest.table, values),
@@ -329,7 +333,7 @@ def state_of(bundle: Bundle, module: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def compared(course: Course, runtime: str, states: Sequence[TrainState]) -> tuple[float, float]:
-    """How far the train graph ends from torch after all steps, and at most after one from torch's own state."""
+    """Return the difference of a train graph after all steps, and the largest after one step from torch's own state."""
     step, settings = runtime_of(runtime).open_train(course.bundle), StepSettings(learning_rate=course.learning_rate)
     state, worst = step.begin(course.bundle.initial_parameters()), 0.0
     for index in range(NUM_STEPS):
@@ -341,9 +345,9 @@ def compared(course: Course, runtime: str, states: Sequence[TrainState]) -> tupl
     return difference(state.parameters, states[-1].parameters), worst
 
 
-def difference(got: Float32s, expected: Float32s) -> float:
-    """max |a - b| / max(1, |b|)."""
-    return float((np.abs(got - expected) / np.maximum(1.0, np.abs(expected))).max())
+def difference(actual: Float32s, expected: Float32s) -> float:
+    """Return max |a - b| / max(1, |b|)."""
+    return float((np.abs(actual - expected) / np.maximum(1.0, np.abs(expected))).max())
 
 
 if __name__ == "__main__":

@@ -1,35 +1,36 @@
-"""What benchmarks begin with: a module that the datacenter's trainer has taught something in this process."""
+"""Pre-trains a module with the datacenter's trainer in this process, as the start of a benchmark."""
 
 from pathlib import Path
 
 from torch import nn
 
 from fanin.clients.data.examples import Examples
-from fanin.datacenter.data.samples import ExampleSamples
-from fanin.datacenter.jobs.config import DataSettings, EvaluationSettings, ModelSettings, StopSettings, TrainConfig
-from fanin.datacenter.jobs.jobfiles import Evaluated
-from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.data.samples import DataSplit, ExampleSamples
+from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.jobs.jobfiles import Evaluation
+from fanin.datacenter.jobs.settings import DataSettings, EvaluationSettings, ModelSettings, StopSettings
+from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.objective import SampleLoss, ScoredObjective, padded_objective
 from fanin.datacenter.parallel.settings import TrainingSettings
-from fanin.datacenter.training.objectives import SampleLoss, Scored, filled_objective
-from fanin.datacenter.training.trainer import Parts, Trainer
+from fanin.datacenter.training.loop import TrainingLoop
 
 
 def pretrain(
     module: nn.Module, loss: SampleLoss, parts: tuple[Examples, Examples], training: TrainingSettings, num_epochs: int
-) -> Evaluated:
+) -> Evaluation:
     """Train on the first part and keep what is best on the second; what that said of it."""
     config = TrainConfig(
-        # Neither is read: both are here.
+        # Neither name is read, because module and data are passed directly.
         model=ModelSettings(app="benchmarks:module"),
         data=DataSettings(examples=Path("benchmarks.npz")),
         training=training,
         stop=StopSettings(epochs=num_epochs),
         evaluation=EvaluationSettings(keep="best"),
     )
-    scored = Scored(filled_objective(loss))
-    model = Model(module=module, layout=config.model.parallel_layout, objective=scored.objective)
+    scored = ScoredObjective(padded_objective(loss))
+    model = TrainableModel(module=module, layout=config.model.parallel_layout, objective=scored.objective)
     train, held_out = (ExampleSamples(part) for part in parts)
     engine = build_engine(model, config.parallel, training, None)
-    trained = Trainer(engine, scored, config, Parts(train=train, held_out=held_out)).run()
+    trained = TrainingLoop(engine, scored, config, DataSplit(train=train, held_out=held_out)).run()
     return trained.evaluated[trained.best - 1]

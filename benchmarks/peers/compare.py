@@ -1,11 +1,11 @@
-"""Rounds of fanin and of its peers, the same work in one run on one machine, and the ratios.
+"""Rounds of fanin and of its peers: the same work in one run on one machine, and the ratios.
 
     python benchmarks/peers/compare.py --clients 4 --megabytes 16 --rounds 5 --json FILE
 
-N clients, each a process, receive a model of M megabytes and send fresh random values of the same size; nobody trains.
-fanin runs with TLS and durability = host (``fanin bench rounds``), Flower as SuperLink and SuperNodes with TLS, NVFlare
-as a POC with mutual TLS. Neither peer writes an update to disk before it acknowledges it. The venvs of the peers are
-made on first use, beside this repository's own.
+N client processes receive a model of M megabytes and send fresh random values of the same size, without training. fanin
+runs with TLS and durability = host (``fanin bench rounds``), Flower as SuperLink and SuperNodes with TLS, and NVFlare
+as a POC with mutual TLS. Neither peer writes an update to disk before it acknowledges it. The virtual environments of
+the peers are created on first use, next to that of this repository.
 """
 
 import argparse
@@ -29,11 +29,11 @@ PEERS: Final[dict[str, Callable[[Path, Path, Work], list[float]]]] = {
 }
 PACKAGES: Final = {"flower": "flwr", "nvflare": "nvflare"}
 GATES: Final = {(4, 16.0): {"flower": 20.0, "nvflare": 8.0}, (16, 1.0): {"flower": 100.0}}
-"""How many times as long a peer's round must take, for the loads that have a gate."""
+"""The gates: the least ratio of a peer's round time to that of fanin, by load."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """The script; exit status 1 if a gate is missed."""
+    """Run the benchmark. Return 1 if a gate is missed."""
     options = _parser().parse_args(argv)
     work = Work(num_clients=options.clients, megabytes=options.megabytes, num_rounds=options.rounds)
     row: dict[str, object] = {"clients": work.num_clients, "megabytes": work.megabytes, "rounds": work.num_rounds}
@@ -46,13 +46,13 @@ def main(argv: Sequence[str]) -> int:
     kept = True
     for name, bin_folder in bins.items():
         with tempfile.TemporaryDirectory(prefix=f"fanin-peer-{name}-", ignore_cleanup_errors=True) as folder:
-            found = row_of(PEERS[name](bin_folder, Path(folder), work))
-        ratio = float(str(found["seconds_per_round"])) / seconds
+            result = row_of(PEERS[name](bin_folder, Path(folder), work))
+        ratio = float(str(result["seconds_per_round"])) / seconds
         gate = gates.get(name)
         version = installed(bin_folder)[PACKAGES[name]]
-        row[name] = found | {"version": version, "ratio_to_fanin": ratio, "gate_ratio_to_fanin": gate}
-        told = "" if gate is None else f", gate {gate:g} {'kept' if ratio >= gate else 'MISSED'}"
-        sys.stdout.write(f"{name:8} {found['seconds_per_round']:8.3f} s a round, {ratio:.1f} x{told}\n")
+        row[name] = result | {"version": version, "ratio_to_fanin": ratio, "gate_ratio_to_fanin": gate}
+        gate_text = "" if gate is None else f", gate {gate:g} {'kept' if ratio >= gate else 'MISSED'}"
+        sys.stdout.write(f"{name:8} {result['seconds_per_round']:8.3f} s a round, {ratio:.1f} x{gate_text}\n")
         sys.stdout.flush()
         kept = kept and (gate is None or ratio >= gate)
     if options.json:
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--megabytes", type=float, default=16.0, help="of 2^20 bytes (16)")
     parser.add_argument("--rounds", type=int, default=5, help="how many to time; one more warms up (5)")
     parser.add_argument("--only", choices=tuple(PEERS), default="", help="compare with this peer only")
-    parser.add_argument("--environments", type=Path, default=ROOT, help="where the peers' venvs are made")
+    parser.add_argument("--environments", type=Path, default=ROOT, help="where the peers' venvs are created")
     parser.add_argument("--json", metavar="FILE", help="all samples")
     return parser
 

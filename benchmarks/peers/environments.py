@@ -1,4 +1,4 @@
-"""The peers' environments: a venv each, made when it is missing, with the peer and nothing of ours."""
+"""The peers' environments: a venv for each, created if it is missing, with the peer and without fanin."""
 
 import subprocess
 import sys
@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Final
 
 PEERS: Final[Mapping[str, str]] = MappingProxyType({"flower": "flwr==1.41.*", "nvflare": "nvflare==2.9.*"})
-"""What pip is asked for. Neither brings torch: the work needs none, and its import would be counted."""
+"""The packages that pip installs. Neither depends on torch, which is not needed and whose import would count."""
 
 
 def environment(name: str, folder: Path) -> Path:
-    """The bin folder of a peer's venv, made if need be. Raises RuntimeError if torch came with it."""
+    """Return the bin folder of a peer's venv, created if necessary. Raises RuntimeError if it contains torch."""
     venv = folder / f".venv-peer-{name}"
     stamp = venv / ".installed"
     if not stamp.exists():
@@ -27,8 +27,8 @@ def environment(name: str, folder: Path) -> Path:
 
 
 def installed(bin_folder: Path) -> dict[str, str]:
-    """What an environment has, with versions."""
+    """Return the packages of an environment, with versions."""
     command = [str(bin_folder / "pip"), "freeze"]
     freeze = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     pairs = (line.split("==") for line in freeze.splitlines() if "==" in line)
-    return {name.lower(): found for name, found in pairs}
+    return {name.lower(): version for name, version in pairs}

@@ -1,4 +1,4 @@
-"""NVFlare's client script: fresh random values instead of training; when each model came goes to a file a site.
+"""NVFlare's client script: fresh random values instead of training. Each site writes when its models arrive.
 
 python nvflare_client.py FOLDER
 """

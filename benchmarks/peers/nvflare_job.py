@@ -1,4 +1,4 @@
-"""NVFlare's side of the comparison, run by its own Python: FedAvg in a POC, the server and each site a process.
+"""NVFlare's side of the comparison, run by its own Python: FedAvg in a POC, one process for the server and each site.
 
 python nvflare_job.py FOLDER NUM_CLIENTS NUM_VALUES NUM_ROUNDS
 """
@@ -12,7 +12,7 @@ from nvflare.recipe.poc_env import PocEnv
 
 
 def main(folder: Path, num_clients: int, num_values: int, num_rounds: int) -> None:
-    """Run the job and wait for its end."""
+    """Run the job, and wait until it ends."""
     initial = folder / "initial.npy"
     np.save(initial, np.zeros(num_values, np.float32))
     recipe = NumpyFedAvgRecipe(

@@ -1,4 +1,4 @@
-"""The same work on Flower: a SuperLink, a SuperNode a client, one run, all over TLS, in their default isolation."""
+"""The same work on Flower: a SuperLink, one SuperNode a client and one run, over TLS, in the default isolation."""
 
 import json
 import os
@@ -20,7 +20,7 @@ END_S: Final = 10.0
 
 
 def flower_seconds(bin_folder: Path, folder: Path, work: Work) -> list[float]:
-    """Seconds of each round but the first. Raises RuntimeError with what Flower said if it fails."""
+    """Return the seconds of each round but the first. Raises RuntimeError with Flower's output if it fails."""
     folder.mkdir(parents=True, exist_ok=True)
     identity = local_identity(folder / "tls", ("localhost", "127.0.0.1"), datetime.now(UTC))
     (folder / "server.pem").write_bytes(identity.certificate)
@@ -51,7 +51,7 @@ def flower_seconds(bin_folder: Path, folder: Path, work: Work) -> list[float]:
             raise RuntimeError(f"flwr run: {done.stdout}{done.stderr}")
         until = time.monotonic() + START_S + ROUND_S * (work.num_rounds + 1)
         while not out.exists():
-            # Flower waits for ever for a node that did not come.
+            # Flower waits forever for a node that is missing.
             for name, process in started.items():
                 if process.poll() is not None:
                     raise RuntimeError(f"flower: {name} ended: {(folder / f'{name}.log').read_text()[-2000:]}")
@@ -64,7 +64,7 @@ def flower_seconds(bin_folder: Path, folder: Path, work: Work) -> list[float]:
 
 def _environment(folder: Path, bin_folder: Path) -> dict[str, str]:
     path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
-    # Telemetry would wait for a network that may not be there.
+    # Telemetry would wait for a network, which may be missing.
     return {**os.environ, "PATH": path, "FLWR_HOME": str(folder), "FLWR_TELEMETRY_ENABLED": "0"}
 
 

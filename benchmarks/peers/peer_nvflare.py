@@ -14,19 +14,19 @@ LIMIT_S: Final = 900.0
 
 
 def nvflare_seconds(bin_folder: Path, folder: Path, work: Work) -> list[float]:
-    """Seconds of each round but the first, from one model's coming to the next, at the site that gets each first.
+    """Return the seconds of each round but the first, between the arrivals of two models at the site that is first.
 
-    Raises RuntimeError with what NVFlare said if it fails.
+    Raises RuntimeError with NVFlare's output if it fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # One more for the first, and one whose beginning ends the last that counts.
+    # One more for the first round, and one whose start ends the last timed round.
     num_rounds = work.num_rounds + 2
     numbers = (work.num_clients, work.num_values, num_rounds)
     environment = {
         **os.environ,
         "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
         "NVFLARE_POC_WORKSPACE": str(folder / "poc"),
-        # The console keeps what it knows of a user there.
+        # The console stores its user data there.
         "HOME": str(folder),
     }
     command = [str(bin_folder / "python"), str(JOB), str(folder), *map(str, numbers)]
@@ -50,12 +50,12 @@ def nvflare_seconds(bin_folder: Path, folder: Path, work: Work) -> list[float]:
 
 
 def _end_all(folder: Path) -> None:
-    """End what the POC has left: scripts that would start its processes again, and these."""
+    """End the processes that the POC has left: first the scripts that restart the others."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes()
             if str(folder).encode() in words:
                 os.kill(int(entry.name), signal.SIGKILL)
         except OSError:
-            # It has ended by itself.
+            # The process has already ended.
             continue

@@ -1,4 +1,4 @@
-"""What each side of the comparison is asked to do, and what it found."""
+"""The work of each side of the comparison, and its results."""
 
 import random
 import socket
@@ -16,7 +16,7 @@ PORTS: Final = range(20_000, 30_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Rounds in which each of the clients, a process of its own, receives the model and sends one as large."""
+    """Rounds in which each client process receives the model and sends one of the same size."""
 
     num_clients: int
     megabytes: float
@@ -24,27 +24,27 @@ class Work:
 
     @property
     def num_values(self) -> int:
-        """Values of float32."""
+        """Return the number of float32 values."""
         return int(self.megabytes * MEGABYTE) // VALUE_BYTES
 
 
 def seconds_between(done_s: Sequence[float]) -> list[float]:
-    """Of each round but the first, in which processes start."""
+    """Return the seconds of each round but the first, in which processes start."""
     return [after - before for before, after in pairwise(done_s)]
 
 
 def row_of(seconds: Sequence[float]) -> dict[str, object]:
-    """The median and all samples."""
+    """Return the median and all samples."""
     return {"seconds_per_round": statistics.median(seconds), "seconds_per_round_samples": list(seconds)}
 
 
 def free_ports(num: int) -> tuple[int, ...]:
-    """Ports of loopback that nobody listens on, and that systems do not give to whoever connects in the meantime."""
-    found: list[int] = []
+    """Return free loopback ports outside of the range that the system assigns to new connections."""
+    ports: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == num:
-            return tuple(found)
-    raise RuntimeError(f"ports: got {len(found)} free ones from {PORTS.start} to {PORTS.stop - 1}, expected {num}")
+            ports.append(port)
+        if len(ports) == num:
+            return tuple(ports)
+    raise RuntimeError(f"ports: got {len(ports)} free ones from {PORTS.start} to {PORTS.stop - 1}, expected {num}")

@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 
 from fanin.datacenter.models.digits_app import app
-from fanin.datacenter.models.layers import seeded
+from fanin.datacenter.models.seeding import seeded
 from fanin.edge.export.app import App
 
 

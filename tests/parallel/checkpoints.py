@@ -25,10 +25,11 @@ from parallel.matrix import CPU, batches, model_of, parallel_of, training_of
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress
 from fanin.datacenter.checkpoints.weights import export_weights, import_weights
+from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import build
-from fanin.datacenter.parallel.engine import Batch, Engine
+from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.mesh import AXES
-from fanin.datacenter.parallel.quiet import quiet
+from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 from fanin.protos.errors import FaninError, StorageFull
 
 SAVED, STEPS = 2, 5
@@ -184,7 +185,7 @@ def _error(attempt: Callable[[], object]) -> str:
 def work(folder: Path, part: str, rank: int) -> None:
     """All of a part on one rank."""
     torch.set_num_threads(1)
-    quiet()
+    silence_expected_messages()
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
     (checkpoints if part == "checkpoints" else weights)(folder)
     dist.destroy_process_group()

@@ -7,19 +7,19 @@ import torch
 from parallel.cells import BATCH, LENGTH, VOCABULARY, Cell
 from torch import nn
 
-from fanin.datacenter.jobs.layouts import LayoutSettings
+from fanin.datacenter.jobs.settings import LayoutSettings
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.models.ds_cnn import CHANNELS, NUM_BLOCKS, DsCnn
 from fanin.datacenter.models.encoder import Encoder, EncoderConfig
 from fanin.datacenter.models.mlp import Mlp
 from fanin.datacenter.models.pretrained import module_of
-from fanin.datacenter.models.resnet8 import ResNet8
-from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.models.tiny.ds_cnn import CHANNELS, NUM_BLOCKS, DsCnn
+from fanin.datacenter.models.tiny.resnet8 import ResNet8
+from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.layout import decoder_layout, encoder_layout
-from fanin.datacenter.parallel.pretrained import pretrained_model
-from fanin.datacenter.training.objectives import filled_objective
-from fanin.edge.export.losses import cross_entropy
+from fanin.datacenter.parallel.objective import padded_objective
+from fanin.datacenter.parallel.transformers_layout import pretrained_model
+from fanin.edge.export.app import cross_entropy
 from fanin.edge.runtimes.graphs import NO_TOKEN
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -77,14 +77,14 @@ IMAGES: Mapping[str, tuple[Callable[[], nn.Module], LayoutSettings, tuple[int, .
 """Models of images: how each is made, its layout, and the shape of a sample, smaller than in life."""
 
 
-def model_of(cell: Cell) -> Model:
+def model_of(cell: Cell) -> TrainableModel:
     """The same on every rank and in one process."""
     dtype = DTYPES[cell.dtype]
     if cell.family in {**PRETRAINED, **UNPLANNED}:
         return pretrained_model(module_of(pretrained_row(cell), cell.dtype, 1, cell.family))
     if cell.family in IMAGES:
         made, layout, _ = IMAGES[cell.family]
-        return Model(module=made().to(dtype), layout=layout.layout, objective=filled_objective(cross_entropy))
+        return TrainableModel(module=made().to(dtype), layout=layout.layout, objective=padded_objective(cross_entropy))
     if cell.family == "encoder":
         shape = EncoderConfig(
             vocabulary=VOCABULARY,
@@ -95,7 +95,7 @@ def model_of(cell: Cell) -> Model:
             feed_forward=32,
             tied=cell.tied,
         )
-        return Model(module=Encoder(shape, seed=1).to(dtype), layout=encoder_layout(shape))
+        return TrainableModel(module=Encoder(shape, seed=1).to(dtype), layout=encoder_layout(shape))
     config = DecoderConfig(
         vocabulary=VOCABULARY,
         width=32,
@@ -105,7 +105,7 @@ def model_of(cell: Cell) -> Model:
         feed_forward=32,
         tied=cell.tied,
     )
-    return Model(module=Decoder(config, seed=1).to(dtype), layout=decoder_layout(config))
+    return TrainableModel(module=Decoder(config, seed=1).to(dtype), layout=decoder_layout(config))
 
 
 def pretrained_row(cell: Cell) -> Mapping[str, object]:

@@ -31,10 +31,10 @@ from parallel.matrix import CPU, model_of, parallel_of, training_of
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress, latest
 from fanin.datacenter.jobs.devices import build_mesh
-from fanin.datacenter.jobs.elastic import Stop, attempt, end_with_parent, process_group
+from fanin.datacenter.jobs.elastic import StopSignal, attempt, end_with_parent, process_group
 from fanin.datacenter.parallel.build import build
 from fanin.datacenter.parallel.engine import Engine
-from fanin.datacenter.parallel.quiet import quiet
+from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 from fanin.datacenter.watch.hangs import explain
 from fanin.datacenter.watch.watchdog import Watchdog
 
@@ -93,7 +93,7 @@ def stuck() -> None:
 def rank_program(folder: Path, fault: Fault) -> int:
     """All steps from the last checkpoint on; each loss to its last bit in a file of this attempt's."""
     torch.set_num_threads(1)
-    quiet()
+    silence_expected_messages()
     with process_group(10 * TIMEOUT_S) as (rank, world_size):
         cell = SPLIT if fault.kind in ("inside", "behind") else PIPELINED
         mesh = build_mesh(cell.shape, world_size)
@@ -101,7 +101,7 @@ def rank_program(folder: Path, fault: Fault) -> int:
         fault.plant(engine, rank)
         trace = folder / f"losses-{time.time_ns()}.txt"
         with (
-            Stop() as stop,
+            StopSignal() as stop,
             Watchdog(engine, folder, TIMEOUT_S) as watchdog,
             Checkpoints(folder, engine) as checkpoints,
         ):

@@ -21,11 +21,12 @@ from fanin.datacenter.jobs.config import TrainConfig
 from fanin.datacenter.network.bandwidths import measure
 from fanin.datacenter.network.collectives import COLLECTIVES, GLOO, check
 from fanin.datacenter.network.counters import ByteCounter, make_visible
-from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.engine import Batch, build_engine
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.objective import padded_objective
 from fanin.datacenter.training.communication import CommunicationSettings, apply_communication
-from fanin.datacenter.training.objectives import filled_objective
-from fanin.datacenter.training.trainer import Trainer
+from fanin.datacenter.training.loop import TrainingLoop
 from fanin.edge.export import squared_error
 
 RECORD = {"TORCH_FR_BUFFER_SIZE": "64"}
@@ -38,12 +39,12 @@ KEPT = {"powersgd": 2, "full": WIDTHS[1]}
 """Name to rank of the factors."""
 
 
-def run_counted(trainer: Trainer, mesh: DeviceMesh, num_steps: int) -> Mapping[str, np.ndarray]:
+def run_counted(trainer: TrainingLoop, mesh: DeviceMesh, num_steps: int) -> Mapping[str, np.ndarray]:
     """Train; by step (calls, bytes) as the counter has them, ``sent``, and as torch has them, ``recorded``."""
     sent, recorded = [], []
-    runner = trainer.engine.built.runners[0]
+    runner = trainer.engine.rank_model.runners[0]
     assert isinstance(runner, DistributedDataParallel)
-    if trainer.engine.built.training.accumulate == 1 and not runner._comm_hooks:
+    if trainer.engine.rank_model.training.accumulate == 1 and not runner._comm_hooks:
         make_visible(runner)
     last = _record(-1)[0]
     while trainer.state.step < num_steps:
@@ -54,7 +55,7 @@ def run_counted(trainer: Trainer, mesh: DeviceMesh, num_steps: int) -> Mapping[s
         last, *found = _record(last)
         recorded.append(found)
         if trainer.state.step % LOOK_EVERY == 0:
-            trainer.look()
+            trainer.record_evaluation()
             last = _record(last)[0]
     return {"sent": np.array(sent), "recorded": np.array(recorded)}
 
@@ -88,11 +89,11 @@ def kept_back(job: TrainConfig, rank: int, mesh: DeviceMesh, factors: int) -> Ma
     generator = torch.Generator().manual_seed(rank)
     module = nn.Linear(*WIDTHS, bias=False).double()
     torch.nn.init.constant_(module.weight, 0.1)
-    objective = filled_objective(squared_error)
+    objective = padded_objective(squared_error)
     training = replace(job.training, batch_size=2 * SAMPLES, accumulate=2)
-    model = Model(module=module, layout=job.model.parallel_layout, objective=objective)
+    model = TrainableModel(module=module, layout=job.model.parallel_layout, objective=objective)
     engine = build_engine(model, job.parallel, training, mesh)
-    runner = engine.built.runners[0]
+    runner = engine.rank_model.runners[0]
     assert isinstance(runner, DistributedDataParallel)
     apply_communication(runner, CommunicationSettings(hook="powersgd", rank=factors, dense_steps=DENSE_STEPS))
     ((_, state),) = runner._comm_hooks

@@ -24,12 +24,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from parallel.cells import BATCH, CELLS, COMPILED, FAULTS, HALVES, STATISTICS, WORLD, Cell
 from parallel.families import MASKED, PRETRAINED, UNPLANNED, batches, model_of
 
-from fanin.datacenter.parallel.build import Built, build
-from fanin.datacenter.parallel.engine import Batch, Engine
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import RankModel, build
+from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.mesh import AXES
-from fanin.datacenter.parallel.quiet import quiet
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps.optimizer import build_optimizer
+from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 from fanin.edge.runtimes.graphs import NO_TOKEN
 
 CPU = torch.device("cpu")
@@ -97,7 +98,7 @@ def evaluated(engine: Engine, turns: Sequence[Batch]) -> np.ndarray:
     return np.array(total / count)
 
 
-def built_of(cell: Cell, mesh: DeviceMesh) -> Built:
+def built_of(cell: Cell, mesh: DeviceMesh) -> RankModel:
     """The cell's model on this rank, as it should be or wrong on purpose."""
     training = training_of(cell)
     built = build(model_of(cell), parallel_of(cell), training, mesh, CPU)
@@ -127,7 +128,7 @@ def canary() -> dict[str, np.ndarray]:
 def work(folder: Path, rank: int, cells: list[Cell]) -> None:
     """Some cells on one rank."""
     torch.set_num_threads(1)
-    quiet()
+    silence_expected_messages()
     meet = f"file://{folder}/{cells[0].name}.meet"
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=WORLD)
     found = canary()

@@ -25,7 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.build import Model, build
+from fanin.datacenter.parallel.build import TrainableModel, build
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import TOKENS
@@ -116,7 +116,7 @@ class Course:
 
     def run(self) -> None:
         """All forwards and backwards of a step."""
-        parallel, num = self.job.parallel, self.job.turns
+        parallel, num = self.job.parallel, self.job.num_chunks
         warm = num if parallel.schedule == "GPipe" else min(num, parallel.mesh.pp - self.rank)
         for _ in range(warm):
             self.forward()
@@ -129,7 +129,7 @@ class Course:
         """One piece; its loss, or what the next stage would be sent, waits."""
         # The tracker knows a module once unless it is told to forget.
         self.tracker.reset_mod_stats()
-        samples = self.job.piece_tokens // self.job.sequence
+        samples = self.job.chunk_tokens // self.job.sequence
         shape = (samples, self.job.sequence)
         tokens = torch.zeros(shape, dtype=torch.long)
         dtype = torch.bfloat16 if self.job.stream_bytes == 2 else torch.float32
@@ -160,7 +160,7 @@ def tracked(cell: Cell) -> int:
     with torch.device("meta"):
         module = Decoder(cell.config)
     # On meta and outside of the fake mode: the code of meshes needs real numbers.
-    model = Model(module=module, layout=decoder_layout(cell.config))
+    model = TrainableModel(module=module, layout=decoder_layout(cell.config))
     built = build(model, job.parallel, job.training, mesh, torch.device("meta"))
     part = built.parts[cell.rank]
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -31,31 +31,31 @@ from fanin.clients.data.digits import split_digits
 from fanin.clients.data.examples import Examples
 from fanin.commands.demo.steps import DEFAULT_MESH, job_config
 from fanin.commands.demo.tasks import TASKS
-from fanin.datacenter.checkpoints.keeping import Keeper
-from fanin.datacenter.data.samples import ExampleSamples
-from fanin.datacenter.jobs.config import (
+from fanin.datacenter.checkpoints.resumable import JobCheckpoints
+from fanin.datacenter.data.samples import DataSplit, ExampleSamples
+from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.jobs.devices import build_mesh
+from fanin.datacenter.jobs.job import train, whole_values
+from fanin.datacenter.jobs.settings import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
     ModelSettings,
     StopSettings,
-    TrainConfig,
 )
-from fanin.datacenter.jobs.devices import build_mesh
-from fanin.datacenter.jobs.job import train, whole_values
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.models.digits_app import smoothed_cross_entropy
 from fanin.datacenter.models.fashion_app import FashionCnn
-from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.mesh import MeshShape
-from fanin.datacenter.parallel.objective import Objective
+from fanin.datacenter.parallel.objective import Objective, ScoredObjective, padded_objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.training.communication import CommunicationSettings
-from fanin.datacenter.training.objectives import Scored, filled_objective
+from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.training.rates import RateSettings
-from fanin.datacenter.training.trainer import Parts, Trainer
-from fanin.edge.export.losses import cross_entropy
+from fanin.edge.export.app import cross_entropy
 from fanin.protos.errors import Corrupted, InvalidInput
 
 NUM_STEPS, HALF_WAY = 20, 10
@@ -101,7 +101,7 @@ def config(num_ranks: int) -> TrainConfig:
 
 def averaging(num_ranks: int) -> Objective:
     """What parity must catch: each rank takes the mean of its own samples, and the means are averaged."""
-    right = filled_objective(cross_entropy)
+    right = padded_objective(cross_entropy)
 
     def loss_sum(outputs: Tensor, targets: Tensor) -> Tensor:
         return right.loss_sum(outputs, targets) / max(1, int(right.count(targets))) * BATCH / num_ranks
@@ -109,26 +109,26 @@ def averaging(num_ranks: int) -> Objective:
     return Objective(loss_sum=loss_sum, count=right.count)
 
 
-def parts(num: int, dtype: torch.dtype) -> Parts:
+def parts(num: int, dtype: torch.dtype) -> DataSplit:
     """Some digits, which are held out from nobody."""
     examples = split_digits(1, 1.0, 0).public.take(np.arange(num))
     samples = ExampleSamples(examples, dtype=dtype)
-    return Parts(train=samples, held_out=samples)
+    return DataSplit(train=samples, held_out=samples)
 
 
 def scored_engine(
     job: TrainConfig, mesh: DeviceMesh | None, dtype: torch.dtype, objective: Objective
-) -> tuple[Engine, Scored]:
+) -> tuple[Engine, ScoredObjective]:
     """An engine, and the objective that counts for it."""
-    scored = Scored(objective)
+    scored = ScoredObjective(objective)
     module = DigitsCnn(seed=1, channels=(4, 4)).to(dtype)
-    model = Model(module=module, layout=job.model.parallel_layout, objective=scored.objective)
+    model = TrainableModel(module=module, layout=job.model.parallel_layout, objective=scored.objective)
     return build_engine(model, job.parallel, job.training, mesh), scored
 
 
-def found(trainer: Trainer) -> Mapping[str, np.ndarray]:
+def found(trainer: TrainingLoop) -> Mapping[str, np.ndarray]:
     """What a job came to."""
-    trained = trainer.trained
+    trained = trainer.history
     rows = [(each.step, each.train_loss, each.validation_loss, each.validation_accuracy) for each in trained.evaluated]
     values = whole_values(trainer.engine)
     return {
@@ -146,14 +146,14 @@ def go_on(folder: Path, num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str,
         stop=StopSettings(steps=steps),
         checkpoints=CheckpointSettings(folder=folder / "checkpoints", every=4),
     )
-    engine, scored = scored_engine(job, mesh, torch.float64, filled_objective(cross_entropy))
+    engine, scored = scored_engine(job, mesh, torch.float64, padded_objective(cross_entropy))
     first = mesh is None or dist.get_rank() == 0
-    with Keeper(job.checkpoints, engine, job.seed, writes=first) as keeper:
-        trainer = Trainer(engine, scored, job, parts(NUM_EXAMPLES, torch.float64), keeper.state)
-        trainer.remember(keeper.losses, keeper.evaluated)
+    with JobCheckpoints(job.checkpoints, engine, job.seed, writes=first) as keeper:
+        trainer = TrainingLoop(engine, scored, job, parts(NUM_EXAMPLES, torch.float64), keeper.state)
+        trainer.restore_history(keeper.losses, keeper.evaluations)
         while trainer.state.step < steps:
             if trainer.step():
-                trainer.look()
+                trainer.record_evaluation()
             keeper.after_step(trainer)
         keeper.save(trainer)
     return found(trainer)
@@ -163,17 +163,19 @@ def apart(folder: Path, rank: int, mesh: DeviceMesh) -> Mapping[str, np.ndarray]
     """What each of two ranks is told where one cannot write checkpoints, and where each looks into a folder of its own:
     one has a checkpoint, one none, or one that cannot be read."""
     job, told = config(2), []
-    engine, _ = scored_engine(job, mesh, torch.float64, filled_objective(cross_entropy))
+    engine, _ = scored_engine(job, mesh, torch.float64, padded_objective(cross_entropy))
     own = folder / f"apart-{rank}"
-    with Keeper(CheckpointSettings(folder=own), engine, job.seed, writes=rank == 0) as keeper:
-        keeper.save(Trainer(engine, Scored(filled_objective(cross_entropy)), job, parts(BATCH, torch.float64)))
+    with JobCheckpoints(CheckpointSettings(folder=own), engine, job.seed, writes=rank == 0) as keeper:
+        keeper.save(
+            TrainingLoop(engine, ScoredObjective(padded_objective(cross_entropy)), job, parts(BATCH, torch.float64))
+        )
     if rank == 1:
         shutil.rmtree(own)
     for turn, place in enumerate((own if rank == 0 else Path("/dev/null/apart"), own, own)):
         if rank == 1 and turn == 2:
             (own / "LATEST").write_text("{")
         try:
-            Keeper(CheckpointSettings(folder=place), engine, job.seed, writes=False)
+            JobCheckpoints(CheckpointSettings(folder=place), engine, job.seed, writes=False)
             told.append("nothing")
         except (Corrupted, InvalidInput) as exc:
             told.append(f"{type(exc).__name__}: {exc}")
@@ -200,7 +202,7 @@ def offloaded(folder: Path) -> Mapping[str, np.ndarray]:
 
 def overflow(rank: int, mesh: DeviceMesh) -> Mapping[str, np.ndarray]:
     """Two fp16 steps, in the first of which one of two ranks overflows: which were left out, and parameters."""
-    factors, right = [0.0], filled_objective(cross_entropy)
+    factors, right = [0.0], padded_objective(cross_entropy)
     half = replace(config(2), parallel=ParallelSettings(mesh=MeshShape(dp_shard=2), precision="fp16"))
     times = replace(right, loss_sum=lambda outputs, targets: right.loss_sum(outputs, targets) * factors[0])
     engine, _ = scored_engine(half, mesh, torch.float32, times)
@@ -219,8 +221,8 @@ def adascaled(num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str, np.ndarra
     job = config(num_ranks)
     rate = RateSettings(scale="adascale", base_batch=BATCH // NUM_PARTS, warm_up=4, decay="cosine", floor=0.1)
     job = replace(job, rate=rate, training=replace(job.training, accumulate=NUM_PARTS // num_ranks))
-    engine, scored = scored_engine(job, mesh, torch.float64, filled_objective(cross_entropy))
-    trainer, gains = Trainer(engine, scored, job, parts(NUM_EXAMPLES, torch.float64)), []
+    engine, scored = scored_engine(job, mesh, torch.float64, padded_objective(cross_entropy))
+    trainer, gains = TrainingLoop(engine, scored, job, parts(NUM_EXAMPLES, torch.float64)), []
 
     def after_step() -> bool:
         gains.append(trainer.last.gain)
@@ -238,13 +240,13 @@ def work(folder: Path, rank: int, num_ranks: int) -> None:
     if num_ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet{num_ranks}", rank=rank, world_size=num_ranks)
         mesh = build_mesh(MeshShape(dp_replicate=num_ranks), num_ranks)
-    right = filled_objective(cross_entropy)
+    right = padded_objective(cross_entropy)
 
     def run(name: str, job: TrainConfig, dtype: torch.dtype, objective: Objective = right) -> None:
         engine, scored = scored_engine(job, mesh, dtype, objective)
         # Local steps and a batch of a single sample do not go together: it is one rank's alone.
         num = BATCH * 2 if name in HOOKS else NUM_EXAMPLES
-        trainer = Trainer(engine, scored, job, parts(num, dtype))
+        trainer = TrainingLoop(engine, scored, job, parts(num, dtype))
         counted: Mapping[str, np.ndarray] = {}
         if name in HOOKS and mesh is not None:
             counted = run_counted(trainer, mesh, NUM_STEPS)
@@ -292,10 +294,13 @@ def demonstrate(folder: Path, rank: int, num_ranks: int) -> None:
     for (name, (kind, _)), (precision, dtype) in product(DEMO.items(), DTYPES.items()):
         job = job_config(TASKS[name], TASKS[name].pretrain, folder, shape, 7)
         job = replace(job, stop=StopSettings(steps=NUM_STEPS))
-        scored, samples = Scored(filled_objective(smoothed_cross_entropy)), ExampleSamples(noise(name), dtype=dtype)
-        model = Model(module=kind(1).to(dtype), layout=job.model.parallel_layout, objective=scored.objective)
+        scored, samples = (
+            ScoredObjective(padded_objective(smoothed_cross_entropy)),
+            ExampleSamples(noise(name), dtype=dtype),
+        )
+        model = TrainableModel(module=kind(1).to(dtype), layout=job.model.parallel_layout, objective=scored.objective)
         engine = build_engine(model, job.parallel, job.training, mesh)
-        trainer = Trainer(engine, scored, job, Parts(train=samples, held_out=samples))
+        trainer = TrainingLoop(engine, scored, job, DataSplit(train=samples, held_out=samples))
         trainer.run()
         np.savez(folder / f"{num_ranks}-{name}-{precision}-{rank}.npz", **found(trainer))
     if num_ranks > 1:

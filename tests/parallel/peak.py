@@ -16,7 +16,7 @@ import torch.distributed as dist
 from fanin.datacenter.checkpoints.weights import export_weights, import_weights
 from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.mesh import MeshShape
@@ -57,7 +57,7 @@ def work(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
     mesh = build_mesh(SHAPE, NUM_RANKS)
-    model = Model(module=Decoder(CONFIG), layout=decoder_layout(CONFIG))
+    model = TrainableModel(module=Decoder(CONFIG), layout=decoder_layout(CONFIG))
     training = TrainingSettings(batch_size=NUM_RANKS, learning_rate=0.1)
     engine = build_engine(model, ParallelSettings(mesh=SHAPE), training, mesh)
     sizes = [entry.shape.numel() * entry.dtype.itemsize for entry in engine.table.values()]

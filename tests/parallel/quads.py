@@ -22,17 +22,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fanin.datacenter.checkpoints.weights import export_weights
 from fanin.datacenter.jobs.devices import build_mesh
-from fanin.datacenter.jobs.layouts import WHOLE, LayoutSettings
+from fanin.datacenter.jobs.settings import UNKNOWN_LAYOUT, LayoutSettings
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.layout import Layout, decoder_layout
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import TOKENS, Objective
-from fanin.datacenter.parallel.quiet import quiet
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 from fanin.datacenter.training.communication import CommunicationSettings, apply_communication
-from fanin.datacenter.training.trainer import restore, snapshot
+from fanin.datacenter.training.snapshot import restore, snapshot
 from fanin.protos.errors import UnsupportedModel
 
 NUM_RANKS, NUM_STEPS, BATCH, LENGTH, WIDTH = 4, 3, 8, 6, 8
@@ -88,7 +89,7 @@ def flat(engine: Engine) -> np.ndarray:
 
 def decoder_engine(parallel: ParallelSettings, training: TrainingSettings, objective: Objective = TOKENS) -> Engine:
     mesh = build_mesh(parallel.mesh, NUM_RANKS)
-    model = Model(module=Decoder(CONFIG, seed=1), layout=decoder_layout(CONFIG), objective=objective)
+    model = TrainableModel(module=Decoder(CONFIG, seed=1), layout=decoder_layout(CONFIG), objective=objective)
     return build_engine(model, parallel, training, mesh)
 
 
@@ -103,7 +104,7 @@ def broken(name: str, rank: int) -> Mapping[str, np.ndarray]:
     training = replace(TRAINING, max_skips=1)
     engine = decoder_engine(BROKEN[name], training, replace(TOKENS, loss_sum=loss_sum))
     if name == "local":
-        apply_communication(engine.built.runners[0], CommunicationSettings(local_period=4, dense_steps=2))
+        apply_communication(engine.rank_model.runners[0], CommunicationSettings(local_period=4, dense_steps=2))
     rows, values = [], [flat(engine)]
     for step in range(3):
         spoils[0] = step == 1
@@ -145,7 +146,7 @@ def shared(parallel: ParallelSettings, layout: Layout) -> Mapping[str, np.ndarra
     """Losses and parameters of a model with shared parameters, or why it is refused."""
     mesh = None if parallel.mesh.num_ranks == 1 else build_mesh(parallel.mesh, NUM_RANKS)
     try:
-        engine = build_engine(Model(module=Shared(), layout=layout), parallel, TRAINING, mesh)
+        engine = build_engine(TrainableModel(module=Shared(), layout=layout), parallel, TRAINING, mesh)
     except UnsupportedModel as exc:
         return {"told": np.array(str(exc))}
     losses = [float(engine.step(batch(engine)).loss) for _ in range(NUM_STEPS)]
@@ -153,10 +154,10 @@ def shared(parallel: ParallelSettings, layout: Layout) -> Mapping[str, np.ndarra
 
 
 SHARED = {
-    "alone": (ParallelSettings(), WHOLE),
-    "dp_shard": (ParallelSettings(mesh=MeshShape(dp_shard=4)), WHOLE),
+    "alone": (ParallelSettings(), UNKNOWN_LAYOUT),
+    "dp_shard": (ParallelSettings(mesh=MeshShape(dp_shard=4)), UNKNOWN_LAYOUT),
     "layers": (ParallelSettings(mesh=MeshShape(dp_replicate=2, dp_shard=2)), NAMES),
-    "ddp": (ParallelSettings(mesh=MeshShape(dp_replicate=4)), WHOLE),
+    "ddp": (ParallelSettings(mesh=MeshShape(dp_replicate=4)), UNKNOWN_LAYOUT),
     "pp": (ParallelSettings(mesh=MeshShape(pp=2, dp_shard=2), microbatches=2), NAMES),
     "tp": (ParallelSettings(mesh=MeshShape(dp_shard=2, tp=2)), NAMES),
 }
@@ -165,7 +166,7 @@ SHARED = {
 def work(folder: Path, rank: int) -> None:
     """All jobs on one rank."""
     torch.set_num_threads(1)
-    quiet()
+    silence_expected_messages()
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
     for name in BROKEN:
         np.savez(folder / f"broken-{name}-{rank}.npz", **broken(name, rank))

@@ -8,8 +8,9 @@ import torch
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 
@@ -19,7 +20,7 @@ def engine_of(width: int = 16, optimizer: str = "adamw") -> Engine:
     config = DecoderConfig(vocabulary=11, width=width, num_layers=1, num_heads=2, num_kv_heads=1, feed_forward=8)
     assert optimizer in ("adamw", "sgd")
     training = TrainingSettings(batch_size=2, learning_rate=0.1, optimizer="sgd" if optimizer == "sgd" else "adamw")
-    model = Model(module=Decoder(config), layout=decoder_layout(config))
+    model = TrainableModel(module=Decoder(config), layout=decoder_layout(config))
     return build_engine(model, ParallelSettings(), training, None)
 
 

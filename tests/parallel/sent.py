@@ -21,12 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.network.counters import ByteCounter, make_visible
-from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.engine import Batch, build_engine
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.mesh import MeshShape
-from fanin.datacenter.parallel.quiet import quiet
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.spread import Job
 
@@ -125,7 +126,7 @@ def chosen(which: str) -> dict[str, Cell]:
 def work(folder: Path, which: str, rank: int) -> None:
     """All cells on one rank; one process group for all of them."""
     torch.set_num_threads(1)
-    quiet()
+    silence_expected_messages()
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
     found = {name: run(cell) for name, cell in chosen(which).items()}
     dist.destroy_process_group()
@@ -136,9 +137,9 @@ def run(cell: Cell) -> dict[str, dict[str, object]]:
     """What the third step of a job sends: by then everything is set up."""
     job = cell.job()
     mesh = build_mesh(job.parallel.mesh, NUM_RANKS)
-    model = Model(module=Decoder(cell.config), layout=decoder_layout(cell.config))
+    model = TrainableModel(module=Decoder(cell.config), layout=decoder_layout(cell.config))
     engine = build_engine(model, job.parallel, job.training, mesh)
-    for runner in engine.built.runners.values():
+    for runner in engine.rank_model.runners.values():
         if isinstance(runner, DistributedDataParallel):
             make_visible(runner)
     index, count = engine.share
@@ -151,7 +152,7 @@ def run(cell: Cell) -> dict[str, dict[str, object]]:
         engine.step(batch, BATCH * LENGTH)
     debugged = {}
     # torch's own counter knows nothing of pipelines, and loses its way where a module runs twice in a step.
-    if job.turns == 1 and not job.parallel.pipelined:
+    if job.num_chunks == 1 and not job.parallel.pipelined:
         with CommDebugMode() as debug:
             engine.step(batch, BATCH * LENGTH)
         debugged = {str(operator): calls for operator, calls in debug.get_comm_counts().items()}

@@ -17,11 +17,13 @@ from torch.nn.functional import cross_entropy
 
 from fanin.datacenter.jobs.config import TrainConfig, check_config, parse_config
 from fanin.datacenter.jobs.job import train
-from fanin.datacenter.models.pretrained import CONFIG, module_of
-from fanin.datacenter.parallel.engine import Batch, build_engine
+from fanin.datacenter.models.pretrained import module_of
+from fanin.datacenter.models.pretrained_folder import CONFIG
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.mesh import MeshShape
-from fanin.datacenter.parallel.pretrained import pretrained_layout, pretrained_model
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.transformers_layout import pretrained_layout, pretrained_model
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
@@ -103,12 +105,12 @@ def test_fsdp_takes_a_layer_at_a_time_and_tp_says_what_it_lacks(tmp_path: Path, 
         "phi3": r"Phi3ForCausalLM, whose plan splits model.layers.\*.self_attn.o_proj 'rowwise_split_input'",
         "mixtral": r"MixtralForCausalLM, whose plan splits model.layers.\*.mlp.experts.gate_up_proj 'packed_colwise'",
         "gpt_neox": "GPTNeoXForCausalLM, which has no module gpt_neox.embed_tokens, gpt_neox.norm,",
-        "gpt2": r"GPT2LMHeadModel, which brings no plan for tensor parallelism \(base_model_tp_plan\)",
-        "opt": "OPTForCausalLM, which brings no plan for tensor parallelism",
-        "bert": "BertForMaskedLM, which brings no plan for tensor parallelism",
+        "gpt2": r"GPT2LMHeadModel, which has no plan for tensor parallelism \(base_model_tp_plan\)",
+        "opt": "OPTForCausalLM, which has no plan for tensor parallelism",
+        "bert": "BertForMaskedLM, which has no plan for tensor parallelism",
     }
     split = replace(config, parallel=ParallelSettings(mesh=MeshShape(tp=2)))
-    with pytest.raises(UnsupportedModel, match=f"^mesh tp=2: got tp 2 for {lacks[family]}.*; take pp 1 and tp 1, and"):
+    with pytest.raises(UnsupportedModel, match=f"^mesh tp=2: got tp 2 for {lacks[family]}.*; use pp 1 and tp 1, and"):
         check_config(split, 2)
 
 

@@ -13,19 +13,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from fanin.datacenter.jobs.config import CheckpointSettings, DataSettings, ModelSettings, StopSettings, TrainConfig
+from fanin.datacenter.jobs.config import TrainConfig
 from fanin.datacenter.jobs.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_layer_times
+from fanin.datacenter.jobs.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.models.decoder import DecoderConfig
-from fanin.datacenter.parallel.build import Model, parameter_table
-from fanin.datacenter.parallel.engine import Batch
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import TrainableModel, parameter_table
 from fanin.datacenter.parallel.layout import Layout, ModelSizes
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import sample_objective
-from fanin.datacenter.parallel.pipelines.balance import balanced
-from fanin.datacenter.parallel.pipelines.measure import Beside, measure_layer_times
-from fanin.datacenter.parallel.pipelines.pipeline import cut, stage_times
+from fanin.datacenter.parallel.pipelines.balance import balance_pipeline
+from fanin.datacenter.parallel.pipelines.layer_times import MeasurementHooks, measure_layer_times
+from fanin.datacenter.parallel.pipelines.stages import cut, stage_times
 from fanin.datacenter.parallel.settings import MEASURE, ParallelSettings, TrainingSettings
-from fanin.datacenter.training.model import Made, make
+from fanin.datacenter.training.model import JobModel, build_job_model
 from fanin.protos.errors import FaninError, InvalidInput
 
 WIDTH, NUM_LAYERS = 64, 4
@@ -63,11 +64,11 @@ class Uneven(nn.Module):
         return found
 
 
-def uneven(widest: int = WIDTH) -> Model:
+def uneven(widest: int = WIDTH) -> TrainableModel:
     sizes = ModelSizes(num_layers=NUM_LAYERS, num_heads=0, num_kv_heads=0, feed_forward=0)
     layout = Layout(sizes=sizes, inputs=("embed",), layers="layers", outputs=("norm", "head"), plan={})
     objective = sample_objective(lambda outputs, targets: mse_loss(outputs, targets, reduction="none").mean(dim=1))
-    return Model(module=Uneven(widest), layout=layout, objective=objective)
+    return TrainableModel(module=Uneven(widest), layout=layout, objective=objective)
 
 
 def batch(size: int = 64) -> Batch:
@@ -134,7 +135,9 @@ COSTS = {"embed": 1, **{f"layers.{layer}": 10 * (layer + 1) for layer in range(N
 def test_each_part_has_the_time_of_its_forward_and_backward(recompute: str, times: int) -> None:
     model = uneven()
     clock = Costs(model.module, COSTS)
-    found = measure_layer_times(model, batch(), ParallelSettings(recompute=recompute), CPU, Beside(clock=clock))
+    found = measure_layer_times(
+        model, batch(), ParallelSettings(recompute=recompute), CPU, MeasurementHooks(clock=clock)
+    )
     assert found == (2, *(times * 10 * (layer + 1) for layer in range(NUM_LAYERS)), 2 * (3 + 4))
 
 
@@ -142,7 +145,7 @@ def test_what_is_frozen_has_no_backward() -> None:
     model = uneven()
     for name in ("embed", "layers.0"):
         model.module.get_submodule(name).requires_grad_(requires_grad=False)
-    found = measure_layer_times(model, batch(), beside=Beside(clock=Costs(model.module, COSTS)))
+    found = measure_layer_times(model, batch(), hooks=MeasurementHooks(clock=Costs(model.module, COSTS)))
     assert found == (1, 10, 40, 60, 80, 14)
 
 
@@ -155,20 +158,20 @@ def test_the_loss_is_the_outputs() -> None:
         return model.objective.loss_sum(outputs, targets)
 
     objective = dataclasses.replace(model.objective, loss_sum=dear)
-    beside = Beside(clock=clock)
-    assert measure_layer_times(dataclasses.replace(model, objective=objective), batch(), beside=beside)[-1] == 7
+    hooks = MeasurementHooks(clock=clock)
+    assert measure_layer_times(dataclasses.replace(model, objective=objective), batch(), hooks=hooks)[-1] == 7
 
 
 def test_a_part_that_hands_on_no_tensor_is_told() -> None:
     model = uneven()
     model.module.layers[2].register_forward_hook(lambda module, given, output: (output, None))
-    with pytest.raises(InvalidInput, match=r"layout: layers\.2 gives tuple, expected one tensor that is handed on"):
+    with pytest.raises(InvalidInput, match=r"layout: layers\.2 gives tuple, expected one tensor"):
         measure_layer_times(model, batch())
 
 
 def test_a_model_is_not_cut_by_times_that_nobody_has_measured() -> None:
     parallel = ParallelSettings(mesh=MeshShape(pp=2), schedule="GPipe", layer_times=MEASURE)
-    with pytest.raises(ValueError, match="got layer_times 'measure', expected numbers: measure_layer_times gives"):
+    with pytest.raises(ValueError, match="got layer_times 'measure', expected numbers: call measure_layer_times"):
         parameter_table(uneven(), parallel)
 
 
@@ -196,32 +199,32 @@ def config_of(folder: Path) -> TrainConfig:
 @pytest.mark.usefixtures("alone")
 def test_what_goes_on_from_a_folder_is_cut_as_before(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    made = make(config)
-    first = balanced(config, made, 0, CPU).parallel
+    made = build_job_model(config)
+    first = balance_pipeline(config, made, 0, CPU).parallel
     assert len(first.times) == 5
     assert all(time > 0 for time in first.times)
     assert first == dataclasses.replace(config.parallel, layer_times=first.times)
-    assert balanced(config, made, 0, CPU).parallel == first
+    assert balance_pipeline(config, made, 0, CPU).parallel == first
     assert read_layer_times(tmp_path / "kept") == first.times
     given = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, layer_times=(1.0,) * 5))
-    assert balanced(given, made, 0, CPU) is given, "what is given counts"
+    assert balance_pipeline(given, made, 0, CPU) is given, "what is given counts"
     write_layer_times(tmp_path / "kept", (1.0, 2.0))
     with pytest.raises(InvalidInput, match=f"{LAYER_TIMES_FILE}: got 2 times, expected 5: inputs, each layer, outputs"):
-        balanced(config, made, 0, CPU)
+        balance_pipeline(config, made, 0, CPU)
     (tmp_path / "kept" / LAYER_TIMES_FILE).write_text("{")
     with pytest.raises(InvalidInput, match=f"{LAYER_TIMES_FILE}: not JSON"):
-        balanced(config, made, 0, CPU)
+        balance_pipeline(config, made, 0, CPU)
 
 
 TIMEOUT_S = 1.5
 
 
-def balanced_as(rank: int, config: TrainConfig, made: Made, folder: Path) -> str:
+def balanced_as(rank: int, config: TrainConfig, made: JobModel, folder: Path) -> str:
     """What a rank of two is told, in a group that waits for no message longer than the time."""
     store = dist.FileStore(f"{folder}/meet", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT_S))
     try:
-        return str(balanced(config, made, rank, CPU).parallel.times)
+        return str(balance_pipeline(config, made, rank, CPU).parallel.times)
     except FaninError as exc:
         return f"{type(exc).__name__}: {exc}"
     finally:
@@ -231,7 +234,7 @@ def balanced_as(rank: int, config: TrainConfig, made: Made, folder: Path) -> str
 @pytest.mark.parametrize("fails", [True, False])
 def test_ranks_wait_longer_than_for_a_message_and_are_told_alike(tmp_path: Path, *, fails: bool) -> None:
     config = config_of(tmp_path)
-    made = make(config)
+    made = build_job_model(config)
     parts = [made.model.module.embed, *made.model.module.layers, made.model.module.norm, made.model.module.head]
     for part in parts if fails else []:
         part.register_forward_hook(lambda *_: sleep(TIMEOUT_S / len(parts) / 4))

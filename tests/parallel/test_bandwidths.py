@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import Fanin, fanin_in_process, one_line
 
-from fanin.datacenter.network.bandwidths import Measured, link_found, predicted_seconds
+from fanin.datacenter.network.bandwidths import CollectiveTiming, fit_link, predicted_seconds
 from fanin.datacenter.network.collectives import COLLECTIVES, RING
 from fanin.datacenter.network.counters import ALL_REDUCE, SEND, Amount
 from fanin.datacenter.planner.links import Link
@@ -20,11 +20,11 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     return fanin_in_process(capsys, monkeypatch)
 
 
-def timed(link: Link, size_bytes: int, num_ranks: int) -> Measured:
+def timed(link: Link, size_bytes: int, num_ranks: int) -> CollectiveTiming:
     """An all-reduce that takes as long as the planner says."""
     amount = Amount(num_calls=1, size_bytes=size_bytes)
     seconds = link.seconds(ALL_REDUCE, amount, num_ranks)
-    return Measured(
+    return CollectiveTiming(
         collective="all_reduce",
         size_bytes=size_bytes,
         seconds=seconds,
@@ -49,7 +49,7 @@ def test_the_planners_link_is_found_again(
 ) -> None:
     link = Link(name="given", latency_s=latency_s, bytes_per_second=gb_per_second * 1e9, source="here")
     rows = [timed(link, 2**size, num_ranks) for size in sizes]
-    found = link_found(rows, num_ranks)
+    found = fit_link(rows, num_ranks)
     for row in rows:
         assert predicted_seconds(row, found, num_ranks) == pytest.approx(row.seconds, rel=1e-6)
         assert row.busbw_gb_per_second == pytest.approx(row.wire_bytes / row.seconds / 1e9)
@@ -57,14 +57,14 @@ def test_the_planners_link_is_found_again(
 
 def test_of_one_size_all_of_the_time_is_the_bytes() -> None:
     link = Link(name="given", latency_s=0.0, bytes_per_second=2e9, source="here")
-    found = link_found([timed(link, 2**20, 4)], 4)
+    found = fit_link([timed(link, 2**20, 4)], 4)
     assert (found.latency_s, found.bytes_per_second) == (0.0, pytest.approx(2e9))
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--nproc", "1"), "ranks: got 1, expected at least 2: one sends nothing"),
+        (("--nproc", "1"), "ranks: got 1, expected at least 2: a single rank sends nothing"),
         (("--backend", "mpi"), "backend: got 'mpi', expected gloo or nccl"),
         (("--backend", "nccl", "--nproc", "999"), "backend: got 'nccl' for 999 ranks, expected a GPU for each, and"),
         (("--megabytes", "1", "--megabytes", "0"), "--megabytes: got 0.0, expected positive numbers"),

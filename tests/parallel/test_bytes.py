@@ -79,7 +79,11 @@ def check_bytes(found: Found, cell: str) -> None:
 def check_calls(found: Found, cell: str) -> None:
     """Against torch's own counter, where it can count."""
     job = CELLS[cell].job()
-    if job.turns > 1 or job.parallel.pipelined or (job.parallel.mesh.dp_replicate > 1 and not job.parallel.sharded):
+    if (
+        job.num_chunks > 1
+        or job.parallel.pipelined
+        or (job.parallel.mesh.dp_replicate > 1 and not job.parallel.sharded)
+    ):
         return
     expected: dict[str, int] = {}
     for (_, kind), amount in predict_traffic(job).items():

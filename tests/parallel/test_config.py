@@ -14,7 +14,7 @@ from fanin.datacenter.jobs.jobfiles import read_config, write_config
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.training.communication import CommunicationSettings, check_kept
+from fanin.datacenter.training.communication import CommunicationSettings, check_checkpointable
 from fanin.datacenter.training.rates import RateSettings
 from fanin.protos.errors import InvalidInput
 
@@ -171,7 +171,7 @@ def test_adascale_is_for_parts_whose_gradients_are_by_themselves(tables: Mapping
         ("tp=2", 1, "= 2 ranks, got a world of 1; start 2 processes or change the mesh"),
         ("tp=8", 8, "got heads 4 and tp 8, expected a multiple"),
         ("pp=8", 8, "got 4 layers for 8 stages, expected at least one each"),
-        ("dp_shard=3", 3, "got batch 8, expected a multiple of 3 parts x 1 turns x 1 microbatches = 3"),
+        ("dp_shard=3", 3, "got batch 8, expected a multiple of 3 parts x 1 accumulation steps x 1 microbatches = 3"),
         ("pp=4", 4, "1F1B needs at least as many microbatches as the 4 stages, got 1"),
     ],
 )
@@ -245,7 +245,7 @@ def test_a_checkpoint_is_refused_where_copies_have_something_of_their_own(
     assert not list(tmp_path.iterdir()), "told before anything starts"
     for whole in (tables, tables | kept | {"communication": {"hook": "bf16"}}):
         config = parse_config(APP, "a.toml", whole)
-        check_kept(config.communication, config.checkpoints.folder)
+        check_checkpointable(config.communication, config.checkpoints.folder)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.parent.name)

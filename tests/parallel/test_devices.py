@@ -9,11 +9,13 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.jobs.config import DataSettings, ModelSettings, StopSettings, TrainConfig
-from fanin.datacenter.jobs.devices import build_mesh, chosen_type, described, device_type, served_type
+from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.jobs.devices import build_mesh, choose_type, describe_device, device_type, group_device_type
 from fanin.datacenter.jobs.elastic import group_of_one
 from fanin.datacenter.jobs.job import use_threads
-from fanin.datacenter.jobs.launch import launch, rank_environment
+from fanin.datacenter.jobs.launch import launch
+from fanin.datacenter.jobs.settings import DataSettings, ModelSettings, StopSettings
+from fanin.datacenter.jobs.torchrun import rank_environment
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.protos.errors import InvalidInput
@@ -22,12 +24,12 @@ from fanin.protos.errors import InvalidInput
 @given(device=st.sampled_from(["auto", "cpu", "cuda"]), num_local=st.integers(1, 9), num_gpus=st.integers(0, 9))
 def test_ranks_have_a_gpu_each_or_are_told_why_not(device: str, num_local: int, num_gpus: int) -> None:
     if device == "cpu" or (device == "auto" and num_gpus == 0):
-        assert chosen_type(device, num_local, num_gpus) == "cpu"
+        assert choose_type(device, num_local, num_gpus) == "cpu"
     elif num_gpus >= num_local:
-        assert chosen_type(device, num_local, num_gpus) == "cuda"
+        assert choose_type(device, num_local, num_gpus) == "cuda"
     else:
         with pytest.raises(InvalidInput, match=f"got device '{device}', {num_local} ranks and {num_gpus} GPUs on this"):
-            chosen_type(device, num_local, num_gpus)
+            choose_type(device, num_local, num_gpus)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -45,7 +47,7 @@ def test_a_job_for_gpus_is_refused_before_a_process_starts(tmp_path: Path) -> No
     with pytest.raises(InvalidInput, match="device: got 'gpu', expected one of auto, cpu, cuda"):
         replace(config.parallel, device="gpu")
     assert device_type() == "cpu"
-    assert described("cpu").startswith("the CPU (t")
+    assert describe_device("cpu").startswith("the CPU (t")
 
 
 @pytest.mark.parametrize(
@@ -59,12 +61,12 @@ def test_a_job_for_gpus_is_refused_before_a_process_starts(tmp_path: Path) -> No
     ],
 )
 def test_a_mesh_is_of_what_its_process_group_serves(backends: str, kind: str) -> None:
-    assert served_type(backends) == kind
+    assert group_device_type(backends) == kind
 
 
 def test_a_mesh_of_a_gloo_group_is_of_cpus() -> None:
-    with group_of_one(wanted=True, device="cpu"):
-        assert served_type(dist.get_backend_config()) == "cpu"
+    with group_of_one(needed=True, device="cpu"):
+        assert group_device_type(dist.get_backend_config()) == "cpu"
         assert build_mesh(MeshShape(), 1).device_type == "cpu"
 
 

@@ -13,26 +13,23 @@ from torch import Tensor
 
 from fanin.clients.data.examples import Examples
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
-from fanin.datacenter.checkpoints.keeping import TRACE_FILE, Keeper
 from fanin.datacenter.checkpoints.parameters import parameter_vector
 from fanin.datacenter.checkpoints.progress import Progress, latest
-from fanin.datacenter.data.samples import ExampleSamples
-from fanin.datacenter.jobs.config import (
-    CheckpointSettings,
-    DataSettings,
-    ModelSettings,
-    StopSettings,
-    TrainConfig,
-)
+from fanin.datacenter.checkpoints.resumable import JobCheckpoints
+from fanin.datacenter.checkpoints.trace import TRACE_FILE
+from fanin.datacenter.data.samples import DataSplit, ExampleSamples
+from fanin.datacenter.jobs.config import TrainConfig
 from fanin.datacenter.jobs.job import main
 from fanin.datacenter.jobs.jobfiles import ROWS_FILE, read_error, read_result, write_config
-from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.engine import Batch, build_engine
+from fanin.datacenter.jobs.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.training.communication import CommunicationSettings
-from fanin.datacenter.training.objectives import Scored, filled_objective
+from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.training.rates import RateSettings
-from fanin.datacenter.training.trainer import Parts, Trainer
 from fanin.edge.export import squared_error
 from fanin.protos.errors import Diverged, InvalidInput
 
@@ -73,24 +70,24 @@ class Spoilt:
 
 def trainer_of(
     config: TrainConfig, steps: tuple[int, ...] = (), spoil: Spoil = in_gradients, module: torch.nn.Module | None = None
-) -> Trainer:
+) -> TrainingLoop:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = module or torch.nn.Linear(3, 1)
     rng = np.random.default_rng(0)
     examples = Examples(x=rng.normal(size=(40, 3)).astype(np.float32), y=rng.normal(size=(40, 1)).astype(np.float32))
-    scored = Scored(filled_objective(Spoilt(steps, spoil)))
-    model = Model(module=module, layout=config.model.parallel_layout, objective=scored.objective)
+    scored = ScoredObjective(padded_objective(Spoilt(steps, spoil)))
+    model = TrainableModel(module=module, layout=config.model.parallel_layout, objective=scored.objective)
     samples = ExampleSamples(examples)
     engine = build_engine(model, config.parallel, config.training, None)
-    return Trainer(engine, scored, config, Parts(train=samples, held_out=samples))
+    return TrainingLoop(engine, scored, config, DataSplit(train=samples, held_out=samples))
 
 
-def kept(trainer: Trainer, checkpoints: CheckpointSettings) -> None:
+def kept(trainer: TrainingLoop, checkpoints: CheckpointSettings) -> None:
     """Train, and save after each step."""
-    with Keeper(checkpoints, trainer.engine, CONFIG.seed, writes=True) as keeper:
+    with JobCheckpoints(checkpoints, trainer.engine, CONFIG.seed, writes=True) as keeper:
         trainer.state = keeper.state
-        trainer.remember(keeper.losses, keeper.evaluated)
+        trainer.restore_history(keeper.losses, keeper.evaluations)
 
         def after_step() -> bool:
             keeper.after_step(trainer)
@@ -100,7 +97,7 @@ def kept(trainer: Trainer, checkpoints: CheckpointSettings) -> None:
         keeper.save(trainer)
 
 
-def vector(trainer: Trainer) -> np.ndarray:
+def vector(trainer: TrainingLoop) -> np.ndarray:
     return parameter_vector(trainer.engine.parts[0])
 
 
@@ -120,7 +117,7 @@ def test_a_step_that_is_not_finite_ends_the_job_and_is_not_saved(tmp_path: Path,
     assert progress.step == trainer.state.step == 3
     assert np.isfinite(vector(trainer)).all(), "the step changed nothing"
     before = vector(trainer)
-    with Keeper(checkpoints, trainer.engine, CONFIG.seed, writes=False):
+    with JobCheckpoints(checkpoints, trainer.engine, CONFIG.seed, writes=False):
         assert (vector(trainer) == before).all(), "the last checkpoint is the state before the step"
 
 
@@ -140,7 +137,7 @@ def test_steps_may_be_skipped_and_are_counted_across_a_resume(tmp_path: Path) ->
     assert (first.state.skipped, first.state.skips) == (1, 1)
     second = trainer_of(config, tuple(step - 2 for step in spoilt))
     kept(second, checkpoints)
-    assert (second.state.skipped, second.trained.losses) == (3, trained.losses)
+    assert (second.state.skipped, second.history.losses) == (3, trained.losses)
     assert (vector(second) == vector(whole)).all()
 
 

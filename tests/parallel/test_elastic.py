@@ -12,22 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel.machines import NUM_STEPS, Place, empty_place
 
-from fanin.datacenter.jobs.config import (
-    CheckpointSettings,
-    DataSettings,
-    ModelSettings,
-    StopSettings,
-    TrainConfig,
-    fit_config,
-    read_train_config,
-)
+from fanin.datacenter.jobs.config import TrainConfig, fit_config, read_train_config
 from fanin.datacenter.jobs.elastic import PARENT, PARENT_POLL_S, end_with_parent
 from fanin.datacenter.jobs.job import train
-from fanin.datacenter.jobs.launch import Elastic, begin_logs, why
+from fanin.datacenter.jobs.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
+from fanin.datacenter.jobs.torchrun import Elastic, begin_logs, failure_reason
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.training.communication import CommunicationSettings
-from fanin.datacenter.watch.hangs import Report, Wait, attempt_folder, write_report
+from fanin.datacenter.watch.hangs import HangReport, PendingOperation, attempt_folder, write_report
 from fanin.protos.errors import InvalidInput
 
 
@@ -96,7 +89,7 @@ def test_a_machine_that_is_told_to_stop_leaves_the_rest_to_go_on(place: Place) -
 
 def test_a_machine_leaves_others_their_logs_and_tells_of_them_what_is_of_this_job(tmp_path: Path) -> None:
     elastic = Elastic(max_restarts=1, max_nodes=2, endpoint="host:29500")
-    logs, waits = tmp_path / "logs", Wait(axis="all ranks", kind="all_reduce", ranks=(0, 1), sequence=1)
+    logs, waits = tmp_path / "logs", PendingOperation(axis="all ranks", kind="all_reduce", ranks=(0, 1), sequence=1)
     for name in ("before", "other"):
         (logs / name).mkdir(parents=True)
         (logs / name / "stderr.log").write_text(f"what {name} said")
@@ -108,11 +101,11 @@ def test_a_machine_leaves_others_their_logs_and_tells_of_them_what_is_of_this_jo
     own = begin_logs(tmp_path, elastic)
     assert own.parent == logs
     (own / "torchrun.log").write_text("what torchrun said")
-    assert why(tmp_path, 3).endswith("torchrun.log ends:\nwhat torchrun said")
+    assert failure_reason(tmp_path, 3).endswith("torchrun.log ends:\nwhat torchrun said")
     (logs / "other" / "stderr.log").write_text("what it fails with")
-    assert why(tmp_path, 3).endswith("other/stderr.log ends:\nwhat it fails with")
+    assert failure_reason(tmp_path, 3).endswith("other/stderr.log ends:\nwhat it fails with")
     write_report(hung, report(0, waits))
-    assert why(tmp_path, 3).startswith("rank 1 (dp_shard 1) hangs")
+    assert failure_reason(tmp_path, 3).startswith("rank 1 (dp_shard 1) hangs")
     assert (logs / "before" / "stderr.log").exists()
     # One machine alone knows that nobody else is there.
     assert begin_logs(tmp_path) == logs
@@ -120,9 +113,9 @@ def test_a_machine_leaves_others_their_logs_and_tells_of_them_what_is_of_this_jo
     assert not hung.exists()
 
 
-def report(rank: int, waits: Wait) -> Report:
+def report(rank: int, waits: PendingOperation) -> HangReport:
     """A report from a mesh of two ranks."""
-    return Report(
+    return HangReport(
         rank=rank, mesh="dp_shard=2", step=2, still_s=1.5, waits=waits, module="", phase="after", line="", done={}
     )
 

@@ -20,19 +20,19 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fanin.datacenter.jobs.devices import build_mesh
-from fanin.datacenter.models.decoder import Decoder, DecoderConfig, rotated, rotations
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig, rotate, rotations
 from fanin.datacenter.models.encoder import Encoder, EncoderConfig
-from fanin.datacenter.parallel.build import Model, divided_loss, layers_of
-from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import TrainableModel, divided_loss, layers_of
+from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.mesh import MeshShape
-from fanin.datacenter.parallel.objective import TOKENS, sample_objective
-from fanin.datacenter.parallel.pipelines.pipeline import Skip
-from fanin.datacenter.parallel.pretrained import pretrained_model
+from fanin.datacenter.parallel.objective import TOKENS, ScoredObjective, sample_objective
+from fanin.datacenter.parallel.pipelines.stages import Skip
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps.scaling import LossScale
-from fanin.datacenter.training.objectives import Scored
-from fanin.edge.export.losses import cross_entropy
+from fanin.datacenter.parallel.transformers_layout import pretrained_model
+from fanin.edge.export.app import cross_entropy
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
@@ -41,7 +41,7 @@ TRAINING = TrainingSettings(batch_size=8, learning_rate=0.01)
 
 
 def engine_of(training: TrainingSettings = TRAINING, **parallel: object) -> Engine:
-    model = Model(module=Decoder(CONFIG, seed=1).double(), layout=decoder_layout(CONFIG))
+    model = TrainableModel(module=Decoder(CONFIG, seed=1).double(), layout=decoder_layout(CONFIG))
     return build_engine(model, ParallelSettings(**parallel), training, None)
 
 
@@ -105,7 +105,7 @@ def test_frozen_parameters_keep_their_bits_and_others_do_not() -> None:
 
 
 def test_a_pattern_that_fits_nothing_is_told() -> None:
-    with pytest.raises(InvalidInput, match=r"freeze: no parameter's name fits 'layer\.\*'"):
+    with pytest.raises(InvalidInput, match=r"freeze: no parameter's name matches 'layer\.\*'"):
         engine_of(dataclasses.replace(TRAINING, freeze=("layer.*",)))
 
 
@@ -126,7 +126,7 @@ def test_layers_are_found_in_what_only_holds_them() -> None:
 
 @given(evaluating=st.booleans(), seed=st.integers(0, 9))
 def test_a_pipelines_last_stage_scores_what_is_evaluated_though_it_goes_back(*, evaluating: bool, seed: int) -> None:
-    scored, generator = Scored(TOKENS), torch.Generator().manual_seed(seed)
+    scored, generator = ScoredObjective(TOKENS), torch.Generator().manual_seed(seed)
     logits = torch.randn(2, 3, 5, generator=generator, requires_grad=True)
     targets = logits.argmax(dim=-1)
     targets[0, 0], targets[1, 1] = NO_TOKEN, (targets[1, 1] + 1) % 5
@@ -139,8 +139,8 @@ def test_a_pipelines_last_stage_scores_what_is_evaluated_though_it_goes_back(*, 
 
 
 def test_only_what_is_evaluated_is_scored() -> None:
-    scored = Scored(TOKENS)
-    model = Model(module=Decoder(CONFIG, seed=1), layout=decoder_layout(CONFIG), objective=scored.objective)
+    scored = ScoredObjective(TOKENS)
+    model = TrainableModel(module=Decoder(CONFIG, seed=1), layout=decoder_layout(CONFIG), objective=scored.objective)
     engine = build_engine(model, ParallelSettings(microbatches=2), TRAINING, None)
     engine.step(batch())
     assert scored.take().tolist() == [0.0, 0.0]
@@ -170,14 +170,14 @@ def test_another_models_parameters_are_refused_and_change_nothing() -> None:
 
 
 def test_a_part_that_does_not_divide_is_told() -> None:
-    with pytest.raises(ValueError, match="got a part of 8 samples for 3 pieces"):
+    with pytest.raises(ValueError, match="got a part of 8 samples for 3 chunks"):
         list(batch().chunks(3))
 
 
 def test_an_overflow_leaves_a_step_out_and_lowers_the_scale() -> None:
     module = Decoder(CONFIG, seed=1)
     huge = dataclasses.replace(TOKENS, loss_sum=lambda outputs, targets: TOKENS.loss_sum(outputs, targets) * 1e35)
-    model = Model(module=module, layout=decoder_layout(CONFIG), objective=huge)
+    model = TrainableModel(module=module, layout=decoder_layout(CONFIG), objective=huge)
     engine = build_engine(model, ParallelSettings(precision="fp16"), TRAINING, None)
     before = engine.full_parameters()
     stepped = engine.step(batch())
@@ -221,7 +221,7 @@ def test_an_engine_goes_on_with_the_scale_of_another() -> None:
 
 def test_a_batch_whose_sequences_cannot_be_shared_out_is_refused() -> None:
     split = ParallelSettings(mesh=MeshShape(tp=2), sequence_parallel=True)
-    engine = Engine(dataclasses.replace(engine_of().built, parallel=split))
+    engine = Engine(dataclasses.replace(engine_of().rank_model, parallel=split))
     for call in (engine.step, engine.evaluate):
         with pytest.raises(InvalidInput, match="tp 2 and sequences of 5 tokens, expected a multiple of tp"):
             call(batch())
@@ -258,7 +258,7 @@ def test_positions_are_relative(seed: int, shift: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     query, key = (torch.randn(8, dtype=torch.float64, generator=generator).expand(9, 8) for _ in range(2))
     cos, sin = rotations(query, 100.0)
-    scores = rotated(query, cos, sin) @ rotated(key, cos, sin).T
+    scores = rotate(query, cos, sin) @ rotate(key, cos, sin).T
     assert torch.allclose(scores[:-shift, :-shift], scores[shift:, shift:])
     assert not torch.allclose(scores[0, 1:], scores[0, :-1])
 
@@ -298,7 +298,7 @@ def test_a_mesh_needs_its_processes() -> None:
         engine_of(mesh=MeshShape(tp=2))
 
 
-def on_first_rank(look: Callable[[Model, ParallelSettings], tuple[int, ...]], mesh: str) -> tuple[int, ...]:
+def on_first_rank(look: Callable[[TrainableModel, ParallelSettings], tuple[int, ...]], mesh: str) -> tuple[int, ...]:
     """What is seen on the first rank of a mesh whose others are not there, in a process of its own.
 
     DTensor keeps the groups of a mesh that it has seen.
@@ -307,13 +307,13 @@ def on_first_rank(look: Callable[[Model, ParallelSettings], tuple[int, ...]], me
         return pool.apply(_look, (look, mesh))
 
 
-def _look(look: Callable[[Model, ParallelSettings], tuple[int, ...]], mesh: str) -> tuple[int, ...]:
+def _look(look: Callable[[TrainableModel, ParallelSettings], tuple[int, ...]], mesh: str) -> tuple[int, ...]:
     parallel = ParallelSettings(mesh=MeshShape.parse(mesh), microbatches=2)
     dist.init_process_group("fake", rank=0, world_size=parallel.mesh.num_ranks, store=FakeStore())
-    return look(Model(module=Decoder(CONFIG, seed=1), layout=decoder_layout(CONFIG)), parallel)
+    return look(TrainableModel(module=Decoder(CONFIG, seed=1), layout=decoder_layout(CONFIG)), parallel)
 
 
-def left(model: Model, parallel: ParallelSettings) -> tuple[int, ...]:
+def left(model: TrainableModel, parallel: ParallelSettings) -> tuple[int, ...]:
     """(whole parameters that are there after a rank was built, those of its parts), while the model is held."""
     # What was there before is not looked through.
     gc.freeze()
@@ -350,7 +350,7 @@ class Moves(TorchDispatchMode):
         return func(*args, **named)
 
 
-def moved(model: Model, parallel: ParallelSettings) -> tuple[int, ...]:
+def moved(model: TrainableModel, parallel: ParallelSettings) -> tuple[int, ...]:
     """(values that the building of a rank itself takes to its device, values of its part)."""
     mesh = build_mesh(parallel.mesh, parallel.mesh.num_ranks)
     with Moves() as moves:
@@ -369,7 +369,7 @@ def test_no_device_is_given_what_is_still_to_be_split(mesh: str) -> None:
     assert num_moved == (mine if mesh == "tp=2" else 0)
 
 
-def kept_aside(model: Model, parallel: ParallelSettings) -> tuple[int, ...]:
+def kept_aside(model: TrainableModel, parallel: ParallelSettings) -> tuple[int, ...]:
     """(parameters that FSDP2 brings to a rank's device for each use alone, all of them)."""
     mesh = build_mesh(parallel.mesh, parallel.mesh.num_ranks)
     engine = build_engine(model, dataclasses.replace(parallel, offload=True), TRAINING, mesh)

@@ -15,9 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fanin.datacenter.checkpoints.progress import latest
-from fanin.datacenter.jobs.elastic import Stop
-from fanin.datacenter.jobs.launch import Elastic, run_ranks, why
-from fanin.datacenter.watch.hangs import Report, Wait, attempt_folder, explain, read_reports, sentence, write_report
+from fanin.datacenter.jobs.elastic import StopSignal
+from fanin.datacenter.jobs.torchrun import Elastic, failure_reason, run_ranks
+from fanin.datacenter.watch.hangs import (
+    HangReport,
+    PendingOperation,
+    attempt_folder,
+    diagnose,
+    explain,
+    read_reports,
+    write_report,
+)
 from fanin.protos.errors import InvalidInput
 
 PROGRAM = Path(__file__).with_name("faults.py")
@@ -101,7 +109,7 @@ def test_a_frozen_rank_is_named_with_what_it_did_not_come_to(folder: Path) -> No
     told = str(row["told"])
     assert told.startswith("rank 1 (pp 0, dp_shard 1) hangs: rank 0 (pp 0, dp_shard 0) waits in ")
     assert " over dp_shard " in told
-    assert told.endswith("it left no word: it is gone, stopped, or stuck outside of Python")
+    assert told.endswith("it left no report: it is gone, stopped, or stuck outside of Python")
 
 
 def test_a_rank_that_hangs_in_a_layer_is_named_with_axis_collective_and_module(folder: Path) -> None:
@@ -127,7 +135,9 @@ def test_a_rank_that_hangs_between_steps_or_in_a_backward_pass_is_named(tmp_path
     assert hung.startswith("rank 2 (pp 1, dp_shard 0) hangs: rank 3 (pp 1, dp_shard 1) waits in ")
     assert " over dp_shard " in hung
     previous = read_reports(attempt_folder(tmp_path / "hung", 0))[0].waits
-    assert previous == Wait(axis="pp", kind="receive", ranks=(0, 2)), "the stage before it waits for a message"
+    assert previous == PendingOperation(axis="pp", kind="receive", ranks=(0, 2)), (
+        "the stage before it waits for a message"
+    )
     assert "it is outside of the model, step 4, faults.py:" in hung
     assert behind.startswith(
         "rank 1 (dp_shard 0, tp 1) hangs: rank 0 (dp_shard 0, tp 0) waits in all_reduce over tp in "
@@ -139,7 +149,7 @@ def test_a_rank_that_hangs_between_steps_or_in_a_backward_pass_is_named(tmp_path
 def test_torchrun_starts_them_again_and_the_trace_is_the_same(folder: Path, tmp_path: Path) -> None:
     program = [str(PROGRAM), "rank", str(tmp_path), "kill-1-5"]
     status = run_ranks(program, 4, tmp_path, Elastic(max_restarts=1))
-    assert status == 0, why(tmp_path, status)
+    assert status == 0, failure_reason(tmp_path, status)
     progress = latest(tmp_path)
     assert progress is not None
     assert progress.step == NUM_STEPS
@@ -172,7 +182,7 @@ def test_a_signal_to_torchrun_is_a_checkpoint_whatever_its_own_status(tmp_path: 
 def test_a_hang_reaches_the_launcher_as_its_sentence(tmp_path: Path) -> None:
     status = run_ranks([str(PROGRAM), "rank", str(tmp_path), "hang-2-3"], 4, tmp_path)
     assert status != 0
-    assert why(tmp_path, status).startswith("rank 2 (pp 1, dp_shard 0) hangs: ")
+    assert failure_reason(tmp_path, status).startswith("rank 2 (pp 1, dp_shard 0) hangs: ")
 
 
 @pytest.mark.parametrize(
@@ -196,16 +206,16 @@ def test_numbers_of_machines_that_make_no_sense_are_refused(wrong: dict[str, obj
 
 def test_a_stop_is_taken_while_it_is_entered_and_not_after() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with Stop() as stop:
+    with StopSignal() as stop:
         assert not stop.agreed()
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.agreed()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def report(rank: int, waits: Wait | None, **more: object) -> Report:
+def report(rank: int, waits: PendingOperation | None, **more: object) -> HangReport:
     """A report from a mesh of four ranks."""
-    plain = Report(
+    plain = HangReport(
         rank=rank,
         mesh="dp_shard=2,tp=2",
         step=2,
@@ -220,38 +230,40 @@ def report(rank: int, waits: Wait | None, **more: object) -> Report:
 
 
 def test_who_is_behind_in_a_collective_hangs_if_all_wait() -> None:
-    first, last = (Wait(axis="tp", kind="all_reduce", ranks=ranks, sequence=9) for ranks in ((0, 1), (2, 3)))
-    messages = Wait(axis="dp_shard", kind="all_gather", ranks=(0, 2), sequence=4)
+    first, last = (
+        PendingOperation(axis="tp", kind="all_reduce", ranks=ranks, sequence=9) for ranks in ((0, 1), (2, 3))
+    )
+    messages = PendingOperation(axis="dp_shard", kind="all_gather", ranks=(0, 2), sequence=4)
     reports = {
         0: report(0, messages, done={"tp": 9, "dp_shard": 4}),
         1: report(1, first, done={"tp": 9}),
         2: report(2, replace(last, sequence=8), done={"tp": 8, "dp_shard": 3}),
         3: report(3, last, done={"tp": 9}),
     }
-    assert sentence(reports) == (
+    assert diagnose(reports) == (
         "rank 2 (dp_shard 1, tp 0) hangs: rank 3 (dp_shard 1, tp 1) waits in all_reduce over tp in layers.0, forward, "
         "step 3, decoder.py:7 forward, for 1.5 s; it is in layers.0, forward, step 3, decoder.py:7 forward"
     )
 
 
 def test_where_none_is_behind_all_are_told() -> None:
-    waits = {rank: Wait(axis="tp", kind="all_reduce", ranks=(0, 1), sequence=3) for rank in range(2)}
+    waits = {rank: PendingOperation(axis="tp", kind="all_reduce", ranks=(0, 1), sequence=3) for rank in range(2)}
     reports = {rank: report(rank, each, mesh="tp=2", done={"tp": 3}) for rank, each in waits.items()}
-    told = sentence(reports)
+    told = diagnose(reports)
     assert told.startswith("all ranks wait for each other: rank 0 (tp 0) waits in all_reduce over tp")
     assert "; rank 1 (tp 1) waits" in told
 
 
 @given(missing=st.sets(st.integers(0, 3), min_size=1, max_size=3))
 def test_who_left_nothing_hangs(missing: set[int]) -> None:
-    waits = Wait(axis="all ranks", kind="all_reduce", ranks=(0, 1, 2, 3), sequence=1)
-    told = sentence({rank: report(rank, waits, done={"all ranks": 1}) for rank in range(4) if rank not in missing})
+    waits = PendingOperation(axis="all ranks", kind="all_reduce", ranks=(0, 1, 2, 3), sequence=1)
+    told = diagnose({rank: report(rank, waits, done={"all ranks": 1}) for rank in range(4) if rank not in missing})
     assert {int(rank) for rank in re.findall(r"rank (\d) \([^)]*\) hangs", told)} == missing
 
 
 def test_reports_come_back_and_one_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     assert explain(tmp_path) is None
-    waits = Wait(axis="tp", kind="all_reduce", ranks=(0, 1), sequence=3)
+    waits = PendingOperation(axis="tp", kind="all_reduce", ranks=(0, 1), sequence=3)
     old, new = attempt_folder(tmp_path, 9), attempt_folder(tmp_path, 10)
     for rank, each in ((0, waits), (1, None)):
         write_report(new, report(rank, each, done={"tp": 3}))

@@ -14,19 +14,14 @@ from support import raw
 from support.raw import raw_app, raw_of
 
 from fanin.clients.data.digits import split_digits
-from fanin.datacenter.jobs.config import (
-    DataSettings,
-    EvaluationSettings,
-    ModelSettings,
-    StopSettings,
-    TrainConfig,
-)
+from fanin.datacenter.data.loading import split_text
+from fanin.datacenter.jobs.config import TrainConfig
 from fanin.datacenter.jobs.job import main, train
 from fanin.datacenter.jobs.jobfiles import (
     ROWS_FILE,
-    Evaluated,
+    Evaluation,
     Metrics,
-    Trained,
+    TrainingHistory,
     TrainResult,
     read_config,
     read_error,
@@ -37,11 +32,10 @@ from fanin.datacenter.jobs.jobfiles import (
     write_file,
     write_result,
 )
-from fanin.datacenter.jobs.layouts import LayoutSettings
+from fanin.datacenter.jobs.settings import DataSettings, EvaluationSettings, LayoutSettings, ModelSettings, StopSettings
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.training.model import split_text
 from fanin.datacenter.training.rates import RateSettings
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.errors import InvalidInput, UnsupportedModel
@@ -61,11 +55,11 @@ def test_a_result_comes_back_as_it_went_in(
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
     evaluated = tuple(
-        Evaluated(step=step, epoch=0, train_loss=loss, validation_loss=2 * loss, validation_accuracy=0.5)
+        Evaluation(step=step, epoch=0, train_loss=loss, validation_loss=2 * loss, validation_accuracy=0.5)
         for step, loss in enumerate(losses)
     )
     metrics = Metrics(
-        trained=Trained(losses=tuple(losses), evaluated=evaluated, best=1, flat=True),
+        trained=TrainingHistory(losses=tuple(losses), evaluated=evaluated, best=1, flat=True),
         mesh=MeshShape(dp_replicate=replicate),
         num_ranks=2,
         train_s=0.25,
@@ -167,7 +161,7 @@ def test_initial_parameters_of_another_model_are_told(tmp_path: Path) -> None:
 
 def test_data_that_a_decoder_cannot_read_is_told(tmp_path: Path) -> None:
     config = replace(usable(tmp_path), model=ModelSettings(decoder=DecoderConfig(vocabulary=3)))
-    with pytest.raises(InvalidInput, match=r"data.npz: got x float32 .*, expected int32 tokens and the tokens asked"):
+    with pytest.raises(InvalidInput, match=r"data.npz: got x float32 .*, expected int32 tokens and their target"):
         train(config, 0, 1)
     text = tmp_path / "text.txt"
     text.write_text("abcd" * 9)

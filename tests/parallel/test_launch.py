@@ -15,18 +15,19 @@ import pytest
 from support.nightly import nightly_but
 
 from fanin.clients.data.digits import split_digits
-from fanin.datacenter.jobs.config import (
+from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.jobfiles import CONFIG_FILE, METRICS_FILE, PARAMETERS_FILE, write_config
+from fanin.datacenter.jobs.launch import launch
+from fanin.datacenter.jobs.settings import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
+    LayoutSettings,
     ModelSettings,
     StopSettings,
-    TrainConfig,
 )
-from fanin.datacenter.jobs.job import train
-from fanin.datacenter.jobs.jobfiles import CONFIG_FILE, METRICS_FILE, PARAMETERS_FILE, write_config
-from fanin.datacenter.jobs.launch import Elastic, launch
-from fanin.datacenter.jobs.layouts import LayoutSettings
+from fanin.datacenter.jobs.torchrun import Elastic
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.protos.errors import Conflict, InvalidInput, UnsupportedModel
@@ -62,7 +63,7 @@ RUN_SLOW = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
-from fanin.datacenter.jobs.launch import run_ranks
+from fanin.datacenter.jobs.torchrun import run_ranks
 run_ranks(sys.argv[1:], 1, Path(sys.argv[2]))
 """
 LAYOUT = LayoutSettings(

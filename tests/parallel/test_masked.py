@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fanin.datacenter.data.masked import MaskedSamples
-from fanin.datacenter.data.samples import part_of
-from fanin.datacenter.jobs.config import CheckpointSettings, StopSettings, TrainConfig, parse_config
+from fanin.datacenter.data.samples import batch_share
+from fanin.datacenter.jobs.config import TrainConfig, parse_config
 from fanin.datacenter.jobs.job import train
 from fanin.datacenter.jobs.launch import launch
+from fanin.datacenter.jobs.settings import CheckpointSettings, StopSettings
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings
-from fanin.datacenter.training.model import make
+from fanin.datacenter.training.model import build_job_model
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput
 
@@ -91,8 +92,8 @@ def test_seed_epoch_and_what_is_held_out_ask_for_other_places() -> None:
 @given(parts=st.integers(1, 4), num=st.integers(1, 7))
 def test_the_parts_of_all_ranks_are_asked_what_one_is(parts: int, num: int) -> None:
     found, indices = samples(80, 8), np.arange(num)
-    whole = part_of(found, indices, (0, 1), num)
-    each = [part_of(found, indices, (which, parts), parts) for which in range(parts)]
+    whole = batch_share(found, indices, (0, 1), num)
+    each = [batch_share(found, indices, (which, parts), parts) for which in range(parts)]
     assert torch.equal(torch.cat([part.inputs for part in each])[:num], whole.inputs)
     assert torch.equal(torch.cat([part.targets for part in each])[:num], whole.targets)
     assert (torch.cat([part.targets for part in each])[num:] == NO_TOKEN).all()
@@ -123,12 +124,12 @@ def test_a_job_that_goes_on_is_asked_the_same(tmp_path: Path) -> None:
 
 
 def test_the_mask_is_a_token_of_the_vocabulary(tmp_path: Path) -> None:
-    made = make(config(tmp_path))
-    inputs, _ = made.parts.train.take(np.arange(4))
+    made = build_job_model(config(tmp_path))
+    inputs, _ = made.data.train.take(np.arange(4))
     assert int(inputs.max()) == 4
     fewer = config(tmp_path, model={"encoder": {"vocabulary": 4, "context": 8}})
     with pytest.raises(InvalidInput, match=r"text.txt and a mask: got 5 tokens, expected at most the model's 4"):
-        make(fewer)
+        build_job_model(fewer)
 
 
 def test_a_window_is_no_longer_than_the_encoders_context(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_window_is_no_longer_than_the_encoders_context(tmp_path: Path) -> None
     np.savez(path, x=np.zeros((3, 9), np.int32), y=np.zeros((3, 9), np.int32))
     longer = replace(config(tmp_path), data=replace(config(tmp_path).data, text="", examples=path))
     with pytest.raises(InvalidInput, match=r"got 9 tokens a sample, expected at most the encoder's context 8"):
-        make(longer)
+        build_job_model(longer)
 
 
 @pytest.mark.nightly

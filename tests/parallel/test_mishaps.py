@@ -21,45 +21,46 @@ from fanin.clients.data.digits import split_digits
 from fanin.commands.train import Terminated, terminator
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress, latest
-from fanin.datacenter.jobs.agent import Agent, is_of_job
-from fanin.datacenter.jobs.config import (
-    CheckpointSettings,
-    DataSettings,
-    EvaluationSettings,
-    ModelSettings,
-    StopSettings,
-    TrainConfig,
-    WatchSettings,
-)
-from fanin.datacenter.jobs.elastic import OTHER_JOB, Stop
+from fanin.datacenter.jobs.agent import Agent, belongs_to_job
+from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.jobs.elastic import OTHER_JOB, StopSignal
+from fanin.datacenter.jobs.folders import LOCK_FILE, locked_folders
 from fanin.datacenter.jobs.job import main, train
 from fanin.datacenter.jobs.jobfiles import (
     CONFIG_FILE,
     LOGS_FOLDER,
     METRICS_FILE,
     Metrics,
-    Trained,
+    TrainingHistory,
     TrainResult,
+    outcome_files,
     read_config,
     read_result,
     write_config,
     write_error,
     write_result,
-    written,
 )
-from fanin.datacenter.jobs.launch import ONE_MACHINE, Elastic, begin_logs, launch, outcome, why
-from fanin.datacenter.jobs.places import LOCK_FILE, held
+from fanin.datacenter.jobs.launch import launch, outcome
+from fanin.datacenter.jobs.settings import (
+    CheckpointSettings,
+    DataSettings,
+    EvaluationSettings,
+    ModelSettings,
+    StopSettings,
+    WatchSettings,
+)
+from fanin.datacenter.jobs.torchrun import ONE_MACHINE, Elastic, begin_logs, failure_reason
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import TrainingSettings
-from fanin.datacenter.training.model import make
-from fanin.datacenter.watch.hangs import Report, Wait, attempt_folder, write_report
+from fanin.datacenter.training.model import build_job_model
+from fanin.datacenter.watch.hangs import HangReport, PendingOperation, attempt_folder, write_report
 from fanin.protos.errors import Conflict, InvalidInput, StorageFull
 
 APPS = Path(__file__).with_name("apps.py")
 TWO = Elastic(max_nodes=2, min_nodes=2, endpoint="host:29500")
 METRICS = Metrics(
-    trained=Trained(losses=(2.0, 1.0), evaluated=(), best=0, flat=False),
+    trained=TrainingHistory(losses=(2.0, 1.0), evaluated=(), best=0, flat=False),
     mesh=MeshShape(),
     num_ranks=1,
     train_s=1.0,
@@ -89,7 +90,7 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_who_is_told_to_stop_takes_the_signal_until_all_is_written(config: TrainConfig, tmp_path: Path) -> None:
-    before, stop = signal.getsignal(signal.SIGTERM), Stop()
+    before, stop = signal.getsignal(signal.SIGTERM), StopSignal()
     with ExitStack() as stack:
         stack.push(stop)
         result = train(config, 0, 1, tmp_path, stop)
@@ -115,16 +116,16 @@ def test_a_stopped_result_is_that_of_whoever_was_told(tmp_path: Path) -> None:
     (begin_logs(tmp_path, TWO) / "torchrun.log").write_text("nobody came for 10 minutes")
     write_result(tmp_path, TrainResult(metrics=replace(METRICS, stopped=True)))
     # On one machine it is its own ranks that were told.
-    assert outcome(tmp_path, ONE_MACHINE, 1, written(tmp_path)).metrics.stopped
+    assert outcome(tmp_path, ONE_MACHINE, 1, outcome_files(tmp_path)).metrics.stopped
     told = r"was told to stop after 2 steps, and the job did not go on without it; the same lines go on .* 10 minutes"
     with pytest.raises(Conflict, match=f"(?s){told}"):
-        outcome(tmp_path, TWO, 1, written(tmp_path))
+        outcome(tmp_path, TWO, 1, outcome_files(tmp_path))
     write_result(tmp_path, TrainResult(metrics=METRICS))
-    assert outcome(tmp_path, TWO, 1, written(tmp_path)).metrics == METRICS
+    assert outcome(tmp_path, TWO, 1, outcome_files(tmp_path)).metrics == METRICS
     # Of another job nothing is taken: neither its result nor its error.
     write_error(tmp_path, InvalidInput("its own"))
     with pytest.raises(Conflict, match="machines of another job meet at this endpoint"):
-        outcome(tmp_path, TWO, OTHER_JOB, written(tmp_path))
+        outcome(tmp_path, TWO, OTHER_JOB, outcome_files(tmp_path))
 
 
 def test_who_is_stopped_while_it_waits_for_machines_has_no_earlier_result(
@@ -190,7 +191,7 @@ def worker_group() -> Iterator[WorkerGroup]:
 
 def test_one_endpoint_is_for_one_job() -> None:
     store = dist.HashStore()
-    assert [is_of_job(store, job) for job in ("a", "a", "b", "a")] == [True, True, False, True]
+    assert [belongs_to_job(store, job) for job in ("a", "a", "b", "a")] == [True, True, False, True]
 
 
 def test_a_config_that_was_mistyped_takes_no_others_place(config: TrainConfig, tmp_path: Path) -> None:
@@ -201,20 +202,20 @@ def test_a_config_that_was_mistyped_takes_no_others_place(config: TrainConfig, t
 
 
 def test_a_folder_is_one_jobs_for_as_long_as_its_processes_are_there(tmp_path: Path) -> None:
-    with held([tmp_path], 0.0) as (descriptor,):
+    with locked_folders([tmp_path], 0.0) as (descriptor,):
         with (
             pytest.raises(Conflict, match="another job of this machine runs there, expected none"),
-            held([tmp_path], 0),
+            locked_folders([tmp_path], 0),
         ):
             pass
         # As its torchrun has it, when its launcher is killed.
         inherited = os.dup(descriptor)
     try:
-        with pytest.raises(Conflict, match=f"folder {tmp_path}: another job"), held([tmp_path], 0.0):
+        with pytest.raises(Conflict, match=f"folder {tmp_path}: another job"), locked_folders([tmp_path], 0.0):
             pass
     finally:
         os.close(inherited)
-    with held([tmp_path], 0.0):
+    with locked_folders([tmp_path], 0.0):
         pass
 
 
@@ -241,29 +242,29 @@ def test_a_log_that_is_gone_when_it_is_looked_at_is_none(tmp_path: Path) -> None
     gone.mkdir(parents=True)
     # Listed, and not there: as what another machine's torchrun removes in between.
     (gone / "stderr.log").symlink_to(tmp_path / "nowhere")
-    assert why(tmp_path, 1) == f"torchrun ended with status 1; no log of it is left in {logs}"
+    assert failure_reason(tmp_path, 1) == f"torchrun ended with status 1; no log of it is left in {logs}"
     (logs / "torchrun.log").write_text("what torchrun said")
-    assert why(tmp_path, 1).endswith("what torchrun said")
-    assert written(tmp_path / "nowhere") == set()
+    assert failure_reason(tmp_path, 1).endswith("what torchrun said")
+    assert outcome_files(tmp_path / "nowhere") == set()
 
 
 def test_who_hung_in_an_earlier_attempt_is_not_why_the_last_one_failed(tmp_path: Path) -> None:
     logs = begin_logs(tmp_path)
-    waits = Wait(axis="all ranks", kind="all_reduce", ranks=(0, 1), sequence=1)
-    hung = Report(
+    waits = PendingOperation(axis="all ranks", kind="all_reduce", ranks=(0, 1), sequence=1)
+    hung = HangReport(
         rank=0, mesh="dp_shard=2", step=2, still_s=1.5, waits=waits, module="", phase="after", line="", done={}
     )
     (logs / "id" / "attempt_0" / "0").mkdir(parents=True)
     write_report(attempt_folder(tmp_path, 0), hung)
-    assert why(tmp_path, 1).startswith("rank 1 (dp_shard 1) hangs")
+    assert failure_reason(tmp_path, 1).startswith("rank 1 (dp_shard 1) hangs")
     time.sleep(0.02)
     (logs / "id" / "attempt_1" / "0").mkdir(parents=True)
     (logs / "id" / "attempt_1" / "0" / "stderr.log").write_text("what it fails with")
-    assert why(tmp_path, 1).endswith("attempt_1/0/stderr.log ends:\nwhat it fails with")
+    assert failure_reason(tmp_path, 1).endswith("attempt_1/0/stderr.log ends:\nwhat it fails with")
 
 
 def test_a_job_goes_on_from_its_own_kind_of_checkpoint(config: TrainConfig, tmp_path: Path) -> None:
-    engine = build_engine(make(config).model, config.parallel, config.training, None)
+    engine = build_engine(build_job_model(config).model, config.parallel, config.training, None)
     with Checkpoints(tmp_path / "own", engine) as checkpoints:
         checkpoints.save(Progress(step=1, seed=0))
     for settings in (CheckpointSettings(resume=tmp_path / "own"), CheckpointSettings(folder=tmp_path / "own")):
@@ -274,7 +275,7 @@ def test_a_job_goes_on_from_its_own_kind_of_checkpoint(config: TrainConfig, tmp_
 
 
 def test_a_checkpoint_that_takes_long_is_no_hang(config: TrainConfig, tmp_path: Path) -> None:
-    engine, marker, calls = build_engine(make(config).model, config.parallel, config.training, None), [], 0
+    engine, marker, calls = build_engine(build_job_model(config).model, config.parallel, config.training, None), [], 0
     checkpoints = Checkpoints(tmp_path, engine)
     # Whoever writes there waits for a reader.
     os.mkfifo(tmp_path / "LATEST.new")

@@ -12,15 +12,15 @@ from torch import nn
 
 from fanin.clients.data.digits import split_digits
 from fanin.datacenter.checkpoints.parameters import load_parameters, parameter_table, parameter_vector, trained_module
-from fanin.datacenter.jobs.config import DataSettings, ModelSettings, StopSettings, TrainConfig
-from fanin.datacenter.jobs.layouts import LayoutSettings
+from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.jobs.settings import DataSettings, LayoutSettings, ModelSettings, StopSettings
 from fanin.datacenter.models.cnn import INPUT_SHAPE, NUM_CLASSES, DigitsCnn
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.models.digits_app import SMOOTHING, app, smoothed_cross_entropy
-from fanin.datacenter.models.resnet8 import ResNet8
+from fanin.datacenter.models.tiny.resnet8 import ResNet8
 from fanin.datacenter.parallel.settings import TrainingSettings
-from fanin.datacenter.parallel.tensor import apply_tensor_parallel
-from fanin.datacenter.training.model import make
+from fanin.datacenter.parallel.transforms.tensor import apply_tensor_parallel
+from fanin.datacenter.training.model import build_job_model
 from fanin.edge.export import Adapters, App, Recipe
 from fanin.edge.export.loading import load_app
 from fanin.edge.export.prepare import prepare
@@ -90,7 +90,7 @@ def test_numbers_that_are_no_tokens_are_told(x: list[list[int]], y: list[list[in
         stop=StopSettings(steps=1),
     )
     with pytest.raises(InvalidInput, match=f"tokens.npz: {said}"):
-        make(config)
+        build_job_model(config)
 
 
 def test_frozen_parameters_do_not_travel() -> None:

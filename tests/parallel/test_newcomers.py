@@ -28,7 +28,7 @@ while True:
 RUN_SLOW = """
 import sys
 from pathlib import Path
-from fanin.datacenter.jobs.launch import Elastic, run_ranks
+from fanin.datacenter.jobs.torchrun import Elastic, run_ranks
 program, folder, endpoint = sys.argv[1:]
 run_ranks([program, folder], 1, Path(folder), Elastic(max_restarts=1, max_nodes=2, endpoint=endpoint))
 """

@@ -7,9 +7,10 @@ from parallel.families import batches, pretrained_row
 from torch import Tensor, nn
 
 from fanin.datacenter.models.pretrained import module_of
-from fanin.datacenter.parallel.engine import Batch, Engine, build_engine
-from fanin.datacenter.parallel.pretrained import pretrained_model
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.transformers_layout import pretrained_model
 from fanin.edge.runtimes.graphs import NO_TOKEN
 
 BOUNDS = {"llama": 1e-10, "gemma": 1e-5}

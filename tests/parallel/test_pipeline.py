@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.layout import decoder_layout
-from fanin.datacenter.parallel.pipelines.pipeline import cut, owners, split
 from fanin.datacenter.parallel.pipelines.schedules import Pipeline
+from fanin.datacenter.parallel.pipelines.stages import cut, split, stage_of_parameters
 from fanin.protos.errors import InvalidInput
 
 CONFIG = DecoderConfig(vocabulary=11, width=8, num_layers=5, num_heads=2, num_kv_heads=1, feed_forward=6, tied=True)
@@ -63,7 +63,7 @@ def test_the_stages_one_after_the_other_are_the_model(schedule: str, num_ranks: 
     for stage in sorted(stages, key=lambda stage: stage.index):
         stream = stage.part(stream)
     assert torch.equal(stream, expected)
-    stage_of = owners(model, layout, pipeline.num_stages)
+    stage_of = stage_of_parameters(model, layout, pipeline.num_stages)
     assert list(stage_of) == [name for name, _ in model.named_parameters()]
     for stage in stages:
         own = {name: value for name, value in stage.part.named_parameters() if stage_of.get(name) == stage.index}
@@ -77,6 +77,6 @@ def test_the_stages_one_after_the_other_are_the_model(schedule: str, num_ranks: 
 def test_what_the_layout_does_not_name_cannot_be_cut() -> None:
     model = Decoder(CONFIG)
     model.extra = torch.nn.Linear(1, 1)
-    assert owners(model, decoder_layout(CONFIG), 1)["extra.weight"] == 0
+    assert stage_of_parameters(model, decoder_layout(CONFIG), 1)["extra.weight"] == 0
     with pytest.raises(InvalidInput, match=r"parameter extra\.weight is in none of embed, layers, norm, head"):
-        owners(model, decoder_layout(CONFIG), 2)
+        stage_of_parameters(model, decoder_layout(CONFIG), 2)

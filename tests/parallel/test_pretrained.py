@@ -20,10 +20,10 @@ from torch.nn.functional import cross_entropy
 from fanin.datacenter.jobs.config import TrainConfig, check_config, parse_config
 from fanin.datacenter.jobs.job import train
 from fanin.datacenter.jobs.launch import launch
-from fanin.datacenter.models import pretrained
+from fanin.datacenter.models import pretrained, pretrained_folder
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings
-from fanin.datacenter.training.model import make
+from fanin.datacenter.training.model import build_job_model
 from fanin.protos.errors import InvalidInput, RuntimeMissing
 
 VOCABULARY, LENGTH, NUM_WINDOWS, NUM_HELD = 37, 8, 6, 2
@@ -91,7 +91,7 @@ class Given:
 
     def row(self, **settings: object) -> None:
         """Write a config alone."""
-        (self.model / pretrained.CONFIG).write_text(json.dumps(ROW | settings))
+        (self.model / pretrained_folder.CONFIG).write_text(json.dumps(ROW | settings))
 
 
 def loss_of(model: nn.Module, tokens: np.ndarray) -> float:
@@ -139,7 +139,7 @@ def test_a_folder_is_trained_and_what_comes_out_is_one(
 def test_a_config_alone_begins_from_the_seed(given: Given) -> None:
     given.row()
     before = torch.random.get_rng_state()
-    first, again, other = (make(replace(given.config(), seed=seed)).model.module for seed in (1, 1, 2))
+    first, again, other = (build_job_model(replace(given.config(), seed=seed)).model.module for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), before), "torch's own generator is left as it was"
     values = [dict(module.named_parameters()) for module in (first, again, other)]
     assert all(torch.equal(values[0][name], values[1][name]) for name in values[0])
@@ -162,7 +162,7 @@ def test_no_code_of_the_folder_runs(given: Given, tmp_path: Path) -> None:
     (given.model / "mine.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\nclass Mine: pass\n")
     assert len(train(given.config(), 0, 1).metrics.trained.losses) == 3
     given.row(model_type="mine", auto_map={"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine"})
-    with pytest.raises(InvalidInput, match="got model_type 'mine', expected one that transformers knows by itself"):
+    with pytest.raises(InvalidInput, match="got model_type 'mine', expected one that transformers itself knows"):
         check_config(given.config(), 1)
     assert not marker.exists()
 
@@ -191,7 +191,7 @@ def _other_names(given: Given) -> None:
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (_no_config, "config.json: cannot be read (No such file or directory); expected a model's folder"),
+        (_no_config, "config.json: cannot be read (No such file or directory); expected the folder of a model"),
         (_not_json, "config.json: not JSON ("),
         (_a_list, "config.json: got list, expected an object"),
         (
@@ -205,10 +205,13 @@ def _other_names(given: Given) -> None:
         (lambda given: given.row(quantization_config={}), "config.json: got a quantized model, expected one whose"),
         (lambda given: given.row(model_type=["llama"]), "got model_type ['llama'], expected one that transformers"),
         (lambda given: given.row(model_type="t5"), "got model_type 't5', expected a causal or a masked language model"),
-        (lambda given: given.row(hidden_size="x"), "transformers cannot make this model (StrictDataclassFieldVal"),
-        (lambda given: given.row(num_hidden_layers=-1), "cannot make this model (ValueError: got num_hidden_layers -1"),
-        (lambda given: given.row(num_attention_heads=0), "cannot make this model (ZeroDivisionError"),
-        (lambda given: given.row(hidden_act="nope"), "cannot make this model (KeyError: 'nope')"),
+        (lambda given: given.row(hidden_size="x"), "transformers cannot build this model (StrictDataclassFieldVal"),
+        (
+            lambda given: given.row(num_hidden_layers=-1),
+            "cannot build this model (ValueError: got num_hidden_layers ",
+        ),
+        (lambda given: given.row(num_attention_heads=0), "cannot build this model (ZeroDivisionError"),
+        (lambda given: given.row(hidden_act="nope"), "cannot build this model (KeyError: 'nope')"),
     ],
     ids=lambda value: "" if callable(value) else value[:24].replace(" ", "-"),
 )
@@ -241,7 +244,7 @@ def test_a_plan_in_the_folder_takes_no_place_of_the_librarys(given: Given, plan:
 
 def test_the_folder_is_read_once(given: Given) -> None:
     given.row(bos_token_id=5, torch_dtype="float16")
-    made = make(given.config())
+    made = build_job_model(given.config())
     shutil.rmtree(given.model)
     assert made.exported is not None
     assert json.loads(made.exported) == ROW | {"bos_token_id": 5, "dtype": "float32"}
@@ -249,7 +252,7 @@ def test_the_folder_is_read_once(given: Given) -> None:
 
 def _index(change: Callable[[dict[str, str]], None]) -> Callable[[Path], None]:
     def changed(folder: Path) -> None:
-        path = folder / pretrained.INDEX
+        path = folder / pretrained_folder.INDEX
         row = json.loads(path.read_text())
         change(row["weight_map"])
         path.write_text(json.dumps(row))
@@ -274,7 +277,7 @@ def _a_shard_less(folder: Path) -> None:
 
 
 def _no_map(folder: Path) -> None:
-    (folder / pretrained.INDEX).write_text("{}")
+    (folder / pretrained_folder.INDEX).write_text("{}")
 
 
 @pytest.mark.parametrize(
@@ -286,8 +289,8 @@ def _no_map(folder: Path) -> None:
         (_index(dict.clear), "got no weight_map, expected one from names of tensors to names of files"),
         (_no_map, "got no weight_map"),
         (_a_shard_less, "not a whole safetensors file (No such file"),
-        (lambda folder: shutil.copy(folder / "config.json", folder / pretrained.INDEX), "got no weight_map"),
-        (lambda folder: (folder / pretrained.INDEX).write_text("{"), "not JSON ("),
+        (lambda folder: shutil.copy(folder / "config.json", folder / pretrained_folder.INDEX), "got no weight_map"),
+        (lambda folder: (folder / pretrained_folder.INDEX).write_text("{"), "not JSON ("),
     ],
 )
 def test_weights_in_several_files_are_held_against_their_index(
@@ -297,7 +300,7 @@ def test_weights_in_several_files_are_held_against_their_index(
     harm(given.model)
     with pytest.raises(InvalidInput) as caught:
         train(given.config(), 0, 1)
-    assert str(caught.value).startswith(f"{given.model / pretrained.INDEX}: ")
+    assert str(caught.value).startswith(f"{given.model / pretrained_folder.INDEX}: ")
     assert said in str(caught.value)
 
 
@@ -321,7 +324,7 @@ def test_what_cannot_go_together_is_told(given: Given) -> None:
         with pytest.raises(
             InvalidInput, match=r"got weights .* in the folder that the model comes from, expected anoth"
         ):
-            given.config(checkpoints={"weights": str(folder / pretrained.ONE_FILE)})
+            given.config(checkpoints={"weights": str(folder / pretrained_folder.ONE_FILE)})
     with pytest.raises(
         InvalidInput, match=r"got weights .*final.safetensors of a model of transformers, expected the na"
     ):

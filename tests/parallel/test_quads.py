@@ -11,11 +11,11 @@ import torch
 from parallel.quads import BROKEN, HALVES, NUM_RANKS, Shared
 from torch import nn
 
-from fanin.datacenter.jobs.layouts import WHOLE
-from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.jobs.settings import UNKNOWN_LAYOUT
+from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.parallel.ties import check_still_shared, shared_names, unshared
+from fanin.datacenter.parallel.transforms.ties import check_still_shared, shared_names, unshared
 from fanin.protos.errors import UnsupportedModel
 
 PROGRAM = Path(__file__).with_name("quads.py")
@@ -93,14 +93,19 @@ def test_a_part_that_came_apart_is_told() -> None:
         check_still_shared(module, shared)
     assert shared_names(module) == (("layers.0.weight", "layers.1.weight"),)
     engine = build_engine(
-        Model(module=Shared(), layout=WHOLE), parallel, TrainingSettings(batch_size=2, learning_rate=0.1), None
+        TrainableModel(module=Shared(), layout=UNKNOWN_LAYOUT),
+        parallel,
+        TrainingSettings(batch_size=2, learning_rate=0.1),
+        None,
     )
     assert len(engine.full_parameters()) == len(dict(module.named_parameters())) - 1
 
 
 def test_another_value_in_the_place_of_a_parameter_is_told() -> None:
     training = TrainingSettings(batch_size=2, learning_rate=0.1)
-    engine = build_engine(Model(module=nn.Linear(2, 2), layout=WHOLE), ParallelSettings(), training, None)
+    engine = build_engine(
+        TrainableModel(module=nn.Linear(2, 2), layout=UNKNOWN_LAYOUT), ParallelSettings(), training, None
+    )
     engine.parts[0].to(torch.bfloat16)
     with pytest.raises(ValueError, match=r"weight: got torch.bfloat16 \[2, 2\], expected torch.float32 \[2, 2\]"):
         engine.full_parameters()

@@ -48,9 +48,9 @@ def of_parts(gradients: np.ndarray) -> tuple[float, float]:
 def test_parts_that_all_say_the_same_are_worth_one_and_such_that_agree_on_nothing_all(num_parts: int) -> None:
     same, none = np.ones((num_parts, 3)), np.concatenate([np.ones((num_parts // 2, 3)), -np.ones((num_parts // 2, 3))])
     assert Noise().gain(num_parts) == 1.0
-    assert Noise().seen(*of_parts(same), num_parts).gain(num_parts) == 1.0
-    assert Noise().seen(*of_parts(none), num_parts).gain(num_parts) == num_parts
-    assert Noise().seen(*of_parts(0.0 * same), num_parts).gain(num_parts) == 1.0, "nothing is left to learn"
+    assert Noise().updated(*of_parts(same), num_parts).gain(num_parts) == 1.0
+    assert Noise().updated(*of_parts(none), num_parts).gain(num_parts) == num_parts
+    assert Noise().updated(*of_parts(0.0 * same), num_parts).gain(num_parts) == 1.0, "nothing is left to learn"
 
 
 @given(noise=st.floats(0.1, 10.0), num_parts=st.sampled_from([2, 4, 16]), seed=st.integers(0, 9))
@@ -58,7 +58,7 @@ def test_the_gain_of_known_noise_is_that_of_the_formula(noise: float, num_parts:
     rng, seen, size = np.random.default_rng(seed), Noise(), 200
     for _ in range(40):
         gradients = 1.0 + noise * rng.normal(size=(num_parts, size))
-        seen = seen.seen(*of_parts(gradients), num_parts)
+        seen = seen.updated(*of_parts(gradients), num_parts)
     variance, signal = noise**2 * size, 1.0 * size
     assert seen.gain(num_parts) == pytest.approx((variance + signal) / (variance / num_parts + signal), rel=0.05)
     assert 1.0 <= seen.gain(num_parts) <= num_parts
@@ -70,7 +70,7 @@ def test_a_signal_that_noise_hides_in_most_steps_is_found_in_their_mean() -> Non
     for _ in range(100):
         seen = Noise()
         for _ in range(60):
-            seen = seen.seen(*of_parts(0.1 + rng.normal(size=(num_parts, size))), num_parts)
+            seen = seen.updated(*of_parts(0.1 + rng.normal(size=(num_parts, size))), num_parts)
         found.append(seen)
     assert np.mean([each.variance for each in found]) == pytest.approx(size, rel=0.01)
     assert np.mean([each.signal for each in found]) == pytest.approx(0.01 * size, rel=0.1)
@@ -81,10 +81,10 @@ def test_means_are_those_of_all_steps_and_then_of_the_last() -> None:
     seen, told = Noise(), [1.0, 3.0, 5.0]
     for variance in told:
         # A mean of nothing, and so no signal.
-        seen = seen.seen(variance / 2, 0.0, 2)
+        seen = seen.updated(variance / 2, 0.0, 2)
     assert seen.variance == pytest.approx(np.mean(told))
     for _ in range(2000):
-        seen = seen.seen(7.0 / 2, 0.0, 2)
+        seen = seen.updated(7.0 / 2, 0.0, 2)
     # Of 1000 parts, which is 500 steps of two: what was at first is forgotten but for e**-4 and less.
     assert 7.0 - 4.0 * np.exp(-3) < seen.variance < 7.0
-    assert Noise(variance=1.0, count=9).seen(3.0, 0.0, 2000).variance == 3.0 * 2000 / 1999, "one step has so many"
+    assert Noise(variance=1.0, count=9).updated(3.0, 0.0, 2000).variance == 3.0 * 2000 / 1999, "one step has so many"

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fanin.clients.data.examples import Examples
-from fanin.datacenter.data.samples import Cursor, ExampleSamples, Order, WindowSamples, part_of
-from fanin.datacenter.training.objectives import filled_objective, token_means, token_objective
+from fanin.datacenter.data.samples import Cursor, ExampleSamples, SampleOrder, WindowSamples, batch_share
+from fanin.datacenter.parallel.objective import padded_objective, token_means, token_objective
 from fanin.edge.export import cross_entropy, next_token, squared_error
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput
@@ -20,7 +20,7 @@ sizes = st.integers(1, 40)
 def test_every_sample_is_taken_once_an_epoch_whatever_the_batches(
     num: int, before: int, after: int, stop: int, seed: int
 ) -> None:
-    order, cursor, taken = Order(num, seed), Cursor(), []
+    order, cursor, taken = SampleOrder(num, seed), Cursor(), []
     for step in range(200):
         if cursor.epoch == 2:
             break
@@ -38,14 +38,14 @@ def test_every_sample_is_taken_once_an_epoch_whatever_the_batches(
 @given(num=sizes, more=st.integers(0, 5))
 def test_an_order_of_fewer_samples_than_were_taken_is_told(num: int, more: int) -> None:
     with pytest.raises(InvalidInput, match=f"samples: got {num}, of which {num + more} were taken in epoch 3"):
-        Order(num, 0).next_batch(Cursor(epoch=3, taken=num + more), 4)
+        SampleOrder(num, 0).next_batch(Cursor(epoch=3, taken=num + more), 4)
 
 
 def test_the_seed_and_the_epoch_decide_the_order() -> None:
-    first = Order(50, 1).next_batch(Cursor(), 50)[0]
-    assert (first == Order(50, 1).next_batch(Cursor(), 50)[0]).all()
-    assert (first != Order(50, 2).next_batch(Cursor(), 50)[0]).any()
-    assert (first != Order(50, 1).next_batch(Cursor(epoch=1), 50)[0]).any()
+    first = SampleOrder(50, 1).next_batch(Cursor(), 50)[0]
+    assert (first == SampleOrder(50, 1).next_batch(Cursor(), 50)[0]).all()
+    assert (first != SampleOrder(50, 2).next_batch(Cursor(), 50)[0]).any()
+    assert (first != SampleOrder(50, 1).next_batch(Cursor(epoch=1), 50)[0]).any()
 
 
 def examples(num: int, kind: str) -> Examples:
@@ -63,7 +63,7 @@ def examples(num: int, kind: str) -> Examples:
 )
 def test_the_parts_of_all_ranks_are_the_batch(num: int, parts: int, pieces: int, kind: str) -> None:
     samples, multiple = ExampleSamples(examples(num, kind)), parts * pieces
-    batches = [part_of(samples, np.arange(num), (which, parts), multiple) for which in range(parts)]
+    batches = [batch_share(samples, np.arange(num), (which, parts), multiple) for which in range(parts)]
     inputs = torch.cat([batch.inputs for batch in batches])
     targets = torch.cat([batch.targets for batch in batches])
     assert {len(batch.inputs) for batch in batches} == {-(-num // multiple) * pieces}
@@ -102,7 +102,7 @@ def test_windows_are_the_text_and_each_next_token_is_asked_for_once(num_tokens: 
 )
 def test_samples_that_fill_up_add_nothing(loss: object, outputs: tuple[int, ...], targets: torch.Tensor) -> None:
     assert callable(loss)
-    objective = filled_objective(loss)
+    objective = padded_objective(loss)
     given_outputs = torch.randn(outputs, generator=torch.Generator().manual_seed(0), requires_grad=True)
     filled = targets.clone()
     filled[2:] = float("nan") if targets.is_floating_point() else NO_TOKEN

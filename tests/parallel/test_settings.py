@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fanin.datacenter.models.decoder import DecoderConfig
+from fanin.datacenter.parallel.checks import check_job, check_sequence
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES, Pipeline
-from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_job, check_sequence
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.protos.errors import InvalidInput
 
 LAYOUT = decoder_layout(
@@ -54,7 +55,11 @@ def test_a_job_is_taken_exactly_when_every_number_divides(
         ("tp=16", {}, "got heads 8 and tp 16"),
         ("pp=8", {"schedule": "GPipe"}, "got 4 layers for 8 stages, expected at least one each"),
         ("pp=4", {"schedule": "ZBV"}, "got 4 layers for 8 stages"),
-        ("dp_shard=4", {"microbatches": 8}, "expected a multiple of 4 parts x 1 turns x 8 microbatches = 32"),
+        (
+            "dp_shard=4",
+            {"microbatches": 8},
+            "a multiple of 4 parts x 1 accumulation steps x 8 microbatches = 32",
+        ),
         ("none", {"layer_times": (1.0,)}, "got 1 layer_times, expected 6"),
     ],
 )
@@ -98,8 +103,8 @@ def test_each_stage_is_on_one_rank_and_each_rank_has_as_many() -> None:
         ("1F1B", 1, 3, False, "1F1B needs at least as many microbatches as the 4 stages, got 3"),
         ("ZBV", 1, 4, False, "ZBV has exactly 2 stages a rank, got 1"),
         ("ZBV", 4, 4, False, "ZBV has exactly 2 stages a rank, got 4"),
-        ("Interleaved1F1B", 2, 9, False, "in 2 rounds, which 9 microbatches do not fill evenly"),
-        ("InterleavedZeroBubble", 2, 13, False, "in 3 rounds, which 13 microbatches do not fill evenly"),
+        ("Interleaved1F1B", 2, 9, False, "runs 2 rounds over 4 ranks, got 9 microbatches"),
+        ("InterleavedZeroBubble", 2, 13, False, "runs 3 rounds over 4 ranks, got 13 microbatches"),
         ("InterleavedZeroBubble", 2, 8, True, "apart, which a compiled module cannot"),
         ("ZBV", 2, 8, True, "apart, which a compiled module cannot"),
     ],
@@ -149,7 +154,7 @@ def test_a_pipeline_is_refused_with_its_settings() -> None:
         ({"offload": True, "mesh": MeshShape(tp=2)}, "got offload and mesh tp=2 .* expected none, dp_shard above 1"),
         (
             {"mesh": MeshShape(dp_shard=2), "sequence_parallel": True},
-            "got sequence_parallel and mesh dp_shard=2, expected tp above 1: the ranks of tp share out the sequence",
+            "got sequence_parallel and mesh dp_shard=2, expected tp above 1: the ranks of tp split the sequence",
         ),
         ({"recompute": "some"}, "recompute: got 'some', expected one of none, full, selective"),
         ({"precision": "int8"}, "precision: got 'int8', expected one of full, bf16, fp16"),
@@ -161,7 +166,10 @@ def test_a_pipeline_is_refused_with_its_settings() -> None:
         ({"layer_times": (float("nan"),)}, "got nan in layer_times"),
         ({"layer_times": (float("inf"),)}, "got inf in layer_times"),
         ({"layer_times": "guess"}, "layer_times: got 'guess', expected one of measure"),
-        ({"layer_times": "measure"}, "got layer_times 'measure' and mesh none, expected pp above 1: nothing is cut by"),
+        (
+            {"layer_times": "measure"},
+            "got layer_times 'measure' and mesh none, expected pp above 1: only a pipe",
+        ),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(settings: dict[str, object], expected: str) -> None:
@@ -183,7 +191,7 @@ def test_a_sequence_is_shared_out_in_equal_parts(tp: int, length: int) -> None:
 def test_only_layers_that_hand_on_a_sequence_share_it_out() -> None:
     parallel = ParallelSettings(mesh=MeshShape(tp=4), sequence_parallel=True)
     check_job(LAYOUT, parallel, training(), 4)
-    with pytest.raises(InvalidInput, match="got sequence_parallel for a layout of which nobody says that its layers"):
+    with pytest.raises(InvalidInput, match="got sequence_parallel for a layout that does not declare a sequence"):
         check_job(dataclasses.replace(LAYOUT, sequence=""), parallel, training(), 4)
 
 
@@ -200,7 +208,7 @@ def test_only_layers_that_hand_on_a_sequence_share_it_out() -> None:
         ({"betas": (0.9, 1.0)}, "got betas 1.0"),
         ({"epsilon": -1.0}, "got epsilon -1.0, expected a positive number"),
         ({"epsilon": float("nan")}, "got epsilon nan"),
-        ({"freeze": ("head.*", "*")}, "got freeze .*, expected patterns that leave some to train"),
+        ({"freeze": ("head.*", "*")}, "got freeze .*, expected patterns that leave at least one"),
         ({"optimizer": "lion"}, "optimizer: got 'lion', expected one of adamw, sgd"),
     ],
 )

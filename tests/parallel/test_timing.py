@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import token_loss_sum
-from fanin.datacenter.parallel.pipelines import pipeline
-from fanin.datacenter.parallel.recompute import apply_recompute
+from fanin.datacenter.parallel.pipelines import stages as pipeline_stages
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.transforms.recompute import apply_recompute
 from fanin.datacenter.planner.facts import decoder_facts
-from fanin.datacenter.planner.spread import Job, Stage
-from fanin.datacenter.planner.timing import SELECTIVE, piece_flops
+from fanin.datacenter.planner.spread import Job, StageSizes
+from fanin.datacenter.planner.timing import SELECTIVE, chunk_flops
 from fanin.datacenter.watch.flops import PASSES
 
 CONFIG = DecoderConfig(vocabulary=24, width=16, num_layers=8, num_heads=2, num_kv_heads=1, feed_forward=40)
@@ -57,20 +57,20 @@ def job_of(schedule: str, recompute: str) -> Job:
     )
 
 
-def parts_of(job: Job, model: Decoder) -> list[tuple[Stage, nn.Module]]:
+def parts_of(job: Job, model: Decoder) -> list[tuple[StageSizes, nn.Module]]:
     """Each stage as the planner and as the engine has it, the first one first."""
     if not job.parallel.pipelined:
         return [(job.stages(0)[0], model)]
     known, found = job.parallel.pipeline(), {}
     for rank in range(NUM_RANKS):
-        for stage in pipeline.split(model, job.facts.layout, known, rank, ()):
+        for stage in pipeline_stages.split(model, job.facts.layout, known, rank, ()):
             found[stage.index] = stage.part
-            stage.part.register_forward_hook(pipeline.hand_on)
+            stage.part.register_forward_hook(pipeline_stages.clone_view_output)
     stages = [stage for rank in range(NUM_RANKS) for stage in job.stages(rank)]
     return [(stage, found[stage.index]) for stage in sorted(stages, key=lambda stage: stage.index)]
 
 
-def go_back(job: Job, stage: Stage, part: nn.Module, given: Tensor, outcome: Tensor) -> None:
+def go_back(job: Job, stage: StageSizes, part: nn.Module, given: Tensor, outcome: Tensor) -> None:
     """A backward pass as torch's stages have it: at once, or for inputs and then for weights."""
     seeds = None if stage.last else [torch.ones_like(outcome)]
     splits = job.parallel.pipelined and job.parallel.pipeline().rules.splits_backward
@@ -110,11 +110,11 @@ def test_a_piece_takes_the_products_that_are_counted(schedule: str, recompute: s
         layers = range(done, done + stage.num_layers)
         done += stage.num_layers
         # A layer that is selective begins again, too, but takes its products from what is kept.
-        again = 1 if recompute == "selective" else job.again(stage)
+        again = 1 if recompute == "selective" else job.num_recomputations(stage)
         assert [forwards[layer] for layer in layers] == [1 + again] * stage.num_layers
         slight = SELECTIVE if recompute == "selective" else 0.0
-        attended = 2 * job.piece_tokens * stage.num_layers * job.facts.work.attention_width * LENGTH
-        expected = piece_flops(job, stage) - attended * (PASSES + job.again(stage))
+        attended = 2 * job.chunk_tokens * stage.num_layers * job.facts.work.attention_width * LENGTH
+        expected = chunk_flops(job, stage) - attended * (PASSES + job.num_recomputations(stage))
         if slight:
             # Of that, what is no product.
             assert products.flops == pytest.approx(expected, rel=slight)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from fanin.datacenter.data.loading import read_tokens
 from fanin.datacenter.jobs.config import TrainConfig, parse_config
 from fanin.datacenter.jobs.job import train
-from fanin.datacenter.training.model import make, read_tokens
+from fanin.datacenter.training.model import build_job_model
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput
 
@@ -36,7 +37,7 @@ def config(path: Path, vocabulary: int = 7) -> TrainConfig:
 def test_tokens_of_any_kind_of_integer_are_the_same_job(tmp_path: Path, dtype: str) -> None:
     path = tmp_path / "tokens.npy"
     np.save(path, TOKENS.astype(dtype))
-    parts = make(config(path)).parts
+    parts = build_job_model(config(path)).data
     everything = np.arange(len(parts.train))
     inputs, targets = parts.train.take(everything)
     assert (inputs.dtype, targets.dtype) == (torch.int64, torch.int64)
@@ -142,6 +143,6 @@ def test_what_is_no_row_of_tokens_is_told(tmp_path: Path, write: Callable[[Path]
     write(path)
     path = next(tmp_path.iterdir(), path)
     with pytest.raises(InvalidInput) as caught:
-        make(config(path))
+        build_job_model(config(path))
     assert str(caught.value).startswith(f"{path}: ")
     assert said in str(caught.value)

@@ -118,10 +118,13 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
         ),
         (("--mesh", "tpp=2"), "mesh: got 'tpp=2' in 'tpp=2', expected each of pp, dp_replicate, dp_shard, tp"),
         (("--mesh", "tp=8"), "got heads 4 and tp 8, expected a multiple"),
-        (("--mesh", "dp_shard=3"), "got batch 16, expected a multiple of 3 parts x 1 turns x 2 microbatches = 6"),
+        (
+            ("--mesh", "dp_shard=3"),
+            "batch 16, expected a multiple of 3 parts x 1 accumulation steps x 2 microbatches = 6",
+        ),
         (
             ("--mesh", "pp=4"),
-            "1F1B needs at least as many microbatches as the 4 stages, got 2; raise them, or take GPipe",
+            "1F1B needs at least as many microbatches as the 4 stages, got 2; raise microbatches, or use GPipe",
         ),
         (("--mesh", "pp=2", "--schedule", "2F2B"), "schedule: got '2F2B', expected one of GPipe, 1F1B"),
         (("--mesh", "pp=2", "--microbatches", "0"), "got 0 microbatches, expected at least 1"),
@@ -136,8 +139,11 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
         # No folder can be made in what is no folder.
         (("--checkpoints", "/dev/null/kept"), "checkpoints: got folder /dev/null/kept, expected a place that can be"),
         (("--state", "/dev/null/state"), "datacenter job: got folder /dev/null/state, expected a place that can be"),
-        (("--restarts", "3"), "got --restarts 3 and no checkpoints on the way, expected --checkpoints FOLDER and"),
-        (("--restarts", "3", "--checkpoints", "kept"), "a job that lost a rank would begin anew"),
+        (
+            ("--restarts", "3"),
+            "got 3 restarts (--restarts) and no checkpoints on the way, expected a folder and a period",
+        ),
+        (("--restarts", "3", "--checkpoints", "kept"), "a job that lost a rank would start from its first step"),
         (OFTEN, "checkpoints: got every 6 and no folder, expected a folder for them"),
         (("--nodes", "2-3"), "train: got --nodes '2-3', expected the fewest and the most machines, such as 1:4"),
         (("--nodes", "2"), "got 2 nodes and endpoint '', expected host:port of one of the machines"),
@@ -178,7 +184,7 @@ def test_weights_may_go_where_the_job_makes_a_folder(fanin: Fanin, config: Path,
 
 def test_machines_without_a_folder_that_they_share_are_told_in_one_line(fanin: Fanin, config: Path) -> None:
     said = one_line(fanin("train", config, *ELASTIC, "--nodes", "1:2", "--nproc", "1"), "train")
-    assert said == "train: got --nodes 1:2 and no --state, expected a folder that all machines share"
+    assert said == "train: got 1 to 2 machines and no folder (--state), expected a folder that all machines share"
 
 
 def test_a_config_that_is_none_is_told_in_one_line(fanin: Fanin, tmp_path: Path) -> None:

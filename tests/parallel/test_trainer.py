@@ -8,23 +8,25 @@ import pytest
 import torch
 
 from fanin.clients.data.examples import Examples
-from fanin.datacenter.checkpoints.keeping import TRACE_FILE, Keeper
 from fanin.datacenter.checkpoints.parameters import parameter_vector
-from fanin.datacenter.data.samples import ExampleSamples
-from fanin.datacenter.jobs.config import (
+from fanin.datacenter.checkpoints.resumable import JobCheckpoints
+from fanin.datacenter.checkpoints.trace import TRACE_FILE
+from fanin.datacenter.data.samples import DataSplit, ExampleSamples
+from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.jobs.settings import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
     ModelSettings,
     StopSettings,
-    TrainConfig,
 )
-from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.training.objectives import Scored, filled_objective
+from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.training.rates import RateSettings
-from fanin.datacenter.training.trainer import Parts, State, Trainer
+from fanin.datacenter.training.state import LoopState
 from fanin.edge.export import cross_entropy, next_token, squared_error
 from fanin.protos.errors import Diverged, InvalidInput, StorageFull
 
@@ -49,20 +51,20 @@ def data(num: int, seed: int) -> Examples:
     return Examples(x=x, y=(x[:, :3] + 0.5 * rng.normal(size=(num, 3))).argmax(axis=1).astype(np.int32))
 
 
-def parts(train: Examples, held_out: Examples) -> Parts:
-    return Parts(train=ExampleSamples(train), held_out=ExampleSamples(held_out))
+def parts(train: Examples, held_out: Examples) -> DataSplit:
+    return DataSplit(train=ExampleSamples(train), held_out=ExampleSamples(held_out))
 
 
 def trainer_of(
-    config: TrainConfig, found: Parts, module: torch.nn.Module | None = None, loss: object = cross_entropy
-) -> Trainer:
+    config: TrainConfig, found: DataSplit, module: torch.nn.Module | None = None, loss: object = cross_entropy
+) -> TrainingLoop:
     assert callable(loss)
-    scored = Scored(filled_objective(loss))
-    model = Model(module=module or linear(), layout=config.model.parallel_layout, objective=scored.objective)
-    return Trainer(build_engine(model, config.parallel, config.training, None), scored, config, found)
+    scored = ScoredObjective(padded_objective(loss))
+    model = TrainableModel(module=module or linear(), layout=config.model.parallel_layout, objective=scored.objective)
+    return TrainingLoop(build_engine(model, config.parallel, config.training, None), scored, config, found)
 
 
-def vector(trainer: Trainer) -> np.ndarray:
+def vector(trainer: TrainingLoop) -> np.ndarray:
     return parameter_vector(trainer.engine.parts[0])
 
 
@@ -81,7 +83,7 @@ def test_a_step_is_torchs_own_sgd_on_the_mean_loss(microbatches: int) -> None:
         optimizer.step()
         # Seven samples fill no batch of eight: each step is an epoch of all of them.
         assert trainer.step()
-        assert trainer.trained.losses[step] == pytest.approx(loss.item(), abs=1e-6)
+        assert trainer.history.losses[step] == pytest.approx(loss.item(), abs=1e-6)
     assert np.abs(parameter_vector(ours) - parameter_vector(theirs)).max() < 1e-6
 
 
@@ -181,12 +183,12 @@ def test_a_learning_rate_that_is_too_high_is_told() -> None:
         trainer_of(config, parts(data(60, 1), data(60, 2))).run()
 
 
-def kept(config: TrainConfig, found: Parts, stop_at: int) -> Trainer:
+def kept(config: TrainConfig, found: DataSplit, stop_at: int) -> TrainingLoop:
     """A job that ends after some step without a last word, as if killed: what it had not saved is lost."""
     trainer = trainer_of(config, found)
-    with Keeper(config.checkpoints, trainer.engine, config.seed, writes=True) as keeper:
+    with JobCheckpoints(config.checkpoints, trainer.engine, config.seed, writes=True) as keeper:
         trainer.state = keeper.state
-        trainer.remember(keeper.losses, keeper.evaluated)
+        trainer.restore_history(keeper.losses, keeper.evaluations)
 
         def after_step() -> bool:
             keeper.after_step(trainer)
@@ -212,19 +214,21 @@ def test_a_job_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path, kill
     with (tmp_path / "c" / TRACE_FILE).open("a") as trace:
         trace.write('{"loss": 1.')
     again = kept(config, found, 99)
-    assert again.trained == whole.trained
+    assert again.history == whole.history
     assert again.state == whole.state
     assert (again.state.noise.steps > 11) == (scale == "adascale")
     assert (vector(again) == vector(whole)).all()
     # The same command once more has nothing left to do, and says the same.
-    assert kept(config, found, 99).trained.evaluated == whole.trained.evaluated
+    assert kept(config, found, 99).history.evaluated == whole.history.evaluated
 
 
 def test_adascale_goes_on_from_the_steps_that_were_taken_without_it() -> None:
     rate = RateSettings(warm_up=3, decay="cosine", scale="adascale", base_batch=4)
     config = replace(CONFIG, rate=rate, training=replace(CONFIG.training, accumulate=4))
     new, found = trainer_of(config, parts(data(60, 1), data(60, 2))), parts(data(60, 1), data(60, 2))
-    trainer = Trainer(new.engine, Scored(filled_objective(cross_entropy)), config, found, State(step=7))
+    trainer = TrainingLoop(
+        new.engine, ScoredObjective(padded_objective(cross_entropy)), config, found, LoopState(step=7)
+    )
     assert trainer.state.noise.steps == 7.0
     trainer.run(lambda: True)
     assert trainer.state.step == 8
@@ -243,7 +247,7 @@ def test_a_job_that_has_nothing_left_to_do_writes_no_checkpoint_again(tmp_path: 
     before = files()
     assert len(before) > 3
     trainer = trainer_of(config, found)
-    with Keeper(config.checkpoints, trainer.engine, config.seed, writes=True) as keeper:
+    with JobCheckpoints(config.checkpoints, trainer.engine, config.seed, writes=True) as keeper:
         trainer.state = keeper.state
         keeper.save(trainer)
     assert files() == before
@@ -255,10 +259,10 @@ def test_a_job_goes_on_with_the_loss_scale_that_it_had(tmp_path: Path) -> None:
     found = parts(data(60, 1), data(60, 2))
     first, second = trainer_of(config, found), trainer_of(config, found)
     first.engine.load_scale_state({"loss_scale": 8.0, "loss_scale_calm": 3.0})
-    with Keeper(config.checkpoints, first.engine, config.seed, writes=True) as keeper:
+    with JobCheckpoints(config.checkpoints, first.engine, config.seed, writes=True) as keeper:
         keeper.save(first)
     assert second.engine.scale_state != first.engine.scale_state
-    with Keeper(config.checkpoints, second.engine, config.seed, writes=True):
+    with JobCheckpoints(config.checkpoints, second.engine, config.seed, writes=True):
         assert second.engine.scale_state == first.engine.scale_state
 
 
@@ -273,7 +277,7 @@ def test_a_trace_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) ->
         kept(config, found, 8)
     assert (tmp_path / "c" / TRACE_FILE).read_bytes() == before
     (tmp_path / "c" / f"{TRACE_FILE}.new").rmdir()
-    assert len(kept(config, found, 8).trained.losses) == 8
+    assert len(kept(config, found, 8).history.losses) == 8
 
 
 def test_what_cannot_be_gone_on_with_is_told(tmp_path: Path) -> None:
@@ -284,13 +288,13 @@ def test_what_cannot_be_gone_on_with_is_told(tmp_path: Path) -> None:
         kept(replace(config, seed=5), found, 4)
     engine = trainer_of(config, found).engine
     with pytest.raises(InvalidInput, match="checkpoints: got folder /dev/null/c, expected a place that can be written"):
-        Keeper(CheckpointSettings(folder=Path("/dev/null/c")), engine, 0, writes=True)
+        JobCheckpoints(CheckpointSettings(folder=Path("/dev/null/c")), engine, 0, writes=True)
     with pytest.raises(InvalidInput, match=r"got resume .*none, expected a folder with a whole checkpoint"):
-        Keeper(CheckpointSettings(resume=tmp_path / "none"), engine, 0, writes=True)
-    keeper = Keeper(CheckpointSettings(resume=tmp_path / "c", folder=tmp_path / "d"), engine, 0, writes=True)
+        JobCheckpoints(CheckpointSettings(resume=tmp_path / "none"), engine, 0, writes=True)
+    keeper = JobCheckpoints(CheckpointSettings(resume=tmp_path / "c", folder=tmp_path / "d"), engine, 0, writes=True)
     assert keeper.state.step == 2
     assert len(keeper.losses) == 2
-    assert Keeper(CheckpointSettings(), engine, 0, writes=True).state == State()
+    assert JobCheckpoints(CheckpointSettings(), engine, 0, writes=True).state == LoopState()
 
 
 def test_a_job_with_another_number_of_samples_does_not_resume(tmp_path: Path) -> None:
@@ -298,13 +302,13 @@ def test_a_job_with_another_number_of_samples_does_not_resume(tmp_path: Path) ->
     found = parts(data(60, 1), data(60, 2))
     kept(config, found, 2)
     engine = trainer_of(config, found).engine
-    state = Keeper(config.checkpoints, engine, 0, writes=True).state
+    state = JobCheckpoints(config.checkpoints, engine, 0, writes=True).state
     assert state.num_samples == 60
     other = parts(data(61, 1), data(60, 2))
     with pytest.raises(
         InvalidInput, match="got 61 samples to train on, expected 60 as in the checkpoint after 2 steps"
     ):
-        Trainer(engine, Scored(filled_objective(cross_entropy)), config, other, state)
+        TrainingLoop(engine, ScoredObjective(padded_objective(cross_entropy)), config, other, state)
 
 
 def test_a_checkpoint_keeps_the_steps_of_a_decay() -> None:
@@ -313,13 +317,13 @@ def test_a_checkpoint_keeps_the_steps_of_a_decay() -> None:
     trainer = trainer_of(config, found)
     trainer.run(lambda: trainer.state.step == 3)
     longer = replace(config, stop=StopSettings(steps=9))
-    scored = Scored(filled_objective(cross_entropy))
+    scored = ScoredObjective(padded_objective(cross_entropy))
     with pytest.raises(
         InvalidInput, match=r"got a learning rate that decays over 9 steps, expected 6 .* decay_steps = 6"
     ):
-        Trainer(trainer.engine, scored, longer, found, trainer.state)
+        TrainingLoop(trainer.engine, scored, longer, found, trainer.state)
     same = replace(longer, rate=RateSettings(decay="cosine", decay_steps=6))
-    rest = Trainer(trainer.engine, scored, same, found, trainer.state)
+    rest = TrainingLoop(trainer.engine, scored, same, found, trainer.state)
     rates = []
 
     def look() -> bool:
@@ -330,7 +334,7 @@ def test_a_checkpoint_keeps_the_steps_of_a_decay() -> None:
     whole = [0.1 * 0.5 * (1 + np.cos(np.pi * step / 5)) for step in range(6)]
     assert rates == pytest.approx([*whole[3:], 0.0, 0.0, 0.0])
     # A constant rate has no end that another number of steps could move.
-    Trainer(
+    TrainingLoop(
         trainer.engine, scored, replace(CONFIG, stop=StopSettings(steps=9)), found, replace(trainer.state, rate_steps=0)
     )
     with pytest.raises(

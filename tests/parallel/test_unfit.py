@@ -9,13 +9,14 @@ import torch
 
 from fanin.datacenter.jobs.config import TrainConfig, check_config, parse_config
 from fanin.datacenter.jobs.launch import launch
-from fanin.datacenter.models.pretrained import CONFIG, module_of
+from fanin.datacenter.models.pretrained import module_of
+from fanin.datacenter.models.pretrained_folder import CONFIG
 from fanin.datacenter.parallel.layout import Layout
 from fanin.datacenter.parallel.mesh import MeshShape
-from fanin.datacenter.parallel.pipelines.pipeline import split
 from fanin.datacenter.parallel.pipelines.schedules import Pipeline
-from fanin.datacenter.parallel.pretrained import pretrained_layout, pretrained_model
+from fanin.datacenter.parallel.pipelines.stages import split
 from fanin.datacenter.parallel.settings import ParallelSettings
+from fanin.datacenter.parallel.transformers_layout import pretrained_layout, pretrained_model
 from fanin.protos.errors import UnsupportedModel
 
 ROW: dict[str, object] = {
@@ -90,7 +91,7 @@ def test_a_model_that_a_pipeline_would_change_is_told_before_a_process_starts(
 ) -> None:
     _, distance = in_two_stages(row)
     assert distance > 0.0
-    with pytest.raises(UnsupportedModel, match=r"^mesh pp=2: got pp 2 for \w+ForCausalLM, whose forward changes what"):
+    with pytest.raises(UnsupportedModel, match=r"^mesh pp=2: got pp 2 for \w+ForCausalLM, whose forward changes the"):
         launch(job(tmp_path, row, MeshShape(pp=2)), 2, tmp_path / "job")
     assert not (tmp_path / "job").exists()
     check_config(job(tmp_path, row, MeshShape(tp=2)), 2)

@@ -9,15 +9,15 @@ from support.commands import Fanin, fanin_in_process, one_line
 
 from fanin.commands.train import metrics_row
 from fanin.datacenter.jobs.config import TrainConfig, read_train_config
-from fanin.datacenter.jobs.jobfiles import Metrics, Trained
+from fanin.datacenter.jobs.jobfiles import Metrics, TrainingHistory
 from fanin.datacenter.network.counters import by_axis
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.spread import Job
 from fanin.datacenter.planner.traffic import predict_traffic
 from fanin.datacenter.watch.meters import DATA, STEP
+from fanin.datacenter.watch.monitor import COUNTED_STEP, ROWS_FILE, predicted_traffic
 from fanin.datacenter.watch.timeline import BACKWARD, FORWARD
-from fanin.datacenter.watch.watching import COUNTED_STEP, ROWS_FILE, predicted_traffic
 
 NUM_STEPS = 5
 CONFIG = """
@@ -141,7 +141,7 @@ def test_where_there_is_no_formula_nothing_is_predicted(tmp_path: Path, instead:
     config = read_train_config(written(tmp_path, ALL), instead)
     assert predicted_traffic(config) is None
     counted = Metrics(
-        trained=Trained(losses=(1.0,), evaluated=(), best=0, flat=False),
+        trained=TrainingHistory(losses=(1.0,), evaluated=(), best=0, flat=False),
         mesh=config.parallel.mesh,
         num_ranks=2,
         train_s=1.0,

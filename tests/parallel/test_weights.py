@@ -18,9 +18,9 @@ from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from fanin.datacenter.checkpoints.weights import export_weights, import_weights
-from fanin.datacenter.jobs.layouts import WHOLE
+from fanin.datacenter.jobs.settings import UNKNOWN_LAYOUT
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.build import Model
+from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
@@ -94,7 +94,7 @@ class Mixed(nn.Module):
 
 
 def mixed(seed: int) -> Engine:
-    return build_engine(Model(module=Mixed(seed), layout=WHOLE), ParallelSettings(), TRAINING, None)
+    return build_engine(TrainableModel(module=Mixed(seed), layout=UNKNOWN_LAYOUT), ParallelSettings(), TRAINING, None)
 
 
 @given(seed=st.integers(0, 2**31))
@@ -115,7 +115,7 @@ def test_every_type_comes_back_bit_for_bit_and_aligned(tmp_path_factory: pytest.
 def decoder() -> Engine:
     config = DecoderConfig(vocabulary=11, width=16, num_layers=1, num_heads=2, num_kv_heads=1, feed_forward=8)
     return build_engine(
-        Model(module=Decoder(config), layout=decoder_layout(config)), ParallelSettings(), TRAINING, None
+        TrainableModel(module=Decoder(config), layout=decoder_layout(config)), ParallelSettings(), TRAINING, None
     )
 
 
@@ -189,7 +189,7 @@ def test_a_bad_file_is_one_clear_error_and_changes_nothing(
 def test_a_type_that_has_no_name_is_refused_before_a_file_is_made(tmp_path: Path) -> None:
     module = nn.Module()
     module.value = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    engine = build_engine(Model(module=module, layout=WHOLE), ParallelSettings(), TRAINING, None)
+    engine = build_engine(TrainableModel(module=module, layout=UNKNOWN_LAYOUT), ParallelSettings(), TRAINING, None)
     with pytest.raises(InvalidInput, match=r"weights: value: got torch.complex64, expected one of torch.float64"):
         export_weights(engine, tmp_path / "weights.safetensors")
     assert list(tmp_path.iterdir()) == []

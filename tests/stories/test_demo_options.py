@@ -8,7 +8,7 @@ import pytest
 from support.commands import Fanin, fanin_in_process, one_line
 
 from fanin.commands.demo.steps import allowed_drop
-from fanin.datacenter.jobs.publish import gated
+from fanin.datacenter.jobs.publish import with_drop_check
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos.errors import InvalidVersion
 
@@ -76,8 +76,8 @@ def measured(num: int, flips: int) -> Quality:
 def test_the_second_turn_is_published_only_if_int8_keeps_up(num: int, allowed: int) -> None:
     flat = np.zeros(3, np.float32)
     for flips in (0, allowed):
-        train = gated(lambda x: x + 1, lambda _, flips=flips: measured(num, flips), allowed_drop(num))
+        train = with_drop_check(lambda x: x + 1, lambda _, flips=flips: measured(num, flips), allowed_drop(num))
         np.testing.assert_array_equal(train(flat), flat + 1)
-    train = gated(lambda x: x + 1, lambda _: measured(num, allowed + 1), allowed_drop(num))
+    train = with_drop_check(lambda x: x + 1, lambda _: measured(num, allowed + 1), allowed_drop(num))
     with pytest.raises(InvalidVersion, match=r"the version that was trained: int8 is \d\.\d\d points worse than float"):
         train(flat)

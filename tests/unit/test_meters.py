@@ -8,19 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.watch.meters import (
-    DATA,
-    STEP,
+from fanin.datacenter.watch.meters import DATA, STEP, Meter, Scale, StepRecord, peak_resident_bytes
+from fanin.datacenter.watch.sinks import (
     JsonLines,
-    Meter,
-    Progress,
-    Row,
-    Scale,
+    StatusLine,
     TensorBoard,
-    line,
+    format_number,
+    format_record,
     open_tensorboard,
-    peak_resident_bytes,
-    short,
 )
 from fanin.datacenter.watch.timeline import Timeline, trace, waiting_share, watch_stage
 from fanin.protos.errors import InvalidInput, RuntimeMissing
@@ -40,10 +35,10 @@ class Kept:
     """A sink that keeps its rows."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[StepRecord] = []
         self.closed = False
 
-    def write(self, row: Row) -> None:
+    def write(self, row: StepRecord) -> None:
         self.rows.append(row)
 
     def close(self) -> None:
@@ -51,15 +46,15 @@ class Kept:
 
 
 def step(timeline: Timeline, clock: Clock, data_s: float = 0.5, step_s: float = 1.5) -> None:
-    with timeline.phase(DATA):
+    with timeline.span(DATA):
         clock.now_s += data_s
-    with timeline.phase(STEP):
+    with timeline.span(STEP):
         clock.now_s += step_s
 
 
-def row(**changes: object) -> Row:
+def row(**changes: object) -> StepRecord:
     known: dict[str, object] = {"step": 4, "loss": 2.5, "seconds": 2.0, "tokens_per_second": 12_345.0}
-    return Row(**{**known, "data_seconds": 0.5, "peak_memory_bytes": 3_210_000_000, **changes})
+    return StepRecord(**{**known, "data_seconds": 0.5, "peak_memory_bytes": 3_210_000_000, **changes})
 
 
 def test_a_row_has_the_rates_of_its_step() -> None:
@@ -69,7 +64,7 @@ def test_a_row_has_the_rates_of_its_step() -> None:
     meter = Meter(timeline, scale, [kept], lambda: 77)
     meter.bytes_by_axis = {"tp": 9}
     step(timeline, clock)
-    told = meter.tell(3.25, 1000, norm=0.5, learning_rate=0.1)
+    told = meter.record(3.25, 1000, norm=0.5, learning_rate=0.1)
     assert kept.rows == [told]
     assert (told.step, told.loss, told.seconds, told.data_seconds) == (0, 3.25, 2.0, 0.5)
     assert told.tokens_per_second == 500.0
@@ -78,7 +73,7 @@ def test_a_row_has_the_rates_of_its_step() -> None:
     assert told.bytes_by_axis == {"tp": 9}
     assert told.waiting_share is None
     step(timeline, clock, data_s=0.0)
-    assert meter.tell(3.0, 1000).step == 1
+    assert meter.record(3.0, 1000).step == 1
     meter.close()
     assert kept.closed
 
@@ -87,12 +82,12 @@ def test_without_a_peak_there_is_no_mfu() -> None:
     clock = Clock()
     timeline = Timeline(0, clock)
     step(timeline, clock)
-    assert Meter(timeline, Scale(flops_per_token=1e6), []).tell(1.0, 10).mfu is None
+    assert Meter(timeline, Scale(flops_per_token=1e6), []).record(1.0, 10).mfu is None
 
 
 def test_a_step_without_time_is_refused() -> None:
     with pytest.raises(InvalidInput, match="got no time under 'step' in step 0"):
-        Meter(Timeline(0, Clock()), Scale(), []).tell(1.0, 10)
+        Meter(Timeline(0, Clock()), Scale(), []).record(1.0, 10)
 
 
 class FakeStage:
@@ -116,14 +111,14 @@ def test_a_pipeline_waits_when_its_stage_does_nothing() -> None:
     clock = Clock()
     timeline, stage = Timeline(1, clock), FakeStage(clock)
     watch_stage(stage, timeline)
-    with timeline.phase(STEP):
+    with timeline.span(STEP):
         assert stage.forward_one_chunk(3, scale=2) == 6
         clock.now_s += 3.5
         stage.backward_one_chunk()
         stage.backward_weight_one_chunk()
-    told = Meter(timeline, Scale(pipelined=True), []).tell(1.0, 10)
+    told = Meter(timeline, Scale(pipelined=True), []).record(1.0, 10)
     assert told.waiting_share == pytest.approx(0.5)
-    assert [phase.name for phase in timeline.phases] == ["forward", "backward", "weights", STEP]
+    assert [phase.name for phase in timeline.spans] == ["forward", "backward", "weights", STEP]
 
 
 @given(busy=st.floats(0.0, 10.0), whole=st.floats(0.0, 10.0))
@@ -157,12 +152,12 @@ def test_a_trace_is_what_browsers_open(tmp_path: Path) -> None:
 def test_a_timeline_keeps_the_last_phases_and_those_that_fail() -> None:
     timeline = Timeline(0, Clock(), limit=2)
     for name in ("a", "b"):
-        with timeline.phase(name):
+        with timeline.span(name):
             pass
-    with pytest.raises(ArithmeticError), timeline.phase("c"):
+    with pytest.raises(ArithmeticError), timeline.span("c"):
         raise ArithmeticError
-    assert [phase.name for phase in timeline.phases] == ["b", "c"]
-    with pytest.raises(InvalidInput, match="got a limit of 0 phases"):
+    assert [phase.name for phase in timeline.spans] == ["b", "c"]
+    with pytest.raises(InvalidInput, match="got a limit of 0 spans"):
         Timeline(0, limit=0)
 
 
@@ -178,9 +173,9 @@ def test_lines_of_json(tmp_path: Path) -> None:
 
 
 def test_a_line_says_what_is_known() -> None:
-    assert line(row()) == "step 5  loss 2.5000  12.3k tokens/s  3.21GB  data 25%"
+    assert format_record(row()) == "step 5  loss 2.5000  12.3k tokens/s  3.21GB  data 25%"
     full = row(mfu=0.456, waiting_share=0.125, bytes_by_axis={"tp": 2_500_000, "pp": 0})
-    assert line(full, 20) == (
+    assert format_record(full, 20) == (
         "step 5/20  loss 2.5000  12.3k tokens/s  MFU 45.6%  3.21GB  data 25%  waiting 12%  tp 2.5MB"
     )
 
@@ -189,12 +184,12 @@ def test_a_line_says_what_is_known() -> None:
     ("number", "text"), [(0, "0"), (999, "999"), (1000, "1k"), (1234567, "1.23M"), (5e18, "5000P"), (0.25, "0.25")]
 )
 def test_short_numbers(number: float, text: str) -> None:
-    assert short(number) == text
+    assert format_number(number) == text
 
 
 def test_progress_in_a_file_is_a_line_now_and_then_and_the_last() -> None:
     clock, out = Clock(), io.StringIO()
-    progress = Progress(out, num_steps=4, every_s=10.0, clock=clock)
+    progress = StatusLine(out, num_steps=4, every_s=10.0, clock=clock)
     for number in range(4):
         progress.write(row(step=number))
         clock.now_s += 6.0
@@ -211,7 +206,7 @@ class Terminal(io.StringIO):
 
 def test_progress_on_a_terminal_writes_over_its_line() -> None:
     out = Terminal()
-    progress = Progress(out)
+    progress = StatusLine(out)
     progress.write(row(loss=10.0))
     progress.write(row(loss=9.0))
     progress.close()

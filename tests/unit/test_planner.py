@@ -18,16 +18,18 @@ from fanin.commands.main import main
 from fanin.commands.plan import progress_of
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.network.counters import ALL_REDUCE, SEND, Amount
+from fanin.datacenter.parallel.checks import check_job
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES, Pipeline
-from fanin.datacenter.parallel.settings import ParallelSettings, check_job
-from fanin.datacenter.planner import Wanted, plan, price
-from fanin.datacenter.planner.bubble import bubble_share, bubble_units, live_pieces
+from fanin.datacenter.parallel.settings import ParallelSettings
+from fanin.datacenter.planner import LayoutRequest, plan, price
+from fanin.datacenter.planner.bubble import bubble_share, bubble_units, max_in_flight
+from fanin.datacenter.planner.choices import describe
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.links import LINKS, Link, Topology, link_of
 from fanin.datacenter.planner.memory import worst_memory
 from fanin.datacenter.planner.presets import PRESETS, config_of
-from fanin.datacenter.planner.search import describe, factorisations, jobs
+from fanin.datacenter.planner.search import factorisations, jobs
 from fanin.datacenter.planner.timing import Machine, Timing, predict_timing
 from fanin.datacenter.planner.traffic import predict_traffic
 from fanin.datacenter.watch.flops import HARDWARE
@@ -41,9 +43,9 @@ Action = tuple[str, int, int]
 """What, of which stage, for which microbatch."""
 
 
-def wanted(model: str = "125m", **changes: object) -> Wanted:
+def wanted(model: str = "125m", **changes: object) -> LayoutRequest:
     known: dict[str, object] = {"world": 8, "memory_bytes": 80 * GIGABYTE, "batch_size": 32, "sequence": 512}
-    return Wanted(facts=decoder_facts(model, PRESETS[model]), machine=MACHINE, **{**known, **changes})
+    return LayoutRequest(facts=decoder_facts(model, PRESETS[model]), machine=MACHINE, **{**known, **changes})
 
 
 def table(pipeline: Pipeline) -> list[list[Action]]:
@@ -108,7 +110,7 @@ def test_laws_of_schedules_are_those_of_torchs_tables(schedule: str, times: int,
     pipeline = Pipeline(schedule=schedule, num_ranks=ranks, stages_per_rank=stages, microbatches=times * ranks)
     waited, live = simulated(pipeline)
     assert bubble_units(pipeline) == pytest.approx(waited)
-    expected = [live_pieces(pipeline, rank) for rank in range(ranks)]
+    expected = [max_in_flight(pipeline, rank) for rank in range(ranks)]
     if schedule == "ZBV" and times == 1:
         # Too few microbatches to fill both ways: the law is what a full pipeline has.
         assert all(got <= law for got, law in zip(live, expected, strict=True))

@@ -12,7 +12,7 @@ import pytest
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, Recompute
-from fanin.datacenter.planner import Choice, Wanted
+from fanin.datacenter.planner import LayoutChoice, LayoutRequest
 from fanin.datacenter.planner.facts import ModelFacts, decoder_facts
 from fanin.datacenter.planner.links import LINKS, Link, Topology, link_of
 from fanin.datacenter.planner.memory import worst_memory
@@ -177,12 +177,12 @@ def facts(model: str) -> ModelFacts:
     return decoder_facts(model, MODELS[model])
 
 
-def predicted(run: Run) -> Choice:
+def predicted(run: Run) -> LayoutChoice:
     """What the planner has of a run."""
     cluster, shape = run.cluster, MeshShape.parse(run.mesh)
     hardware = HARDWARE[cluster.device]
     topology = Topology(inside=LINKS[cluster.inside], between=cluster.between, ranks_per_node=cluster.ranks_per_node)
-    wanted = Wanted(
+    wanted = LayoutRequest(
         facts=facts(run.model),
         machine=Machine(hardware=hardware, topology=topology, efficiency=hardware.efficiency),
         world=shape.num_ranks,
@@ -195,7 +195,7 @@ def predicted(run: Run) -> Choice:
     )
     timing = predict_timing(job, wanted.machine)
     memory = worst_memory(job, fused_norms=True)
-    return Choice(job=job, timing=timing, memory=memory, machine=wanted.machine, memory_bytes=wanted.memory_bytes)
+    return LayoutChoice(job=job, timing=timing, memory=memory, machine=wanted.machine, memory_bytes=wanted.memory_bytes)
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)

@@ -6,33 +6,25 @@ numbers come from the formulas of ``fanin.datacenter.planner``.
 
 import sys
 from collections.abc import Callable, Sequence
-from math import inf
 from time import monotonic
 from typing import Annotated, Final, TextIO
 
 import typer
 
+from fanin import datacenter
 from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.network.counters import by_axis
-from fanin.datacenter.parallel.mesh import MeshShape
-from fanin.datacenter.parallel.settings import Precision
-from fanin.datacenter.planner import Choice, Wanted, price
-from fanin.datacenter.planner import plan as rank_layouts
-from fanin.datacenter.planner.facts import decoder_facts
-from fanin.datacenter.planner.links import LINKS, Topology, link_of
-from fanin.datacenter.planner.presets import PRESETS, config_of
-from fanin.datacenter.planner.search import GIGABYTE, describe
-from fanin.datacenter.planner.timing import Machine
-from fanin.datacenter.watch.flops import HARDWARE, Hardware, cpu_hardware
-from fanin.protos.errors import InvalidInput
+from fanin.datacenter.planner import LayoutChoice, LayoutRequest
+from fanin.datacenter.planner.choices import GIGABYTE, describe
+from fanin.datacenter.planner.links import LINKS
+from fanin.datacenter.planner.options import PlanOptions
+from fanin.datacenter.planner.presets import PRESETS
+from fanin.datacenter.watch.flops import HARDWARE
 
-PRECISIONS: dict[str, Precision] = {"bf16": "bf16", "full": "full"}
 SHOWN_AFTER_S: Final = 1.0
 """A search that takes longer reports its progress."""
 SHOWN_EVERY_S: Final = 5.0
 """Seconds between two lines of progress where there is no terminal."""
-FOR_TENSORS: Final = 0.9
-"""Share of a device's memory for tensors; CUDA, NCCL and fragmentation use the rest."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,25 +69,23 @@ def plan(
     top: Annotated[int, typer.Option("--top", min=1, help="Number of layouts to show.")] = 10,
     json: JsonOption = "",
 ) -> int:
-    """Rank the layouts of a model over ranks by predicted step time. Layouts that cannot fit are rejected."""
-    if precision not in PRECISIONS:
-        raise InvalidInput(f"--precision: got {precision!r}, expected one of {', '.join(PRECISIONS)}")
-    if memory is not None and not 0.0 < memory * GIGABYTE < inf:
-        raise InvalidInput(f"--memory: got {memory}, expected a positive number of gigabytes")
-    hardware, shape = _hardware(device, memory), MeshShape.parse(mesh) if mesh else None
-    if world is None and shape is None:
-        raise InvalidInput("plan: got neither --world nor --mesh, expected the number of ranks, or a mesh to price")
-    topology = Topology(inside=link_of(link), between=link_of(between or link), ranks_per_node=ranks_per_node)
-    wanted = Wanted(
-        facts=decoder_facts(model, config_of(model)),
-        machine=Machine(hardware=hardware, topology=topology, efficiency=efficiency or hardware.efficiency),
-        world=world or (1 if shape is None else shape.num_ranks),
-        memory_bytes=round(FOR_TENSORS * hardware.memory_bytes) if memory is None else round(memory * GIGABYTE),
+    """Rank every way to spread a model over ranks by predicted step time, and refuse what cannot fit."""
+    options = PlanOptions(
+        model=model,
+        world=world,
+        mesh=mesh,
+        memory_gb=memory,
+        link=link,
+        between=between,
+        ranks_per_node=ranks_per_node,
+        device=device,
         batch_size=batch,
         sequence=sequence,
-        precision=PRECISIONS[precision],
+        precision=precision,
+        efficiency=efficiency,
     )
-    choices = rank_layouts(wanted, progress_of(sys.stderr)) if shape is None else price(wanted, shape)
+    result = datacenter.plan(options, progress_of(sys.stderr))
+    wanted, choices = result.request, result.choices
     if json:
         write_json(json, _report(wanted, choices, top))
     else:
@@ -122,17 +112,7 @@ def progress_of(stream: TextIO, now: Callable[[], float] = monotonic) -> Callabl
     return show
 
 
-def _hardware(name: str, memory: float | None) -> Hardware:
-    if name in HARDWARE:
-        return HARDWARE[name]
-    if name != "cpu":
-        raise InvalidInput(f"--device: got {name!r}, expected cpu or one of {', '.join(HARDWARE)}")
-    if memory is None:
-        raise InvalidInput("--memory: expected the gigabytes of each rank; a cpu is shared, and has none of its own")
-    return cpu_hardware(round(memory * GIGABYTE))
-
-
-def _report(wanted: Wanted, choices: Sequence[Choice], top: int) -> dict[str, object]:
+def _report(wanted: LayoutRequest, choices: Sequence[LayoutChoice], top: int) -> dict[str, object]:
     facts = wanted.facts
     return {
         "model": facts.name,
@@ -150,7 +130,7 @@ def _report(wanted: Wanted, choices: Sequence[Choice], top: int) -> dict[str, ob
     }
 
 
-def _row(choice: Choice) -> dict[str, object]:
+def _row(choice: LayoutChoice) -> dict[str, object]:
     parallel, memory = choice.job.parallel, choice.memory
     return {
         "mesh": parallel.mesh.sizes,
@@ -177,7 +157,7 @@ def _row(choice: Choice) -> dict[str, object]:
     }
 
 
-def _text(wanted: Wanted, choices: Sequence[Choice], top: int) -> str:
+def _text(wanted: LayoutRequest, choices: Sequence[LayoutChoice], top: int) -> str:
     facts = wanted.facts
     work = facts.work.flops_per_token(wanted.sequence)
     head = f"{facts.name}: {facts.num_values / 1e6:,.1f} M parameters, {work / 1e9:,.2f} GFLOP a token"
@@ -193,7 +173,7 @@ def _text(wanted: Wanted, choices: Sequence[Choice], top: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _numbers(choice: Choice) -> str:
+def _numbers(choice: LayoutChoice) -> str:
     return (
         f"{choice.timing.seconds:.3f} s a step, {choice.tokens_per_second:,.0f} tokens/s, MFU {choice.mfu:.1%}, "
         f"{choice.memory.total / GIGABYTE:.1f} GB" + ("" if choice.fits else ": does not fit")

@@ -18,13 +18,16 @@ from typing import Annotated, Final
 
 import typer
 
+from fanin import datacenter
 from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.jobs.config import TrainConfig, read_train_config
-from fanin.datacenter.jobs.devices import described, device_type
-from fanin.datacenter.jobs.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, read_result, written
-from fanin.datacenter.jobs.launch import Elastic, launch
+from fanin.datacenter.jobs.devices import describe_device, device_type
+from fanin.datacenter.jobs.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, outcome_files, read_result
+from fanin.datacenter.jobs.launch import ranks_per_machine
 from fanin.datacenter.jobs.records import record_of
-from fanin.datacenter.watch.meters import Progress, Row
+from fanin.datacenter.jobs.torchrun import Elastic
+from fanin.datacenter.watch.meters import StepRecord
+from fanin.datacenter.watch.sinks import StatusLine
 from fanin.protos.errors import Conflict, InvalidInput
 
 SHOWN_EVERY_S: Final = 0.5
@@ -104,17 +107,7 @@ def train(
         },
     )
     elastic = Elastic(max_restarts=restarts, endpoint=endpoint, **_bounds(nodes))
-    if elastic.several and state is None:
-        raise InvalidInput(f"train: got --nodes {nodes} and no --state, expected a folder that all machines share")
-    num_processes = _per_node(job, elastic) if nproc is None else nproc
-    if restarts and not job.checkpoints.every and (job.checkpoints.folder is not None or not elastic.several):
-        raise InvalidInput(
-            f"train: got --restarts {restarts} and no checkpoints on the way, expected --checkpoints FOLDER and "
-            "--checkpoint-every STEPS, or those keys of the config: a job that lost a rank would begin anew"
-        )
-    with tempfile.TemporaryDirectory(prefix="fanin-train-") as scratch:
-        folder = Path(scratch) if state is None else state
-        metrics = _launch(job, num_processes, folder, elastic)
+    metrics = _train(job, nproc, state, elastic)
     if json:
         write_json(json, metrics_row(metrics, job))
     if json != "-":
@@ -127,17 +120,6 @@ def _bounds(nodes: str) -> dict[str, int]:
     if match is None:
         raise InvalidInput(f"train: got --nodes {nodes!r}, expected the fewest and the most machines, such as 1:4")
     return {"min_nodes": int(match[1]), "max_nodes": int(match[2] or match[1])}
-
-
-def _per_node(job: TrainConfig, elastic: Elastic) -> int:
-    """Return the processes on each machine if the mesh spans all machines. Raises InvalidInput."""
-    mesh, num_nodes = job.parallel.mesh, elastic.max_nodes
-    if mesh.num_ranks % num_nodes:
-        raise InvalidInput(
-            f"train: got mesh {mesh} of {mesh.num_ranks} ranks for {num_nodes} machines, expected as many on each; "
-            "give the mesh of all machines, or say with --nproc how many processes each has"
-        )
-    return mesh.num_ranks // num_nodes
 
 
 class Terminated(Exception):
@@ -159,31 +141,36 @@ def terminator(now: Callable[[], float] = monotonic) -> Callable[[int, FrameType
     return terminated
 
 
-def _launch(job: TrainConfig, num_processes: int, folder: Path, elastic: Elastic) -> Metrics:
-    """Run the job and return its metrics. After SIGTERM its ranks write a checkpoint, and its metrics end there."""
-    # Files that exist already belong to an earlier job.
-    existing = written(folder)
-    before = signal.signal(signal.SIGTERM, terminator())
-    try:
-        with _show(folder / ROWS_FILE, job, num_processes):
-            return launch(job, num_processes, folder, elastic).metrics
-    except Terminated:
-        if METRICS_FILE in {name for name, _ in written(folder) - existing}:
-            return read_result(folder).metrics
-        raise Conflict("stopped before there was anything to tell; see the checkpoints, if it keeps them") from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _train(job: TrainConfig, num_processes: int | None, state: Path | None, elastic: Elastic) -> Metrics:
+    """Train, and return the metrics; after SIGTERM those of the steps until then. The ranks save a checkpoint first."""
+    with tempfile.TemporaryDirectory(prefix="fanin-train-") as scratch:
+        # Several machines without a folder to share are an error of ``datacenter.train``.
+        folder = Path(scratch) if state is None and not elastic.multi_machine else state
+        # Files that exist already belong to an earlier job.
+        before = set() if folder is None else outcome_files(folder)
+        handler = signal.signal(signal.SIGTERM, terminator())
+        try:
+            with _shown(folder, job, num_processes, elastic):
+                return datacenter.train(job, num_processes=num_processes, folder=folder, elastic=elastic).metrics
+        except Terminated:
+            if folder is not None and METRICS_FILE in {name for name, _ in outcome_files(folder) - before}:
+                return read_result(folder).metrics
+            raise Conflict("stopped before there was anything to tell; see the checkpoints, if it keeps them") from None
+        finally:
+            signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager
-def _show(path: Path, job: TrainConfig, num_processes: int) -> Iterator[None]:
-    """Show the device and the rows of the first rank on a terminal, as they are written."""
-    if not sys.stderr.isatty():
+def _shown(folder: Path | None, job: TrainConfig, num_processes: int | None, elastic: Elastic) -> Iterator[None]:
+    """Show the device, and the latest row that the first rank has written, on a terminal."""
+    if folder is None or not sys.stderr.isatty():
         yield
         return
-    device = described(device_type(job.parallel.device, num_processes))
+    path = folder / ROWS_FILE
+    num_processes = ranks_per_machine(job, elastic) if num_processes is None else num_processes
+    device = describe_device(device_type(job.parallel.device, num_processes))
     sys.stderr.write(f"processes on this machine: {num_processes}, on {device}\n")
-    ended, progress = threading.Event(), Progress(sys.stderr, job.stop.steps)
+    ended, progress = threading.Event(), StatusLine(sys.stderr, job.stop.steps)
 
     def follow() -> None:
         place = 0
@@ -194,7 +181,7 @@ def _show(path: Path, job: TrainConfig, num_processes: int) -> Iterator[None]:
                     whole = file.read().rpartition(b"\n")[0]
                 if whole:
                     place += len(whole) + 1
-                    progress.write(record_of(Row, loads(whole.rpartition(b"\n")[2]), str(path)))
+                    progress.write(record_of(StepRecord, loads(whole.rpartition(b"\n")[2]), str(path)))
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()

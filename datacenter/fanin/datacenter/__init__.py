@@ -1,1 +1,48 @@
-"""The datacenter: training under torchrun on a mesh, and publishing into a Run."""
+"""Training in a datacenter: one model on a mesh of ranks, and its way into a federation.
+
+    from fanin.datacenter import PlanOptions, plan, train
+
+    print(plan(PlanOptions(model="1.5b", world=64)).choices[0].reason)
+    print(train("train.toml", num_processes=8).metrics.trained.losses)
+
+Importing this package does not import torch; the first use of a name does. Rooms, in reading order:
+
+- ``jobs``: a job's config, its launcher and its ranks.
+- ``data``: samples and their order.
+- ``models``: the models that fanin trains.
+- ``training``: the training loop.
+- ``parallel``: the mesh, and the engine that computes one process's numbers on it.
+- ``checkpoints``: saving, resuming, and weights in and out.
+- ``watch``: measurements, the watchdog and the diagnosis of hangs.
+- ``planner``: predictions of time and memory.
+- ``network``: collectives and the bytes that they send.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from fanin.datacenter.jobs.config import TrainConfig
+    from fanin.datacenter.jobs.launch import train
+    from fanin.datacenter.jobs.torchrun import Elastic
+    from fanin.datacenter.planner.options import PlanOptions, plan
+
+__all__ = ["Elastic", "PlanOptions", "TrainConfig", "plan", "train"]
+
+_MODULES: Final = {
+    "Elastic": "jobs.torchrun",
+    "PlanOptions": "planner.options",
+    "TrainConfig": "jobs.config",
+    "plan": "planner.options",
+    "train": "jobs.launch",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,7 +9,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """As many values as came."""
+    """Return as many random values as were received."""
     (came,) = message.content["arrays"].to_numpy_ndarrays()
     fresh = np.random.default_rng().random(came.size, dtype=np.float32)
     content = RecordDict({"arrays": ArrayRecord([fresh]), "metrics": MetricRecord({"num-examples": 1})})

@@ -1,4 +1,4 @@
-"""The ServerApp: FedAvg, training only; the moment at which each round's aggregation ended goes to a file."""
+"""The ServerApp: FedAvg, training only. It writes the time at which each aggregation ended to a file."""
 
 import json
 import time
@@ -13,7 +13,7 @@ app = ServerApp()
 
 
 class TimedFedAvg(FedAvg):
-    """FedAvg that remembers when."""
+    """FedAvg that records the end of each aggregation."""
 
     def __init__(self, num_clients):
         super().__init__(
@@ -25,18 +25,18 @@ class TimedFedAvg(FedAvg):
         self.done_s = []
 
     def aggregate_train(self, server_round, replies):
-        """As FedAvg does. Raises RuntimeError if an update is missing."""
+        """Aggregate as FedAvg does. Raises RuntimeError if an update is missing."""
         replies = list(replies)
         if len(replies) != self.min_train_nodes or any(reply.has_error() for reply in replies):
             raise RuntimeError(f"got {len(replies)} replies, expected {self.min_train_nodes} good ones")
-        found = super().aggregate_train(server_round, replies)
+        aggregate = super().aggregate_train(server_round, replies)
         self.done_s.append(time.time())
-        return found
+        return aggregate
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """All rounds."""
+    """Run all rounds."""
     config = context.run_config
     strategy = TimedFedAvg(int(config["clients"]))
     initial = ArrayRecord([np.zeros(int(config["values"]), np.float32)])

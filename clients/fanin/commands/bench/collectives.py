@@ -17,10 +17,10 @@ import typer
 
 from fanin.commands.bench.harness.report import machine
 from fanin.commands.console.terminal import JsonOption, run_command, write_json
-from fanin.datacenter.jobs.launch import run_ranks, why
 from fanin.datacenter.jobs.records import record_of
-from fanin.datacenter.network.bandwidths import Found, check_backend
-from fanin.datacenter.planner.search import GIGABYTE
+from fanin.datacenter.jobs.torchrun import failure_reason, run_ranks
+from fanin.datacenter.network.bandwidths import CollectivesReport, check_backend
+from fanin.datacenter.planner.choices import GIGABYTE
 from fanin.protos.errors import Conflict, InvalidInput
 
 MEGABYTE: Final = 2**20
@@ -54,24 +54,24 @@ def collectives(
         folder, out = Path(scratch), Path(scratch) / "found.json"
         status = run_ranks(["-m", PROGRAM, str(out), backend, str(repeats), *map(str, sizes)], nproc, folder)
         if not out.exists():
-            raise Conflict(f"{why(folder, status)}")
-        results = record_of(Found, codec.loads(out.read_bytes()), str(out))
-    if results.wrong:
-        raise Conflict(f"{len(results.wrong)} of {results.checked} are wrong: {results.wrong[0]}")
+            raise Conflict(f"{failure_reason(folder, status)}")
+        report = record_of(CollectivesReport, codec.loads(out.read_bytes()), str(out))
+    if report.faults:
+        raise Conflict(f"{len(report.faults)} of {report.num_checked} are wrong: {report.faults[0]}")
     if json:
-        write_json(json, {"nproc": nproc, "backend": backend, **_row(results), "machine": machine()})
+        write_json(json, {"nproc": nproc, "backend": backend, **_row(report), "machine": machine()})
     if json != "-":
-        sys.stdout.write(_text(nproc, backend, results))
+        sys.stdout.write(_text(nproc, backend, report))
 
 
-def _row(results: Found) -> dict[str, object]:
-    link = {"gb_per_second": results.link.bytes_per_second / GIGABYTE, "latency_seconds": results.link.latency_s}
-    return {"checked": results.checked, "link": link, "collectives": [asdict(each) for each in results.measured]}
+def _row(report: CollectivesReport) -> dict[str, object]:
+    link = {"gb_per_second": report.link.bytes_per_second / GIGABYTE, "latency_seconds": report.link.latency_s}
+    return {"checked": report.num_checked, "link": link, "collectives": [asdict(each) for each in report.timings]}
 
 
-def _text(nproc: int, backend: str, results: Found) -> str:
+def _text(nproc: int, backend: str, report: CollectivesReport) -> str:
     rows: list[tuple[str, ...]] = [COLUMNS]
-    for each in results.measured:
+    for each in report.timings:
         numbers = (
             each.size_bytes / MEGABYTE,
             each.seconds * 1e3,
@@ -86,9 +86,9 @@ def _text(nproc: int, backend: str, results: Found) -> str:
         "  ".join(f"{cell:{width}}" if not column else f"{cell:>{width}}" for column, (cell, width) in enumerate(cells))
         for cells in (zip(row, widths, strict=True) for row in rows)
     ]
-    speed, latency_us = results.link.bytes_per_second / GIGABYTE, results.link.latency_s * 1e6
+    speed, latency_us = report.link.bytes_per_second / GIGABYTE, report.link.latency_s * 1e6
     lines += [
-        f"{results.checked} results of {nproc} ranks over {backend} are numpy's; bytes are those of the formulas",
+        f"{report.num_checked} results of {nproc} ranks over {backend} are numpy's; bytes are those of the formulas",
         f"the link, of all-reduces: fanin plan --link {speed:.3g} ({latency_us:.0f} us from rank to rank)",
     ]
     return "\n".join([*lines, ""])

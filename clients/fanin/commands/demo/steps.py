@@ -22,16 +22,10 @@ from fanin.commands.demo.processes import DeviceEnvironment, Processes, probe
 from fanin.commands.demo.report import Findings, json_row, print_table
 from fanin.commands.demo.tasks import TASKS, Task, TrainingPhase
 from fanin.datacenter.checkpoints.parameters import load_parameters, parameter_table, parameter_vector
-from fanin.datacenter.jobs.config import (
-    DataSettings,
-    EvaluationSettings,
-    ModelSettings,
-    StopSettings,
-    TrainConfig,
-    check_config,
-)
+from fanin.datacenter.jobs.config import TrainConfig, check_config
 from fanin.datacenter.jobs.launch import launch
-from fanin.datacenter.jobs.publish import gated, train_and_publish
+from fanin.datacenter.jobs.publish import train_and_publish, with_drop_check
+from fanin.datacenter.jobs.settings import DataSettings, EvaluationSettings, ModelSettings, StopSettings
 from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.edge.bundles.keys import load_or_create_key
@@ -206,7 +200,7 @@ def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
                 RUN_ID,
                 bundle,
                 publisher,
-                gated(
+                with_drop_check(
                     lambda flat: _Job(folder / "continue", setting, task.second_turn).train(split.public, flat),
                     lambda flat: measure_test(runtime, bundle, flat, split.public),
                     allowed_drop(len(split.public)),

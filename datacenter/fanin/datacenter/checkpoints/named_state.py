@@ -1,6 +1,6 @@
-"""The tensors of an engine on one rank, by the names that they have in a checkpoint.
+"""Named tensors of an engine on one rank, as they are stored in a checkpoint.
 
-The names are those of one process, whatever the mesh. A weight that is tied is there once, under the original's name.
+The names are those of one process, whatever the mesh. A tied weight is stored once, under the original's name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,37 +12,37 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from fanin.datacenter.checkpoints.slices import is_crooked
+from fanin.datacenter.checkpoints.slices import is_misaligned
 from fanin.datacenter.parallel.engine import Engine
 
 MODEL: Final = "model"
 OPTIMIZER: Final = "optimizer"
 
 
-def saved(engine: Engine) -> Iterator[tuple[str, Tensor]]:
-    """What this rank has of the state, by the names of one process: a tied weight's copy is left out."""
-    copied = None if engine.built.tie is None else engine.built.tie.copied
+def state_to_save(engine: Engine) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) of this rank's share of the state, without the copies of tied weights."""
+    copied = None if engine.rank_model.tie is None else engine.rank_model.tie.copied
     for part in engine.parts.values():
         for name, value in _values(part).items():
             if value is not copied:
                 yield from entries(engine, name, value)
 
 
-def loaded(engine: Engine, *, resumes: bool) -> dict[str, Tensor]:
-    """The tensors to load into, by the names in a checkpoint. ``resumes``: the optimizers' state is in it."""
+def state_to_load(engine: Engine, *, resumes: bool) -> dict[str, Tensor]:
+    """Return the tensors to load into, by name. ``resumes``: the checkpoint has the optimizers' state."""
     if resumes:
         for part, optimizer in _trained(engine):
-            # Makes the state where no step has made it yet; what is in it is about to be overwritten.
+            # Allocates the state if no step has done so yet. Its values are about to be overwritten.
             get_optimizer_state_dict(part, optimizer)
-    tie, found = engine.built.tie, dict(saved(engine))
+    tie, state = engine.rank_model.tie, dict(state_to_save(engine))
     if tie is not None and tie.copied is not None and tie.original is None:
-        found |= entries(engine, tie.original_name, tie.copied)
-    return {name: value for name, value in found.items() if resumes or not name.startswith(f"{OPTIMIZER}.")}
+        state |= entries(engine, tie.original_name, tie.copied)
+    return {name: value for name, value in state.items() if resumes or not name.startswith(f"{OPTIMIZER}.")}
 
 
 def copy_ties(engine: Engine) -> None:
-    """Where a rank has both ends of a tied weight, give the copy what the original has been given."""
-    tie = engine.built.tie
+    """Copy the original of a tied weight to its copy, if this rank has both."""
+    tie = engine.rank_model.tie
     if tie is None or tie.copied is None or tie.original is None:
         return
     ends = [dict(entries(engine, tie.original_name, value)) for value in (tie.original, tie.copied)]
@@ -52,7 +52,7 @@ def copy_ties(engine: Engine) -> None:
 
 
 def entries(engine: Engine, name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A parameter or buffer and its optimizer's state, by their names in a checkpoint."""
+    """Yield (name, tensor) of a parameter or buffer and of its optimizer state."""
     yield f"{MODEL}.{name}", value.detach()
     for optimizer in engine.optimizers:
         for key, kept in optimizer.state.get(value, {}).items():
@@ -60,14 +60,15 @@ def entries(engine: Engine, name: str, value: Tensor) -> Iterator[tuple[str, Ten
                 yield f"{OPTIMIZER}.{name}.{key}", kept
 
 
-def crooked(state: Mapping[str, Tensor]) -> Iterator[tuple[str, DTensor]]:
+def misaligned(state: Mapping[str, Tensor]) -> Iterator[tuple[str, DTensor]]:
+    """Yield (name, tensor) of the tensors that torch would slice at the wrong bounds."""
     for name, value in state.items():
-        if isinstance(value, DTensor) and is_crooked(value):
+        if isinstance(value, DTensor) and is_misaligned(value):
             yield name, value
 
 
 def _values(part: nn.Module) -> dict[str, Tensor]:
-    """A part's parameters, each once, and the buffers that are kept."""
+    """Return a part's parameters, each once, and its persistent buffers."""
     kept = part.state_dict().keys()
     buffers = {name: value for name, value in part.named_buffers() if name in kept}
     return {**dict(part.named_parameters()), **buffers}

@@ -1,60 +1,75 @@
-"""A torch module's parameters as one canonical flat vector, and back.
+"""Conversion between a torch module's parameters and one canonical flat vector.
 
-What travels are the parameters that require a gradient, under the names of ``named_parameters``, and the running
-statistics of norms that train: the layout that the Bundle's manifest has too, so a vector fits everywhere or nowhere.
-An App whose recipe trains only a part is that part here, too: ``trained_module`` gives the module with its adapters.
+The vector holds the parameters that require a gradient, under their names in ``named_parameters``, and the running
+statistics of norms that train. A Bundle's manifest has the same layout, so a vector fits both or neither. If an App's
+recipe trains only a part of the module, ``trained_module`` returns the module with its adapters.
 """
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fanin.edge.export import App
-from fanin.edge.export.prepare import prepare, running_statistics
 from fanin.edge.tensors import Float32s, TensorSpec, TensorTable
 from fanin.protos.errors import InvalidInput
 
+if TYPE_CHECKING:
+    # The exporter imports onnx and the TFLite converter. A rank without an App does not need them.
+    from fanin.edge.export.app import App
 
-def trained_module(app: App) -> torch.nn.Module:
-    """The App's module as it learns. Raises UnsupportedModel."""
+
+def trained_module(app: "App") -> torch.nn.Module:
+    """Return the App's module as it is trained. Raises UnsupportedModel."""
+    from fanin.edge.export.prepare import prepare
+
     return app.module if app.recipe.trains == "full" else prepare(app).eager
 
 
 def parameter_table(module: torch.nn.Module) -> TensorTable:
-    """The layout of what travels of a module."""
-    return TensorTable.of({name: tuple(value.shape) for name, value in _travelling(module).items()})
+    """Return the layout of a module's vector."""
+    return TensorTable.of({name: tuple(value.shape) for name, value in _vector_tensors(module).items()})
 
 
 def parameter_vector(module: torch.nn.Module) -> Float32s:
-    """What travels (num_values,), a copy."""
-    found = {name: value.detach().cpu().numpy() for name, value in _travelling(module).items()}
-    return parameter_table(module).flatten(found)
+    """Return a copy of a module's vector (num_values,)."""
+    values = {name: value.detach().cpu().numpy() for name, value in _vector_tensors(module).items()}
+    return parameter_table(module).flatten(values)
 
 
 def load_parameters(module: torch.nn.Module, table: TensorTable, flat: Float32s) -> None:
-    """Put parameters (num_values,) into a module.
+    """Copy a vector into a module.
 
-    Raises InvalidInput, and changes nothing, if they are another model's or not all finite.
+    Args:
+        module: The module to change.
+        table: Layout of the vector.
+        flat: The vector (num_values,).
+
+    Raises:
+        InvalidInput: The vector belongs to another model, or has values that are not finite. Nothing has changed.
     """
     expected = parameter_table(module)
     if table != expected:
-        got, wanted = set(table.specs), set(expected.specs)
+        received, known = set(table.specs), set(expected.specs)
         raise InvalidInput(
-            f"parameters: {len(got - wanted)} of {len(got)} tensors are not the model's and {len(wanted - got)} are "
-            f"missing, such as {_some(got ^ wanted)}; expected the parameters of this very model"
+            f"parameters: {len(received - known)} of {len(received)} tensors are not the model's and "
+            f"{len(known - received)} are missing, such as {_examples(received ^ known)}; expected the parameters of "
+            "this very model"
         )
     if not np.isfinite(flat).all():
         raise InvalidInput(f"parameters: got {int((~np.isfinite(flat)).sum())} values that are not finite")
     views = table.views(flat)
     with torch.no_grad():
-        for name, value in _travelling(module).items():
+        for name, value in _vector_tensors(module).items():
             value.copy_(torch.from_numpy(np.array(views[name])))
 
 
-def _travelling(module: torch.nn.Module) -> dict[str, Tensor]:
-    learned: dict[str, Tensor] = {name: value for name, value in module.named_parameters() if value.requires_grad}
-    return learned | running_statistics(module)
+def _vector_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
+    from fanin.edge.export.prepare import running_statistics
+
+    trained: dict[str, Tensor] = {name: value for name, value in module.named_parameters() if value.requires_grad}
+    return trained | running_statistics(module)
 
 
-def _some(specs: set[TensorSpec]) -> str:
+def _examples(specs: set[TensorSpec]) -> str:
     return ", ".join(sorted(f"{spec.name} {list(spec.shape)}" for spec in specs)[:2])

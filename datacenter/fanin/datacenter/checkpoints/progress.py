@@ -1,15 +1,15 @@
-"""Where a training stands, and the marker that says which checkpoint is whole.
+"""Progress of a training job, and the marker that names its newest complete checkpoint.
 
 A folder of checkpoints::
 
-    step-00000040/      what each rank wrote, and progress.json, the last of its files, with the SHA-256 of all others
+    step-00000040/      the ranks' files, and progress.json, written last, with the SHA-256 of all others
     step-00000050/
-    LATEST              the name of the newest one that is whole
+    LATEST              the name of the newest complete checkpoint
 
-``LATEST`` is written aside, synced and renamed once everything that it names is on the disk: a save that was
-interrupted is never taken, however much of it is there. What was damaged later is found by its digest
-(``fanin.datacenter.checkpoints.intact``). A launcher judges by it too, since torchrun ends with status 1
-when it is stopped in order. Nothing here is pickled, and nothing needs torch.
+Invariant: ``LATEST`` is written aside, synced and renamed after all files of its checkpoint are on the disk. An
+interrupted save is therefore never loaded, however many of its files exist. Later damage is detected by the digests
+(``fanin.datacenter.checkpoints.integrity``). The launcher reads ``LATEST`` too, because torchrun exits with status 1
+even after an orderly stop. Nothing here is pickled, and nothing needs torch.
 """
 
 import json
@@ -34,10 +34,14 @@ FOLDER_NAME: Final = re.compile(r"step-(\d{8,})\Z", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a training is; the same on every rank, and of no mesh.
+    """The progress of a training job: equal on every rank, and independent of the mesh.
 
-    ``step``: optimizer steps done. ``position``: samples of ``epoch``'s global order that were taken, an order that
-    ``seed`` decides. ``measures``: numbers that go along, such as the best loss so far.
+    Attributes:
+        step: Optimizer steps completed.
+        epoch: Current epoch, from 0.
+        position: Samples of the epoch's global order that were already used.
+        seed: Seed of that order.
+        measures: Further numbers to store, such as the best loss so far.
     """
 
     step: int = 0
@@ -57,18 +61,18 @@ class Progress:
 
 
 def folder_name(step: int) -> str:
-    """What the checkpoint after so many steps is called."""
+    """Return the folder name of the checkpoint after ``step`` steps."""
     return f"step-{step:08d}"
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """The steps of all checkpoints in a folder, whole or not, oldest first."""
-    found = (FOLDER_NAME.match(path.name) for path in folder.iterdir())
-    return sorted(int(match[1]) for match in found if match)
+    """Return the steps of all checkpoints in a folder, complete or not, oldest first."""
+    matches = (FOLDER_NAME.match(path.name) for path in folder.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def marked_step(folder: Path) -> int | None:
-    """The step that LATEST names; None if there is no such file. Raises Corrupted."""
+    """Return the step of the checkpoint that LATEST names; None if there is no such file. Raises Corrupted."""
     row = _read(folder / MARKER, {"format", "folder"})
     if row is None:
         return None
@@ -80,7 +84,7 @@ def marked_step(folder: Path) -> int | None:
 
 
 def latest(folder: Path) -> Progress | None:
-    """How far the checkpoint is that LATEST names; None if there is none. Raises Corrupted."""
+    """Return the progress of the checkpoint that LATEST names; None without LATEST. Raises Corrupted."""
     step = marked_step(folder)
     if step is None:
         return None
@@ -91,7 +95,7 @@ def latest(folder: Path) -> Progress | None:
 
 
 def read_progress(checkpoint: Path) -> Progress | None:
-    """How far one checkpoint is; None if it is not whole. Raises Corrupted."""
+    """Return the progress of one checkpoint; None if it is incomplete. Raises Corrupted."""
     row = _progress_row(checkpoint)
     if row is None:
         return None
@@ -109,7 +113,7 @@ def read_progress(checkpoint: Path) -> Progress | None:
 
 
 def read_digests(checkpoint: Path) -> dict[str, str]:
-    """The SHA-256, in hexadecimal, of each other file of a checkpoint, by name. Raises Corrupted."""
+    """Return the hexadecimal SHA-256 of the other files of a checkpoint, by name. Raises Corrupted."""
     row, path = _progress_row(checkpoint), checkpoint / PROGRESS_FILE
     if row is None:
         raise Corrupted(f"{path}: is missing, expected the digests of the checkpoint's files")
@@ -120,13 +124,13 @@ def read_digests(checkpoint: Path) -> dict[str, str]:
 
 
 def write_progress(checkpoint: Path, progress: Progress, digests: Mapping[str, str]) -> None:
-    """Say that a checkpoint is whole: all of its other files, with these digests, must be on the disk."""
+    """Mark a checkpoint as complete. Sync all of its other files, which have these digests, before you call it."""
     row = {"format": FORMAT, **asdict(progress), "files": dict(digests)}
     _write(checkpoint / PROGRESS_FILE, {**row, DIGEST: _digest(row)})
 
 
 def write_marker(folder: Path, step: int) -> None:
-    """Make the checkpoint after so many steps the one that is taken."""
+    """Point LATEST to the checkpoint after ``step`` steps."""
     _sync(folder / folder_name(step))
     _write(folder / MARKER, {"format": FORMAT, "folder": folder_name(step)})
 
@@ -142,7 +146,7 @@ def _write(path: Path, row: Mapping[str, object]) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
+    """Sync the directory entries of a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -155,7 +159,7 @@ def _digest(row: Mapping[str, object]) -> str:
 
 
 def _progress_row(checkpoint: Path) -> dict[str, object] | None:
-    """What progress.json holds, if its digest is right; None if it is missing. Raises Corrupted."""
+    """Return the contents of progress.json after its digest was compared; None without the file. Raises Corrupted."""
     path = checkpoint / PROGRESS_FILE
     row = _read(path, {"format", "files", DIGEST, *(each.name for each in fields(Progress))})
     if row is None:

@@ -1,8 +1,9 @@
-"""Which slice of a whole tensor a rank has, also where two axes share a dimension that they do not divide.
+"""Slices of a sharded tensor: the true bounds of a rank's shard, and the cases in which torch reports other bounds.
 
-FSDP2 over tensor parallelism cuts what the ranks of tp have of a dimension once more. Where that leaves a remainder,
-torch 2.13 computes other bounds than it cuts at (97 rows over tp 2 and dp_shard 4: the last ranks have 10 and 12 rows
-and are said to have 11 each), and its checkpoints go by what it computes: such tensors are ``is_crooked``.
+FSDP2 on top of tensor parallelism splits a dimension that tp has already split. If the sizes leave a remainder, torch
+2.13 reports bounds that differ from the actual split. Example: of 97 rows over tp 2 and dp_shard 4 the last ranks hold
+10 and 12 rows, and torch reports 11 for each. DCP relies on the reported bounds, so such tensors need special care:
+``is_misaligned`` detects them.
 """
 
 from torch.distributed.tensor import DTensor, Shard
@@ -10,12 +11,12 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 
 def slices(value: DTensor) -> tuple[slice, ...]:
-    """The rank's own part, as slices of the whole tensor."""
+    """Return this rank's shard as slices of the global tensor."""
     coordinates = value.device_mesh.get_coordinate()
     assert coordinates is not None, "a rank has no part of a mesh that it is not in"
     starts, sizes = [0] * value.ndim, list(value.shape)
     for axis, dim in _cuts(value):
-        # As torch.chunk does: pieces of the rounded up size, and what is left for the last ones.
+        # As torch.chunk does: equal pieces of the rounded-up size, and the remainder in the last ones.
         piece = -(-sizes[dim] // value.device_mesh.size(axis))
         skipped = min(piece * coordinates[axis], sizes[dim])
         starts[dim] += skipped
@@ -24,8 +25,8 @@ def slices(value: DTensor) -> tuple[slice, ...]:
     return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
-def is_crooked(value: DTensor) -> bool:
-    """Whether torch is wrong about where this tensor is cut."""
+def is_misaligned(value: DTensor) -> bool:
+    """Return whether torch reports wrong bounds for the shards of this tensor."""
     pieces = [1] * value.ndim
     for axis, dim in _cuts(value):
         pieces[dim] *= value.device_mesh.size(axis)
@@ -34,11 +35,11 @@ def is_crooked(value: DTensor) -> bool:
 
 
 def _cuts(value: DTensor) -> list[tuple[int, int]]:
-    """Axes of the mesh and the dimensions they cut, in the order of cutting: where one is strided, later axes first."""
-    found = [
+    """Return (mesh axis, dim) pairs in the order of splitting: later axes first if any placement is strided."""
+    cuts = [
         (axis, placement.dim)
         for axis, placement in enumerate(value.placements)
         if isinstance(placement, Shard | _StridedShard)
     ]
     strided = any(isinstance(placement, _StridedShard) for placement in value.placements)
-    return found[::-1] if strided else found
+    return cuts[::-1] if strided else cuts

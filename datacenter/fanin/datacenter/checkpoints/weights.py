@@ -1,11 +1,13 @@
-"""A model's weights as one safetensors file, out of a job and into it, at any mesh; several are read, too.
+"""Export and import of a model's weights as safetensors, on any mesh.
 
-The names are those of one process, unsharded; a weight that is tied is there once. Streamed both ways, so that no rank
-holds a second model: an export puts one tensor together at a time, and of an import each rank reads its own slices.
+An export writes one file; an import also reads several files with an index. The names are those of one process, and a
+tied weight is stored once. Both directions stream, so no rank holds a second copy of the model: an export assembles one
+tensor at a time, and in an import each rank reads only its own slices.
 
     file = header size, 8 bytes little-endian | header, JSON, padded to 8 | tensors' bytes, little-endian, row-major
 
-Larger types come first, so that each tensor is aligned. A file from outside is checked whole, before a value changes.
+Tensors with larger dtypes come first, so that each tensor is aligned. An import validates the whole file before it
+changes a value.
 """
 
 import json
@@ -25,7 +27,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from fanin.datacenter.checkpoints.slices import slices
-from fanin.datacenter.parallel.build import Entry
+from fanin.datacenter.parallel.build import ParameterEntry
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.gather import whole_parameters
 from fanin.protos.errors import InvalidInput, StorageFull
@@ -36,21 +38,28 @@ DTYPES: Final = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF
 SUFFIX: Final = ".safetensors"
 INDEX_SUFFIX: Final = ".json"
 Kind = tuple[tuple[int, ...], str | None]
-"""Shape and type of a tensor."""
+"""Shape and dtype of a tensor."""
 
 
 def export_weights(engine: Engine, path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write all parameters into one file, whole or not at all. A collective; the first rank writes.
+    """Write all parameters into one file, atomically. A collective; the first rank writes.
 
-    ``metadata`` is text that goes along in the header. Raises InvalidInput, or StorageFull.
+    Args:
+        engine: The engine with the parameters.
+        path: The file to write.
+        metadata: Text entries for the file's header.
+
+    Raises:
+        InvalidInput: A parameter has a dtype that the format cannot store.
+        StorageFull: The file could not be written. Raised on all ranks.
     """
     table = _in_order(engine.table)
     header = _header(table, metadata or {})
-    whole = whole_parameters(replace(engine.built, table=table))
+    parameters = whole_parameters(replace(engine.rank_model, table=table))
     is_first = not dist.is_initialized() or dist.get_rank() == 0
-    failure = _write(path, header, whole) if is_first else None
-    for _ in whole:
-        # What another rank writes, and the rest of what could not be written, takes all ranks to put together.
+    failure = _write(path, header, parameters) if is_first else None
+    for _ in parameters:
+        # Assembling a tensor is a collective. Ranks that do not write, or failed to, must still take part in it.
         pass
     if _on_any_rank(failure is not None):
         cause = "see the first rank" if failure is None else str(failure)
@@ -58,88 +67,95 @@ def export_weights(engine: Engine, path: Path, metadata: Mapping[str, str] | Non
 
 
 def import_weights(engine: Engine, path: Path, aside: Sequence[str] = (), *, cast: bool = False) -> None:
-    """Take over the parameters in a file, or in those that an index (``.json``) beside them tells of. A collective.
+    """Load the parameters from a safetensors file, or from the files that an index (``.json``) lists. A collective.
 
-    ``aside``: patterns over names that may be there and are not the model's. ``cast``: other floats are taken, too, and
-    become what the model has. Raises InvalidInput on all ranks, and changes nothing, if one is damaged or another
-    model's.
+    Args:
+        engine: The engine whose parameters are overwritten.
+        path: The file, or the index next to its files.
+        aside: Patterns for names of additional tensors, which are ignored.
+        cast: Whether to accept other floating-point dtypes and convert them.
+
+    Raises:
+        InvalidInput: A file is damaged or belongs to another model. Raised on all ranks; nothing has changed.
     """
     refusal = _refusal(engine.table, path, aside, cast=cast)
     if _on_any_rank(refusal is not None):
         raise refusal or InvalidInput(f"{path}: another rank cannot take it; see the first rank that says why")
-    tie = engine.built.tie
+    tie = engine.rank_model.tie
     with _opened(path) as files, torch.no_grad():
         for part in engine.parts.values():
             for name, value in part.named_parameters():
                 source = tie.original_name if tie is not None and value is tie.copied else name
-                _take(files[source], source, value)
+                _load_slice(files[source], source, value)
 
 
-def _take(file: safe_open, name: str, value: Tensor) -> None:
-    """Read this rank's slice of a tensor, and nothing else of it."""
+def _load_slice(file: safe_open, name: str, value: Tensor) -> None:
+    """Read only this rank's slice of a tensor."""
     if not isinstance(value, DTensor):
         value.copy_(file.get_tensor(name))  # type: ignore[no-untyped-call]
         return
     mine = value.to_local()
     if mine.numel():
-        whole = file.get_slice(name)  # type: ignore[no-untyped-call]
-        mine.copy_(whole[slices(value)])
+        stored = file.get_slice(name)  # type: ignore[no-untyped-call]
+        mine.copy_(stored[slices(value)])
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[dict[str, safe_open]]:
-    """The file that has each tensor, by name. What they are opened with holds their sizes against their headers."""
+    """Open the files, and yield the file of each tensor by name. safetensors checks their sizes against the headers."""
     with ExitStack() as stack:
         if path.suffix == INDEX_SUFFIX:
-            told = _index(path)
-            places = {name: path.with_name(name) for name in sorted(set(told.values()))}
+            index = _index(path)
+            paths = {name: path.with_name(name) for name in sorted(set(index.values()))}
         else:
-            told, places = {}, {path.name: path}
-        files = {name: stack.enter_context(safe_open(place, framework="pt")) for name, place in places.items()}
+            index, paths = {}, {path.name: path}
+        files = {name: stack.enter_context(safe_open(each, framework="pt")) for name, each in paths.items()}
         yield {
             name: file
-            for place, file in files.items()
+            for file_name, file in files.items()
             for name in file.offset_keys()
-            if not told or told.get(name) == place
+            if not index or index.get(name) == file_name
         }
 
 
 def _index(path: Path) -> dict[str, str]:
-    """The file's name for each tensor's, all of them beside the index. Raises InvalidInput."""
+    """Return the file name of each tensor. All files must be in the index's folder. Raises InvalidInput."""
     try:
         row = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as exc:
         raise InvalidInput(f"{path}: not JSON ({exc})") from exc
-    found = row.get("weight_map") if isinstance(row, dict) else None
-    if not isinstance(found, dict) or not found:
+    weight_map = row.get("weight_map") if isinstance(row, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
         raise InvalidInput(f"{path}: got no weight_map, expected one from names of tensors to names of files")
-    for name in found.values():
+    for name in weight_map.values():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(SUFFIX):
             raise InvalidInput(f"{path}: got a tensor in {name!r}, expected the name of a {SUFFIX} file beside it")
-    return found
+    return weight_map
 
 
-def _refusal(table: Mapping[str, Entry], path: Path, aside: Sequence[str], *, cast: bool) -> InvalidInput | None:
-    """Why a file cannot be taken."""
+def _refusal(
+    table: Mapping[str, ParameterEntry], path: Path, aside: Sequence[str], *, cast: bool
+) -> InvalidInput | None:
+    """Return an error if a file cannot be imported."""
     try:
         with _opened(path) as files:
-            told = {name: _kind(file, name) for name, file in files.items()}
+            stored = {name: _kind(file, name) for name, file in files.items()}
     except (OSError, SafetensorError, ValueError) as exc:
-        # ValueError: an index can tell of a file by a name that no file can have.
+        # ValueError: an index can contain a file name that is not valid.
         return InvalidInput(f"{path}: not a whole safetensors file ({exc})")
     except InvalidInput as exc:
         return exc
     expected = {name: (tuple(entry.shape), DTYPES.get(entry.dtype)) for name, entry in table.items()}
-    found = {name: kind for name, kind in told.items() if name in expected or not _fits_any(name, aside)}
-    missing, unknown = set(expected) - set(found), set(found) - set(expected)
-    wrong = {name for name in set(found) & set(expected) if not _fits(found[name], expected[name], cast=cast)}
+    relevant = {name: kind for name, kind in stored.items() if name in expected or not _matches_any(name, aside)}
+    missing, unknown = set(expected) - set(relevant), set(relevant) - set(expected)
+    wrong = {name for name in set(relevant) & set(expected) if not _fits(relevant[name], expected[name], cast=cast)}
     if not (missing or unknown or wrong):
         return None
     name = min([*missing, *unknown, *wrong])
     return InvalidInput(
-        f"{path}: got {len(found)} tensors of which {len(unknown)} are not the model's, {len(wrong)} have another "
-        f"shape or type and {len(missing)} are missing, such as {name}: got {_told(found.get(name))}, expected "
-        f"{_told(expected.get(name))}"
+        f"{path}: got {len(relevant)} tensors of which {len(unknown)} are not the model's, {len(wrong)} have another "
+        f"shape or type and {len(missing)} are missing, such as {name}: got {_describe(relevant.get(name))}, expected "
+        f"{_describe(expected.get(name))}"
     )
 
 
@@ -148,33 +164,33 @@ def _kind(file: safe_open, name: str) -> Kind:
     return tuple(reader.get_shape()), reader.get_dtype()
 
 
-def _fits(found: Kind, expected: Kind, *, cast: bool) -> bool:
-    floats = cast and found[1] in DTYPES.values()
-    return found[0] == expected[0] and (found[1] == expected[1] or floats)
+def _fits(stored: Kind, expected: Kind, *, cast: bool) -> bool:
+    floats = cast and stored[1] in DTYPES.values()
+    return stored[0] == expected[0] and (stored[1] == expected[1] or floats)
 
 
-def _fits_any(name: str, patterns: Sequence[str]) -> bool:
+def _matches_any(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _told(kind: Kind | None) -> str:
+def _describe(kind: Kind | None) -> str:
     return "none" if kind is None else f"{kind[1]} {list(kind[0])}"
 
 
-def _on_any_rank(mine: bool) -> bool:
+def _on_any_rank(flag: bool) -> bool:
     if not dist.is_initialized():
-        return mine
-    told = torch.tensor(int(mine))
-    dist.all_reduce(told, dist.ReduceOp.MAX)
-    return bool(told)
+        return flag
+    flags = torch.tensor(int(flag))
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return bool(flags)
 
 
-def _in_order(table: Mapping[str, Entry]) -> dict[str, Entry]:
-    """The table, larger types first."""
+def _in_order(table: Mapping[str, ParameterEntry]) -> dict[str, ParameterEntry]:
+    """Return the table with larger dtypes first."""
     return dict(sorted(table.items(), key=lambda item: -item[1].dtype.itemsize))
 
 
-def _header(table: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
+def _header(table: Mapping[str, ParameterEntry], metadata: Mapping[str, str]) -> bytes:
     rows: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
     end = 0
     for name, entry in table.items():
@@ -188,13 +204,13 @@ def _header(table: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _write(path: Path, header: bytes, whole: Iterator[tuple[str, Tensor]]) -> OSError | None:
-    """Write the file; what kept it from being written."""
+def _write(path: Path, header: bytes, parameters: Iterator[tuple[str, Tensor]]) -> OSError | None:
+    """Write the file; return the error if that fails."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         with draft.open("wb") as file:
             file.write(header)
-            for _, value in whole:
+            for _, value in parameters:
                 file.write(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
             file.flush()
             os.fsync(file.fileno())

@@ -1,8 +1,10 @@
-"""What a job trains on, in an order that knows no ranks.
+"""Samples of a datacenter job and their order, which does not depend on the number of ranks.
 
-A global batch is decided by (seed, epoch) and the samples already taken of it, so any mesh sees the same batches, and
-a job that goes on at another degree of data parallelism goes on with the next sample. A rank loads its own part alone.
-A batch that cannot be divided is filled up with samples that say nothing: integers of NO_TOKEN, floats that are NaN.
+A global batch is a function of (seed, epoch) and of the number of samples already taken in the epoch. Every mesh
+therefore sees the same batches, and a job that resumes with another degree of data parallelism continues with the next
+sample. Each rank loads only its own share of a batch.
+
+A batch that does not divide evenly is padded with samples that carry no target: NO_TOKEN for integers, NaN for floats.
 """
 
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fanin.clients.data.examples import Examples
-from fanin.datacenter.parallel.engine import Batch
+from fanin.datacenter.parallel.batch import Batch
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
@@ -25,23 +27,39 @@ MIN_WINDOWS: Final = 1
 
 
 class Samples(Protocol):
-    """Samples by their number. ``count`` is what the loss of some of them is divided by, ``units`` what speed is told
-    in: tokens where there are some, else samples. ``of_epoch``: as they are in an epoch, where that makes a difference.
-    """
+    """Samples that are addressed by their number, from 0."""
 
     def __len__(self) -> int: ...
 
-    def take(self, indices: Int64s) -> tuple[Tensor, Tensor]: ...
+    def take(self, indices: Int64s) -> tuple[Tensor, Tensor]:
+        """Return (inputs, targets) of these samples."""
 
-    def count(self, indices: Int64s) -> int: ...
+    def count(self, indices: Int64s) -> int:
+        """Return the divisor of the summed loss of these samples: tokens or samples."""
 
-    def units(self, indices: Int64s) -> int: ...
+    def units(self, indices: Int64s) -> int:
+        """Return the amount of work in these samples, for throughput: tokens if there are any, else samples."""
 
-    def of_epoch(self, epoch: int) -> "Samples": ...
+    def of_epoch(self, epoch: int) -> "Samples":
+        """Return the samples as they are in an epoch; most kinds are the same in every epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSplit:
+    """Samples to train on, and held-out samples to evaluate on."""
+
+    train: Samples
+    held_out: Samples
 
 
 class ExampleSamples:
-    """Examples; floats come in ``dtype``. ``per_token``: a loss is divided by tokens, else by samples."""
+    """Samples from arrays of examples.
+
+    Args:
+        examples: The arrays, x (n, ...) and y (n, ...).
+        per_token: Whether the loss is divided by tokens; otherwise it is divided by samples.
+        dtype: The dtype of floating-point inputs and targets.
+    """
 
     def __init__(self, examples: Examples, *, per_token: bool = False, dtype: torch.dtype = torch.float32) -> None:
         self._examples = examples
@@ -52,27 +70,31 @@ class ExampleSamples:
         return len(self._examples)
 
     def take(self, indices: Int64s) -> tuple[Tensor, Tensor]:
-        """(inputs, targets) of these; labels are int64, on which torch's own losses insist."""
+        """Return (inputs, targets) of these samples. Labels are int64, which torch's loss functions require."""
         x, y = torch.from_numpy(self._examples.x[indices]), torch.from_numpy(self._examples.y[indices])
         inputs = x.to(self._dtype) if x.is_floating_point() else x
         return inputs, y.to(self._dtype) if y.is_floating_point() else y.long()
 
     def count(self, indices: Int64s) -> int:
-        """Samples, or the tokens asked for in them."""
+        """Return the number of samples, or of their target tokens if ``per_token`` is set."""
         return self.units(indices) if self._per_token else len(indices)
 
     def units(self, indices: Int64s) -> int:
-        """Tokens asked for, or samples."""
+        """Return the number of target tokens, or of samples if the targets are not token sequences."""
         is_tokens = self._examples.y.ndim > 1 and self._examples.y.dtype == np.int32
         return int((self._examples.y[indices] != NO_TOKEN).sum()) if is_tokens else len(indices)
 
     def of_epoch(self, epoch: int) -> "ExampleSamples":
-        """The same in each."""
+        """Return these samples, which are the same in every epoch."""
         return self
 
 
 class WindowSamples:
-    """A text as windows end to end: ``length`` tokens and the tokens after them; the last is filled with NO_TOKEN."""
+    """A text cut into consecutive windows, with the next tokens as targets.
+
+    Each window has ``length`` tokens and the ``length`` tokens that follow each of them. The targets of the last window
+    are padded with NO_TOKEN.
+    """
 
     def __init__(self, tokens: Tokens, length: int, *, per_token: bool = True) -> None:
         if len(tokens) < MIN_WINDOWS * length + 1:
@@ -85,61 +107,75 @@ class WindowSamples:
         return -(-(len(self._tokens) - 1) // self._length)
 
     def take(self, indices: Int64s) -> tuple[Tensor, Tensor]:
-        """(tokens, next tokens), each (n, length)."""
-        places = indices[:, None] * self._length + np.arange(self._length)
+        """Return (tokens, next tokens), each (n, length)."""
+        positions = indices[:, None] * self._length + np.arange(self._length)
         last = len(self._tokens) - 1
-        inputs = self._tokens[np.minimum(places, last)]
-        targets = np.where(places < last, self._tokens[np.minimum(places + 1, last)].astype(np.int64), NO_TOKEN)
+        inputs = self._tokens[np.minimum(positions, last)]
+        next_tokens = self._tokens[np.minimum(positions + 1, last)].astype(np.int64)
+        targets = np.where(positions < last, next_tokens, NO_TOKEN)
         return torch.from_numpy(inputs.astype(np.int64)), torch.from_numpy(targets)
 
     def count(self, indices: Int64s) -> int:
-        """Windows, or the tokens asked for in them."""
+        """Return the number of target tokens, or of windows if ``per_token`` is False."""
         return self.units(indices) if self._per_token else len(indices)
 
     def units(self, indices: Int64s) -> int:
-        """Tokens asked for."""
+        """Return the number of target tokens."""
         return int(np.minimum(self._length, len(self._tokens) - 1 - indices * self._length).sum())
 
     def of_epoch(self, epoch: int) -> "WindowSamples":
-        """The same in each."""
+        """Return these samples, which are the same in every epoch."""
         return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """How far a job is: samples ``taken`` of an ``epoch``. It says nothing of ranks or batches."""
+    """Position of a job in its data: samples ``taken`` in an ``epoch``. It depends on neither ranks nor batch size."""
 
     epoch: int = 0
     taken: int = 0
 
 
-class Order:
-    """The order in which ``num`` samples are taken, another one in each epoch."""
+class SampleOrder:
+    """The order in which ``num`` samples are taken: a new permutation in each epoch."""
 
     def __init__(self, num: int, seed: int) -> None:
         self._num = num
         self._permutation = lru_cache(maxsize=1)(lambda epoch: np.random.default_rng([seed, epoch]).permutation(num))
 
     def next_batch(self, cursor: Cursor, size: int) -> tuple[Int64s, Cursor]:
-        """(the samples, the cursor after them); an epoch's last batch may be short. Raises InvalidInput."""
+        """Return the next samples and the cursor after them.
+
+        The last batch of an epoch may have fewer than ``size`` samples.
+
+        Raises:
+            InvalidInput: The cursor is past the end of the epoch.
+        """
         if cursor.taken >= self._num:
             raise InvalidInput(
                 f"samples: got {self._num}, of which {cursor.taken} were taken in epoch {cursor.epoch}, expected more: "
-                "these are not what the job began with; go on with those, or begin anew"
+                "the job began with other data; resume with that data, or start a new job"
             )
         stop = min(cursor.taken + size, self._num)
         after = Cursor(epoch=cursor.epoch, taken=stop) if stop < self._num else Cursor(epoch=cursor.epoch + 1)
         return self._permutation(cursor.epoch)[cursor.taken : stop], after
 
 
-def part_of(samples: Samples, indices: Int64s, share: tuple[int, int], multiple: int) -> Batch:
-    """The part ``share`` (which, of how many) of some samples, filled up to a ``multiple`` of samples."""
-    which, parts = share
+def batch_share(samples: Samples, indices: Int64s, share: tuple[int, int], multiple: int) -> Batch:
+    """Return one rank's share of a global batch.
+
+    Args:
+        samples: Where the samples come from.
+        indices: Numbers of the samples in the global batch.
+        share: (index of the share, number of shares).
+        multiple: The global batch is padded to a multiple of this many samples.
+    """
+    which, num_shares = share
     size = -(-len(indices) // multiple) * multiple
-    filled = np.concatenate([indices, np.repeat(indices[:1], size - len(indices))])
-    mine = slice(size // parts * which, size // parts * (which + 1))
-    inputs, targets = samples.take(filled[mine])
-    nothing = np.arange(size)[mine] >= len(indices)
-    if nothing.any():
-        targets[torch.from_numpy(nothing)] = float("nan") if targets.is_floating_point() else NO_TOKEN
+    padded = np.concatenate([indices, np.repeat(indices[:1], size - len(indices))])
+    mine = slice(size // num_shares * which, size // num_shares * (which + 1))
+    inputs, targets = samples.take(padded[mine])
+    is_padding = np.arange(size)[mine] >= len(indices)
+    if is_padding.any():
+        targets[torch.from_numpy(is_padding)] = float("nan") if targets.is_floating_point() else NO_TOKEN
     return Batch(inputs=inputs, targets=targets)

@@ -1,12 +1,10 @@
-"""torchrun that ends with its launcher: ``python -m fanin.datacenter.jobs.agent`` and torchrun's own arguments.
+"""Agent: torchrun with three changes. Run it as ``python -m fanin.datacenter.jobs.agent`` with torchrun's arguments.
 
-A launcher that is killed cannot end its torchrun, which then would train on unseen, and of several machines stand in
-for one that was given up. It is told to stop instead, as its launcher would have told it: its ranks save, and end.
-
-Two more things torchrun does not do. Ranks that make way for a machine that comes get the time that it was given for
-those that are stopped, where torch has 30 s. And one endpoint is for one job: the first machine leaves the job's id in
-the store where they meet, and one with another id ends with status ``OTHER_JOB``; by itself torchrun would have it
-begin a second job beside the first, in the same folder.
+- It ends with its launcher. A launcher that is killed cannot end its torchrun, which would continue to train unnoticed,
+  or act for a machine that was given up. The agent instead stops itself with SIGTERM, so its ranks save and end.
+- When a machine joins, the running ranks get the full shutdown timeout to save before they restart. torch allows 30 s.
+- One endpoint serves one job. The first machine writes the job's id into the rendezvous store, and a machine with
+  another id ends with status ``OTHER_JOB``. Plain torchrun would start a second job in the same folder.
 """
 
 import os
@@ -25,43 +23,43 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from torch.distributed.launcher import api
 from torch.distributed.run import main
 
-from fanin.datacenter.jobs.elastic import MEETING, OTHER_JOB, PARENT, end_with_parent
+from fanin.datacenter.jobs.elastic import OTHER_JOB, PARENT, RENDEZVOUS, end_with_parent
 
 
 class Agent(LocalElasticAgent):
-    """torch's own, which knows how long ranks may take to save."""
+    """torch's agent, which also applies the shutdown timeout when it restarts ranks."""
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._shutdown(timeout=self._shutdown_timeout)
 
 
-class Meeting(C10dRendezvousBackend):
-    """torch's own under our name, by which torchrun asks for it."""
+class RendezvousBackend(C10dRendezvousBackend):
+    """torch's rendezvous backend, registered under our name."""
 
     @property
     def name(self) -> str:
-        """As it is registered."""
-        return MEETING
+        """The name for ``--rdzv-backend``."""
+        return RENDEZVOUS
 
 
-def is_of_job(store: Store, job: str) -> bool:
-    """Whether those who meet in this store are of this job; whoever comes first says."""
+def belongs_to_job(store: Store, job: str) -> bool:
+    """Return whether a rendezvous store belongs to this job. The first job to call this owns the store."""
     return bool(store.compare_set("fanin.job", "", job) == job.encode())
 
 
-def meet(parameters: RendezvousParameters) -> RendezvousHandler:
-    """torch's own meeting, of one job."""
+def create_rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
+    """Return torch's rendezvous handler. End the process if the store belongs to another job."""
     _, store = create_backend(parameters)
-    if not is_of_job(store, parameters.run_id):
+    if not belongs_to_job(store, parameters.run_id):
         os._exit(OTHER_JOB)
-    return create_handler(store, Meeting(store, parameters.run_id), parameters)
+    return create_handler(store, RendezvousBackend(store, parameters.run_id), parameters)
 
 
 if __name__ == "__main__":
-    # torch has no other place to say so.
+    # torch has no parameter for the class of its agent.
     api.LocalElasticAgent = Agent  # type: ignore[attr-defined]
-    rendezvous_handler_registry.register(MEETING, meet)
+    rendezvous_handler_registry.register(RENDEZVOUS, create_rendezvous)
     end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    # For its ranks.
+    # The ranks watch this process.
     os.environ[PARENT] = str(os.getpid())
     main()

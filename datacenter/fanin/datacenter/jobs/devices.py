@@ -1,7 +1,7 @@
-"""What a rank computes on: the CPU with gloo, or one GPU a rank with NCCL.
+"""Devices of ranks: the CPU with gloo, or one GPU per rank with NCCL.
 
-The choice is made here and nowhere else, from the setting ``device`` and from what the machine has. A job never falls
-back to the CPU where the machine has GPUs: it would run, a hundred times slower, and tell nobody.
+Only this module chooses the device, from the setting ``device`` and the machine's hardware. Invariant: a job never
+falls back to the CPU on a machine with GPUs, since it would silently run a hundred times slower.
 """
 
 import os
@@ -15,22 +15,27 @@ from fanin.datacenter.parallel.mesh import AXES, MeshShape
 from fanin.protos.errors import InvalidInput
 
 BACKENDS: Final = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-"""With a GPU both: offloaded parameters and checkpoints that are written meanwhile stay on the CPU."""
+"""Backends by device type. GPU jobs need gloo as well, for offloaded parameters and for checkpoints on the CPU."""
 NO_CUDA: Final = "this torch has no CUDA"
 NO_GPU: Final = "torch sees no GPU that works"
 
 
 def device_type(device: str = "auto", num_local: int | None = None) -> str:
-    """``cuda`` or ``cpu``, for ranks of which this machine has ``num_local``, by default as torchrun says.
+    """Return ``cuda`` or ``cpu``.
 
-    Raises InvalidInput where there are fewer GPUs than ranks, unless ``device`` is ``cpu``.
+    Args:
+        device: The setting: ``auto``, ``cuda`` or ``cpu``.
+        num_local: Ranks on this machine; by default the number in torchrun's environment.
+
+    Raises:
+        InvalidInput: The machine has fewer GPUs than ranks, and ``device`` is not ``cpu``.
     """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if num_local is None else num_local
-    return chosen_type(device, ranks, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return choose_type(device, ranks, torch.cuda.device_count() if torch.cuda.is_available() else 0)
 
 
-def chosen_type(device: str, num_local: int, num_gpus: int) -> str:
-    """The type that ``num_local`` ranks of a machine with ``num_gpus`` GPUs compute on. Raises InvalidInput."""
+def choose_type(device: str, num_local: int, num_gpus: int) -> str:
+    """Return the device type for ``num_local`` ranks on a machine with ``num_gpus`` GPUs. Raises InvalidInput."""
     if device == "cpu" or (device == "auto" and not num_gpus):
         return "cpu"
     if num_gpus < num_local:
@@ -42,8 +47,8 @@ def chosen_type(device: str, num_local: int, num_gpus: int) -> str:
     return "cuda"
 
 
-def described(kind: str) -> str:
-    """A device type as a person reads it, with the reason for a CPU where none was asked for."""
+def describe_device(kind: str) -> str:
+    """Return a description of a device type; for a CPU on a machine without a usable GPU it includes the reason."""
     if kind == "cuda":
         return f"a GPU each (of {torch.cuda.device_count()} on this machine)"
     if torch.cuda.is_available():
@@ -52,7 +57,7 @@ def described(kind: str) -> str:
 
 
 def rank_device(kind: str) -> torch.device:
-    """This rank's own device; a GPU becomes the current one, as NCCL needs it before the first message."""
+    """Return this rank's device. A GPU also becomes the current device, which NCCL needs before the first message."""
     if kind != "cuda":
         return torch.device(kind)
     device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
@@ -61,15 +66,22 @@ def rank_device(kind: str) -> torch.device:
 
 
 def build_mesh(shape: MeshShape, world_size: int, kind: str = "") -> DeviceMesh:
-    """The mesh of processes, by default on the devices that their process group serves, which must exist already.
+    """Return the device mesh. The process group must be open.
 
-    Raises InvalidInput.
+    Args:
+        shape: Ranks along each axis.
+        world_size: Number of ranks.
+        kind: Device type; by default that of the process group.
+
+    Raises:
+        InvalidInput: The shape does not have ``world_size`` ranks.
     """
     shape.check(world_size)
-    served = kind or served_type(dist.get_backend_config())
-    return init_device_mesh(served, tuple(shape.sizes.values()), mesh_dim_names=AXES)
+    return init_device_mesh(
+        kind or group_device_type(dist.get_backend_config()), tuple(shape.sizes.values()), mesh_dim_names=AXES
+    )
 
 
-def served_type(backends: str) -> str:
-    """``cuda`` for a process group with NCCL, else ``cpu``; ``backends`` is the group's config as torch writes it."""
+def group_device_type(backends: str) -> str:
+    """Return ``cuda`` for a process group with NCCL, else ``cpu``. ``backends`` is torch's backend config string."""
     return "cuda" if "nccl" in backends else "cpu"

@@ -1,15 +1,16 @@
-"""What a rank does so that its job can be stopped, killed and started again: its side of torchrun.
+"""Elastic ranks: what a rank does so that its job can be stopped, killed and restarted. A rank's side of torchrun.
 
-    end_with_parent()                            # no rank outlives its agent
-    with process_group() as (rank, world_size):  # anew in each attempt
-        with Stop() as stop:
+    end_with_parent()                            # end this rank when its torchrun agent is gone
+    with process_group() as (rank, world_size):  # a new group in each attempt
+        with StopSignal() as stop:               # turn SIGTERM into a flag
             ...
-            if stop.agreed():                    # after a step, on all ranks alike
-                checkpoints.save(progress)       # and then finish, and leave with status 0
+            if stop.agreed():                    # after each step, on all ranks
+                checkpoints.save(progress)       # then finish, and exit with status 0
 
-torchrun starts all ranks again when one is gone, or a whole machine, with what is left of its restarts, and when a
-machine comes, which takes none; each time they go on from the last whole checkpoint. Only a rank that is neither told
-nor killed needs more: the watchdog (fanin.datacenter.watch.watchdog).
+torchrun restarts all ranks in two cases. If a rank or a machine is lost, the restart uses one of the allowed restarts.
+If a machine joins, the restart is free. After every restart the ranks resume from the last complete checkpoint. The
+remaining case is a rank that hangs: it neither ends nor receives a signal. The watchdog handles it
+(fanin.datacenter.watch.watchdog).
 """
 
 import os
@@ -29,46 +30,56 @@ from torch.distributed.distributed_c10d import PrefixStore
 from fanin.datacenter.jobs.devices import BACKENDS, device_type
 
 TIMEOUT_S: Final = 120.0
-"""A rank that hangs is found by its peers after this; a dead one at once."""
+"""Seconds after which the other ranks notice a rank that hangs. They notice a dead rank at once."""
 PARENT_POLL_S: Final = 0.5
 RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
 PARENT: Final = "FANIN_PARENT"
-"""The process that started this one: it may be gone by the time that this one has imported torch, and can look."""
-MEETING: Final = "fanin"
-"""How machines meet, to torchrun (fanin.datacenter.jobs.agent)."""
+"""Environment variable with the process id of the parent. The parent may be gone before this process, which first has
+to import torch, can ask for it."""
+RENDEZVOUS: Final = "fanin"
+"""Name of our rendezvous backend in torchrun (fanin.datacenter.jobs.agent)."""
 OTHER_JOB: Final = 87
-"""The agent's status where machines of another job meet."""
+"""Exit status of an agent whose endpoint is used by another job."""
 RECORDER: Final = "TORCH_FR_BUFFER_SIZE"
-RECORDED: Final = "256"
-"""Collectives that torch remembers, for the watchdog; it asks for them in C++, a record of some 100 bytes each."""
+RECORDER_SIZE: Final = "256"
+"""Collectives that torch's flight recorder keeps for the watchdog, in C++, at about 100 bytes each."""
 
 
 def attempt() -> int:
-    """How often torchrun has started these ranks again; on several machines, as the first rank's has counted."""
+    """Return how often torchrun has restarted these ranks; on several machines, the first rank's count."""
     return int(os.environ.get(RESTARTS, "0"))
 
 
 @contextmanager
 def process_group(timeout_s: float = TIMEOUT_S, device: str = "auto") -> Iterator[tuple[int, int]]:
-    """(rank, world size) of the group that torchrun's environment describes.
+    """Open the process group that torchrun's environment describes.
 
-    ``device``: ``cpu``, ``cuda``, or ``auto`` for GPUs where there are some. Raises InvalidInput if they are too few.
+    Args:
+        timeout_s: Seconds after which an operation fails.
+        device: ``cpu``, ``cuda``, or ``auto`` for GPUs if the machine has any.
+
+    Yields:
+        (rank, world size).
+
+    Raises:
+        InvalidInput: The machine has fewer GPUs than ranks.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     timeout, backend = timedelta(seconds=timeout_s), BACKENDS[device_type(device)]
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    os.environ.setdefault(RECORDER, RECORDED)
+    os.environ.setdefault(RECORDER, RECORDER_SIZE)
     store = dist.TCPStore(  # type: ignore[attr-defined]
         address, port, is_master=rank == 0 and not shared, timeout=timeout, wait_for_workers=False
     )
     if not shared and rank == 0:
         store.set(RESTARTS, str(attempt()))
     elif not shared:
-        # Each machine's agent counts by itself, one that came later from 0; but ranks must name the attempt alike.
+        # Each machine's agent has its own count, which starts at 0 on a machine that joined late. The ranks need one
+        # name for an attempt.
         os.environ[RESTARTS] = store.get(RESTARTS).decode()
-    # torchrun's agent keeps one store for all attempts, and the addresses in it are those of dead ranks: each attempt
-    # writes under its own name. Where the first rank keeps it, it is new.
+    # torchrun's agent keeps one store for all attempts, so it still has the addresses of dead ranks. Each attempt
+    # therefore uses its own prefix. A store that the first rank hosts is new in each attempt.
     named = PrefixStore(f"attempt-{attempt()}", store)
     dist.init_process_group(backend, store=named, rank=rank, world_size=world_size, timeout=timeout)
     try:
@@ -78,9 +89,9 @@ def process_group(timeout_s: float = TIMEOUT_S, device: str = "auto") -> Iterato
 
 
 @contextmanager
-def group_of_one(*, wanted: bool, device: str = "auto") -> Iterator[None]:
-    """A process group of this process by itself, where one is ``wanted`` and none stands."""
-    if not wanted or dist.is_initialized():
+def group_of_one(*, needed: bool, device: str = "auto") -> Iterator[None]:
+    """Open a process group of this process alone if one is ``needed`` and none is open."""
+    if not needed or dist.is_initialized():
         yield
         return
     store = dist.HashStore()  # type: ignore[attr-defined]
@@ -92,7 +103,10 @@ def group_of_one(*, wanted: bool, device: str = "auto") -> Iterator[None]:
 
 
 def end_with_parent(end: Callable[[], None] = lambda: os._exit(1)) -> None:
-    """``end``, at once, when torchrun's agent is gone: a rank whose agent was killed would train on unseen."""
+    """Call ``end`` as soon as the parent process is gone, from a background thread.
+
+    Without this, a rank would continue to train unnoticed after its agent was killed.
+    """
     parent = int(os.environ.get(PARENT) or os.getppid())
 
     def watch() -> None:
@@ -103,47 +117,47 @@ def end_with_parent(end: Callable[[], None] = lambda: os._exit(1)) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-class Stop:
-    """Takes SIGTERM while it is entered, which is for the main thread; any one rank's is for all.
+class StopSignal:
+    """SIGTERM as a flag that all ranks share: a signal to any rank stops all of them.
 
-    To be entered once the process group stands: a rank that ignores the signal while it waits for others to come
-    would keep torchrun waiting too. And to be left when nothing is written any more: the signal may come again.
+    Enter it in the main thread, after the process group is open. A rank that ignored the signal while it waits for
+    others to join would block torchrun. Exit it after the last write, because the signal may arrive more than once.
     """
 
     def __init__(self) -> None:
-        self._asked = False
+        self._requested = False
         self._agreed = False
-        self._before: object = None
+        self._previous: object = None
 
-    def __enter__(self) -> "Stop":
+    def __enter__(self) -> "StopSignal":
         self.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if callable(self._before) or isinstance(self._before, int):
-            signal.signal(signal.SIGTERM, self._before)
+        if callable(self._previous) or isinstance(self._previous, int):
+            signal.signal(signal.SIGTERM, self._previous)
 
     def begin(self) -> None:
-        """Take the signal from now on; for whoever exits what another begins."""
-        self._before = signal.signal(signal.SIGTERM, self._take)
+        """Install the signal handler. ``__exit__`` removes it, possibly in another function than this call."""
+        self._previous = signal.signal(signal.SIGTERM, self._handle)
 
     @property
-    def asked(self) -> bool:
-        """Whether this rank itself was told to stop."""
-        return self._asked
+    def requested(self) -> bool:
+        """Whether this rank itself has received the signal."""
+        return self._requested
 
     @property
     def stopped(self) -> bool:
-        """Whether the ranks have agreed to stop."""
+        """The result of the last ``agreed``."""
         return self._agreed
 
     def agreed(self) -> bool:
-        """Whether any rank was told to stop. A collective: all ranks come to the same, at the same step."""
-        told = torch.tensor(int(self._asked))
+        """Return whether any rank has received the signal. A collective: all ranks get the same result."""
+        flag = torch.tensor(int(self._requested))
         if dist.is_initialized():
-            dist.all_reduce(told, dist.ReduceOp.MAX)
-        self._agreed = bool(told)
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
+        self._agreed = bool(flag)
         return self._agreed
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._requested = True

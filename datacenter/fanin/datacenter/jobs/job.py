@@ -1,13 +1,13 @@
-"""The program of one rank.
+"""Program of one rank of a training job.
 
     python -m torch.distributed.run --nproc-per-node N -m fanin.datacenter.jobs.job CONFIG.json
 
-Every rank reads the same config and data, takes its part of each batch, and comes to the same numbers; rank 0 writes
-them. Without torchrun's environment it is one process by itself. What is wrong with the config, the App or the data is
-found before the first collective, on every rank alike, and is left in the job's folder as one of our own errors.
+Every rank reads the same config and data, processes its share of each batch, and computes the same numbers. Rank 0
+writes the result. Without torchrun's environment the program is a job of one process. Errors in the config, the App or
+the data are detected before the first collective, on every rank alike, and stored in the job's folder.
 
-After ``--machines`` the ranks are those of several machines, which may be more or fewer than the config's mesh has: it
-is fitted to them, and the job goes on from its checkpoint.
+The option ``--machines`` announces several machines. There may be more or fewer ranks than the config's mesh has. The
+mesh is then fitted to them, and the job resumes from its checkpoint.
 """
 
 import os
@@ -23,17 +23,17 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from fanin.datacenter.checkpoints.keeping import Keeper
 from fanin.datacenter.checkpoints.parameters import parameter_table
+from fanin.datacenter.checkpoints.resumable import JobCheckpoints
 from fanin.datacenter.checkpoints.weights import export_weights, import_weights
-from fanin.datacenter.jobs.config import SAFETENSORS, TrainConfig, check_config, fit_config
-from fanin.datacenter.jobs.devices import build_mesh, described, device_type, rank_device
-from fanin.datacenter.jobs.elastic import Stop, end_with_parent, group_of_one, process_group
+from fanin.datacenter.jobs.config import TrainConfig, check_config, fit_config
+from fanin.datacenter.jobs.devices import build_mesh, describe_device, device_type, rank_device
+from fanin.datacenter.jobs.elastic import StopSignal, end_with_parent, group_of_one, process_group
 from fanin.datacenter.jobs.jobfiles import (
     MACHINES,
     THREADS,
     Metrics,
-    Trained,
+    TrainingHistory,
     TrainResult,
     clear,
     read_config,
@@ -41,44 +41,45 @@ from fanin.datacenter.jobs.jobfiles import (
     write_file,
     write_result,
 )
-from fanin.datacenter.models.pretrained import CONFIG
+from fanin.datacenter.jobs.settings import SAFETENSORS
+from fanin.datacenter.models.pretrained_folder import CONFIG
 from fanin.datacenter.parallel.engine import Engine, build_engine
-from fanin.datacenter.parallel.pipelines.balance import balanced
-from fanin.datacenter.parallel.pipelines.pipeline import stage_times
+from fanin.datacenter.parallel.pipelines.balance import balance_pipeline
+from fanin.datacenter.parallel.pipelines.stages import stage_times
 from fanin.datacenter.parallel.settings import ParallelSettings
-from fanin.datacenter.training.communication import check_kept
-from fanin.datacenter.training.model import make
-from fanin.datacenter.training.trainer import Trainer, data_groups
+from fanin.datacenter.training.communication import check_checkpointable
+from fanin.datacenter.training.loop import TrainingLoop, data_groups
+from fanin.datacenter.training.model import build_job_model
 from fanin.datacenter.watch import hangs
-from fanin.datacenter.watch.watching import Watch, predicted_traffic
+from fanin.datacenter.watch.monitor import RankMonitor, predicted_traffic
 from fanin.protos.errors import Diverged, FaninError, InvalidInput
 
 KIB: Final = 1024
 WEIGHTS_KIND: Final = {"format": "pt"}
-"""What transformers looks for in a file's header."""
+"""Metadata that transformers expects in a file's header."""
 STOPPED: Final = 75
-"""The status of a rank that saved and left because another machine was told to stop, or saw one come."""
+"""Exit status of a rank that saved and ended because another machine was stopped, or because a machine joined."""
 SIGNAL_S: Final = 3.0
-"""How long such a rank waits for its own machine's signal: agents that see the same do so within a second."""
+"""Seconds that such a rank waits for a signal on its own machine. Agents react to an event within a second."""
 SIGNAL_POLL_S: Final = 0.1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train as the config says; 0 if torchrun has nothing to start again."""
-    several = MACHINES in arguments[:1]
-    paths = [Path(argument) for argument in arguments[several:]]
+    """Train as the config says. Return the exit status: 0 if torchrun must not restart the rank."""
+    multi_machine = MACHINES in arguments[:1]
+    paths = [Path(argument) for argument in arguments[multi_machine:]]
     if len(paths) != 1:
         sys.stderr.write(f"fanin.datacenter.jobs.job: got {len(paths)} arguments, expected one: the config's path\n")
         return 2
     end_with_parent()
     with ExitStack() as stack:
-        stop = Stop()
-        # Left with the rank: the signal that comes again must not end one that still writes what it saves.
+        stop = StopSignal()
+        # Active until the rank ends: a repeated signal must not interrupt a rank that still saves.
         stack.push(stop)
-        return _main(paths[0], stop, several=several)
+        return _main(paths[0], stop, multi_machine=multi_machine)
 
 
-def _main(path: Path, stop: Stop, *, several: bool) -> int:
+def _main(path: Path, stop: StopSignal, *, multi_machine: bool) -> int:
     folder = path.parent
     try:
         config = read_config(path)
@@ -86,128 +87,140 @@ def _main(path: Path, stop: Stop, *, several: bool) -> int:
         sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
         return 2
     if os.environ.get("RANK", "0") == "0":
-        # Nobody leaves word in this attempt before its first rank has joined the others.
+        # No rank writes a report of this attempt before the first rank has joined the others.
         clear(folder)
         shutil.rmtree(folder / hangs.FOLDER, ignore_errors=True)
     try:
         with _ranks(config) as (rank, world_size):
-            fitted = fit_config(config, world_size) if several else config
+            fitted = fit_config(config, world_size) if multi_machine else config
             result = train(fitted, rank, world_size, folder, stop)
     except FaninError as exc:
         sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
         write_error(folder, exc)
-        # All ranks come to it at the same step, and would again: to torchrun the job is done. The launcher tells.
+        # All ranks diverge at the same step, and would again after a restart. Status 0 prevents that, and the launcher
+        # reports the error.
         return 0 if isinstance(exc, Diverged) else 1
     if rank == 0:
         write_result(folder, result)
-    return _status(stop) if several and stop.stopped else 0
+    return _stopped_status(stop) if multi_machine and stop.stopped else 0
 
 
-def _status(stop: Stop) -> int:
-    """Of a rank that stopped on several machines: where it was not told itself, the job is not done for its machine.
+def _stopped_status(stop: StopSignal) -> int:
+    """Return the exit status of a rank that stopped, on several machines.
 
-    To torchrun status 0 is the end: its agent would wait for all others to end, and then close the meeting to them.
+    Status 0 would mean to torchrun that the job is complete: the agent would wait for all others to end, and then close
+    the rendezvous. But on a machine that was not stopped itself, the job must continue.
     """
     until_s = time.monotonic() + SIGNAL_S
-    while not stop.asked and time.monotonic() < until_s:
+    while not stop.requested and time.monotonic() < until_s:
         time.sleep(SIGNAL_POLL_S)
     return STOPPED
 
 
 def train(
-    config: TrainConfig, rank: int, world_size: int, folder: Path | None = None, stop: Stop | None = None
+    config: TrainConfig, rank: int, world_size: int, folder: Path | None = None, stop: StopSignal | None = None
 ) -> TrainResult:
-    """Train on this rank, watched in a ``folder`` if there is one. Raises InvalidInput and the App's own errors.
+    """Train on this rank.
 
-    ``stop`` is begun if checkpoints are kept, and then knows whether it ended the training; whose it is exits it.
+    Args:
+        config: The job.
+        rank: This rank's number.
+        world_size: Number of ranks.
+        folder: The job's folder, for measurements and hang reports; None to train without a monitor.
+        stop: Stop signal, which begins if the job has a folder for checkpoints. The caller exits it.
+
+    Raises:
+        InvalidInput: The config, the App or the data is invalid. The App may raise errors of its own.
     """
     check_config(config, world_size)
-    check_kept(config.communication, config.checkpoints.folder)
+    check_checkpointable(config.communication, config.checkpoints.folder)
     with ExitStack() as stack:
-        # Of one process no more is wanted than it has, unless FSDP2 is to keep its parameters on the CPU.
-        wanted = world_size == 1 and config.parallel.sharded
-        stack.enter_context(group_of_one(wanted=wanted, device=config.parallel.device))
+        # One process needs a process group only if FSDP2 keeps its parameters on the CPU.
+        needed = world_size == 1 and config.parallel.sharded
+        stack.enter_context(group_of_one(needed=needed, device=config.parallel.device))
         if stop is None:
-            stop = Stop()
+            stop = StopSignal()
             stack.push(stop)
         return _train(config, (rank, world_size), folder, stop)
 
 
-def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, stop: Stop) -> TrainResult:
+def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, stop: StopSignal) -> TrainResult:
     rank, world_size = place
-    made = make(config)
-    table = None if made.app is None else parameter_table(made.model.module)
+    job = build_job_model(config)
+    table = None if job.app is None else parameter_table(job.model.module)
     kind = device_type(config.parallel.device)
     alone = world_size == 1 and not config.parallel.sharded
     mesh = None if alone else build_mesh(config.parallel.mesh, world_size, kind)
     device = rank_device(kind)
     if rank == 0 and folder is not None:
-        # Not to stderr: a launcher takes what is there for the reason of a failure.
-        sys.stdout.write(f"{world_size} ranks of mesh {config.parallel.mesh}, on {described(kind)}\n")
+        # Not to stderr: the launcher reports the text there as the reason of a failure.
+        sys.stdout.write(f"{world_size} ranks of mesh {config.parallel.mesh}, on {describe_device(kind)}\n")
         sys.stdout.flush()
-    config = balanced(config, made, rank, device)
-    engine = build_engine(made.model, config.parallel, config.training, mesh, device)
+    config = balance_pipeline(config, job, rank, device)
+    engine = build_engine(job.model, config.parallel, config.training, mesh, device)
     initial, weights = config.model.initial, config.checkpoints.weights
     if initial is not None and initial.suffix == SAFETENSORS:
         import_weights(engine, initial)
-    if made.weights is not None:
-        import_weights(engine, made.weights, made.aside, cast=True)
+    if job.weights is not None:
+        import_weights(engine, job.weights, job.aside, cast=True)
     started_s = time.monotonic()
-    with Keeper(config.checkpoints, engine, config.seed, writes=rank == 0) as keeper:
-        trainer = Trainer(engine, made.scored, config, made.parts, keeper.state)
-        trainer.remember(keeper.losses, keeper.evaluated)
-        watch = None if folder is None else Watch(config, trainer, rank, folder)
-        trained = _run(trainer, keeper, watch, stop if keeper.keeps else None)
-    # Told to stop, there is time for a checkpoint, and this is not what the model ends with.
+    with JobCheckpoints(config.checkpoints, engine, config.seed, writes=rank == 0) as checkpoints:
+        loop = TrainingLoop(engine, job.scored, config, job.data, checkpoints.state)
+        loop.restore_history(checkpoints.losses, checkpoints.evaluations)
+        monitor = None if folder is None else RankMonitor(config, loop, rank, folder)
+        history = _run(loop, checkpoints, monitor, stop if checkpoints.enabled else None)
+    # A job that was stopped has time for a checkpoint only, and these weights are not its final ones.
     if weights is not None and not stop.stopped:
         export_weights(engine, weights, WEIGHTS_KIND)
-        if made.exported is not None and rank == 0:
-            write_file(weights.with_name(CONFIG), made.exported)
-    traffic = None if watch is None else watch.traffic
+        if job.exported is not None and rank == 0:
+            write_file(weights.with_name(CONFIG), job.exported)
+    traffic = None if monitor is None else monitor.traffic
     metrics = Metrics(
-        trained=trained,
+        trained=history,
         mesh=config.parallel.mesh,
         num_ranks=world_size,
         device=kind,
         stopped=stop.stopped,
         train_s=time.monotonic() - started_s,
-        units_per_second=trainer.speed.units_per_second,
+        units_per_second=loop.throughput.units_per_second,
         peak_memory_bytes=_peak_memory(engine),
         layer_times=config.parallel.times if config.parallel.pipelined else (),
-        stage_times=_stage_times(config.parallel, made.model.layout.sizes.num_layers),
+        stage_times=_stage_times(config.parallel, job.model.layout.sizes.num_layers),
         bytes_by_axis=traffic,
         predicted_bytes_by_axis=None if traffic is None else predicted_traffic(config),
-        skipped_checkpoints=keeper.skipped,
+        skipped_checkpoints=checkpoints.skipped,
     )
     if table is None:
         return TrainResult(metrics=metrics)
     values = {name: value.numpy() for name, value in whole_values(engine).items()}
-    found = {spec.name: values[spec.name] for spec in table.specs}
-    return TrainResult(metrics=metrics, table=table, parameters=table.flatten(found))
+    parameters = table.flatten({spec.name: values[spec.name] for spec in table.specs})
+    return TrainResult(metrics=metrics, table=table, parameters=parameters)
 
 
-def _run(trainer: Trainer, keeper: Keeper, watch: Watch | None, stop: Stop | None) -> Trained:
-    """Train to the end, or to SIGTERM, with checkpoints on the way and one at the end."""
+def _run(
+    loop: TrainingLoop, checkpoints: JobCheckpoints, monitor: RankMonitor | None, stop: StopSignal | None
+) -> TrainingHistory:
+    """Train until the end or until SIGTERM, with periodic checkpoints and one at the end."""
     with ExitStack() as stack:
         if stop is not None:
             stop.begin()
-        if watch is not None:
-            stack.enter_context(watch)
-            keeper.while_waiting(watch.alive)
+        if monitor is not None:
+            stack.enter_context(monitor)
+            checkpoints.while_waiting(monitor.alive)
 
         def after_step() -> bool:
-            if watch is not None:
-                watch.after_step()
-            keeper.after_step(trainer)
+            if monitor is not None:
+                monitor.after_step()
+            checkpoints.after_step(loop)
             return stop is not None and stop.agreed()
 
-        trained = trainer.run(after_step)
-        keeper.save(trainer)
-    return trained
+        history = loop.run(after_step)
+        checkpoints.save(loop)
+    return history
 
 
 def whole_values(engine: Engine) -> dict[str, torch.Tensor]:
-    """All parameters and running statistics, whole, on every rank; a collective."""
+    """Return all parameters and running statistics, unsharded, on every rank. A collective."""
     mine = {
         name: value.detach().cpu()
         for part in engine.parts.values()
@@ -215,42 +228,42 @@ def whole_values(engine: Engine) -> dict[str, torch.Tensor]:
         if value.is_floating_point()
     }
     statistics = [mine]
-    for group in data_groups(engine)[-1:] if engine.built.parallel.pipelined else []:
+    for group in data_groups(engine)[-1:] if engine.rank_model.parallel.pipelined else []:
         statistics = [{} for _ in range(group.size())]
         dist.all_gather_object(statistics, mine, group=group)
     return {name: value for part in statistics for name, value in part.items()} | engine.full_parameters()
 
 
 def _stage_times(parallel: ParallelSettings, num_layers: int) -> tuple[float, ...]:
-    """What its cut makes of each stage, where times were given or measured."""
+    """Return the time of each pipeline stage; empty if the split is not based on layer times."""
     if not parallel.pipelined or not parallel.times:
         return ()
     return stage_times(num_layers, parallel.pipeline().num_stages, parallel.times)
 
 
 def _peak_memory(engine: Engine) -> int:
-    """Bytes of the rank that took most."""
-    device = engine.built.device
+    """Return the highest memory use of any rank, in bytes. A collective."""
+    device = engine.rank_model.device
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else KIB)
     most = torch.tensor(peak, dtype=torch.int64, device=device)
-    if engine.built.mesh is not None:
+    if engine.rank_model.mesh is not None:
         dist.all_reduce(most, dist.ReduceOp.MAX)
     return int(most)
 
 
 def _ranks(config: TrainConfig) -> AbstractContextManager[tuple[int, int]]:
-    """(rank, world size) of the group that torchrun's environment describes; (0, 1) without one."""
-    # torch's own timeout says less than the watchdog, and so comes later.
+    """Open the process group of torchrun's environment and yield (rank, world size); (0, 1) without one."""
+    # The watchdog has the better diagnosis, so torch's own timeout is longer.
     if "RANK" not in os.environ:
         return nullcontext((0, 1))
     return process_group(2 * config.watch.hang_after_s, config.parallel.device)
 
 
 def use_threads(environment: Mapping[str, str]) -> None:
-    """One thread for each rank unless ``OMP_NUM_THREADS`` says otherwise; torch itself would take all cores."""
+    """Use one thread per rank unless ``OMP_NUM_THREADS`` is set. torch's default is all cores."""
     if not environment.get(THREADS):
         torch.set_num_threads(1)
 
@@ -260,6 +273,6 @@ if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: torch 2.13's gloo threads may still be there when C++ statics are destroyed, and then a rank
-    # that has done all its work aborts ("terminate called without an active exception", 3 runs of 8).
+    # Not sys.exit: torch 2.13's gloo threads may outlive C++ statics, and then a rank that has done all its work
+    # aborts ("terminate called without an active exception", in 3 of 8 runs).
     os._exit(status)

@@ -1,21 +1,21 @@
-"""What goes into a datacenter job and what comes out: the files between ``launch`` and the ranks of ``job``.
+"""Files of a datacenter job: the interface between ``launch`` and the ranks of ``job``.
 
 A job has one folder::
 
-    config.json         what to train (TrainConfig); of several machines, with its digest in its name
-    parameters.bin      what an App's model ended with, canonical bytes
-    metrics.json        what happened; written last, so where it stands the job is complete
-    error.json          why there is none: one of our own errors, by name
-    rows.jsonl          a line a step, by the first rank
-    logs/               what torchrun and its ranks wrote; of several machines, a folder for each
-    lock                keeps other jobs of one machine out; there is one beside the checkpoints, too
+    config.json         the TrainConfig; with several machines its name includes its digest
+    parameters.bin      the final parameters of an App, canonical bytes
+    metrics.json        the result; written last, so the job is complete if this file exists
+    error.json          the error of a job that failed: one of our own errors, by name
+    rows.jsonl          one line per step, written by the first rank
+    logs/               output of torchrun and its ranks; with several machines, one folder for each
+    lock                excludes other jobs of the same machine; the checkpoint folder has one, too
 
-and beside its checkpoints::
+and one file in the folder of its checkpoints::
 
-    layer-times.json    by what its pipeline is cut, where that was measured
+    layer-times.json    measured layer times, which decide how a pipeline is split into stages
 
-Each file is written aside and renamed into place, and nothing is pickled. Several machines share the folder. None of
-them removes what is there, since it may be another's: the first rank does, before it joins the others.
+Each file is written aside and renamed into place, and nothing is pickled. Several machines share the folder, and a file
+may belong to any of them. Therefore only the first rank removes files, before it joins the others.
 """
 
 import contextlib
@@ -43,18 +43,22 @@ ERROR_FILE: Final = "error.json"
 ROWS_FILE: Final = "rows.jsonl"
 LAYER_TIMES_FILE: Final = "layer-times.json"
 MACHINES: Final = "--machines"
-"""What the ranks' program is told before its config if they are on several machines."""
+"""Option of the ranks' program that announces several machines."""
 LOGS_FOLDER: Final = "logs"
 THREADS: Final = "OMP_NUM_THREADS"
-"""Threads of each rank on the CPU, in its environment."""
+"""Environment variable with the number of CPU threads of each rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """What the held-out part said after ``step`` steps, in epoch ``epoch`` (from 0).
+class Evaluation:
+    """An evaluation on the held-out samples. Losses are means over tokens or samples.
 
-    Losses are means over tokens or samples; ``train_loss`` is that of the steps since the last evaluation, each taken
-    before its step. ``accuracy`` is of labels or tokens; a model of values has 0.
+    Attributes:
+        step: Steps completed.
+        epoch: Current epoch, from 0.
+        train_loss: Mean training loss since the last evaluation; each step's loss is computed before the step.
+        validation_loss: Mean loss on the held-out samples.
+        validation_accuracy: Share of correct labels or tokens; 0 if the targets are floating-point values.
     """
 
     step: int
@@ -65,15 +69,19 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """The loss before each step, all evaluations, and the number (from 1) of the one with the best loss.
+class TrainingHistory:
+    """The history of a training.
 
-    A loss is None where it is not finite. ``flat``: training stopped because the validation loss was flat, not at the
-    limit. ``skipped``: steps that were left out, since their loss or gradients were not finite.
+    Attributes:
+        losses: Loss before each step; None if it is not finite.
+        evaluated: All evaluations.
+        best: Number of the evaluation with the lowest loss, from 1; 0 if there is none.
+        flat: Whether training stopped because the validation loss no longer improved.
+        skipped: Steps that were skipped because their loss or gradients were not finite.
     """
 
     losses: tuple[float | None, ...]
-    evaluated: tuple[Evaluated, ...]
+    evaluated: tuple[Evaluation, ...]
     best: int
     flat: bool
     skipped: int = 0
@@ -81,18 +89,25 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """How a job went.
+    """The result of a job, without its parameters.
 
-    ``device``: ``cpu`` or ``cuda``, what its ranks computed on. ``units_per_second``: tokens or samples that steps
-    took, from the second step on, of all ranks. ``peak_memory_bytes``: of the rank that took most, of its GPU where it
-    has one. ``layer_times``: by what a pipeline was cut, and ``stage_times`` what that makes of each stage; empty where
-    layers were dealt out evenly. ``stopped``: it was told to stop, and has saved what it came to. ``bytes_by_axis``:
-    payload that the first rank sends in a step, as counted, and as the planner has it; None where it was not counted,
-    or the planner has no formula. ``skipped_checkpoints``: what was wrong with each damaged checkpoint that the job did
-    not resume from.
+    Attributes:
+        trained: Losses and evaluations.
+        mesh: The job's mesh.
+        num_ranks: Number of ranks.
+        train_s: Seconds of training.
+        units_per_second: Tokens or samples a second of all ranks, from the second step on.
+        peak_memory_bytes: Highest memory use of any rank, on its GPU if it has one.
+        device: Device type of the ranks, ``cpu`` or ``cuda``.
+        stopped: Whether the job was stopped by a signal; it has saved its state then.
+        layer_times: Layer times that a pipeline was split by; empty for an even split.
+        stage_times: Sum of the layer times of each stage; empty for an even split.
+        bytes_by_axis: Payload that the first rank sends in a step, as counted; None if it was not counted.
+        predicted_bytes_by_axis: The planner's prediction of it; None if the planner has no formula for the job.
+        skipped_checkpoints: Faults of the damaged checkpoints that were skipped on resume.
     """
 
-    trained: Trained
+    trained: TrainingHistory
     mesh: MeshShape
     num_ranks: int
     train_s: float
@@ -109,16 +124,16 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTimes:
-    """Seconds, or any unit, of a model's inputs, each layer and the outputs."""
+    """Times of a model's inputs, each layer and the outputs, in any unit."""
 
     layer_times: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """What a job brought: how it came to it, and an App's parameters (num_values,) in the table's layout.
+    """The result of a job: metrics, and an App's final parameters (num_values,) in the table's layout.
 
-    A decoder's parameters stay in its checkpoints: they may not fit in one process.
+    Other models' parameters stay in their checkpoints, because they may not fit in one process.
     """
 
     metrics: Metrics
@@ -127,9 +142,10 @@ class TrainResult:
 
 
 def write_config(config: TrainConfig, folder: Path, *, shared: bool = False) -> Path:
-    """Write ``config.json`` into the job's folder; returns its path.
+    """Write the config into the job's folder and return its path.
 
-    Machines that share the folder (``shared``) name it by its digest: one that was mistyped takes no other's place.
+    If several machines share the folder (``shared``), the file's name includes its digest. A machine with a mistyped
+    config then cannot overwrite the others' config.
     """
     data = _encoded({"config": row_of(config)})
     path = folder / (f"config-{sha256(data).hexdigest()[:DIGEST_CHARS]}.json" if shared else CONFIG_FILE)
@@ -138,30 +154,30 @@ def write_config(config: TrainConfig, folder: Path, *, shared: bool = False) -> 
 
 
 def read_config(path: Path) -> TrainConfig:
-    """The config in a file. Raises InvalidInput."""
+    """Return the config in a file. Raises InvalidInput."""
     return record_of(TrainConfig, _read_json(path).get("config"), str(path))
 
 
 def machine_name() -> str:
-    """What this process is called among those of other machines in the same folder."""
+    """Return a name for this process that is unique among the machines that share a folder."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def clear(folder: Path) -> None:
-    """Remove what an earlier job, or attempt, came to: it must not pass for this one's."""
+    """Remove the result of an earlier job or attempt, so that it is not mistaken for this one's."""
     for name in (METRICS_FILE, PARAMETERS_FILE, ERROR_FILE):
         (folder / name).unlink(missing_ok=True)
 
 
 def write_result(folder: Path, result: TrainResult) -> None:
-    """Write parameters and then metrics: where the metrics stand, both are whole."""
+    """Write the parameters, and then the metrics: if the metrics exist, both files are complete."""
     if result.table is not None and result.parameters is not None:
         write_file(folder / PARAMETERS_FILE, encode_parameters(result.table, result.parameters))
     _write_json(folder / METRICS_FILE, {"metrics": row_of(result.metrics)})
 
 
 def read_result(folder: Path) -> TrainResult:
-    """What a job left in its folder. Raises InvalidInput if it is not complete."""
+    """Return the result in a job's folder. Raises InvalidInput if it is incomplete."""
     path = folder / METRICS_FILE
     metrics = record_of(Metrics, _read_json(path).get("metrics"), str(path))
     if not (folder / PARAMETERS_FILE).exists():
@@ -171,7 +187,7 @@ def read_result(folder: Path) -> TrainResult:
 
 
 def read_parameters(path: Path) -> tuple[TensorTable, Float32s]:
-    """Table and vector (num_values,) in a file of canonical bytes. Raises InvalidInput."""
+    """Return the table and vector (num_values,) in a file of canonical bytes. Raises InvalidInput."""
     try:
         return decode_parameters(path.read_bytes())
     except OSError as exc:
@@ -181,44 +197,44 @@ def read_parameters(path: Path) -> tuple[TensorTable, Float32s]:
 
 
 def write_layer_times(folder: Path, times: tuple[float, ...]) -> None:
-    """Keep by what a pipeline is cut, for those that go on from this folder."""
+    """Store the measured layer times for the jobs that resume from this folder."""
     _write_json(folder / LAYER_TIMES_FILE, {"measured": row_of(LayerTimes(layer_times=times))})
 
 
 def read_layer_times(folder: Path) -> tuple[float, ...]:
-    """By what the pipeline of a folder's checkpoints is cut; empty if nobody has measured. Raises InvalidInput."""
+    """Return the layer times stored in a folder; empty if none were measured. Raises InvalidInput."""
     path = folder / LAYER_TIMES_FILE
     return record_of(LayerTimes, _read_json(path).get("measured"), str(path)).layer_times if path.exists() else ()
 
 
 def write_error(folder: Path, error: FaninError) -> None:
-    """Leave word why there is no result; of several ranks the last one's stays, and all say the same."""
+    """Store the error of a job. All ranks have the same error; the last one to write wins."""
     _write_json(folder / ERROR_FILE, {"error": type(error).__name__, "message": str(error)})
 
 
-def written(folder: Path) -> set[tuple[str, int]]:
-    """Which of the files that say how a job ended are there, and when they were written."""
-    found = set()
+def outcome_files(folder: Path) -> set[tuple[str, int]]:
+    """Return (name, modification time in ns) of the outcome files that exist: metrics.json and error.json."""
+    files = set()
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        # NFS remembers that a name was not there, until its folder is listed.
+        # NFS caches that a name does not exist until the folder is listed.
         list(folder.iterdir())
     for name in (METRICS_FILE, ERROR_FILE):
-        # Of several machines, another's first rank may remove it at any moment.
+        # The first rank may remove a file at any time, possibly on another machine.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found.add((name, (folder / name).stat().st_mtime_ns))
-    return found
+            files.add((name, (folder / name).stat().st_mtime_ns))
+    return files
 
 
 def read_error(folder: Path) -> FaninError | None:
-    """The error that a job left, rebuilt; None if it left none."""
-    if ERROR_FILE not in {name for name, _ in written(folder)}:
+    """Return the error that a job stored; None if there is none."""
+    if ERROR_FILE not in {name for name, _ in outcome_files(folder)}:
         return None
     row = _read_json(folder / ERROR_FILE)
     return error_named(str(row.get("error")), str(row.get("message")))
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     draft = path.with_name(f"{path.name}.{machine_name()}.new")
     try:
         draft.write_bytes(data)

@@ -1,7 +1,7 @@
-"""From the datacenter back into a Run: parameters that were trained here become the Run's next Version.
+"""Publication into a Run: parameters trained in the datacenter become the Run's next Version.
 
-The datacenter is a participant like any other: it takes the newest Version from the coordinator, and what it
-publishes is signed by the Bundle's publisher, so devices trust it by the same rule as the Bundle itself.
+The datacenter is a participant like any other. It downloads the newest Version from the coordinator, trains, and
+publishes a Version that is signed by the Bundle's publisher. Devices verify it by the same rule as the Bundle.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,24 @@ def train_and_publish(
     publisher: SigningKey,
     train: Callable[[Float32s], Float32s],
 ) -> Callable[[int], RunInfo]:
-    """Train from a Run's newest Version; the returned function publishes the outcome for some Rounds.
+    """Train from a Run's newest Version, and return a function that publishes the result.
 
-    ``train`` maps parameters (num_values,) to parameters (num_values,). Between the two steps a caller can look
-    at what came out. Raises Conflict if the Run is of another Bundle, InvalidVersion if the Version does not
-    verify; publishing raises Conflict if the Run has moved on meanwhile.
+    The two steps are separate so that a caller can inspect the result before it publishes.
+
+    Args:
+        operator: Connection to the coordinator.
+        run_id: The Run.
+        bundle: The Run's Bundle.
+        publisher: Signing key of the Bundle's publisher.
+        train: Maps parameters (num_values,) to trained parameters (num_values,).
+
+    Returns:
+        A function that publishes the Version for a number of Rounds. It raises Conflict if the Run has a newer Version
+        by then.
+
+    Raises:
+        Conflict: The Run uses another Bundle.
+        InvalidVersion: The Version's signature or digests do not verify.
     """
     parent = operator.version(run_id).version
     if parent.bundle_sha256 != bundle.sha256:
@@ -38,19 +51,19 @@ def train_and_publish(
     return lambda num_rounds: operator.publish_version(version, data, num_rounds)
 
 
-def gated(
+def with_drop_check(
     train: Callable[[Float32s], Float32s],
     measure: Callable[[Float32s], Quality],
     max_drop: float | None = None,
 ) -> Callable[[Float32s], Float32s]:
-    """``train``, with its outcome measured before anybody can publish it.
+    """Return ``train`` with a check of its result.
 
-    What it returns raises InvalidVersion if int8 costs more than ``max_drop``, as ``check_drop`` takes it.
+    The returned function raises InvalidVersion if int8 loses more accuracy than ``max_drop`` (see ``check_drop``).
     """
 
     def train_and_measure(parameters: Float32s) -> Float32s:
-        following = train(parameters)
-        check_drop("the version that was trained", measure(following), max_drop)
-        return following
+        trained = train(parameters)
+        check_drop("the version that was trained", measure(trained), max_drop)
+        return trained
 
     return train_and_measure

@@ -1,7 +1,8 @@
-"""Frozen records out of TOML or JSON and back, and what is wrong told by key: one reader for all of a job's settings.
+"""Conversion between frozen records and TOML or JSON tables; one reader for all settings of a job.
 
-A key is the name of its field, a table is a record within a record. What is not known is refused with the nearest
-name that is, what has another type with the value that came; ranges are the records' own to check. Needs no torch.
+A key is the name of a field, and a nested table is a nested record. Errors name the key: an unknown key with the
+nearest known one, a wrong type with the received value. The records themselves check the ranges of their values. This
+module does not import torch.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ SCALARS: typing.Final = (bool, int, float, str)
 
 
 def record_of(kind: type[T], row: object, where: str) -> T:
-    """A record of this kind out of a table; ``where`` names what it was read from in errors. Raises InvalidInput."""
+    """Return a record of type ``kind`` from a table; ``where`` names the source in errors. Raises InvalidInput."""
     try:
         return _record(kind, row, "")
     except InvalidInput as exc:
@@ -44,7 +45,7 @@ def _record(kind: type[T], row: object, where: str) -> T:
 
 
 def row_of(value: object) -> object:
-    """A record, or what stands in one, as JSON has it."""
+    """Return a record, or a value in one, as JSON can represent it."""
     if isinstance(value, MeshShape | Path):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -64,12 +65,12 @@ def _nearest(key: str, known: Mapping[str, object]) -> str:
 
 
 def _value(kind: object, value: object, where: str) -> object:
-    """One value as its field's type has it."""
+    """Return a value converted to its field's type."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         if value is None and types.NoneType in inner:
             return None
-        # A word that stands for the value is looked up, and everything else is read as the one other kind.
+        # A string is matched against the Literal, any other value is read as the one other type.
         words = [each for each in inner if typing.get_origin(each) is Literal]
         (some,) = (each for each in inner if each is not types.NoneType and each not in words)
         return _value(words[0] if words and isinstance(value, str) else some, value, where)
@@ -101,7 +102,7 @@ def _values(inner: tuple[object, ...], value: object, where: str) -> tuple[objec
 
 
 def _scalar(kind: type, value: object, where: str) -> object:
-    # A bool is an int to isinstance, but not to whoever wrote the file.
+    # isinstance would accept a bool as an int, which the author of the file does not mean.
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:

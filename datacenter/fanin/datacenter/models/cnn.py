@@ -1,11 +1,13 @@
 """A small strided CNN for the 8 x 8 digits.
 
-What it leaves out is what does not travel well: no max-pool (a stride does its work, and its gradient is a plain
-convolution), no BatchNorm (its running statistics would have to be averaged over devices that see different
-labels), no dropout (a graph has no random numbers). Three weight tensors with ReLU between them quantize to int8
-per output channel with hardly a loss.
+It avoids layers that do not suit training on devices:
 
-What a sample goes through is a row of modules that each hand on one tensor, so that a pipeline can be cut between them.
+- No max-pool: a stride replaces it, and its gradient is a plain convolution.
+- No BatchNorm: its running statistics would have to be averaged over devices with different labels.
+- No dropout: a graph has no random numbers.
+
+The three weight tensors with ReLU between them quantize to int8 per output channel with hardly any loss. The forward
+pass is a sequence of modules that each return one tensor, so a pipeline can be cut between them.
 """
 
 from typing import Final
@@ -21,7 +23,7 @@ class DigitsCnn(nn.Module):
     """Convolution, strided convolution, linear head: ``x`` (B, 1, 8, 8) to logits (B, 10)."""
 
     def __init__(self, seed: int = 0, channels: tuple[int, int] = (16, 64)) -> None:
-        """The initial parameters are a function of ``seed`` alone; torch's own generator is left as it was."""
+        """Initialize the parameters from ``seed`` alone. torch's own generator is not changed."""
         super().__init__()
         first, second = channels
         with torch.random.fork_rng(devices=[]):
@@ -34,6 +36,6 @@ class DigitsCnn(nn.Module):
             self.head = nn.Linear(second * 4 * 4, NUM_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, 10)."""
+        """Return logits (B, 10)."""
         logits: Tensor = self.head(self.flatten(self.convolutions(x)))
         return logits

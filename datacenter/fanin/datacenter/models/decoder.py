@@ -2,8 +2,9 @@
 
 RMSNorm before each part (Zhang and Sennrich 2019, arXiv 1910.07467), rotary positions (Su et al. 2021, arXiv
 2104.09864), SwiGLU (Shazeer 2020, arXiv 2002.05202) and grouped-query attention (Ainslie et al. 2023, arXiv
-2305.13245). It knows nothing of ranks: attention takes as many heads as its projections give it, a layer takes and
-gives one tensor, and rotations are computed where they are used, so that any of its parts may stand alone.
+2305.13245).
+The model knows nothing of ranks, and each of its parts can run by itself. Attention uses the number of heads in the
+output of its projections. A layer maps one tensor to one tensor. Rotations are computed in each layer.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from fanin.datacenter.models.layers import seeded
+from fanin.datacenter.models.seeding import seeded
 from fanin.protos.errors import InvalidInput
 
 INITIAL_STD = 0.02
@@ -20,7 +21,7 @@ INITIAL_STD = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """The sizes of a decoder; ``tied``: the table that embeds tokens also scores them."""
+    """The sizes of a decoder. ``tied``: the embedding table is also the output matrix."""
 
     vocabulary: int = 256
     width: int = 64
@@ -38,11 +39,11 @@ class DecoderConfig:
                 raise InvalidInput(f"decoder: got {name} {getattr(self, name)}, expected at least 1")
         if self.width % (2 * self.num_heads):
             raise InvalidInput(
-                f"decoder: got width {self.width} and {self.num_heads} heads, expected an even width of each head"
+                f"decoder: got width {self.width} and {self.num_heads} heads, expected an even width for each head"
             )
         if self.num_heads % self.num_kv_heads:
             raise InvalidInput(
-                f"decoder: got {self.num_heads} heads and {self.num_kv_heads} kv heads, expected a multiple of these"
+                f"decoder: got {self.num_heads} heads and {self.num_kv_heads} kv heads, expected a multiple"
             )
 
     @property
@@ -65,23 +66,23 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` (B, T, width) to the same shape."""
+        """Map ``x`` (B, T, width) to the same shape."""
         query, key, value = (self._heads(project(x)) for project in (self.query, self.key, self.value))
         cos, sin = rotations(query, self.rotary_base)
         grouped = query.shape[1] != key.shape[1]
-        seen = scaled_dot_product_attention(
-            rotated(query, cos, sin), rotated(key, cos, sin), value, is_causal=True, enable_gqa=grouped
+        attended = scaled_dot_product_attention(
+            rotate(query, cos, sin), rotate(key, cos, sin), value, is_causal=True, enable_gqa=grouped
         )
-        mixed: Tensor = self.out(seen.transpose(1, 2).flatten(2))
+        mixed: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return mixed
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(B, T, heads * head width) to (B, heads, T, head width)."""
+        """Map (B, T, heads * head width) to (B, heads, T, head width)."""
         return x.reshape(*x.shape[:-1], -1, self.head_width).transpose(1, 2)
 
 
 def rotations(x: Tensor, base: float) -> tuple[Tensor, Tensor]:
-    """(cos, sin), each (T, head width / 2), of the angles for ``x`` (..., T, head width); float32 at least."""
+    """Return (cos, sin) of the angles for ``x`` (..., T, head width), each (T, head width / 2), at least float32."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     length, half = x.shape[-2], x.shape[-1] // 2
     rates = base ** (torch.arange(half, dtype=dtype, device=x.device) / -half)
@@ -89,8 +90,8 @@ def rotations(x: Tensor, base: float) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """``x`` with its two halves turned against each other, in its own dtype."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return ``x`` with its two halves rotated, in the dtype of ``x``."""
     first, second = x.to(cos.dtype).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
@@ -105,13 +106,13 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(config.feed_forward, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` (B, T, width) to the same shape."""
-        moved: Tensor = self.down(silu(self.gate(x)) * self.up(x))
-        return moved
+        """Map ``x`` (B, T, width) to the same shape."""
+        output: Tensor = self.down(silu(self.gate(x)) * self.up(x))
+        return output
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each on the normed stream and added to it."""
+    """Attention and feed-forward, each applied to the normed stream and added to it."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -121,14 +122,14 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` (B, T, width) to the same shape."""
+        """Map ``x`` (B, T, width) to the same shape."""
         x = x + self.attention(self.attention_norm(x))
-        moved: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
-        return moved
+        output: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        return output
 
 
 class Decoder(nn.Module):
-    """Tokens (B, T) to logits (B, T, vocabulary) of each next token; no sequence is too long for it."""
+    """A language model: maps tokens (B, T) of any length to logits (B, T, vocabulary) of each next token."""
 
     def __init__(self, config: DecoderConfig, seed: int = 0) -> None:
         super().__init__()
@@ -142,7 +143,7 @@ class Decoder(nn.Module):
             self.head.weight = self.embed.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, T, vocabulary)."""
+        """Return logits (B, T, vocabulary)."""
         stream: Tensor = self.embed(tokens)
         for layer in self.layers:
             stream = layer(stream)
@@ -150,7 +151,7 @@ class Decoder(nn.Module):
         return logits
 
     def _initialize(self, config: DecoderConfig) -> None:
-        # What each layer adds to the stream is scaled with their number, so that the stream is not (GPT-2's rule).
+        # GPT-2's rule: the output of each layer is scaled by the number of layers, so the stream keeps its scale.
         added_std = INITIAL_STD / (2 * config.num_layers) ** 0.5
         for name, value in self.named_parameters():
             if value.ndim > 1:

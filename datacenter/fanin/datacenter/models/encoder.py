@@ -1,8 +1,8 @@
 """An encoder-only transformer of the BERT family (Devlin et al. 2018, arXiv 1810.04805, section 3).
 
-Learned positions, attention to both sides, the norm after each part, and a head that tells masked tokens apart. Like
-``models.decoder`` it knows nothing of ranks: a layer takes and gives one tensor, and which tokens are padding is an
-argument that every part may be given.
+It has learned positions, bidirectional attention, a norm after each part, and a head that predicts masked tokens. Like
+``models.decoder`` it knows nothing of ranks: a layer maps one tensor to one tensor, and the padding mask is an argument
+of every layer.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from fanin.datacenter.models.layers import seeded
+from fanin.datacenter.models.seeding import seeded
 from fanin.protos.errors import InvalidInput
 
 INITIAL_STD = 0.02
@@ -19,7 +19,7 @@ INITIAL_STD = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
-    """The sizes of an encoder; ``context`` is the longest sequence, ``tied`` as in the decoder."""
+    """The sizes of an encoder. ``context`` is the longest sequence in tokens; ``tied`` is as in the decoder."""
 
     vocabulary: int = 256
     context: int = 64
@@ -39,7 +39,7 @@ class EncoderConfig:
 
 
 class Embeddings(nn.Module):
-    """Tokens and their places, added and normed."""
+    """The sum of the token and position embeddings, normed."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -48,14 +48,14 @@ class Embeddings(nn.Module):
         self.norm = nn.LayerNorm(config.width, eps=config.norm_epsilon)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, T) to (B, T, width)."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        stream: Tensor = self.norm(self.tokens(tokens) + self.positions(places))
+        """Map tokens (B, T) to (B, T, width)."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        stream: Tensor = self.norm(self.tokens(tokens) + self.positions(positions))
         return stream
 
 
 class Attention(nn.Module):
-    """Attention to both sides."""
+    """Bidirectional attention."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -65,18 +65,18 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.width, config.width)
         self.out = nn.Linear(config.width, config.width)
 
-    def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:
-        """``x`` (B, T, width) to the same shape; ``seen`` (B, 1, 1, T) bool, all where None."""
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Map ``x`` (B, T, width) to the same shape. ``mask`` (B, 1, 1, T) is True at visible tokens; None: all."""
         query, key, value = (
             project(x).reshape(*x.shape[:2], -1, self.head_width).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
-        mixed: Tensor = self.out(scaled_dot_product_attention(query, key, value, seen).transpose(1, 2).flatten(2))
+        mixed: Tensor = self.out(scaled_dot_product_attention(query, key, value, mask).transpose(1, 2).flatten(2))
         return mixed
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with GELU between."""
+    """Two linear layers with GELU between them."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -84,13 +84,13 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(config.feed_forward, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` (B, T, width) to the same shape."""
-        moved: Tensor = self.down(gelu(self.up(x)))
-        return moved
+        """Map ``x`` (B, T, width) to the same shape."""
+        output: Tensor = self.down(gelu(self.up(x)))
+        return output
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each added to the stream, which is normed after it."""
+    """Attention and feed-forward, each added to the stream and followed by a norm."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -99,15 +99,15 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = nn.LayerNorm(config.width, eps=config.norm_epsilon)
 
-    def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:
-        """``x`` (B, T, width) to the same shape."""
-        x = self.attention_norm(x + self.attention(x, seen))
-        moved: Tensor = self.feed_forward_norm(x + self.feed_forward(x))
-        return moved
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Map ``x`` (B, T, width) to the same shape."""
+        x = self.attention_norm(x + self.attention(x, mask))
+        output: Tensor = self.feed_forward_norm(x + self.feed_forward(x))
+        return output
 
 
 class Encoder(nn.Module):
-    """Tokens (B, T), T at most ``context``, to logits (B, T, vocabulary) of the token at each place."""
+    """Maps tokens (B, T), T at most ``context``, to logits (B, T, vocabulary) of the token at each position."""
 
     def __init__(self, config: EncoderConfig, seed: int = 0) -> None:
         super().__init__()
@@ -127,10 +127,10 @@ class Encoder(nn.Module):
             self.head.weight = self.embed.tokens.weight
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits (B, T, vocabulary); ``attention_mask`` (B, T) is 0 at padding."""
-        seen = None if attention_mask is None else attention_mask[:, None, None, :].bool()
+        """Return logits (B, T, vocabulary); ``attention_mask`` (B, T) is 0 at padding."""
+        mask = None if attention_mask is None else attention_mask[:, None, None, :].bool()
         stream: Tensor = self.embed(tokens)
         for layer in self.layers:
-            stream = layer(stream, seen)
+            stream = layer(stream, mask)
         logits: Tensor = self.head(self.transform(stream))
         return logits

@@ -18,7 +18,7 @@ class FashionCnn(nn.Module):
     """Two strided convolutions and two linear layers: ``x`` (B, 1, 28, 28) to logits (B, 10)."""
 
     def __init__(self, seed: int = 0) -> None:
-        """The initial parameters are a function of ``seed`` alone; torch's own generator is left as it was."""
+        """Initialize the parameters from ``seed`` alone. torch's own generator is not changed."""
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -31,13 +31,13 @@ class FashionCnn(nn.Module):
             self.head = nn.Linear(HIDDEN, NUM_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, 10)."""
+        """Return logits (B, 10)."""
         logits: Tensor = self.head(self.hidden(self.flatten(self.convolutions(x))))
         return logits
 
 
 def app(seed: int = 0) -> App:
-    """The App whose initial parameters and public images (its calibration data) are those of ``seed``."""
+    """Return the App. ``seed`` determines its initial parameters and the public images that calibrate it."""
     public = split_fashion_mnist(1, 1.0, seed).public
     return App(
         name="fashion-mnist",

@@ -6,7 +6,7 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from fanin.datacenter.models.layers import seeded
+from fanin.datacenter.models.seeding import seeded
 
 INPUT_SHAPE: Final = (1, 28, 28)
 NUM_CLASSES: Final = 10
@@ -24,6 +24,6 @@ class Mlp(nn.Module):
         self.body = nn.Sequential(nn.Flatten(), *layers[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, sizes[-1])."""
+        """Return logits (B, sizes[-1])."""
         logits: Tensor = self.body(x)
         return logits

@@ -1,7 +1,11 @@
 """A recurrent classifier of token sequences.
 
-A gated recurrent unit (Cho et al. 2014, arXiv 1406.1078, section 2.3) or a long short-term memory (Hochreiter and
-Schmidhuber 1997), unrolled over the sequence when it is traced: the length is a constant of the graph.
+The cell is a gated recurrent unit or a long short-term memory. Tracing unrolls it over the sequence, so the length is a
+constant of the graph.
+
+Reference:
+    Cho et al. 2014, arXiv 1406.1078, section 2.3, for the gated recurrent unit.
+    Hochreiter and Schmidhuber 1997 for the long short-term memory.
 """
 
 from dataclasses import dataclass
@@ -9,7 +13,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fanin.datacenter.models.layers import seeded
+from fanin.datacenter.models.seeding import seeded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +28,7 @@ class RecurrentShape:
 
 
 class RecurrentClassifier(nn.Module):
-    """Tokens ``x`` (B, T) int32 to logits (B, num_classes), read off the last step."""
+    """A classifier of tokens ``x`` (B, T) int32; returns logits (B, num_classes) of the last step."""
 
     def __init__(self, seed: int = 0, shape: RecurrentShape | None = None) -> None:
         super().__init__()
@@ -36,7 +40,7 @@ class RecurrentClassifier(nn.Module):
             self.head = nn.Linear(shape.hidden, shape.num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, num_classes)."""
+        """Return logits (B, num_classes)."""
         states, _ = self.cell(self.tokens(x))
         logits: Tensor = self.head(states[:, -1])
         return logits

@@ -1,8 +1,13 @@
 """A decoder-only transformer that predicts the next token.
 
-Blocks with the norm first (Radford et al. 2019; Xiong et al. 2020, arXiv 2002.04745), learned positions, and causal
-attention (Vaswani et al. 2017, arXiv 1706.03762, section 3.2). RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467)
-and SiLU (Elfwing et al. 2017, arXiv 1702.03118) are the choices of newer decoders.
+It has learned positions, causal attention, and blocks with the norm first. RMSNorm and SiLU are the choices of newer
+decoders.
+
+Reference:
+    Vaswani et al. 2017, arXiv 1706.03762, section 3.2, for attention.
+    Radford et al. 2019 and Xiong et al. 2020, arXiv 2002.04745, for the norm first.
+    Zhang and Sennrich 2019, arXiv 1910.07467, for RMSNorm.
+    Elfwing et al. 2017, arXiv 1702.03118, for SiLU.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,17 +18,17 @@ from typing import Final, Literal
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from fanin.datacenter.models.layers import seeded
+from fanin.datacenter.models.seeding import seeded
 
 NORMS: Final[Mapping[str, Callable[[int], nn.Module]]] = MappingProxyType({"layer": nn.LayerNorm, "rms": nn.RMSNorm})
 ACTIVATIONS: Final[Mapping[str, Callable[[], nn.Module]]] = MappingProxyType({"gelu": nn.GELU, "silu": nn.SiLU})
 INITIAL_STD: Final = 0.02
-"""Of embeddings, as in GPT-2: torch's 1.0 would drown the first blocks' output."""
+"""Standard deviation of the embeddings, as in GPT-2. torch's 1.0 would dominate the output of the first blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """The sizes of a decoder; ``context`` is the longest sequence in tokens."""
+    """The sizes of a decoder. ``context`` is the longest sequence in tokens."""
 
     vocabulary: int = 256
     context: int = 64
@@ -48,18 +53,18 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.width, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` (B, T, width) to the same shape."""
+        """Map ``x`` (B, T, width) to the same shape."""
         num, length, width = x.shape
         heads = self.qkv(x).reshape(num, length, 3, self.num_heads, width // self.num_heads)
-        # Three times (B, heads, T, width / heads).
+        # Each (B, heads, T, width / heads).
         query, key, value = (part.transpose(1, 2) for part in heads.unbind(dim=2))
-        seen = scaled_dot_product_attention(query, key, value, is_causal=True)
-        mixed: Tensor = self.out(seen.transpose(1, 2).reshape(num, length, width))
+        attended = scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed: Tensor = self.out(attended.transpose(1, 2).reshape(num, length, width))
         return mixed
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each on the normed stream and added to it."""
+    """Attention and a two-layer perceptron, each applied to the normed stream and added to it."""
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
@@ -73,14 +78,14 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` (B, T, width) to the same shape."""
+        """Map ``x`` (B, T, width) to the same shape."""
         x = x + self.attention(self.attention_norm(x))
-        moved: Tensor = x + self.mlp(self.mlp_norm(x))
-        return moved
+        output: Tensor = x + self.mlp(self.mlp_norm(x))
+        return output
 
 
 class DecoderTransformer(nn.Module):
-    """Tokens ``x`` (B, T) int32, T at most ``shape.context``, to logits (B, T, vocabulary) of each next token."""
+    """Maps tokens ``x`` (B, T) int32, T at most ``shape.context``, to logits (B, T, vocabulary) of each next token."""
 
     def __init__(self, seed: int = 0, shape: DecoderShape | None = None) -> None:
         super().__init__()
@@ -95,7 +100,7 @@ class DecoderTransformer(nn.Module):
             self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, T, vocabulary)."""
+        """Return logits (B, T, vocabulary)."""
         stream = self.tokens(x) + self.positions.weight[: x.shape[1]]
         logits: Tensor = self.head(self.norm(self.blocks(stream)))
         return logits

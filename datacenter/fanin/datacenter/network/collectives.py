@@ -1,6 +1,7 @@
-"""The collectives that ranks speak by, as calls that can be checked: each held against numpy, for every type.
+"""The collectives between ranks, and a check of each against numpy for every dtype.
 
-One of them is no backend's: an all-reduce around a ring, by messages alone, whose bytes are those of the formula.
+One of them is not implemented by a backend: an all-reduce over a ring of point-to-point messages. Its bytes must equal
+the formula of a ring.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,18 +31,24 @@ DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
         )
     }
 )
-"""Those that gloo takes, of torch 2.13: not int16."""
+"""The dtypes that gloo supports in torch 2.13. It does not support int16."""
 TOLERANCE: Final = 2.0**-7
-"""bfloat16's, of a mean; all else is of numbers so small that it is exact."""
+"""Relative tolerance, needed for a mean in bfloat16. All other results are exact, because the values are small."""
 Values = npt.NDArray[np.complex128]
 ReduceOp = dist.ReduceOp.RedOpType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """``call`` takes what a rank brings, and gives what it then has; ``expected`` is the same in numpy, of what all
-    bring (ranks, values). ``bus``: the factor from algbw to busbw, of so many ranks. ``reduces``: whether values are
-    put together in a way that the caller chooses. ``shared``: whether each brings a part of what it is about.
+    """One collective, with its reference in numpy.
+
+    Attributes:
+        kind: its kind in ``network.counters``.
+        call: runs it on this rank's tensor (values,) and returns the result.
+        expected: the result by numpy, from the tensors of all ranks (ranks, values), the rank and the reduction.
+        bus: factor from algbw to busbw for a number of ranks.
+        reduces: whether the caller chooses the reduction.
+        shared: whether each rank contributes only a part of the whole tensor.
     """
 
     kind: str
@@ -52,79 +59,82 @@ class Collective:
     shared: bool = False
 
 
-def _all_reduce(mine: Tensor, how: ReduceOp) -> Tensor:
-    dist.all_reduce(mine, how)
-    return mine
+def _all_reduce(tensor: Tensor, op: ReduceOp) -> Tensor:
+    dist.all_reduce(tensor, op)
+    return tensor
 
 
-def _all_gather(mine: Tensor, how: ReduceOp) -> Tensor:
-    whole = mine.new_empty(mine.numel() * dist.get_world_size())
-    dist.all_gather_single(whole, mine)
+def _all_gather(tensor: Tensor, op: ReduceOp) -> Tensor:
+    whole = tensor.new_empty(tensor.numel() * dist.get_world_size())
+    dist.all_gather_single(whole, tensor)
     return whole
 
 
-def _reduce_scatter(mine: Tensor, how: ReduceOp) -> Tensor:
-    piece = mine.new_empty(mine.numel() // dist.get_world_size())
-    dist.reduce_scatter_single(piece, mine, how)
-    return piece
+def _reduce_scatter(tensor: Tensor, op: ReduceOp) -> Tensor:
+    chunk = tensor.new_empty(tensor.numel() // dist.get_world_size())
+    dist.reduce_scatter_single(chunk, tensor, op)
+    return chunk
 
 
-def _broadcast(mine: Tensor, how: ReduceOp) -> Tensor:
-    dist.broadcast(mine, 0)
-    return mine
+def _broadcast(tensor: Tensor, op: ReduceOp) -> Tensor:
+    dist.broadcast(tensor, 0)
+    return tensor
 
 
-def _all_to_all(mine: Tensor, how: ReduceOp) -> Tensor:
-    given = torch.empty_like(mine)
-    dist.all_to_all_single(given, mine)
-    return given
+def _all_to_all(tensor: Tensor, op: ReduceOp) -> Tensor:
+    received = torch.empty_like(tensor)
+    dist.all_to_all_single(received, tensor)
+    return received
 
 
-def _send(mine: Tensor, how: ReduceOp) -> Tensor:
-    given = torch.empty_like(mine)
-    _hand_on(mine, given)
-    return given
+def _send(tensor: Tensor, op: ReduceOp) -> Tensor:
+    received = torch.empty_like(tensor)
+    _send_to_next(tensor, received)
+    return received
 
 
-def _hand_on(mine: Tensor, given: Tensor) -> None:
-    """To the next rank, and from the one before."""
+def _send_to_next(tensor: Tensor, received: Tensor) -> None:
+    """Send a tensor to the next rank, and receive one from the previous rank."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     for work in dist.batch_isend_irecv(
         [
-            dist.P2POp(dist.isend, mine, (rank + 1) % num_ranks),
-            dist.P2POp(dist.irecv, given, (rank - 1) % num_ranks),
+            dist.P2POp(dist.isend, tensor, (rank + 1) % num_ranks),
+            dist.P2POp(dist.irecv, received, (rank - 1) % num_ranks),
         ]
     ):
         work.wait()
 
 
-def ring_all_reduce(mine: Tensor, how: ReduceOp = dist.ReduceOp.SUM) -> Tensor:
-    """The sum over all ranks, by messages alone (Patarasuk and Yuan 2009, section 3).
+def ring_all_reduce(tensor: Tensor, op: ReduceOp = dist.ReduceOp.SUM) -> Tensor:
+    """Sum a tensor over all ranks with point-to-point messages only, in place.
 
-    Pieces go around once to be added up, and once more to be told: 2 (p - 1) messages of a p-th each, fewer bytes than
-    which no algorithm sends.
+    The chunks travel around the ring once to be summed, and once more to be distributed. Each rank sends 2 (p - 1)
+    messages of 1 / p of the tensor. No algorithm sends fewer bytes.
+
+    Reference:
+        Patarasuk and Yuan 2009, section 3.
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    pieces = list(mine.chunk(num_ranks))
-    given = torch.empty_like(pieces[0])
+    chunks = list(tensor.chunk(num_ranks))
+    received = torch.empty_like(chunks[0])
     for step in range(2 * (num_ranks - 1)):
-        _hand_on(pieces[(rank - step) % num_ranks], given)
-        piece = pieces[(rank - step - 1) % num_ranks]
+        _send_to_next(chunks[(rank - step) % num_ranks], received)
+        chunk = chunks[(rank - step - 1) % num_ranks]
         if step < num_ranks - 1:
-            piece += given
+            chunk += received
         else:
-            piece.copy_(given)
-    return mine
+            chunk.copy_(received)
+    return tensor
 
 
-def _reduced(values: Values, how: ReduceOp) -> Values:
-    by = {dist.ReduceOp.PRODUCT: np.multiply, dist.ReduceOp.MIN: np.minimum, dist.ReduceOp.MAX: np.maximum}
-    found: Values = by.get(how, np.add).reduce(values, axis=0)
-    return found / len(values) if how == dist.ReduceOp.AVG else found
+def _reduced(values: Values, op: ReduceOp) -> Values:
+    reductions = {dist.ReduceOp.PRODUCT: np.multiply, dist.ReduceOp.MIN: np.minimum, dist.ReduceOp.MAX: np.maximum}
+    total: Values = reductions.get(op, np.add).reduce(values, axis=0)
+    return total / len(values) if op == dist.ReduceOp.AVG else total
 
 
-def _part(values: Values, rank: int, of: int) -> Values:
-    return np.split(values, of, axis=-1)[rank]
+def _part(values: Values, rank: int, num_ranks: int) -> Values:
+    return np.split(values, num_ranks, axis=-1)[rank]
 
 
 def _half(num_ranks: int) -> float:
@@ -136,48 +146,48 @@ COLLECTIVES: Final[Mapping[str, Collective]] = MappingProxyType(
         "all_reduce": Collective(
             kind=ALL_REDUCE,
             call=_all_reduce,
-            expected=lambda values, rank, how: _reduced(values, how),
+            expected=lambda values, rank, op: _reduced(values, op),
             bus=lambda num_ranks: 2 * _half(num_ranks),
             reduces=True,
         ),
         "all_gather": Collective(
             kind=ALL_GATHER,
             call=_all_gather,
-            expected=lambda values, rank, how: values.reshape(-1),
+            expected=lambda values, rank, op: values.reshape(-1),
             bus=_half,
             shared=True,
         ),
         "reduce_scatter": Collective(
             kind=REDUCE_SCATTER,
             call=_reduce_scatter,
-            expected=lambda values, rank, how: _part(_reduced(values, how), rank, len(values)),
+            expected=lambda values, rank, op: _part(_reduced(values, op), rank, len(values)),
             bus=_half,
             reduces=True,
         ),
         "broadcast": Collective(
-            kind=BROADCAST, call=_broadcast, expected=lambda values, rank, how: values[0], bus=lambda num_ranks: 1.0
+            kind=BROADCAST, call=_broadcast, expected=lambda values, rank, op: values[0], bus=lambda num_ranks: 1.0
         ),
         "all_to_all": Collective(
             kind=ALL_TO_ALL,
             call=_all_to_all,
-            expected=lambda values, rank, how: np.concatenate([_part(row, rank, len(values)) for row in values]),
+            expected=lambda values, rank, op: np.concatenate([_part(row, rank, len(values)) for row in values]),
             bus=_half,
         ),
         "send and receive": Collective(
-            kind=SEND, call=_send, expected=lambda values, rank, how: values[rank - 1], bus=lambda num_ranks: 1.0
+            kind=SEND, call=_send, expected=lambda values, rank, op: values[rank - 1], bus=lambda num_ranks: 1.0
         ),
         RING: Collective(
             kind=SEND,
             call=ring_all_reduce,
-            expected=lambda values, rank, how: _reduced(values, how),
+            expected=lambda values, rank, op: _reduced(values, op),
             bus=lambda num_ranks: 2 * _half(num_ranks),
         ),
     }
 )
 
 
-def ways(collective: Collective, dtype: torch.dtype) -> Iterator[ReduceOp]:
-    """How values of a type are put together; where nothing is, one stands for all."""
+def reductions_of(collective: Collective, dtype: torch.dtype) -> Iterator[ReduceOp]:
+    """Yield the reductions that a collective supports for a dtype. One that reduces nothing is called once."""
     yield dist.ReduceOp.SUM
     if not collective.reduces:
         return
@@ -190,31 +200,44 @@ def ways(collective: Collective, dtype: torch.dtype) -> Iterator[ReduceOp]:
 def check(
     device: torch.device, backend: str, collectives: Mapping[str, Collective] = COLLECTIVES
 ) -> tuple[int, list[str]]:
-    """(how many results were looked at, what is wrong with this rank's)."""
-    num, wrong = 0, []
-    rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    taken = {name: dtype for name, dtype in DTYPES.items() if backend == GLOO or name not in ("bool", "complex64")}
+    """Compare every collective with numpy, for every dtype and reduction. All ranks call this function together.
+
+    Args:
+        device: where the tensors are stored.
+        backend: ``gloo``, or another backend, for which bool and complex64 are left out.
+        collectives: the collectives to check.
+
+    Returns:
+        (number of results that were compared, descriptions of this rank's wrong results).
+    """
+    num, faults, rank = 0, list[str](), dist.get_rank()
+    dtypes = {name: dtype for name, dtype in DTYPES.items() if backend == GLOO or name not in ("bool", "complex64")}
     rng = np.random.default_rng(1)
     for name, collective in collectives.items():
-        for dtype_name, dtype in taken.items():
-            for how in ways(collective, dtype):
-                values = rng.integers(0, 3, (num_ranks, NUM_CHECKED * num_ranks)).astype(np.complex128)
-                if how == dist.ReduceOp.PRODUCT:
-                    # Each has one factor of two, so that no type overflows.
-                    values = 1.0 + (np.indices(values.shape).sum(axis=0) % num_ranks == 0)
-                if dtype == torch.bool:
-                    values = np.minimum(values.real, 1.0).astype(np.complex128)
-                mine = torch.from_numpy(values[rank]).to(torch.complex64)
-                mine = (mine if dtype.is_complex else mine.real).to(device=device, dtype=dtype)
-                found = collective.call(mine.clone(), how).cpu().to(torch.complex128).numpy()
-                expected = collective.expected(values, rank, how)
+        for dtype_name, dtype in dtypes.items():
+            for op in reductions_of(collective, dtype):
+                values = _values(rng, dtype, op)
+                tensor = torch.from_numpy(values[rank]).to(torch.complex64)
+                tensor = (tensor if dtype.is_complex else tensor.real).to(device=device, dtype=dtype)
+                result = collective.call(tensor.clone(), op).cpu().to(torch.complex128).numpy()
+                expected = collective.expected(values, rank, op)
                 if dtype == torch.bool:
                     expected = np.minimum(expected.real, 1.0)
                 num += 1
-                if not np.allclose(found, expected, rtol=TOLERANCE, atol=0.0):
-                    way = f" ({how.name})" if collective.reduces else ""
-                    wrong.append(
-                        f"{name}{way} of {dtype_name} on rank {rank}: got {found.real.tolist()}, expected "
+                if not np.allclose(result, expected, rtol=TOLERANCE, atol=0.0):
+                    reduction = f" ({op.name})" if collective.reduces else ""
+                    faults.append(
+                        f"{name}{reduction} of {dtype_name} on rank {rank}: got {result.real.tolist()}, expected "
                         f"{expected.real.tolist()}"
                     )
-    return num, wrong
+    return num, faults
+
+
+def _values(rng: np.random.Generator, dtype: torch.dtype, op: ReduceOp) -> Values:
+    """Return the values of all ranks (ranks, values), so small that every dtype holds the result exactly."""
+    num_ranks = dist.get_world_size()
+    values = rng.integers(0, 3, (num_ranks, NUM_CHECKED * num_ranks)).astype(np.complex128)
+    if op == dist.ReduceOp.PRODUCT:
+        # Each product has one factor of two, so that no dtype overflows.
+        values = 1.0 + (np.indices(values.shape).sum(axis=0) % num_ranks == 0)
+    return np.minimum(values.real, 1.0).astype(np.complex128) if dtype == torch.bool else values

@@ -1,11 +1,15 @@
-"""Counts what ranks send each other: calls and payload bytes by mesh axis and kind, as they happen.
+"""Counts the calls and payload bytes that a rank sends, by mesh axis and kind of collective.
 
-A counter sees every operator of ``c10d`` and ``_c10d_functional`` that this rank calls while it is entered. The payload
-is the whole tensor that the collective is about, so that formulas hold to the byte: what each rank has after an
-all-gather, what each brings to a reduce-scatter, the tensor of an all-reduce or a broadcast, what is sent of a message
-(receiving it is not counted again). What crosses a wire is a share of it that depends on the algorithm:
-``Amount.wire_bytes`` has that of a ring. DistributedDataParallel reduces outside of Python, where no counter
-looks; ``make_visible`` has it do so inside.
+``ByteCounter`` counts the operators of ``c10d`` and ``_c10d_functional`` that a rank calls in its ``with`` block. The
+payload is the whole tensor of a collective, so it can be compared with formulas exactly:
+
+- all-gather: the output;
+- reduce-scatter: the input;
+- all-reduce and broadcast: the tensor;
+- message: the tensor, counted by its sender only.
+
+The bytes on the wire depend on the algorithm; ``Amount.wire_bytes`` returns those of a ring. DistributedDataParallel
+reduces outside of Python, where the counter cannot see it; call ``make_visible`` first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,60 +35,66 @@ ALL_TO_ALL: Final = "all_to_all"
 SEND: Final = "send"
 NAMESPACES: Final = frozenset({"c10d", "_c10d_functional"})
 OTHER: Final = "other"
-"""The axis of a group that is none of the mesh's."""
+"""The axis of a group that does not belong to the mesh."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
-    """One operator: its kind, and whether the payload is its second argument instead of its first."""
+class CountedOperator:
+    """How an operator is counted.
+
+    Attributes:
+        kind: the kind of collective.
+        second: whether the payload is the second argument instead of the first.
+        gathers: whether the payload is the argument times the number of ranks.
+    """
 
     kind: str
     second: bool = False
     gathers: bool = False
 
 
-OPERATORS: Final[Mapping[str, Collective]] = MappingProxyType(
+OPERATORS: Final[Mapping[str, CountedOperator]] = MappingProxyType(
     {
-        # The outputs come first in c10d: of a gather they are the payload, of a scatter the inputs behind them.
-        "c10d::allreduce_": Collective(kind=ALL_REDUCE),
-        "c10d::allreduce_coalesced_": Collective(kind=ALL_REDUCE),
-        "c10d::reduce_": Collective(kind=ALL_REDUCE),
-        "c10d::allgather_": Collective(kind=ALL_GATHER),
-        "c10d::_allgather_base_": Collective(kind=ALL_GATHER),
-        "c10d::allgather_coalesced_": Collective(kind=ALL_GATHER),
-        "c10d::allgather_into_tensor_coalesced_": Collective(kind=ALL_GATHER),
-        "c10d::gather_": Collective(kind=ALL_GATHER),
-        "c10d::reduce_scatter_": Collective(kind=REDUCE_SCATTER, second=True),
-        "c10d::_reduce_scatter_base_": Collective(kind=REDUCE_SCATTER, second=True),
-        "c10d::reduce_scatter_tensor_coalesced_": Collective(kind=REDUCE_SCATTER, second=True),
-        "c10d::scatter_": Collective(kind=REDUCE_SCATTER, second=True),
-        "c10d::alltoall_": Collective(kind=ALL_TO_ALL, second=True),
-        "c10d::alltoall_base_": Collective(kind=ALL_TO_ALL, second=True),
-        "c10d::broadcast_": Collective(kind=BROADCAST),
-        "c10d::send": Collective(kind=SEND),
-        # These take what each rank brings; a gather's payload is that, times the ranks.
-        "_c10d_functional::all_reduce": Collective(kind=ALL_REDUCE),
-        "_c10d_functional::all_reduce_": Collective(kind=ALL_REDUCE),
-        "_c10d_functional::all_reduce_coalesced": Collective(kind=ALL_REDUCE),
-        "_c10d_functional::all_reduce_coalesced_": Collective(kind=ALL_REDUCE),
-        "_c10d_functional::all_gather_into_tensor": Collective(kind=ALL_GATHER, gathers=True),
-        "_c10d_functional::all_gather_into_tensor_out": Collective(kind=ALL_GATHER, gathers=True),
-        "_c10d_functional::all_gather_into_tensor_coalesced": Collective(kind=ALL_GATHER, gathers=True),
-        "_c10d_functional::reduce_scatter_tensor": Collective(kind=REDUCE_SCATTER),
-        "_c10d_functional::reduce_scatter_tensor_out": Collective(kind=REDUCE_SCATTER),
-        "_c10d_functional::reduce_scatter_tensor_coalesced": Collective(kind=REDUCE_SCATTER),
-        "_c10d_functional::all_to_all_single": Collective(kind=ALL_TO_ALL),
-        "_c10d_functional::broadcast": Collective(kind=BROADCAST),
-        "_c10d_functional::broadcast_": Collective(kind=BROADCAST),
-        "_c10d_functional::isend": Collective(kind=SEND),
+        # In c10d the outputs come first. They are the payload of a gather; that of a scatter is the inputs after them.
+        "c10d::allreduce_": CountedOperator(kind=ALL_REDUCE),
+        "c10d::allreduce_coalesced_": CountedOperator(kind=ALL_REDUCE),
+        "c10d::reduce_": CountedOperator(kind=ALL_REDUCE),
+        "c10d::allgather_": CountedOperator(kind=ALL_GATHER),
+        "c10d::_allgather_base_": CountedOperator(kind=ALL_GATHER),
+        "c10d::allgather_coalesced_": CountedOperator(kind=ALL_GATHER),
+        "c10d::allgather_into_tensor_coalesced_": CountedOperator(kind=ALL_GATHER),
+        "c10d::gather_": CountedOperator(kind=ALL_GATHER),
+        "c10d::reduce_scatter_": CountedOperator(kind=REDUCE_SCATTER, second=True),
+        "c10d::_reduce_scatter_base_": CountedOperator(kind=REDUCE_SCATTER, second=True),
+        "c10d::reduce_scatter_tensor_coalesced_": CountedOperator(kind=REDUCE_SCATTER, second=True),
+        "c10d::scatter_": CountedOperator(kind=REDUCE_SCATTER, second=True),
+        "c10d::alltoall_": CountedOperator(kind=ALL_TO_ALL, second=True),
+        "c10d::alltoall_base_": CountedOperator(kind=ALL_TO_ALL, second=True),
+        "c10d::broadcast_": CountedOperator(kind=BROADCAST),
+        "c10d::send": CountedOperator(kind=SEND),
+        # The argument is the tensor of one rank. The payload of a gather is this tensor times the number of ranks.
+        "_c10d_functional::all_reduce": CountedOperator(kind=ALL_REDUCE),
+        "_c10d_functional::all_reduce_": CountedOperator(kind=ALL_REDUCE),
+        "_c10d_functional::all_reduce_coalesced": CountedOperator(kind=ALL_REDUCE),
+        "_c10d_functional::all_reduce_coalesced_": CountedOperator(kind=ALL_REDUCE),
+        "_c10d_functional::all_gather_into_tensor": CountedOperator(kind=ALL_GATHER, gathers=True),
+        "_c10d_functional::all_gather_into_tensor_out": CountedOperator(kind=ALL_GATHER, gathers=True),
+        "_c10d_functional::all_gather_into_tensor_coalesced": CountedOperator(kind=ALL_GATHER, gathers=True),
+        "_c10d_functional::reduce_scatter_tensor": CountedOperator(kind=REDUCE_SCATTER),
+        "_c10d_functional::reduce_scatter_tensor_out": CountedOperator(kind=REDUCE_SCATTER),
+        "_c10d_functional::reduce_scatter_tensor_coalesced": CountedOperator(kind=REDUCE_SCATTER),
+        "_c10d_functional::all_to_all_single": CountedOperator(kind=ALL_TO_ALL),
+        "_c10d_functional::broadcast": CountedOperator(kind=BROADCAST),
+        "_c10d_functional::broadcast_": CountedOperator(kind=BROADCAST),
+        "_c10d_functional::isend": CountedOperator(kind=SEND),
     }
 )
-"""Barriers and receives are not here: they bring no payload of their own."""
+"""The counted operators. Barriers and receives are not listed, because they have no payload of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """How often, and how many bytes of payload."""
+    """The number of calls, and their payload in bytes."""
 
     num_calls: int = 0
     size_bytes: int = 0
@@ -93,7 +103,15 @@ class Amount:
         return Amount(num_calls=self.num_calls + other.num_calls, size_bytes=self.size_bytes + other.size_bytes)
 
     def wire_bytes(self, kind: str, num_ranks: int) -> float:
-        """What each rank of a ring of ``num_ranks`` sends for it (Patarasuk and Yuan 2009, section 3)."""
+        """Return the bytes that each rank of a ring sends.
+
+        Args:
+            kind: the kind of collective.
+            num_ranks: ranks of the ring.
+
+        Reference:
+            Patarasuk and Yuan 2009, section 3.
+        """
         if kind == SEND:
             return float(self.size_bytes)
         share = (num_ranks - 1) / num_ranks
@@ -101,23 +119,25 @@ class Amount:
 
 
 Counts = dict[tuple[str, str], Amount]
-"""(axis, kind) to how much."""
+"""(mesh axis, kind of collective) to the amount that was sent."""
 
 
 def by_axis(counts: Mapping[tuple[str, str], Amount]) -> dict[str, int]:
-    """Payload bytes of each axis, all kinds together."""
-    found: dict[str, int] = {}
+    """Return the payload bytes of each axis, all kinds together."""
+    sizes: dict[str, int] = {}
     for (axis, _), amount in counts.items():
-        found[axis] = found.get(axis, 0) + amount.size_bytes
-    return found
+        sizes[axis] = sizes.get(axis, 0) + amount.size_bytes
+    return sizes
 
 
 class ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's hook for subclasses
-    """Counts while it is entered::
+    """Counts the collectives that this rank calls in a ``with`` block.
 
-    with ByteCounter(mesh) as counter:
-        engine.step(batch)
-    counter.counts[("dp_shard", "all_gather")].size_bytes
+    Example::
+
+        with ByteCounter(mesh) as counter:
+            engine.step(batch)
+        counter.counts[("dp_shard", "all_gather")].size_bytes
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -128,7 +148,7 @@ class ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         for axis in mesh.mesh_dim_names or ():
             group = mesh.get_group(axis)
             self._axes[group.group_name] = axis
-            # The last one wins where axes of one rank have the same: nothing is sent in those.
+            # Axes of one rank may have the same ranks. Nothing is sent along them, so they are left out.
             if group.size() > 1:
                 self._ranks[tuple(dist.get_process_group_ranks(group))] = axis
 
@@ -139,40 +159,40 @@ class ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Count an operator and let it be."""
+        """Count an operator, and call it."""
         if any(issubclass(kind, DTensor) for kind in types):
-            # Let it take itself apart first: what it sends comes by again.
+            # A DTensor dispatches its collectives again as operators on plain tensors.
             return NotImplemented
         if func.namespace in NAMESPACES:
-            self._see(func, args)
+            self._count(func, args)
         return func(*args, **(kwargs or {}))
 
-    def _see(self, func: torch._ops.OpOverload, args: tuple[object, ...]) -> None:
-        # "c10d::send": without the overload.
-        known = OPERATORS.get(func._schema.name)
-        if known is None:
+    def _count(self, func: torch._ops.OpOverload, args: tuple[object, ...]) -> None:
+        # The name of the schema has no overload, for example "c10d::send".
+        operator = OPERATORS.get(func._schema.name)
+        if operator is None:
             return
         group = _group(args)
-        size = sum(value.nbytes for value in _tensors(args[1 if known.second else 0]))
-        key = (self._axis(group), known.kind)
-        more = Amount(num_calls=1, size_bytes=size * group.size() if known.gathers else size)
-        self.counts[key] = self.counts.get(key, Amount()) + more
+        size = sum(value.nbytes for value in _tensors(args[1 if operator.second else 0]))
+        key = (self._axis(group), operator.kind)
+        amount = Amount(num_calls=1, size_bytes=size * group.size() if operator.gathers else size)
+        self.counts[key] = self.counts.get(key, Amount()) + amount
 
     def _axis(self, group: dist.ProcessGroup) -> str:
-        found = self._axes.get(group.group_name)
-        return found or self._ranks.get(tuple(dist.get_process_group_ranks(group)), OTHER)
+        axis = self._axes.get(group.group_name)
+        return axis or self._ranks.get(tuple(dist.get_process_group_ranks(group)), OTHER)
 
 
 def make_visible(runner: DistributedDataParallel) -> None:
-    """Let a counter see what DistributedDataParallel reduces: by a hook that does the same in Python.
+    """Make DistributedDataParallel reduce its gradients in Python, where a counter sees it.
 
-    It takes the place of a communication hook, of which there can be one; any other hook is seen as well.
+    This registers a communication hook, of which there can be only one. A counter also sees any other hook.
     """
     runner.register_comm_hook(None, allreduce_hook)
 
 
 def _group(args: tuple[object, ...]) -> dist.ProcessGroup:
-    """The group among an operator's arguments: boxed, as it is, or by its name, which comes last."""
+    """Return the process group among an operator's arguments: boxed, plain, or by its name, which comes last."""
     for value in reversed(args):
         if isinstance(value, dist.ProcessGroup):
             return value

@@ -1,1 +1,19 @@
-"""Training over any mesh with the numbers of one process: one function a file, applied in the order of ``build``."""
+"""Training a model over any mesh of ranks with the results of one process.
+
+Modules, in reading order:
+
+- ``mesh``: the shape of a job: ranks along each axis
+- ``layout``: the module names and the splitting plan of a model
+- ``settings``: the parallel and training settings of a job
+- ``checks``: whether a model, a mesh and a batch fit each other
+- ``objective``: the loss that is summed and the count that divides it
+- ``build``: puts a model on this rank, in nine ordered steps
+- ``engine``: trains the model on this rank: ``step`` and ``evaluate``
+- ``batch``: a rank's part of a global batch
+- ``gather``: whole parameters out of the ranks' shards, and back
+- ``transformers_layout``: layouts for models of the ``transformers`` library
+- ``torch_messages``: torch's expected messages, silenced
+- ``transforms/``: the changes that ``build`` makes to a model
+- ``pipelines/``: stages, schedules and measured layer times
+- ``steps/``: the parts of one training step
+"""

@@ -1,14 +1,14 @@
-"""Puts a model on its ranks. The order is the rule of this room; each line stands on the one before:
+"""Puts a model on this rank. The order of the steps is the rule of this room; each step relies on those before it:
 
-1. freeze           before anything asks which parameters train
-2. split            a pipeline's stages, by names
-3. tensor parallel  every parameter becomes a DTensor
-4. tie              what step 3 took apart
-5. recompute        inside of what follows, so that hooks run once
-6. compile          a layer each, what it computes again included
+1. freeze           before anything reads which parameters train
+2. split            cuts a pipeline's stages by module names
+3. tensor parallel  turns every parameter into a DTensor
+4. tie              shares the weights again that step 3 separated
+5. recompute        inside the hooks of the following steps, so that these run once
+6. compile          one layer each, its recomputation included
 7. data parallel    over the parameters as steps 3 and 4 left them
 8. optimizer        over the parameters as step 7 left them
-9. stages, schedule around all of it
+9. schedule         around all of it
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,25 +22,36 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 from torch.optim import Optimizer
 
+from fanin.datacenter.parallel.checks import check_job
 from fanin.datacenter.parallel.layout import Layout
 from fanin.datacenter.parallel.mesh import PIPELINE, TENSOR
 from fanin.datacenter.parallel.objective import TOKENS, Objective
-from fanin.datacenter.parallel.pipelines.pipeline import Skip, Stage, hand_on, owners, split
-from fanin.datacenter.parallel.pipelines.shapes import keep_buffers
-from fanin.datacenter.parallel.recompute import apply_recompute
-from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_job
-from fanin.datacenter.parallel.shard import HALF, apply_data_parallel
+from fanin.datacenter.parallel.pipelines.shape_inference import keep_buffers
+from fanin.datacenter.parallel.pipelines.stages import Skip, StageModule, clone_view_output, split, stage_of_parameters
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps.optimizer import build_optimizer
-from fanin.datacenter.parallel.tensor import apply_tensor_parallel, arrived
-from fanin.datacenter.parallel.ties import Tie, check_shared, check_still_shared, retie, shared_names, tie_of
+from fanin.datacenter.parallel.transforms.data import HALF, apply_data_parallel
+from fanin.datacenter.parallel.transforms.recompute import apply_recompute
+from fanin.datacenter.parallel.transforms.tensor import apply_tensor_parallel, wait_for_output
+from fanin.datacenter.parallel.transforms.ties import (
+    Tie,
+    build_tie,
+    check_shared,
+    check_still_shared,
+    retie,
+    shared_names,
+)
 from fanin.protos.errors import InvalidInput
 
-Schedule = PipelineScheduleSingle | PipelineScheduleMulti
+TorchSchedule = PipelineScheduleSingle | PipelineScheduleMulti
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A module with all its parameters, the same on every rank, what its parts are called, and its objective."""
+class TrainableModel:
+    """A model to train: a module, the layout of its names and its objective.
+
+    The module has all of its parameters, and they are identical on every rank.
+    """
 
     module: nn.Module
     layout: Layout
@@ -48,8 +59,8 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One whole parameter: the stage that has it, its shape and its dtype."""
+class ParameterEntry:
+    """The stage, shape and dtype of one whole parameter."""
 
     stage: int
     shape: torch.Size
@@ -57,11 +68,21 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """A model on one rank.
+class RankModel:
+    """A model on one rank, ready to train.
 
-    ``parts``: the rank's stages by their number, or the whole model as stage 0. ``runners``: what a step calls, the
-    parts or what is around them. ``table``: the whole model's parameters by name, in its order.
+    Attributes:
+        objective: the loss and its count.
+        parallel: how the model is spread.
+        training: how it is trained.
+        mesh: the ranks; None for a single process.
+        device: what this rank computes on.
+        parts: the modules of this rank by the index of their stage. Without a pipeline the whole model is stage 0.
+        runners: the modules that a step calls: the parts, or DistributedDataParallel around them.
+        optimizers: one for each part that has trainable parameters.
+        schedule: torch's pipeline schedule; None without a pipeline.
+        tie: this rank's ends of a tied weight; None without a pipeline or without a tied weight.
+        table: the parameters of the whole model by name, in the order of the model.
     """
 
     objective: Objective
@@ -72,30 +93,42 @@ class Built:
     parts: dict[int, nn.Module]
     runners: dict[int, nn.Module]
     optimizers: tuple[Optimizer, ...]
-    schedule: Schedule | None
+    schedule: TorchSchedule | None
     tie: Tie | None
-    table: dict[str, Entry]
+    table: dict[str, ParameterEntry]
 
 
 def build(
-    model: Model,
+    model: TrainableModel,
     parallel: ParallelSettings,
     training: TrainingSettings,
     mesh: DeviceMesh | None,
     device: torch.device,
-) -> Built:
-    """Put a model on this rank; ``mesh`` None is one process by itself. Raises InvalidInput.
+) -> RankModel:
+    """Put a model on this rank, in the nine steps listed above.
 
-    The module's own parameters move into the parts: it is of no use afterwards, and of a pipeline holds no values.
+    The parameters of ``model.module`` move into the parts of the result, so do not use the module afterwards. If it was
+    cut into stages, it is on the meta device.
+
+    Args:
+        model: the module with all its parameters, identical on every rank.
+        parallel: how the model is spread.
+        training: how it is trained.
+        mesh: the ranks; None for a single process.
+        device: what this rank computes on.
+
+    Raises:
+        InvalidInput: the settings do not fit the model, the mesh or the batch size.
+        UnsupportedModel: the model cannot be spread over an axis of this mesh.
     """
     layout = model.layout
     check_job(layout, parallel, training, 1 if mesh is None else mesh.size())
     if parallel.offload and mesh is None:
-        raise InvalidInput("parallel: got offload and no mesh, expected one, of one rank: FSDP2 knows of ranks alone")
+        raise InvalidInput("parallel: got offload and no mesh, expected one, of one rank or more: FSDP2 needs a mesh")
     apply_freeze(model.module, training.freeze)
     table, shared = parameter_table(model, parallel), shared_names(model.module)
     stages = _stages(model, parallel, mesh)
-    runners = {stage.index: _spread(stage, layout, parallel, mesh, device) for stage in stages}
+    runners = {stage.index: _apply_to_stage(stage, layout, parallel, mesh, device) for stage in stages}
     parts = {stage.index: stage.part for stage in stages}
     for part in parts.values():
         check_still_shared(part, shared)
@@ -103,8 +136,8 @@ def build(
     schedule, tie = None, None
     if parallel.pipelined and mesh is not None:
         schedule = build_schedule(runners, model.objective, parallel, mesh, device)
-        tie = None if layout.tied is None else tie_of(parts, layout.tied, parallel.pipeline(), mesh)
-    return Built(
+        tie = None if layout.tied is None else build_tie(parts, layout.tied, parallel.pipeline(), mesh)
+    return RankModel(
         objective=model.objective,
         parallel=parallel,
         training=training,
@@ -119,30 +152,33 @@ def build(
     )
 
 
-def parameter_table(model: Model, parallel: ParallelSettings) -> dict[str, Entry]:
-    """All parameters of a model that is still whole, in its order.
+def parameter_table(model: TrainableModel, parallel: ParallelSettings) -> dict[str, ParameterEntry]:
+    """Return the entry of every parameter of a model, in the model's order, before the model is spread.
 
-    Raises InvalidInput if a cut would leave some out, and UnsupportedModel if the mesh would untie shared ones.
+    Raises:
+        InvalidInput: the layout does not cover a parameter, so a pipeline would lose it.
+        UnsupportedModel: the mesh would separate shared parameters.
     """
     num_stages = parallel.pipeline().num_stages if parallel.pipelined else 1
-    stage_of = owners(model.module, model.layout, num_stages, parallel.times, every_name=True)
+    stage_of = stage_of_parameters(model.module, model.layout, num_stages, parallel.times, every_name=True)
     check_shared(model.module, model.layout, parallel.mesh, stage_of)
     return {
-        name: Entry(stage=stage_of[name], shape=value.shape, dtype=value.dtype)
+        name: ParameterEntry(stage=stage_of[name], shape=value.shape, dtype=value.dtype)
         for name, value in model.module.named_parameters()
     }
 
 
 def apply_freeze(module: nn.Module, patterns: Sequence[str]) -> None:
-    """Keep the parameters whose names fit a pattern as they are.
+    """Exclude the parameters whose names match a pattern from training.
 
-    Raises InvalidInput if one fits none, or if nothing is left to train.
+    Raises:
+        InvalidInput: a pattern matches no name, or no parameter is left to train.
     """
     for pattern in patterns:
-        found = [value for name, value in module.named_parameters() if fnmatchcase(name, pattern)]
-        if not found:
-            raise InvalidInput(f"freeze: no parameter's name fits {pattern!r}")
-        for value in found:
+        matches = [value for name, value in module.named_parameters() if fnmatchcase(name, pattern)]
+        if not matches:
+            raise InvalidInput(f"freeze: no parameter's name matches {pattern!r}")
+        for value in matches:
             value.requires_grad_(False)
     if not any(value.requires_grad for value in module.parameters()):
         raise InvalidInput(
@@ -150,26 +186,26 @@ def apply_freeze(module: nn.Module, patterns: Sequence[str]) -> None:
         )
 
 
-def _stages(model: Model, parallel: ParallelSettings, mesh: DeviceMesh | None) -> list[Stage]:
+def _stages(model: TrainableModel, parallel: ParallelSettings, mesh: DeviceMesh | None) -> list[StageModule]:
     if not parallel.pipelined or mesh is None:
-        return [Stage(index=0, part=model.module)]
+        return [StageModule(index=0, part=model.module)]
     rank = mesh.get_local_rank(PIPELINE)
     stages = split(model.module, model.layout, parallel.pipeline(), rank, parallel.times)
-    # Else whoever holds the model holds the values of all stages to the job's end.
+    # Otherwise a reference to the model would keep the values of all stages in memory until the job ends.
     model.module.to("meta")
     return stages
 
 
-def _spread(
-    stage: Stage, layout: Layout, parallel: ParallelSettings, mesh: DeviceMesh | None, device: torch.device
+def _apply_to_stage(
+    stage: StageModule, layout: Layout, parallel: ParallelSettings, mesh: DeviceMesh | None, device: torch.device
 ) -> nn.Module:
-    """Steps 3 to 7 on one stage; what a step calls."""
+    """Apply steps 3 to 7 to one stage. Return the module that a training step calls."""
     part = stage.part
     if mesh is not None and parallel.mesh.tp > 1:
         apply_tensor_parallel(part, layout, mesh[TENSOR], sequence=parallel.sequence_parallel)
     if mesh is None or not parallel.sharded:
-        # After the split, and not where FSDP2 is to come: a device may have no room for the whole of a stage. What
-        # splits moves a parameter or a layer at a time by itself.
+        # After the split, and not if FSDP2 follows: a device may be too small for a whole stage. Tensor parallelism and
+        # FSDP2 move one parameter or one layer at a time.
         part.to(device)
     if layout.tied is not None:
         retie(part, layout.tied)
@@ -177,20 +213,21 @@ def _spread(
     apply_recompute(layers, parallel.recompute)
     if parallel.compile:
         for name in layout.inputs:
-            part.get_submodule(name).register_forward_hook(arrived)
+            part.get_submodule(name).register_forward_hook(wait_for_output)
         for layer in layers:
             layer.compile()
     half = HALF.get(parallel.precision)
     if half is not None and not parallel.sharded:
-        # FSDP2 has a policy of its own for it.
+        # FSDP2 has its own policy for half precision.
         part.forward = torch.autocast(device.type, half)(part.forward)
     return part if mesh is None else apply_data_parallel(part, layers, mesh, parallel)
 
 
 def layers_of(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules that a module is a row of; what only holds others, as a list does, stands for those.
+    """Yield the layers in a module.
 
-    Nobody calls it: what is put around its forward would never run.
+    A container without a ``forward``, such as a ModuleList, is replaced by its own layers: it is never called, so
+    nothing that wraps its forward would run.
     """
     for child in module.children():
         if type(child).forward is nn.Module.forward:
@@ -200,7 +237,10 @@ def layers_of(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def divided_loss(objective: Objective) -> Callable[[Tensor, Tensor, float, list[Tensor] | None], Tensor]:
-    """An objective as a pipeline's last stage calls it. ``scores``: for those of an evaluation, else None."""
+    """Return the loss function of a pipeline's last stage.
+
+    Its ``scores`` is a list for the observer's scores of an evaluation, and None in training.
+    """
 
     def loss(outputs: Tensor, targets: Tensor, divisor: float, scores: list[Tensor] | None) -> Tensor:
         if scores is not None and objective.observer is not None:
@@ -216,22 +256,32 @@ def build_schedule(
     parallel: ParallelSettings,
     mesh: DeviceMesh,
     device: torch.device,
-) -> Schedule:
-    """Step 9: a rank's runners, by number of their stage, as stages of a pipeline."""
+) -> TorchSchedule:
+    """Build the schedule that runs this rank's stages (step 9).
+
+    Args:
+        runners: the rank's modules by the index of their stage.
+        objective: the loss that the last stage computes.
+        parallel: the schedule and its sizes.
+        mesh: the ranks.
+        device: what this rank computes on.
+    """
     pipeline = parallel.pipeline()
     if pipeline.rules.splits_backward:
         for index, runner in runners.items():
             if index < pipeline.num_stages - 1:
-                runner.register_forward_hook(hand_on)
+                runner.register_forward_hook(clone_view_output)
     stages = [
         PipelineStage(runner, index, pipeline.num_stages, device, group=mesh.get_group(PIPELINE))
         for index, runner in runners.items()
     ]
     for stage in stages:
-        # Its methods are replaced for this one object, which types do not foresee.
+        # keep_buffers replaces methods of this one object, which its type does not declare.
         keep_buffers(stage)  # type: ignore[arg-type]
-    kind = get_schedule_class(pipeline.rules.torch_name)
-    held = stages[0] if pipeline.rules.single else stages
-    # The loss was divided already; torch would divide once more, by the microbatches.
-    schedule: Schedule = kind(held, pipeline.microbatches, loss_fn=divided_loss(objective), scale_grads=False)
+    schedule_class = get_schedule_class(pipeline.rules.torch_name)
+    own_stages = stages[0] if pipeline.rules.single_stage else stages
+    # The loss is divided already. With scale_grads torch would divide it again by the number of microbatches.
+    schedule: TorchSchedule = schedule_class(
+        own_stages, pipeline.microbatches, loss_fn=divided_loss(objective), scale_grads=False
+    )
     return schedule

@@ -1,73 +1,55 @@
-"""The step: a model that is spread over ranks, trained as one process would train it.
+"""Trains a model that is spread over ranks with the results of one process.
 
-    engine = build_engine(model, parallel, training, mesh)   # mesh None: one process
-    engine.share                     -> (index, count): which part of each global batch this rank is given
-    engine.step(batch, count=None)   -> Stepped(loss, norm, count): one optimizer step; ``batch`` is this rank's part
-    engine.evaluate(batch)           -> (loss_sum, count) of all ranks' parts together
-    engine.set_learning_rate(rate)
-    engine.full_parameters()         -> name to whole CPU tensor, as of one process; a collective, on every rank
-    engine.load_parameters(values)   -> name to whole tensor into the ranks' shards
-    engine.parts, engine.optimizers, engine.table   for checkpoints: modules by stage, their optimizers, name to Entry
+Example::
 
-All ranks call the same things in the same order. What makes the numbers those of one process: the loss of a piece is a
-sum, divided by the count of the whole global batch; gradients are summed over ranks, turns and microbatches, never
-averaged; they are settled, tied and measured over all axes before they are clipped.
+    engine = build_engine(model, parallel, training, mesh)  # mesh None: one process
+    index, count = engine.share                             # the part of each global batch that this rank trains on
+    result = engine.step(batch)                             # batch: this rank's part
+    loss_sum, loss_count = engine.evaluate(batch)           # over the parts of all ranks
+    parameters = engine.full_parameters()                   # name to whole CPU tensor, on every rank
+
+All ranks must call the same methods in the same order, because most of them are collectives.
+
+Three rules give the results of one process. The loss of a chunk is a sum, divided by the count of the whole global
+batch. Gradients are summed over ranks, accumulation steps and microbatches, never averaged. They are completed, tied
+and measured over all axes before they are clipped.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from fanin.datacenter.jobs.devices import device_type, rank_device
-from fanin.datacenter.parallel.build import Built, Entry, Model, build
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.build import ParameterEntry, RankModel, TrainableModel, build
+from fanin.datacenter.parallel.checks import check_sequence
 from fanin.datacenter.parallel.gather import load_whole, whole_parameters
 from fanin.datacenter.parallel.mesh import PIPELINE, REPLICATE, SHARD
-from fanin.datacenter.parallel.quiet import quiet
-from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings, check_sequence
-from fanin.datacenter.parallel.shard import reshard
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps import gradients
 from fanin.datacenter.parallel.steps.noise import PartNorms, RateOf
+from fanin.datacenter.parallel.steps.passes import Passes
 from fanin.datacenter.parallel.steps.scaling import LossScale
+from fanin.datacenter.parallel.torch_messages import silence_expected_messages
+from fanin.datacenter.parallel.transforms.data import reshard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """A rank's part of a global batch, samples first; ``extra`` are further arguments of the model by name."""
+class StepResult:
+    """The result of an optimizer step, the same on every rank.
 
-    inputs: Tensor
-    targets: Tensor
-    extra: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def chunks(self, num: int) -> "Iterator[Batch]":
-        """The batch in equal pieces."""
-        if len(self.inputs) % num:
-            raise ValueError(f"got a part of {len(self.inputs)} samples for {num} pieces, expected a multiple")
-        extra = {name: value.chunk(num) for name, value in self.extra.items()}
-        for index, (inputs, targets) in enumerate(zip(self.inputs.chunk(num), self.targets.chunk(num), strict=True)):
-            yield Batch(inputs=inputs, targets=targets, extra={name: pieces[index] for name, pieces in extra.items()})
-
-    def to(self, device: torch.device) -> "Batch":
-        """The batch on a device."""
-        extra = {name: value.to(device, non_blocking=True) for name, value in self.extra.items()}
-        inputs, targets = (value.to(device, non_blocking=True) for value in (self.inputs, self.targets))
-        return Batch(inputs=inputs, targets=targets, extra=extra)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
-    """The result of a step, the same on every rank: the mean loss before it, the gradients' norm, the count.
-
-    ``norm``: before clipping; with local steps it is this rank's own. ``skipped``: the loss or the norm is not finite
-    on some rank, and no rank changed anything. ``overflowed``: it was skipped for an overflow in fp16, whose scale was
-    lowered; it happens now and then.
+    Attributes:
+        loss: mean loss over the global batch before the step, a scalar.
+        norm: 2-norm of all gradients before clipping, a scalar. With local steps it is the rank's own.
+        count: count of the global batch that the loss was divided by.
+        skipped: the loss or the norm was not finite on some rank, so no rank changed its parameters.
+        overflowed: the step was skipped because fp16 overflowed, and the loss scale was lowered. This is normal now and
+            then.
     """
 
     loss: Tensor
@@ -78,259 +60,222 @@ class Stepped:
 
 
 def build_engine(
-    model: Model,
+    model: TrainableModel,
     parallel: ParallelSettings,
     training: TrainingSettings,
     mesh: DeviceMesh | None,
     device: torch.device | None = None,
 ) -> "Engine":
-    """An engine on this rank, by default on what the mesh or, without one, the machine has. Raises InvalidInput."""
-    quiet()
-    place = device or rank_device(device_type(parallel.device) if mesh is None else mesh.device_type)
-    return Engine(build(model, parallel, training, mesh, place))
+    """Create the engine that trains a model on this rank.
+
+    Every rank of the mesh calls this function with the same arguments. The model is spread in place: its parameters
+    move to the device, split as ``parallel`` describes. Do not use ``model.module`` afterwards.
+
+    Args:
+        model: the module with all its parameters, identical on every rank, its layout and its objective.
+        parallel: how the model is spread. ``parallel.mesh`` must have as many ranks as ``mesh``.
+        training: batch size, optimizer and gradient settings.
+        mesh: the ranks, with the axes of ``MeshShape``. None trains in this process alone.
+        device: what this rank computes on. The default is the rank's own device of the mesh's type, or without a mesh
+            the one that ``parallel.device`` selects.
+
+    Returns:
+        The engine. It is ready for ``step`` and ``evaluate``.
+
+    Raises:
+        InvalidInput: the settings do not fit the model, the mesh or the batch size.
+        UnsupportedModel: the model cannot be spread over an axis of this mesh.
+    """
+    silence_expected_messages()
+    own_device = device or rank_device(device_type(parallel.device) if mesh is None else mesh.device_type)
+    return Engine(build(model, parallel, training, mesh, own_device))
 
 
 class Engine:
-    """A model on one rank of a mesh."""
+    """A model on one rank of a mesh, and the steps that train it. Create it with ``build_engine``."""
 
-    def __init__(self, built: Built) -> None:
-        self.built = built
-        self._training = [value for part in built.parts.values() for value in part.parameters() if value.requires_grad]
-        copied = None if built.tie is None else built.tie.copied
-        # Both ends of a tie have the sum: their norm counts once.
-        self._measured = [value for value in self._training if value is not copied]
-        # Only fp16, and jobs that may skip steps, go on after a step that changes nothing.
-        skips = built.training.max_skips > 0 or built.parallel.precision == "fp16"
-        self._statistics = [value for part in built.parts.values() for value in _statistics(part)] if skips else []
-        self._groups = _groups(built)
-        self._pipeline = built.mesh.get_group(PIPELINE) if built.mesh is not None and built.schedule else None
-        self._scale = LossScale() if built.parallel.precision == "fp16" else None
-        self._shapes: dict[bool, torch.Size] = {}
+    def __init__(self, rank_model: RankModel) -> None:
+        self.rank_model = rank_model
+        self._passes = Passes(rank_model)
+        parts = rank_model.parts.values()
+        self._trainable = [value for part in parts for value in part.parameters() if value.requires_grad]
+        copied = None if rank_model.tie is None else rank_model.tie.copied
+        # Both ends of a tie hold the summed gradient, and its norm counts once.
+        self._measured = [value for value in self._trainable if value is not copied]
+        # Only fp16, and jobs that may skip steps, continue after a step that changes nothing.
+        skips = rank_model.training.max_skips > 0 or rank_model.parallel.precision == "fp16"
+        self._statistics = [value for part in parts for value in _statistics(part)] if skips else []
+        self._groups = _batch_groups(rank_model)
+        mesh, schedule = rank_model.mesh, rank_model.schedule
+        self._pipeline = mesh.get_group(PIPELINE) if mesh is not None and schedule is not None else None
+        self._scale = LossScale() if rank_model.parallel.precision == "fp16" else None
         self._noise: PartNorms | None = None
 
     @property
     def parts(self) -> Mapping[int, nn.Module]:
-        """This rank's modules by the number of their stage."""
-        return self.built.parts
+        """This rank's modules by the index of their stage."""
+        return self.rank_model.parts
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
-        """One for each part that trains."""
-        return self.built.optimizers
+        """One optimizer for each part that has trainable parameters."""
+        return self.rank_model.optimizers
 
     @property
-    def table(self) -> Mapping[str, Entry]:
-        """All parameters of the model by name, and the stage, shape and dtype of each."""
-        return self.built.table
+    def table(self) -> Mapping[str, ParameterEntry]:
+        """The stage, shape and dtype of every parameter of the model, by name."""
+        return self.rank_model.table
 
     @property
     def share(self) -> tuple[int, int]:
-        """(which, of how many): this rank's part of each global batch."""
-        mesh, shape = self.built.mesh, self.built.parallel.mesh
+        """(index, count): the part of each global batch that this rank trains on, and the number of parts."""
+        mesh, shape = self.rank_model.mesh, self.rank_model.parallel.mesh
         if mesh is None:
             return 0, 1
         return mesh.get_local_rank(REPLICATE) * shape.dp_shard + mesh.get_local_rank(SHARD), shape.num_parts
 
-    def step(self, batch: Batch, count: int | None = None) -> Stepped:
-        """One optimizer step. ``count``: of the whole global batch, where the caller knows it; else it is summed."""
-        batch = self._taken(batch)
+    def step(self, batch: Batch, count: int | None = None) -> StepResult:
+        """Run one optimizer step.
+
+        If the loss or a gradient is not finite on some rank, no rank changes its parameters or running statistics.
+
+        Args:
+            batch: this rank's part of the global batch.
+            count: count of the whole global batch, if the caller knows it. Otherwise it is summed over the ranks.
+
+        Raises:
+            InvalidInput: the ranks of tp cannot split the sequences of the batch evenly.
+            ValueError: the inputs of a pipeline have another shape than in the first step.
+        """
+        batch = self._on_device(batch)
         total = self._total_count(batch.targets) if count is None else count
         self._set_mode(training=True)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        kept = [value.clone() for value in self._statistics]
-        share = self._forward_backward(batch, max(1, total))
+        old_statistics = [value.clone() for value in self._statistics]
+        factor = 1.0 if self._scale is None else self._scale.factor
+        share = self._passes.train(batch, max(1, total), factor, self._noise)
         if self._noise is not None:
             self.set_learning_rate(self._noise.rate())
-        norm = self._measure_gradients()
-        loss, finite = self._agreed(share, norm)
+        norm = self._complete_gradients()
+        loss, finite = self._agree(share, norm)
         # In half precision the loss itself may overflow, too.
         overflowed = not finite and self._scale is not None and self._scale.overflowed()
         if finite:
-            self._update(norm)
+            self._update_parameters(norm)
         else:
-            # A forward pass has moved the running statistics already.
-            for value, before in zip(self._statistics, kept, strict=True):
-                value.copy_(before)
-        return Stepped(loss=loss, norm=norm, count=total, skipped=not finite, overflowed=overflowed)
+            # The forward pass has already updated the running statistics.
+            for value, old in zip(self._statistics, old_statistics, strict=True):
+                value.copy_(old)
+        return StepResult(loss=loss, norm=norm, count=total, skipped=not finite, overflowed=overflowed)
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> tuple[float, int]:
-        """(sum of the losses, their count) of the parts that all ranks are given; nothing is trained.
+        """Evaluate the parts of all ranks together, without training.
 
-        The objective's observer is shown this rank's outputs.
+        The objective's observer receives the scores of this rank's outputs.
+
+        Args:
+            batch: this rank's part of the samples.
+
+        Returns:
+            (sum of the losses, their count), over all ranks.
         """
-        batch = self._taken(batch)
+        batch = self._on_device(batch)
         self._set_mode(training=False)
-        loss = torch.zeros((), dtype=torch.float64, device=self.built.device)
-        observer, scores = self.built.objective.observer, list[Tensor]()
-        if self.built.schedule is not None:
-            losses: list[Tensor] = []
-            # A folded schedule of torch 2.13 cannot go forward alone: it goes back too, and the gradients are dropped.
-            with torch.set_grad_enabled(self.built.parallel.folded):
-                self._run_schedule(batch, 1.0, losses, scores)
-            # Torch may infer sizes first, by a loss of values that are nobody's.
-            scores = scores[-self.built.parallel.microbatches :]
-            for optimizer in self.optimizers:
-                optimizer.zero_grad(set_to_none=True)
-            loss = sum((each.detach() for each in losses), loss)
-        else:
-            part = self.parts[0]
-            for piece in batch.chunks(self.built.parallel.microbatches):
-                outputs = part(piece.inputs, **piece.extra)
-                loss = loss + self.built.objective.loss_sum(outputs, piece.targets)
-                if observer is not None:
-                    scores.append(observer.score(outputs, piece.targets))
+        loss, scores = self._passes.evaluate(batch)
         for part in self.parts.values():
             reshard(part)
+        observer = self.rank_model.objective.observer
         if observer is not None:
             for score in scores:
                 observer.add(score)
-        return float(self._sum(loss, pipeline=True)), self._total_count(batch.targets)
+        return float(self._sum_over_ranks(loss, pipeline=True)), self._total_count(batch.targets)
 
     @property
     def scale_state(self) -> dict[str, float]:
-        """What fp16's loss scale is at, by name, for a checkpoint; nothing in other precisions."""
+        """The state of fp16's loss scale by name, for a checkpoint. Empty in other precisions."""
         return {} if self._scale is None else self._scale.state
 
     def load_scale_state(self, values: Mapping[str, float]) -> None:
-        """Go on with a loss scale where ``values`` has one; in other precisions there is none to go on with."""
+        """Restore fp16's loss scale from ``values``, if they contain one. Other precisions ignore them."""
         if self._scale is not None:
             self._scale.load(values)
 
     def measure_noise(self, rate_of: RateOf) -> None:
-        """Have ``rate_of`` say each following step's rate by how much the gradients of a batch's parts differ.
+        """Set the learning rate of each following step from the gradient noise between the parts of its batch.
 
-        For one process by itself, and for copies that DistributedDataParallel keeps alike.
+        Supported for one process, and for copies that DistributedDataParallel synchronizes.
         """
-        self._noise = PartNorms(self.built.runners[0], self.built.training.accumulate, rate_of)
+        self._noise = PartNorms(self.rank_model.runners[0], self.rank_model.training.accumulate, rate_of)
 
     def set_learning_rate(self, rate: float) -> None:
-        """The rate of the following steps."""
+        """Set the learning rate of the following steps."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
     def full_parameters(self) -> dict[str, Tensor]:
-        """All parameters whole and on the CPU, by the names and in the order of one process; on every rank."""
-        return dict(whole_parameters(self.built))
+        """Gather all parameters on the CPU of every rank, by name and in the order of one process. A collective."""
+        return dict(whole_parameters(self.rank_model))
 
     def load_parameters(self, values: Mapping[str, Tensor]) -> None:
-        """Take over whole parameters. Raises ValueError, and changes nothing, if they are not the model's."""
-        load_whole(self.built, values)
+        """Load whole parameters into this rank's shards.
 
-    def _taken(self, batch: Batch) -> Batch:
-        """A batch on this rank's device. Raises InvalidInput if ranks cannot share out its sequences as they are to."""
-        if self.built.parallel.sequence_parallel:
-            check_sequence(self.built.parallel, batch.inputs.shape[1])
-        return batch.to(self.built.device)
-
-    def _forward_backward(self, batch: Batch, count: int) -> Tensor:
-        """The gradients of this rank's part; its share of the mean loss."""
-        parallel = self.built.parallel
-        turns = self.built.training.accumulate
-        loss = torch.zeros((), dtype=torch.float64, device=self.built.device)
-        if self.built.schedule is not None:
-            for piece in batch.chunks(turns):
-                losses: list[Tensor] = []
-                self._run_schedule(piece, float(count), losses)
-                loss = sum((each.detach() for each in losses), loss)
-            return loss
-        scale = self._copies if self._scale is None else self._copies * self._scale.factor
-        num = turns * parallel.microbatches
-        if self._noise is not None:
-            self._noise.begin()
-        for index, piece in enumerate(batch.chunks(num)):
-            with self._synchronized(last=index == num - 1):
-                outputs = self.built.runners[0](piece.inputs, **piece.extra)
-                share = self.built.objective.loss_sum(outputs, piece.targets) / count
-                torch.autograd.backward(share * scale)
-            if self._noise is not None:
-                self._noise.turn_ended(last=index == num - 1)
-            loss = loss + share.detach()
-        return loss
-
-    @property
-    def _copies(self) -> int:
-        """What DistributedDataParallel, which averages over copies, divides by and the loss is multiplied with."""
-        parallel = self.built.parallel
-        return 1 if parallel.sharded else parallel.mesh.dp_replicate
-
-    def _synchronized(self, *, last: bool) -> AbstractContextManager[None]:
-        """Gradients meet those of other ranks in the last piece alone."""
-        runner = self.built.runners[0]
-        if isinstance(runner, FSDPModule):
-            runner.set_requires_gradient_sync(last)
-        if isinstance(runner, DistributedDataParallel) and not last:
-            waiting: AbstractContextManager[None] = runner.no_sync()
-            return waiting
-        return nullcontext()
-
-    def _run_schedule(
-        self, batch: Batch, divisor: float, losses: list[Tensor], scores: list[Tensor] | None = None
-    ) -> None:
-        """One run of the pipeline; the last stage's losses, one a microbatch, are put into ``losses``.
-
-        An evaluation gives ``scores`` for the observer's.
+        Raises:
+            ValueError: names or shapes differ from those of the model. Nothing is changed.
         """
-        schedule, parts = self.built.schedule, self.parts
-        assert schedule is not None
-        training = torch.is_grad_enabled()
-        if self._shapes.setdefault(training, batch.inputs.shape) != batch.inputs.shape:
-            # A receive into a buffer of the old size says nothing and keeps it.
-            raise ValueError(
-                f"got inputs of {list(batch.inputs.shape)} for a pipeline that began with "
-                f"{list(self._shapes[training])}, expected the same in each step; pad them"
-            )
-        num_stages = self.built.parallel.pipeline().num_stages
-        inputs = (batch.inputs,) if 0 in parts else ()
-        target, found = (batch.targets, losses) if num_stages - 1 in parts else (None, None)
-        shared = {"divisor": divisor, "scores": scores}
-        if training:
-            schedule.step(*inputs, target=target, losses=found, return_outputs=False, loss_kwargs=shared, **batch.extra)
-        else:
-            schedule.eval(*inputs, target=target, losses=found, return_outputs=False, loss_kwargs=shared, **batch.extra)
+        load_whole(self.rank_model, values)
 
-    def _measure_gradients(self) -> Tensor:
-        """Complete the gradients; their norm before clipping."""
-        gradients.settle(self._training)
-        if self.built.tie is not None:
-            self.built.tie.add_gradients()
+    def _on_device(self, batch: Batch) -> Batch:
+        """Return a batch on this rank's device. Raises InvalidInput if tp cannot split its sequences evenly."""
+        if self.rank_model.parallel.sequence_parallel:
+            check_sequence(self.rank_model.parallel, batch.inputs.shape[1])
+        return batch.to(self.rank_model.device)
+
+    def _complete_gradients(self) -> Tensor:
+        """Settle, tie and unscale the gradients. Return their norm over all ranks, before clipping."""
+        gradients.settle(self._trainable)
+        if self.rank_model.tie is not None:
+            self.rank_model.tie.add_gradients()
         if self._scale is not None:
-            gradients.scale(self._training, 1.0 / self._scale.factor)
-        return gradients.total_norm(self._measured, self._pipeline, self.built.device)
+            gradients.scale(self._trainable, 1.0 / self._scale.factor)
+        return gradients.total_norm(self._measured, self._pipeline, self.rank_model.device)
 
-    def _agreed(self, share: Tensor, norm: Tensor) -> tuple[Tensor, bool]:
-        """(the mean loss, whether it and the gradients are finite), the same on all ranks.
+    def _agree(self, share: Tensor, norm: Tensor) -> tuple[Tensor, bool]:
+        """Return (the mean loss, whether the loss and the gradients are finite), the same on all ranks.
 
-        Ranks of ``tp`` need no message: each has the whole loss, and the norm of all of them. Copies that take local
-        steps have a norm each, so whether it is finite travels with the loss.
+        Ranks of ``tp`` exchange no message: each has the whole loss and the norm of all of them. Copies that run local
+        steps have different norms, so whether a norm is finite is sent together with the loss.
         """
-        told = torch.stack([share, norm.isfinite().logical_not().to(share)])
-        loss, num_broken = self._sum(told, pipeline=True)
-        return loss, bool(loss.isfinite()) and not bool(num_broken)
+        values = torch.stack([share, norm.isfinite().logical_not().to(share)])
+        loss, num_not_finite = self._sum_over_ranks(values, pipeline=True)
+        return loss, bool(loss.isfinite()) and not bool(num_not_finite)
 
-    def _update(self, norm: Tensor) -> None:
-        """Clip the gradients, and have the optimizers take them."""
-        limit = self.built.training.clip_norm
+    def _update_parameters(self, norm: Tensor) -> None:
+        """Clip the gradients and run the optimizers."""
+        limit = self.rank_model.training.clip_norm
         if limit is not None:
-            gradients.clip(self._training, norm, limit)
+            gradients.clip(self._trainable, norm, limit)
         for optimizer in self.optimizers:
             optimizer.step()
         if self._scale is not None:
             self._scale.succeeded()
 
     def _set_mode(self, *, training: bool) -> None:
-        for runner in self.built.runners.values():
+        for runner in self.rank_model.runners.values():
             if runner.training != training:
                 runner.train(training)
 
     def _total_count(self, targets: Tensor) -> int:
-        """The count over all parts of the global batch."""
-        return int(self._sum(self.built.objective.count(targets).double(), pipeline=False))
+        """Return the count over all parts of the global batch."""
+        return int(self._sum_over_ranks(self.rank_model.objective.count(targets).double(), pipeline=False))
 
-    def _sum(self, value: Tensor, *, pipeline: bool) -> Tensor:
-        """The sum over the ranks with other samples, and over the stages, of which the last alone has a loss."""
+    def _sum_over_ranks(self, value: Tensor, *, pipeline: bool) -> Tensor:
+        """Sum in place over the ranks with other samples and, with ``pipeline``, over the stages.
+
+        Only the last stage has a loss; the others contribute zero.
+        """
         for group in self._groups:
             dist.all_reduce(value, group=group)
         if pipeline and self._pipeline is not None:
@@ -338,12 +283,13 @@ class Engine:
         return value
 
 
-def _groups(built: Built) -> list[dist.ProcessGroup]:
-    sizes = built.parallel.mesh.sizes
-    return [] if built.mesh is None else [built.mesh.get_group(axis) for axis in (SHARD, REPLICATE) if sizes[axis] > 1]
+def _batch_groups(model: RankModel) -> list[dist.ProcessGroup]:
+    """Return the groups of ranks that train on different samples."""
+    sizes = model.parallel.mesh.sizes
+    return [] if model.mesh is None else [model.mesh.get_group(axis) for axis in (SHARD, REPLICATE) if sizes[axis] > 1]
 
 
 def _statistics(part: nn.Module) -> list[Tensor]:
-    """The buffers of a part that belong to its state."""
-    kept = part.state_dict().keys()
-    return [value for name, value in part.named_buffers() if name in kept]
+    """Return the buffers of a part that belong to its state."""
+    names = part.state_dict().keys()
+    return [value for name, value in part.named_buffers() if name in names]

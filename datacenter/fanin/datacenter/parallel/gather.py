@@ -1,4 +1,7 @@
-"""A model's whole parameters out of what is spread over the ranks, and back, by the names they have in one process."""
+"""Gathers whole parameters from the shards of all ranks, and loads whole parameters into the shards.
+
+Names, shapes and dtypes are those of the model in one process.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,57 +10,64 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from fanin.datacenter.parallel.build import Built
+from fanin.datacenter.parallel.build import RankModel
 from fanin.datacenter.parallel.mesh import PIPELINE
 
 
 @torch.no_grad()
-def whole_parameters(built: Built) -> Iterator[tuple[str, Tensor]]:
-    """Name and whole value of each parameter, one after the other, on the CPU of every rank.
+def whole_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and whole value of each parameter on the CPU of every rank.
 
-    A collective of all ranks. Each holds one whole parameter at a time, if its caller does. Raises ValueError if a
-    part has another value under a name than the model's table says.
+    A collective: all ranks must iterate together. Only one whole parameter is in memory at a time, unless the caller
+    keeps more.
+
+    Raises:
+        ValueError: the shape or dtype of a parameter has changed since the model was model.
     """
-    group = built.mesh.get_group(PIPELINE) if built.mesh is not None and built.parallel.pipelined else None
-    found = {stage: dict(part.named_parameters()) for stage, part in built.parts.items()}
-    for name, entry in built.table.items():
-        mine = found.get(entry.stage, {}).get(name)
-        if mine is None:
-            value = torch.empty(entry.shape, dtype=entry.dtype, device=built.device)
+    group = model.mesh.get_group(PIPELINE) if model.mesh is not None and model.parallel.pipelined else None
+    parameters = {stage: dict(part.named_parameters()) for stage, part in model.parts.items()}
+    for name, entry in model.table.items():
+        own = parameters.get(entry.stage, {}).get(name)
+        if own is None:
+            value = torch.empty(entry.shape, dtype=entry.dtype, device=model.device)
         else:
-            value = mine.full_tensor() if isinstance(mine, DTensor) else mine.detach()
+            value = own.full_tensor() if isinstance(own, DTensor) else own.detach()
             if (value.shape, value.dtype) != (entry.shape, entry.dtype):
                 raise ValueError(
                     f"{name}: got {value.dtype} {list(value.shape)}, expected {entry.dtype} {list(entry.shape)} as "
-                    "when the model was built; leave the parameters of the parts as they are"
+                    "when the model was built; do not replace the parameters of the parts"
                 )
         if group is not None:
-            owner = dist.get_global_rank(group, built.parallel.pipeline().rank_of(entry.stage))
-            value = value.to(built.device).contiguous()
+            owner = dist.get_global_rank(group, model.parallel.pipeline().rank_of(entry.stage))
+            value = value.to(model.device).contiguous()
             dist.broadcast(value, owner, group=group)
         yield name, value.cpu().clone()
 
 
 @torch.no_grad()
-def load_whole(built: Built, values: Mapping[str, Tensor]) -> None:
-    """Give each rank its share of whole values. Raises ValueError, and changes nothing, if they are not the model's."""
-    missing, unknown = set(built.table) - set(values), set(values) - set(built.table)
-    wrong = [name for name in set(built.table) & set(values) if built.table[name].shape != values[name].shape]
+def load_whole(model: RankModel, values: Mapping[str, Tensor]) -> None:
+    """Load whole values into the shards of this rank.
+
+    Raises:
+        ValueError: names or shapes differ from those of the model. Nothing is changed.
+    """
+    missing, unknown = set(model.table) - set(values), set(values) - set(model.table)
+    wrong = [name for name in set(model.table) & set(values) if model.table[name].shape != values[name].shape]
     if missing or unknown or wrong:
         raise ValueError(
             f"got {len(values)} parameters of which {len(unknown)} are not the model's and {len(wrong)} have another "
             f"shape, and {len(missing)} are missing, such as {min([*missing, *unknown, *wrong])}"
         )
-    copied, original = (None, "") if built.tie is None else (built.tie.copied, built.tie.original_name)
-    for part in built.parts.values():
+    copied, original = (None, "") if model.tie is None else (model.tie.copied, model.tie.original_name)
+    for part in model.parts.values():
         for name, value in part.named_parameters():
-            _take(value, values[original if value is copied else name])
+            _copy_shard(value, values[original if value is copied else name])
 
 
-def _take(value: Tensor, whole: Tensor) -> None:
+def _copy_shard(value: Tensor, whole: Tensor) -> None:
     whole = whole.to(value.dtype)
     if isinstance(value, DTensor):
-        spread = distribute_tensor(whole.to(value.device), value.device_mesh, value.placements, src_data_rank=None)
-        value.to_local().copy_(spread.to_local())
+        shard = distribute_tensor(whole.to(value.device), value.device_mesh, value.placements, src_data_rank=None)
+        value.to_local().copy_(shard.to_local())
     else:
         value.copy_(whole)

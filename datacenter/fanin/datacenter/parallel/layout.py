@@ -1,8 +1,7 @@
-"""What the parallel rooms must know of a model, by the names of its modules; the model itself knows none of it.
+"""Describes a model to the parallel rooms by the names of its modules. The model itself needs no change.
 
-A Layout says which modules stand before and after the list of equal layers (that is where a pipeline may cut),
-and how tensor parallelism splits each: by patterns over module names, so that a model from elsewhere needs no change.
-Needs no torch.
+A Layout names the modules before and after the list of equal layers; a pipeline may be cut between these. It also maps
+patterns of module names to the ways in which tensor parallelism splits a module. This module needs no torch.
 """
 
 from collections.abc import Mapping
@@ -11,27 +10,27 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
-    # Their modules need torch, and what decides on numbers alone does not.
+    # Their modules need torch, and this one does not.
     from fanin.datacenter.models.decoder import DecoderConfig
     from fanin.datacenter.models.encoder import EncoderConfig
 
 Style = Literal["shared", "column", "row", "kv", "vocabulary", "places", "logits", "whole"]
 """How a module is split over ``tp``:
 
-shared      no parameters of its own to split: its input becomes one whole tensor, once, for all within
-column      a linear layer by its outputs; what it gives is this rank's part
-row         a linear layer by its inputs; what it gives is summed over the ranks
-kv          as ``column``; where there are fewer heads than ranks, each rank takes the head that it needs
-vocabulary  an embedding by its rows; what it gives is summed over the ranks
-places      as ``whole``, of a table of places: where the sequence is split, each rank takes those of its part
-logits      a linear layer by its outputs, which are then put together
-whole       every rank has all of it; so is every module with parameters that no pattern names
+shared      not split; its input is gathered once for all modules in it
+column      a linear layer split by outputs; its output is this rank's part
+row         a linear layer split by inputs; its output is summed over the ranks
+kv          as ``column``; with fewer heads than ranks, each rank uses the head that it needs
+vocabulary  an embedding split by rows; its output is summed over the ranks
+places      a table of positions, not split; with a split sequence each rank uses the rows of its own part
+logits      a linear layer split by outputs, which are then gathered
+whole       not split; the default for modules with parameters that match no pattern
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """The numbers that a mesh has to fit."""
+    """The sizes that a mesh must divide."""
 
     num_layers: int
     num_heads: int
@@ -41,15 +40,21 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Names of a model's modules.
+    """Names of a model's modules, and how they are spread.
 
-    ``inputs`` stand before the list ``layers`` and belong to the first stage of a pipeline, ``outputs`` after it and
-    to the last; a module left out of a stage hands on what it is given. ``plan``: pattern over module names (``*``
-    is any text without a dot) to how tensor parallelism splits it. ``tied``: the names of (a copy, its original).
-    ``sequence``: where ranks may share out the T places of what layers hand on, (B, T, width), because a module that
-    every rank has whole works on each place by itself: nowhere, in the whole ``model``, or from a stage's first layer
-    to its last (``layers``), where what is around them reads the number of places off what it is given. ``unfit``: the
-    axes that the model cannot be spread over, each with what stands in the way.
+    A module that is left out of a pipeline stage returns its input there.
+
+    Attributes:
+        sizes: the sizes that a mesh must divide.
+        inputs: modules before the layers. They belong to the first stage of a pipeline.
+        layers: the list of layers.
+        outputs: modules after the layers. They belong to the last stage.
+        plan: patterns of module names (``*`` is any text without a dot) and how tensor parallelism splits each module.
+        tied: (name of the copy, name of the original) of a parameter with two names.
+        sequence: where sequence parallelism may split the T positions of the activations (B, T, width). ``model``: in
+            the whole model. ``layers``: from the first to the last layer of a stage, because the modules around them
+            read the number of positions from their input. Empty: nowhere.
+        unfit: the axes that the model does not support, each with the reason.
     """
 
     sizes: ModelSizes
@@ -97,7 +102,7 @@ ENCODER_PLAN: Final[Mapping[str, Style]] = MappingProxyType(
 
 
 def encoder_layout(config: "EncoderConfig") -> Layout:
-    """The Layout of ``models.encoder.Encoder``."""
+    """Return the Layout of ``models.encoder.Encoder``."""
     return Layout(
         sizes=ModelSizes(
             num_layers=config.num_layers,
@@ -115,7 +120,7 @@ def encoder_layout(config: "EncoderConfig") -> Layout:
 
 
 def decoder_layout(config: "DecoderConfig") -> Layout:
-    """The Layout of ``models.decoder.Decoder``."""
+    """Return the Layout of ``models.decoder.Decoder``."""
     return Layout(
         sizes=ModelSizes(
             num_layers=config.num_layers,

@@ -1,9 +1,11 @@
-"""The shape of a datacenter job: how many ranks stand along each axis.
+"""The mesh of a datacenter job: the number of ranks along each axis.
 
-One record names every axis and is checked once, before a process is spent: the product of the axes is the world.
-The order of ``AXES`` is the order of the mesh, slowest first: stages of a pipeline speak least often and so may be
-furthest apart, the ranks that share each layer speak most often and are neighbours. A shape is written
-``pp=2,dp_shard=2,tp=2``; axes of one rank are left out, and one process by itself is ``none``. Needs no torch.
+``MeshShape`` names every axis and is checked once, before a process starts. The product of its axes is the world size.
+``AXES`` is the order of the mesh, slowest axis first. Pipeline stages communicate least often, so their ranks may be
+furthest apart. The ranks of ``tp`` communicate in every layer, so they are neighbours.
+
+A shape is written ``pp=2,dp_shard=2,tp=2``. Axes of one rank are omitted, and a single process is ``none``. This module
+needs no torch.
 """
 
 from dataclasses import dataclass, replace
@@ -23,9 +25,11 @@ ALONE: Final = "none"
 class MeshShape:
     """Number of ranks along each axis.
 
-    ``pp`` ranks hold consecutive layers of one model; ``dp_replicate`` copies of it each take their part of a batch;
-    the ranks of ``dp_shard`` take their part too, but keep only a share of the parameters; ``tp`` ranks split the
-    matrices of each layer.
+    Attributes:
+        pp: pipeline stages; each rank holds some consecutive layers.
+        dp_replicate: copies of the model; each trains on its own part of a batch.
+        dp_shard: ranks that train on their own part of a batch and keep only a shard of the parameters.
+        tp: ranks that split the matrices of each layer.
     """
 
     pp: int = 1
@@ -40,7 +44,11 @@ class MeshShape:
 
     @classmethod
     def parse(cls, text: str) -> "MeshShape":
-        """The shape that a text names, such as ``pp=2,tp=4`` or ``none``. Raises InvalidInput."""
+        """Parse a shape such as ``pp=2,tp=4`` or ``none``.
+
+        Raises:
+            InvalidInput: the text names an unknown axis, repeats one, or gives no number for it.
+        """
         sizes: dict[str, int] = {}
         for part in () if text.strip() == ALONE else text.split(","):
             axis, _, number = (piece.strip() for piece in part.partition("="))
@@ -62,33 +70,36 @@ class MeshShape:
 
     @property
     def num_ranks(self) -> int:
-        """How many processes the shape needs."""
+        """Number of processes that the shape needs."""
         return self.pp * self.dp_replicate * self.dp_shard * self.tp
 
     @property
     def num_parts(self) -> int:
-        """In how many parts a global batch is split: ranks that differ along pp or tp alone see the same samples."""
+        """Number of parts of a global batch. Ranks that differ only along pp or tp receive the same samples."""
         return self.dp_replicate * self.dp_shard
 
     def fit(self, world_size: int) -> "MeshShape":
-        """The shape for another world, which has more copies or fewer; pp and tp stay, and so does this very world's.
+        """Return the shape for another world size, with more or fewer copies of the model.
 
-        A copy is shared by no fewer ranks than before, as long as there are so many: no rank is then given more of the
-        parameters than it had room for. Raises InvalidInput.
+        ``pp`` and ``tp`` do not change. For the current world size the shape itself is returned. ``dp_shard`` does not
+        shrink while there are enough ranks, so no rank receives more parameters than it has memory for.
+
+        Raises:
+            InvalidInput: ``world_size`` is not a multiple of ``pp x tp``.
         """
-        stays = self.pp * self.tp
-        if world_size < 1 or world_size % stays:
+        ranks_per_part = self.pp * self.tp
+        if world_size < 1 or world_size % ranks_per_part:
             raise InvalidInput(
                 f"mesh {self}: got a world of {world_size}, expected a multiple of pp {self.pp} x tp {self.tp} = "
-                f"{stays} ranks: copies alone come and go with machines; start another number of processes, or "
-                "change the mesh"
+                f"{ranks_per_part} ranks: only the number of copies changes with the number of machines; start another "
+                "number of processes, or change the mesh"
             )
-        parts = world_size // stays
+        parts = world_size // ranks_per_part
         dp_shard = next(size for size in range(min(self.dp_shard, parts), parts + 1) if parts % size == 0)
         return replace(self, dp_replicate=parts // dp_shard, dp_shard=dp_shard)
 
     def check(self, world_size: int) -> None:
-        """Raise InvalidInput unless the shape uses exactly the ranks that there are."""
+        """Raise InvalidInput unless the shape uses exactly ``world_size`` ranks."""
         if self.num_ranks != world_size:
             factors = " x ".join(f"{axis} {size}" for axis, size in self.sizes.items())
             raise InvalidInput(

@@ -1,11 +1,15 @@
-"""What a model is trained for: a loss that is summed, and what it is divided by.
+"""Training objectives: a summed loss, and its divisor.
 
-Sums and counts add up over any division of a batch, means do not: with padding, pieces of a batch count differently
-much. The one division is by the count of the whole batch, over all ranks, and every rank makes it alike.
+Sums and counts add up over any split of a batch. Means do not: with padding, the parts of a batch have different
+counts. Therefore the engine divides once, by the count of the whole batch over all ranks, and every rank divides alike.
+Padding contributes nothing to the sum or to the count.
+
+An App's loss is one number per sample, and its mean is over samples. The mean of a token model is over tokens by
+default, or over samples.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import torch
@@ -14,9 +18,15 @@ from torch.nn.functional import cross_entropy
 
 from fanin.edge.runtimes.graphs import NO_TOKEN
 
+SampleLoss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs (B, ...), targets (B, ...)) -> the loss of each sample (B,)."""
 
-class Observer(Protocol):
-    """Whoever looks at the outputs of an evaluation. Asking for a score leaves no trace: not all of them count."""
+
+class EvaluationObserver(Protocol):
+    """A consumer of the outputs of an evaluation.
+
+    ``score`` has no side effects, because the engine does not count every batch that it scores.
+    """
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
 
@@ -25,34 +35,105 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """``loss_sum`` (outputs, targets) to a scalar, and ``count`` (targets) to a scalar: what it is a sum of.
+    """A loss as the engine computes it.
 
-    ``observer`` is shown what is evaluated, and nothing of what is trained.
+    Attributes:
+        loss_sum: (outputs, targets) -> the summed loss, a scalar.
+        count: (targets) -> the divisor of the sum, a scalar.
+        observer: Receives the outputs of evaluations, but not those of training.
     """
 
     loss_sum: Callable[[Tensor, Tensor], Tensor]
     count: Callable[[Tensor], Tensor]
-    observer: Observer | None = None
+    observer: EvaluationObserver | None = None
 
 
 def token_loss_sum(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Cross-entropy of ``logits`` (B, T, vocabulary) against ``tokens`` (B, T), NO_TOKEN left out; float32 at least."""
+    """Return the summed cross-entropy of ``logits`` (B, T, vocabulary) against ``tokens`` (B, T), without NO_TOKEN.
+
+    The sum is computed in float32 or wider.
+    """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return cross_entropy(wide.flatten(0, -2), tokens.flatten().long(), ignore_index=NO_TOKEN, reduction="sum")
 
 
 def count_tokens(tokens: Tensor) -> Tensor:
-    """Tokens that are asked for."""
+    """Return the number of target tokens."""
     return (tokens != NO_TOKEN).sum()
 
 
 TOKENS: Final = Objective(loss_sum=token_loss_sum, count=count_tokens)
-"""The mean over tokens."""
+"""The mean cross-entropy over tokens."""
 
 
-def sample_objective(loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
-    """The mean over samples of a ``loss`` (outputs, targets) -> (B,), as an App has it."""
+def sample_objective(loss: SampleLoss) -> Objective:
+    """Return the mean of ``loss`` over samples, without regard to padding."""
     return Objective(
         loss_sum=lambda outputs, targets: loss(outputs, targets).sum(),
         count=lambda targets: torch.tensor(len(targets), device=targets.device),
     )
+
+
+def real_samples(targets: Tensor) -> Tensor:
+    """Return which samples (B,) are not padding."""
+    each = targets.reshape(len(targets), -1)
+    return ~each.isnan().all(dim=1) if targets.is_floating_point() else (each != NO_TOKEN).any(dim=1)
+
+
+def padded_objective(loss: SampleLoss) -> Objective:
+    """Return the mean of ``loss`` over the samples that are not padding."""
+
+    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+        real = real_samples(targets)
+        # The loss needs valid targets for padding, too. Its gradient there is zero. Positions without a token inside
+        # of a real sample are left to the loss.
+        valid = targets.nan_to_num() if targets.is_floating_point() else targets.clamp(min=0)
+        safe_targets = torch.where(real.reshape(-1, *[1] * (targets.ndim - 1)), targets, valid)
+        return torch.where(real, loss(outputs, safe_targets), 0.0)
+
+    return Objective(loss_sum=sample_objective(losses).loss_sum, count=lambda targets: real_samples(targets).sum())
+
+
+def token_means(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the mean cross-entropy over the tokens of each sample (B,), from logits (B, T, vocabulary)."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = cross_entropy(wide.transpose(1, 2), tokens.long(), ignore_index=NO_TOKEN, reduction="none")
+    return losses.sum(dim=1) / (tokens != NO_TOKEN).sum(dim=1).clamp(min=1)
+
+
+def token_objective(*, over_samples: bool) -> Objective:
+    """Return the mean over all tokens, or the mean over samples of each sample's mean over tokens."""
+    return padded_objective(token_means) if over_samples else TOKENS
+
+
+class ScoredObjective:
+    """An objective that also counts correct predictions while it is evaluated.
+
+    It counts where the outputs are: on the ranks of a pipeline's last stage. It implements EvaluationObserver.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self._score = torch.zeros(2, dtype=torch.float64)
+
+    @property
+    def objective(self) -> Objective:
+        """The objective to build an engine with."""
+        return replace(self._objective, observer=self)
+
+    def take(self) -> Tensor:
+        """Return this rank's (correct, targets) since the last call, (2,), and reset them."""
+        score, self._score = self._score, torch.zeros(2, dtype=torch.float64)
+        return score
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return (correct, targets) of a batch, (2,). Floating-point targets count as none."""
+        if targets.is_floating_point():
+            return torch.zeros(2, dtype=torch.float64)
+        is_target = targets != NO_TOKEN
+        correct = (outputs.argmax(dim=-1) == targets)[is_target].sum()
+        return torch.tensor([int(correct), int(is_target.sum())], dtype=torch.float64)
+
+    def add(self, score: Tensor) -> None:
+        """Add a batch's score."""
+        self._score += score

@@ -1,10 +1,16 @@
-"""How long ranks of a pipeline wait, and how many pieces they keep: the laws of each schedule.
+"""The idle time and the activations in flight of each pipeline schedule.
 
-In units of what one rank does for one stage and microbatch, forward and backward; there are ``m * v`` of them for each
-rank of p, with v stages each. A forward is taken as a third, gradients of inputs and of weights as a third each. The
-laws of GPipe and 1F1B are those of Huang et al. 2019 (arXiv 1811.06965, section 2.3) and Narayanan et al. 2021 (arXiv
-2104.04473, section 2.2); those that split the backward pass are of torch's own tables, which differ from the papers'
-(Qi et al. 2023, arXiv 2401.10241): a third of a unit for each rank is left.
+Times are in *units*: the time of one microbatch in one stage, forward and backward. With m microbatches and v stages on
+each of p ranks, a rank computes ``m * v`` units in a step. The forward pass, the gradients of inputs and the gradients
+of weights are a third of a unit each.
+
+The formulas of schedules that split the backward pass come from torch's own schedule tables. These differ from the
+paper: they leave a third of a unit idle for each rank.
+
+Reference:
+    GPipe: Huang et al. 2019, arXiv 1811.06965, section 2.3.
+    1F1B: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
+    Zero bubble: Qi et al. 2023, arXiv 2401.10241.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,42 +22,39 @@ from fanin.datacenter.parallel.pipelines.schedules import Pipeline
 THIRD: Final = 1 / 3
 
 
-def _folded_wait(pipeline: Pipeline) -> float:
+def _folded_idle_units(pipeline: Pipeline) -> float:
     full = pipeline.microbatches >= 2 * pipeline.num_ranks
     return (1 if full else 2) * THIRD
 
 
-WAITS: Final[Mapping[str, Callable[[Pipeline], float]]] = MappingProxyType(
+IDLE_UNITS: Final[Mapping[str, Callable[[Pipeline], float]]] = MappingProxyType(
     {
         "GPipe": lambda pipeline: 1.0,
         "1F1B": lambda pipeline: 1.0,
         "Interleaved1F1B": lambda pipeline: 1.0,
         "LoopedBFS": lambda pipeline: 1.0,
         "InterleavedZeroBubble": lambda pipeline: THIRD,
-        "ZBV": _folded_wait,
+        "ZBV": _folded_idle_units,
     }
 )
-"""Units of waiting for each rank but one."""
+"""Idle units of a rank in a step, for each further rank of the pipeline."""
 
 
 def bubble_units(pipeline: Pipeline) -> float:
-    """Units that each rank waits in a step: with one stage a rank p - 1, the time of so many microbatches."""
-    return (pipeline.num_ranks - 1) * WAITS[pipeline.schedule](pipeline)
+    """Return the idle units of a rank in a step: p - 1 for GPipe and 1F1B."""
+    return (pipeline.num_ranks - 1) * IDLE_UNITS[pipeline.schedule](pipeline)
 
 
 def bubble_share(pipeline: Pipeline) -> float:
-    """The share of a step in which a rank waits, 0.0 to 1.0: (p - 1) / (m + p - 1) for GPipe and 1F1B."""
-    waiting = bubble_units(pipeline)
-    return waiting / (waiting + pipeline.microbatches * pipeline.stages_per_rank)
+    """Return the idle share of a step, 0.0 to 1.0: (p - 1) / (m + p - 1) for GPipe and 1F1B."""
+    idle = bubble_units(pipeline)
+    return idle / (idle + pipeline.microbatches * pipeline.stages_per_rank)
 
 
-def live_pieces(pipeline: Pipeline, rank: int) -> int:
-    """Of how many stages and microbatches a rank keeps activations at once, at most."""
-    ranks, stages, all_pieces = (
-        pipeline.num_ranks,
-        pipeline.stages_per_rank,
-        pipeline.microbatches * pipeline.stages_per_rank,
-    )
+def max_in_flight(pipeline: Pipeline, rank: int) -> int:
+    """Return the largest number of (stage, microbatch) pairs whose activations a rank keeps at once."""
+    ranks, stages = pipeline.num_ranks, pipeline.stages_per_rank
+    num_pairs = pipeline.microbatches * stages
     match pipeline.schedule:
         case "1F1B":
             most = ranks - rank
@@ -60,5 +63,5 @@ def live_pieces(pipeline: Pipeline, rank: int) -> int:
         case "InterleavedZeroBubble" | "ZBV":
             most = stages * ranks
         case _:
-            most = all_pieces
-    return min(most, all_pieces)
+            most = num_pairs
+    return min(most, num_pairs)

@@ -1,6 +1,7 @@
-"""What the planner knows of a model: its numbers, and the shape of each parameter with how ``tp`` splits it.
+"""The sizes of a model: its layers, and the shape of each parameter with its tensor-parallel style.
 
-Read off any module that a Layout describes, on torch's meta device, so that a model of any size costs nothing here.
+They are derived from any module that a Layout describes. The module is on torch's meta device, so a model of any size
+uses no memory here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ from torch import nn
 
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style, decoder_layout
-from fanin.datacenter.parallel.tensor import matching
+from fanin.datacenter.parallel.transforms.tensor import style_of_module
 from fanin.datacenter.watch.flops import Work
 from fanin.protos.errors import InvalidInput
 
@@ -23,7 +24,13 @@ SPLIT_DIM: Final[Mapping[Style, int]] = MappingProxyType({"column": 0, "kv": 0, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """One parameter; ``style``: as the Layout's plan has its module."""
+    """One parameter.
+
+    Attributes:
+        name: its name in the model.
+        shape: its shape in the whole model.
+        style: how tensor parallelism splits its module.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -31,36 +38,46 @@ class Weight:
 
     @property
     def num_values(self) -> int:
-        """Values of the whole parameter."""
+        """Number of values of the whole parameter."""
         return prod(self.shape)
 
     def local_shape(self, tp: int, num_kv_heads: int) -> tuple[int, ...]:
-        """What the first of ``tp`` ranks has of it; it has most where a split is uneven."""
+        """Return the shape on the first of ``tp`` ranks, which has the largest part of an uneven split."""
         dim = SPLIT_DIM.get(self.style)
         if dim is None or len(self.shape) <= dim or self.is_shared(tp, num_kv_heads):
             return self.shape
         return tuple(ceil(size / tp) if index == dim else size for index, size in enumerate(self.shape))
 
     def is_shared(self, tp: int, num_kv_heads: int) -> bool:
-        """Whether it is kept whole because there are fewer key and value heads than ranks."""
+        """Return whether every rank has it whole because there are fewer key and value heads than ranks."""
         return self.style == "kv" and num_kv_heads % tp != 0
 
     def is_partial(self, tp: int, num_kv_heads: int, *, split: bool) -> bool:
-        """Whether its gradient is a sum over ``tp`` still to be made; ``split``: the sequence is shared out."""
+        """Return whether its gradient is a partial sum over ``tp``. ``split``: sequence parallelism is used."""
         return self.is_shared(tp, num_kv_heads) or (split and self.style in {"whole", "places"})
 
     def sharded(self, tp: int, num_kv_heads: int, num_shards: int) -> int:
-        """Values of the first rank's share, the parameter being cut along its first dimension into ``num_shards``."""
+        """Return the number of values on the first rank after FSDP2 cuts dimension 0 into ``num_shards`` shards."""
         rows, *rest = self.local_shape(tp, num_kv_heads) or (1,)
         return ceil(rows / num_shards) * prod(rest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelFacts:
-    """A model of equal layers: sizes, and the parameters before the layers, of each of them, and after them.
+    """The sizes and parameters of a model with equal layers.
 
-    A tied table stands among ``inputs`` alone. Two are equal if they are one object: the planner's caches ask for that
-    many thousand times.
+    Two instances are equal only if they are the same object, because the planner's caches compare them many thousand
+    times.
+
+    Attributes:
+        name: the name in reports and errors.
+        layout: the module names and the splitting plan.
+        width: values of an activation between layers.
+        head_width: values of one attention head.
+        vocabulary: number of tokens.
+        inputs: parameters before the layers. A tied table is listed only here.
+        layer: parameters of one layer.
+        outputs: parameters after the layers.
     """
 
     name: str
@@ -74,27 +91,27 @@ class ModelFacts:
 
     @property
     def sizes(self) -> ModelSizes:
-        """The numbers that a mesh has to fit."""
+        """The sizes that a mesh must divide."""
         return self.layout.sizes
 
     @property
     def tied(self) -> bool:
-        """Whether the table of tokens also scores them."""
+        """Whether the embedding table is also the output matrix."""
         return self.layout.tied is not None
 
     @property
     def kv_width(self) -> int:
-        """Values of all keys of one token."""
+        """Number of values of all keys of one token."""
         return self.sizes.num_kv_heads * self.head_width
 
     @property
     def num_values(self) -> int:
-        """Parameters of the whole model, a tied table once."""
+        """Number of parameters of the whole model. A tied table counts once."""
         return _values(self.inputs) + self.sizes.num_layers * _values(self.layer) + _values(self.outputs)
 
     @property
     def work(self) -> Work:
-        """What counts as work of one token."""
+        """The FLOPs of one token, as ``watch.flops`` counts them."""
         layers = self.sizes.num_layers * _values(self.layer, matrices=True)
         ends = self.inputs if self.tied else self.outputs
         return Work(
@@ -105,7 +122,16 @@ class ModelFacts:
 
 
 def facts_of(name: str, module: nn.Module, layout: Layout) -> ModelFacts:
-    """The facts of a module. Raises InvalidInput if the Layout names no table of tokens or no key projection."""
+    """Return the facts of a module.
+
+    Args:
+        name: the name in reports and errors.
+        module: the model, best on the meta device.
+        layout: its module names and splitting plan.
+
+    Raises:
+        InvalidInput: the layout names no embedding table (``vocabulary``) or no key projection (``kv``).
+    """
     weights = [
         Weight(name=key, shape=tuple(value.shape), style=_style(key, layout))
         for key, value in module.named_parameters()
@@ -128,14 +154,14 @@ def facts_of(name: str, module: nn.Module, layout: Layout) -> ModelFacts:
 
 
 def decoder_facts(name: str, config: DecoderConfig) -> ModelFacts:
-    """The facts of our own decoder."""
+    """Return the facts of ``models.decoder.Decoder``."""
     with torch.device("meta"):
         module = Decoder(config)
     return facts_of(name, module, decoder_layout(config))
 
 
 def _style(name: str, layout: Layout) -> Style:
-    return matching(name.rpartition(".")[0], layout.plan) or "whole"
+    return style_of_module(name.rpartition(".")[0], layout.plan) or "whole"
 
 
 def _within(name: str, parts: Iterable[str]) -> bool:

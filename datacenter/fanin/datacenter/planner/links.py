@@ -1,8 +1,12 @@
-"""What ranks are connected by: a latency and a bandwidth for each way, and which ranks stand in one node.
+"""Links between ranks: their latency and bandwidth, and which of them stay within a node.
 
-The time of a message is ``latency + bytes / bandwidth`` (Hockney's model), that of a collective the sum over the steps
-of a ring (Thakur et al. 2005, section 4). Bandwidths are those of data sheets, of one direction and one accelerator;
-latencies are round numbers, to be replaced by measured ones where they matter.
+The time of a message is ``latency + bytes / bandwidth``. The time of a collective is the sum over the steps of a ring.
+Bandwidths come from data sheets, for one direction and one accelerator. Latencies are round numbers; replace them by
+measured ones if they matter.
+
+Reference:
+    Hockney's model for the time of a message.
+    Thakur et al. 2005, section 4, for the time of a collective.
 """
 
 from collections.abc import Mapping
@@ -16,12 +20,19 @@ from fanin.datacenter.parallel.mesh import AXES, PIPELINE
 from fanin.protos.errors import InvalidInput
 
 OWN_LATENCY_S: Final = 10e-6
-"""Of a link that is given by its bandwidth alone."""
+"""Latency in seconds of a link that is specified only by its bandwidth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One way from rank to rank."""
+    """A connection between two ranks.
+
+    Attributes:
+        name: the name in ``LINKS``, or the bandwidth as text.
+        latency_s: seconds until a message arrives, without its bytes.
+        bytes_per_second: bandwidth of one direction.
+        source: where the numbers come from.
+    """
 
     name: str
     latency_s: float
@@ -36,7 +47,13 @@ class Link:
             )
 
     def seconds(self, kind: str, amount: Amount, num_ranks: int) -> float:
-        """How long calls of one kind among ``num_ranks`` take, one after the other."""
+        """Return the seconds of consecutive calls of one collective.
+
+        Args:
+            kind: the kind of collective, as in ``network.counters``.
+            amount: number of calls, and their payload together.
+            num_ranks: ranks that take part.
+        """
         hops = 1 if kind == SEND else (num_ranks - 1) * (2 if kind == ALL_REDUCE else 1)
         return amount.num_calls * hops * self.latency_s + amount.wire_bytes(kind, num_ranks) / self.bytes_per_second
 
@@ -65,7 +82,11 @@ LINKS: Final[Mapping[str, Link]] = MappingProxyType(
 
 
 def link_of(text: str) -> Link:
-    """A link by its name, or by gigabytes a second. Raises InvalidInput."""
+    """Return a link by its name in ``LINKS``, or by gigabytes a second.
+
+    Raises:
+        InvalidInput: the text is neither.
+    """
     if text in LINKS:
         return LINKS[text]
     try:
@@ -77,7 +98,13 @@ def link_of(text: str) -> Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """``inside`` connects the ranks of a node, ``between`` those of different ones."""
+    """The links of a cluster.
+
+    Attributes:
+        inside: the link between ranks of one node.
+        between: the link between ranks of different nodes, one port for each rank.
+        ranks_per_node: ranks of a node.
+    """
 
     inside: Link
     between: Link
@@ -88,10 +115,15 @@ class Topology:
             raise InvalidInput(f"topology: got {self.ranks_per_node} ranks a node, expected at least 1")
 
     def link(self, axis: str, sizes: Mapping[str, int]) -> Link:
-        """What the ranks along an axis are connected by: neighbours on the last axes stand closest.
+        """Return the link that connects the ranks along an axis. Ranks on the last axes are closest to each other.
 
-        A collective that leaves the node uses the ports of all of its ranks there: NCCL lays one ring through each. It
-        is as fast as they are together, or as the link inside. A pipeline's message has its sender's port alone.
+        A collective between nodes uses the ports of all its ranks on a node, because NCCL builds one ring through each.
+        Its bandwidth is the sum of these ports, but at most that of the link inside. A pipeline's message uses only its
+        sender's port.
+
+        Args:
+            axis: an axis of the mesh.
+            sizes: ranks along each axis.
         """
         inner = prod(sizes[each] for each in AXES[AXES.index(axis) + 1 :])
         if inner * sizes[axis] <= self.ranks_per_node:

@@ -1,4 +1,4 @@
-"""Decoders by name, and from a TOML file, for those who plan before they have a model."""
+"""Decoder configs by name or from a TOML file, for planning without a model."""
 
 import tomllib
 from collections.abc import Mapping
@@ -45,28 +45,32 @@ PRESETS: Final[Mapping[str, DecoderConfig]] = MappingProxyType(
         ),
     }
 )
-"""``8b`` and ``70b`` have the sizes of Llama 3 (arXiv 2407.21783, table 3)."""
+"""Configs by name. ``8b`` and ``70b`` have the sizes of Llama 3 (arXiv 2407.21783, table 3)."""
 TABLE: Final = "model.decoder"
 
 
 def config_of(text: str) -> DecoderConfig:
-    """A preset by its name, or the table ``[model.decoder]`` of a TOML file. Raises InvalidInput."""
+    """Return a preset by its name, or the table ``[model.decoder]`` of a TOML file.
+
+    Raises:
+        InvalidInput: the name is unknown, or the file is not TOML or has wrong fields.
+    """
     if text in PRESETS:
         return PRESETS[text]
     path = Path(text)
     if path.suffix != ".toml":
         raise InvalidInput(f"model: got {text!r}, expected a .toml file or one of {', '.join(PRESETS)}")
     try:
-        read = tomllib.loads(path.read_text())
+        document = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise InvalidInput(f"model: {path} is not TOML ({exc})") from exc
-    model = read.get("model")
+    model = document.get("model")
     table = model.get("decoder") if isinstance(model, dict) else None
     known = {field.name: type(field.default) for field in fields(DecoderConfig)}
     if not isinstance(table, dict):
         raise InvalidInput(f"model: {path} has no table [{TABLE}], expected one with some of {', '.join(known)}")
     for name, value in table.items():
         if name not in known or not isinstance(value, known[name]) or isinstance(value, bool) != (known[name] is bool):
-            wanted = known[name].__name__ if name in known else f"one of {', '.join(known)}"
-            raise InvalidInput(f"model: got {name} = {value!r} in {path}, expected {wanted}")
+            expected = known[name].__name__ if name in known else f"one of {', '.join(known)}"
+            raise InvalidInput(f"model: got {name} = {value!r} in {path}, expected {expected}")
     return DecoderConfig(**table)

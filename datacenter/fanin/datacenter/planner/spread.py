@@ -1,47 +1,49 @@
-"""One rank's part of a job, in numbers: which stages it has, what is in them, how large a piece is, and of what dtype.
+"""The part of a job that one rank computes and stores: its stages, its parameters, and the tokens of a chunk.
 
-``traffic``, ``memory`` and ``timing`` all begin here, so that they speak of the same job.
+A *chunk* is the part of a batch that a rank computes at once: one microbatch of one gradient accumulation step.
+``traffic``, ``memory`` and ``timing`` all use this module, so their predictions describe the same job.
 """
 
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
-from fanin.datacenter.parallel.pipelines.pipeline import cut
 from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES, Pipeline
+from fanin.datacenter.parallel.pipelines.stages import cut
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.planner.facts import ModelFacts, Weight
 
 FULL_BYTES = 4
-"""Of a value in the parameters' own precision."""
+"""Bytes of a value in the precision of the parameters, float32."""
 HALF_BYTES = 2
+"""Bytes of a value in bf16 or fp16."""
 SUM_BYTES = 8
-"""Of a loss, a count or a norm, summed over ranks in float64."""
-Part = Literal["inputs", "layer", "outputs"]
-"""Parameters before the layers, of one layer, and after the layers."""
+"""Bytes of a loss, a count or a norm, which ranks sum in float64."""
+Section = Literal["inputs", "layer", "outputs"]
+"""The parameters before the layers, of one layer, or after the layers."""
 
 
 @cache
 def _shares(num_layers: int, num_stages: int, times: tuple[float, ...]) -> tuple[int, ...]:
-    """Layers of each stage. A planner asks for the same thousands of times, here and below."""
+    """Return the number of layers of each stage. Cached, because a search repeats the call thousands of times."""
     return tuple(map(len, cut(num_layers, num_stages, times)))
 
 
 @cache
 def _stages(
     num_layers: int, schedule: str, sizes: tuple[int, int], times: tuple[float, ...]
-) -> tuple[tuple["Stage", ...], ...]:
-    """The stages of each rank; ``sizes``: ranks, and stages of each rank."""
+) -> tuple[tuple["StageSizes", ...], ...]:
+    """Return the stages of each rank. ``sizes`` is (ranks, stages on each rank). Cached for the same reason."""
     num_ranks, per_rank = sizes
     num_stages = num_ranks * per_rank
     shares = _shares(num_layers, num_stages, times)
-    # How many microbatches there are decides nothing here, and as many as stages break no rule.
+    # The number of microbatches does not matter here. One for each stage satisfies every schedule.
     pipeline = Pipeline(
         schedule=schedule, num_ranks=num_ranks, stages_per_rank=per_rank, microbatches=num_ranks * per_rank
     )
     return tuple(
         tuple(
-            Stage(index=index, num_layers=shares[index], first=index == 0, last=index == num_stages - 1)
+            StageSizes(index=index, num_layers=shares[index], first=index == 0, last=index == num_stages - 1)
             for index in pipeline.stages_of(rank)
         )
         for rank in range(num_ranks)
@@ -49,14 +51,14 @@ def _stages(
 
 
 @cache
-def _shard_values(facts: ModelFacts, part: Part, tp: int, num_shards: int) -> int:
-    weights = {"inputs": facts.inputs, "layer": facts.layer, "outputs": facts.outputs}[part]
+def _shard_values(facts: ModelFacts, section: Section, tp: int, num_shards: int) -> int:
+    weights = {"inputs": facts.inputs, "layer": facts.layer, "outputs": facts.outputs}[section]
     return sum(weight.sharded(tp, facts.sizes.num_kv_heads, num_shards) for weight in weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One stage: how many layers, and which ends of the model are in it."""
+class StageSizes:
+    """The number of layers of a pipeline stage, and whether it has the inputs or the outputs of the model."""
 
     index: int
     num_layers: int
@@ -66,11 +68,16 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A model, how it is spread and trained, and the tokens of a sample.
+    """A model, its layout, its training settings and the tokens of a sample.
 
-    ``num_shards``: in how many shares FSDP2 cuts a parameter, 1 where it does not. ``stream_bytes``: of a value of what
-    layers hand on; FSDP2 casts the model, autocast the products alone. Both are derived once: a search asks for them
-    millions of times.
+    Attributes:
+        facts: the model.
+        parallel: how it is spread.
+        training: how it is trained.
+        sequence: tokens of a sample.
+        num_shards: shards of a parameter under FSDP2; 1 without it. Derived once, because a search reads it often.
+        stream_bytes: bytes of a value in the activations between layers. FSDP2 casts the whole model to half precision,
+            autocast only the matrix products. Derived once, too.
     """
 
     facts: ModelFacts
@@ -91,86 +98,87 @@ class Job:
         return self.parallel.mesh.tp
 
     @property
-    def turns(self) -> int:
-        """Pieces of a rank's part of a batch."""
+    def num_chunks(self) -> int:
+        """Chunks of a rank's part of a batch: accumulation steps times microbatches."""
         return self.training.accumulate * self.parallel.microbatches
 
     @property
-    def piece_tokens(self) -> int:
-        """Tokens that a rank works on at once."""
-        return self.training.batch_size // (self.parallel.mesh.num_parts * self.turns) * self.sequence
+    def chunk_tokens(self) -> int:
+        """Tokens of a chunk."""
+        return self.training.batch_size // (self.parallel.mesh.num_parts * self.num_chunks) * self.sequence
 
     @property
     def stream_tokens(self) -> int:
-        """Of these, what a rank has of them between the matrices that are split."""
-        return self.piece_tokens // self.tp if self.parallel.sequence_parallel else self.piece_tokens
+        """Tokens of a chunk that a rank has between split matrices. Sequence parallelism divides them by tp."""
+        return self.chunk_tokens // self.tp if self.parallel.sequence_parallel else self.chunk_tokens
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of a step over all ranks."""
+        """Tokens of an optimizer step over all ranks."""
         return self.training.batch_size * self.sequence
 
     @property
     def half(self) -> bool:
-        """Whether matrix products are in half precision."""
+        """Whether matrix products use half precision."""
         return self.parallel.precision != "full"
 
     @property
     def product_bytes(self) -> int:
-        """Of a value that comes out of a matrix product."""
+        """Bytes of a value in the output of a matrix product."""
         return HALF_BYTES if self.half else FULL_BYTES
 
-    def stages(self, rank: int) -> list[Stage]:
-        """The stages of a rank of the pipeline, first to last."""
+    def stages(self, rank: int) -> list[StageSizes]:
+        """Return the stages of a pipeline rank, first to last."""
         num_layers = self.facts.sizes.num_layers
         if not self.parallel.pipelined:
-            return [Stage(index=0, num_layers=num_layers, first=True, last=True)]
+            return [StageSizes(index=0, num_layers=num_layers, first=True, last=True)]
         parallel = self.parallel
         sizes = (parallel.mesh.pp, parallel.stages_per_rank or SCHEDULES[parallel.schedule].default_stages)
         return list(_stages(num_layers, parallel.schedule, sizes, parallel.times)[rank])
 
-    def again(self, stage: Stage) -> int:
-        """How often a layer of a stage is computed again for each piece where all of its activations are.
+    def num_recomputations(self, stage: StageSizes) -> int:
+        """Return how often each layer of a stage is recomputed for a chunk under full recomputation.
 
-        Once in each backward pass over it. A schedule that splits the backward pass has one for the gradients of inputs
-        and, in torch 2.13, one more for each weight; the first stage alone goes back at once.
+        A layer is recomputed once in each backward pass. A schedule that splits the backward pass has one pass for the
+        gradients of inputs and, in torch 2.13, one more for each weight. The exception is the first stage, whose
+        backward pass is not split.
         """
         if self.parallel.recompute != "full":
             return 0
         splits = self.parallel.pipelined and SCHEDULES[self.parallel.schedule].splits_backward
         return 1 + len(self.facts.layer) if splits and not stage.first else 1
 
-    def ends(self, stage: Stage) -> tuple[Weight, ...]:
-        """The parameters of a stage outside of its layers; a tied table is in both ends of a pipeline."""
+    def ends(self, stage: StageSizes) -> tuple[Weight, ...]:
+        """Return the parameters of a stage outside of its layers. A tied table is in the first and the last stage."""
         inputs, outputs = self.facts.inputs, self.facts.outputs
-        found = (*(inputs if stage.first else ()), *(outputs if stage.last else ()))
-        return (*inputs, *found) if self.facts.tied and stage.last and not stage.first else found
+        weights = (*(inputs if stage.first else ()), *(outputs if stage.last else ()))
+        return (*inputs, *weights) if self.facts.tied and stage.last and not stage.first else weights
 
-    def num_weights(self, stage: Stage) -> int:
-        """Parameters of a stage, as tensors."""
+    def num_weights(self, stage: StageSizes) -> int:
+        """Return the number of parameter tensors of a stage."""
         return stage.num_layers * len(self.facts.layer) + len(self.ends(stage))
 
-    def stage_values(self, stages: list[Stage]) -> tuple[int, int]:
-        """(values that a rank keeps of stages, values of them as ``tp`` splits them, padded)."""
+    def stage_values(self, stages: list[StageSizes]) -> tuple[int, int]:
+        """Return (parameter values that a rank stores for its stages, the same before FSDP2 shards them, padded)."""
         layers = sum(stage.num_layers for stage in stages)
-        mine = layers * self.layer_values
-        mine += sum(self.end_values(stage) for stage in stages)
-        return mine, mine * self.num_shards
+        stored = layers * self.layer_values
+        stored += sum(self.end_values(stage) for stage in stages)
+        return stored, stored * self.num_shards
 
     @property
     def layer_values(self) -> int:
-        """Values that a rank keeps of one layer's parameters."""
-        return self.part_values("layer")
+        """Parameter values of one layer that a rank stores."""
+        return self.section_values("layer")
 
-    def end_values(self, stage: Stage) -> int:
-        """Values that a rank keeps of the parameters of a stage outside of its layers."""
-        values = self.part_values("inputs") if stage.first else 0
+    def end_values(self, stage: StageSizes) -> int:
+        """Return the parameter values of a stage outside of its layers that a rank stores."""
+        values = self.section_values("inputs") if stage.first else 0
         if stage.last:
-            values += self.part_values("outputs")
+            values += self.section_values("outputs")
             if self.facts.tied and not stage.first:
-                values += self.part_values("inputs")
+                values += self.section_values("inputs")
         return values
 
-    def part_values(self, part: Part) -> int:
-        """Values that a rank keeps of a part's parameters."""
-        return _shard_values(self.facts, part, self.parallel.mesh.tp, self.num_shards)
+    def section_values(self, section: Section) -> int:
+        """Return the parameter values of a section that a rank stores."""
+        return _shard_values(self.facts, section, self.parallel.mesh.tp, self.num_shards)

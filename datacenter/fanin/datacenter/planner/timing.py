@@ -1,11 +1,13 @@
-"""The time of one step, by formula: a roofline for computing, a ring for each collective, the law of the bubble.
+"""Predicts the seconds of one step: a roofline for computation, a ring for each collective, and the pipeline bubble.
 
-    step = pieces x (computing + tp + pp) + waiting in the pipeline + what of dp is not hidden + optimizer
+    step = chunks x (compute + tp + pp) + pipeline bubble + dp that is not overlapped + optimizer
 
-Computing is as fast as the peak times ``efficiency`` (what large products reach of a data sheet's peak), or as the
-weights can be read. Sums over dp run beside the backward pass and count as far as they outlast it, but for one layer's,
-which nothing hides. Held to published runs within a stated ratio (tests/unit/test_planner_published.py), the numbers
-rank layouts; they are no promise for a machine.
+Computation runs at the peak of the data sheet times ``efficiency`` (the share that large matrix products reach), or is
+limited by reading the weights from memory. Gradient sums over dp overlap with the backward pass. Only the time beyond
+it counts, and at least that of one layer, which nothing overlaps.
+
+The predictions rank layouts; they are not a promise for a machine. tests/unit/test_planner_published.py compares them
+with published runs within a stated ratio.
 """
 
 from dataclasses import dataclass
@@ -15,33 +17,49 @@ from fanin.datacenter.network.counters import Counts
 from fanin.datacenter.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
 from fanin.datacenter.planner.bubble import bubble_units
 from fanin.datacenter.planner.links import Topology
-from fanin.datacenter.planner.spread import FULL_BYTES, HALF_BYTES, Job, Stage
+from fanin.datacenter.planner.spread import FULL_BYTES, HALF_BYTES, Job, StageSizes
 from fanin.datacenter.planner.traffic import predict_traffic
 from fanin.datacenter.watch.flops import PASSES, Hardware
 
 SELECTIVE: Final = 0.05
-"""Of a layer's forward pass, what selective recomputation computes again: no products, no attention."""
+"""Share of a layer's forward pass that selective recomputation repeats: neither matrix products nor attention."""
 TOUCHED_VALUES: Final = {"adamw": 7, "sgd": 5}
-"""Read and written by the optimizer for each parameter: it, its gradient, its state."""
+"""Values that the optimizer reads and writes for each parameter: the parameter, its gradient and its state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a job runs on; ``efficiency``: of the peak, what large products reach."""
+    """The hardware that a job runs on.
+
+    Attributes:
+        hardware: peak FLOPs and memory bandwidth of one rank.
+        topology: links between ranks.
+        efficiency: share of the peak that large matrix products reach, 0.0 to 1.0.
+    """
 
     hardware: Hardware
     topology: Topology
     efficiency: float
 
     def flops_per_second(self, job: Job) -> float:
-        """That products get in the job's precision."""
+        """Return the FLOPs a second of matrix products in the precision of the job."""
         hardware = self.hardware
         return (hardware.flops_per_second if job.half else hardware.float32_flops_per_second) * self.efficiency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds of a step, by what they go to; ``traffic``: what the slowest rank sends."""
+    """Seconds of a step by cause, on the slowest rank.
+
+    Attributes:
+        compute_s: computation.
+        tensor_s: collectives of tensor parallelism.
+        pipeline_s: messages between pipeline stages.
+        waiting_s: pipeline bubble.
+        data_s: gradient sums that computation does not overlap.
+        optimizer_s: the optimizer's reads and writes.
+        traffic: calls and bytes that the rank sends, by mesh axis and kind.
+    """
 
     compute_s: float
     tensor_s: float
@@ -53,12 +71,12 @@ class Timing:
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """Seconds of the step."""
         return sum(self.parts.values())
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds by what they go to."""
+        """Seconds by cause; the keys appear in reports."""
         return {
             "computing": self.compute_s,
             "tp": self.tensor_s,
@@ -70,63 +88,69 @@ class Timing:
 
 
 def predict_timing(job: Job, machine: Machine) -> Timing:
-    """The step's time, that of the slowest rank of the pipeline."""
+    """Predict the seconds of a step on the slowest rank of the pipeline."""
     ranks = {0, job.parallel.mesh.pp // 2, job.parallel.mesh.pp - 1}
-    return max((_of_rank(job, machine, rank) for rank in ranks), key=lambda found: found.seconds)
+    return max((_rank_timing(job, machine, rank) for rank in ranks), key=lambda timing: timing.seconds)
 
 
-def _of_rank(job: Job, machine: Machine, rank: int) -> Timing:
+def _rank_timing(job: Job, machine: Machine, rank: int) -> Timing:
     traffic = predict_traffic(job, rank)
-    computing = job.turns * sum(_piece(job, machine, stage) for stage in job.stages(rank))
-    tensor, pipeline = (_sending(job, machine, traffic, axis) for axis in (TENSOR, PIPELINE))
-    data = sum(_sending(job, machine, traffic, axis) for axis in (SHARD, REPLICATE))
-    units = sum(stage.num_layers + 1 for stage in job.stages(rank))
-    hidden = computing * (PASSES - 1) / PASSES
-    waiting = 0.0
+    compute_s = job.num_chunks * sum(_chunk_seconds(job, machine, stage) for stage in job.stages(rank))
+    tensor_s, pipeline_s = (_sending_seconds(job, machine, traffic, axis) for axis in (TENSOR, PIPELINE))
+    data_s = sum(_sending_seconds(job, machine, traffic, axis) for axis in (SHARD, REPLICATE))
+    num_units = sum(stage.num_layers + 1 for stage in job.stages(rank))
+    overlapped_s = compute_s * (PASSES - 1) / PASSES
+    waiting_s = 0.0
     if job.parallel.pipelined:
-        law = job.parallel.pipeline()
-        share = bubble_units(law) / (law.microbatches * law.stages_per_rank)
-        waiting = share * (computing + tensor + pipeline)
-    mine, _ = job.stage_values(job.stages(rank))
-    touched = mine * FULL_BYTES * TOUCHED_VALUES[job.training.optimizer]
+        pipeline = job.parallel.pipeline()
+        idle_share = bubble_units(pipeline) / (pipeline.microbatches * pipeline.stages_per_rank)
+        waiting_s = idle_share * (compute_s + tensor_s + pipeline_s)
+    stored, _ = job.stage_values(job.stages(rank))
+    touched = stored * FULL_BYTES * TOUCHED_VALUES[job.training.optimizer]
     return Timing(
-        compute_s=computing,
-        tensor_s=tensor,
-        pipeline_s=pipeline,
-        waiting_s=waiting,
-        data_s=max(data - hidden, data / units),
+        compute_s=compute_s,
+        tensor_s=tensor_s,
+        pipeline_s=pipeline_s,
+        waiting_s=waiting_s,
+        data_s=max(data_s - overlapped_s, data_s / num_units),
         optimizer_s=touched / machine.hardware.memory_bytes_per_second,
         traffic=traffic,
     )
 
 
-def _piece(job: Job, machine: Machine, stage: Stage) -> float:
-    """Seconds of computing for one piece in one stage."""
+def _chunk_seconds(job: Job, machine: Machine, stage: StageSizes) -> float:
+    """Return the seconds of computation for one chunk in one stage."""
     width = HALF_BYTES if job.half else FULL_BYTES
-    read = width * multiplied_values(job, stage, attended=0) / job.tp
-    work = piece_flops(job, stage) / job.tp
-    return max(work / machine.flops_per_second(job), read / machine.hardware.memory_bytes_per_second)
+    bytes_read = width * multiplied_values(job, stage, attended=0) / job.tp
+    flops = chunk_flops(job, stage) / job.tp
+    return max(flops / machine.flops_per_second(job), bytes_read / machine.hardware.memory_bytes_per_second)
 
 
-def piece_flops(job: Job, stage: Stage) -> float:
-    """FLOPs of products and attention for one piece in one stage, over all ranks of tp: what torch really computes."""
+def chunk_flops(job: Job, stage: StageSizes) -> float:
+    """Return the FLOPs that torch computes for one chunk in one stage, over all ranks of tp: products and attention."""
     attended = job.facts.work.attention_width * job.sequence
-    return 2 * job.piece_tokens * multiplied_values(job, stage, attended=attended)
+    return 2 * job.chunk_tokens * multiplied_values(job, stage, attended=attended)
 
 
-def multiplied_values(job: Job, stage: Stage, *, attended: int) -> float:
-    """Values that each token is multiplied with in one stage, in all passes; ``attended``: a layer's, of no matrix."""
+def multiplied_values(job: Job, stage: StageSizes, *, attended: int) -> float:
+    """Return the number of values that each token is multiplied with in one stage, in all passes.
+
+    Args:
+        job: the model and its layout.
+        stage: the stage.
+        attended: values of a layer's attention, which belong to no matrix; 0 to count only the matrices.
+    """
     facts = job.facts
     matrices = [weight.num_values for weight in facts.layer if len(weight.shape) > 1]
     layer = sum(matrices) + attended
-    # Nothing is kept of what a layer's last product gives, so that one is not computed again.
-    again = job.again(stage) * (layer - matrices[-1])
-    slight = SELECTIVE if job.parallel.recompute == "selective" else 0.0
+    # No activation depends on the output of a layer's last product, so that product is not recomputed.
+    recomputed = job.num_recomputations(stage) * (layer - matrices[-1])
+    selective = SELECTIVE if job.parallel.recompute == "selective" else 0.0
     head = facts.vocabulary * facts.width if stage.last else 0
-    return stage.num_layers * ((PASSES + slight) * layer + again) + head * PASSES
+    return stage.num_layers * ((PASSES + selective) * layer + recomputed) + head * PASSES
 
 
-def _sending(job: Job, machine: Machine, traffic: Counts, axis: str) -> float:
+def _sending_seconds(job: Job, machine: Machine, traffic: Counts, axis: str) -> float:
     sizes = job.parallel.mesh.sizes
     link = machine.topology.link(axis, sizes)
-    return sum(link.seconds(kind, amount, sizes[axis]) for (where, kind), amount in traffic.items() if where == axis)
+    return sum(link.seconds(kind, amount, sizes[axis]) for (key, kind), amount in traffic.items() if key == axis)

@@ -1,0 +1,11 @@
+"""Training: the loop of optimizer steps and evaluations on one rank.
+
+Modules, in reading order:
+
+- ``model``: a job's model and data, from its config.
+- ``loop``: the training loop.
+- ``state``: the loop's state, and the results of its steps.
+- ``rates``: learning rates.
+- ``communication``: compressed gradients and local steps.
+- ``snapshot``: copies of the parameters in memory.
+"""

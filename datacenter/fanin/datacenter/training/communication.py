@@ -1,9 +1,17 @@
-"""How whole copies of a model speak less: what their gradients travel as, and steps that a rank takes by itself.
+"""Reduced communication between replicas of a model: compressed gradients, and local steps.
 
-For meshes of dp_replicate alone, which DistributedDataParallel keeps alike; FSDP2 has no such hooks. fp16 and bf16
-halve what travels, PowerSGD (Vogels et al. 2019, arXiv 1905.13727) sends factors of rank r and keeps what they miss for
-the next step, and with ``local_period`` H the copies are averaged every H steps (post-local SGD: Lin et al. 2018, arXiv
-1808.07217). The first ``dense_steps`` are exact: that is when gradients change most.
+It applies to meshes of dp_replicate alone, with DistributedDataParallel (DDP); FSDP2 has no such hooks. There are three
+methods:
+
+- ``fp16`` and ``bf16`` halve the bytes of the gradients.
+- ``powersgd`` sends low-rank factors of the gradients, and adds their error to the next step's gradients.
+- ``local_period`` H lets each replica take H steps alone, and then averages the replicas (post-local SGD).
+
+The first ``dense_steps`` of PowerSGD and of local steps are exact, because gradients change most at the start.
+
+Reference:
+    PowerSGD: Vogels et al. 2019, arXiv 1905.13727.
+    Post-local SGD: Lin et al. 2018, arXiv 1808.07217.
 """
 
 from collections.abc import Sequence
@@ -25,15 +33,18 @@ from fanin.protos.errors import InvalidInput
 
 Hook = Literal["none", "fp16", "bf16", "powersgd"]
 MIN_DENSE_STEPS = 2
-"""torch's PowerSGD rebuilds its buckets in the first step, and keeps no memory across that."""
+"""torch's PowerSGD rebuilds its buckets in the first step and loses its error memory then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationSettings:
-    """How copies speak.
+    """The communication between replicas, the table ``[communication]`` of a config.
 
-    ``hook``: the form of gradients on their way. ``rank``: of PowerSGD's factors. ``local_period``: steps between two
-    averages of the copies, 0 for gradients that meet in each step. ``dense_steps``: before PowerSGD or local steps.
+    Attributes:
+        hook: Compression of the gradients.
+        rank: Rank of PowerSGD's factors.
+        local_period: Steps between two averages of the replicas; 0 to average the gradients in every step.
+        dense_steps: Exact steps before PowerSGD or local steps begin.
     """
 
     hook: Hook = "none"
@@ -55,13 +66,20 @@ class CommunicationSettings:
 
     @property
     def plain(self) -> bool:
-        """Whether gradients travel as they are, in each step."""
+        """Whether every step sends the gradients uncompressed."""
         return self.hook == "none" and not self.local_period
 
 
 def check_communication(settings: CommunicationSettings, parallel: ParallelSettings, every: Sequence[int]) -> None:
-    """Raise InvalidInput unless the mesh has such copies, and the steps after which something is looked at are those
-    after which they are alike."""
+    """Raise InvalidInput unless the mesh supports the settings.
+
+    With local steps, evaluations and checkpoints must fall on steps at which the replicas agree.
+
+    Args:
+        settings: The communication settings.
+        parallel: The job's mesh.
+        every: Steps between (evaluations, checkpoints).
+    """
     if settings.plain:
         return
     if parallel.sharded or parallel.pipelined or parallel.mesh.tp > 1 or parallel.mesh.dp_replicate == 1:
@@ -77,9 +95,11 @@ def check_communication(settings: CommunicationSettings, parallel: ParallelSetti
         )
 
 
-def check_kept(settings: CommunicationSettings, folder: Path | None) -> None:
-    """Raise InvalidInput if there is a ``folder`` for checkpoints, and copies have what no checkpoint holds: what each
-    has not yet sent, or its own parameters."""
+def check_checkpointable(settings: CommunicationSettings, folder: Path | None) -> None:
+    """Raise InvalidInput if the job writes checkpoints to ``folder`` and the replicas have separate state.
+
+    A checkpoint cannot store each replica's unsent gradients (PowerSGD) or own parameters (local steps).
+    """
     if folder is not None and (settings.local_period or settings.hook == "powersgd"):
         raise InvalidInput(
             f"communication: got hook {settings.hook!r} and local_period {settings.local_period} beside checkpoints in "
@@ -89,7 +109,7 @@ def check_kept(settings: CommunicationSettings, folder: Path | None) -> None:
 
 
 def check_traffic(settings: CommunicationSettings, *, counted: bool) -> None:
-    """Raise InvalidInput if what a step sends is to be ``counted``, which is done once, and steps differ in it."""
+    """Raise InvalidInput if bytes are to be ``counted`` and steps send different amounts, as only one is counted."""
     if counted and (settings.local_period or settings.hook == "powersgd"):
         raise InvalidInput(
             f"watch: got traffic, hook {settings.hook!r} and local_period {settings.local_period}, expected neither "
@@ -98,7 +118,7 @@ def check_traffic(settings: CommunicationSettings, *, counted: bool) -> None:
 
 
 def check_skips(settings: CommunicationSettings, max_skips: int) -> None:
-    """Raise InvalidInput if steps may be skipped, and PowerSGD would keep their gradients for the steps after them."""
+    """Raise InvalidInput if steps may be skipped and PowerSGD would add their gradients to later steps."""
     if max_skips and settings.hook == "powersgd":
         raise InvalidInput(
             f"training: got max_skips {max_skips} and hook 'powersgd', expected one of them: the hook adds what it did "
@@ -107,12 +127,12 @@ def check_skips(settings: CommunicationSettings, max_skips: int) -> None:
 
 
 def apply_communication(runner: object, settings: CommunicationSettings) -> None:
-    """Have the copies of a model speak so; ``runner`` is what a step calls."""
+    """Register the hooks on ``runner``, the DDP module that a step calls."""
     if settings.plain:
         return
-    assert isinstance(runner, DistributedDataParallel), "checked before: these are copies kept alike by DDP"
+    assert isinstance(runner, DistributedDataParallel), "check_communication allows only DDP"
     if settings.local_period:
-        # A group of each rank by itself: every rank takes part in making all of them.
+        # A process group for each single rank. Creating a group is a collective, so every rank creates all of them.
         group = runner.process_group
         ranks = dist.get_process_group_ranks(group)
         alone, _ = dist.new_subgroups_by_enumeration([[rank] for rank in ranks])  # type: ignore[no-untyped-call]
@@ -137,14 +157,14 @@ def apply_communication(runner: object, settings: CommunicationSettings) -> None
 
 
 def bf16_hook(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """The mean of a bucket over the ranks, summed in bfloat16. torch's own wants NCCL; gloo sums bfloat16 as well."""
+    """Return the mean of a bucket over the ranks, summed in bfloat16. Unlike torch's own hook it supports gloo."""
     sent = bucket.buffer().to(torch.bfloat16).div_(group.size())
     future: torch.futures.Future[Tensor] = dist.all_reduce(sent, group=group, async_op=True).get_future()
-    return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+    return future.then(lambda reduced: bucket.buffer().copy_(reduced.value()[0]))
 
 
 def average_copies(parameters: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    """Give every rank the mean of all ranks' parameters."""
+    """Replace the parameters of every rank by their mean over the group."""
     for value in parameters:
         dist.all_reduce(value.data, group=group)
         value.data.div_(group.size())

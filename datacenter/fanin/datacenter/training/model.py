@@ -1,32 +1,31 @@
-"""What a config names, made: the module on this rank, its layout and objective, and the samples that it learns from."""
+"""The model of a job: built from its config, with its layout, objective and data.
+
+Every rank builds the same model before the first collective, so errors are raised on all ranks alike.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import torch
 
-from fanin.clients.data.examples import Examples, check_examples
-from fanin.clients.data.files import default_places, read_files
-from fanin.clients.data.npz import UNREADABLE, read_npz
-from fanin.clients.data.partitions import hold_out
-from fanin.clients.data.public import SHAKESPEARE as SHAKESPEARE_FILES
 from fanin.datacenter.checkpoints.parameters import load_parameters, trained_module
-from fanin.datacenter.data.masked import MaskedSamples
-from fanin.datacenter.data.samples import ExampleSamples, Tokens, WindowSamples
-from fanin.datacenter.jobs.config import SAFETENSORS, SHAKESPEARE, DataSettings, ModelSettings, TrainConfig
+from fanin.datacenter.data.loading import load_data
+from fanin.datacenter.data.samples import DataSplit
+from fanin.datacenter.jobs.config import TrainConfig
 from fanin.datacenter.jobs.jobfiles import read_parameters
+from fanin.datacenter.jobs.settings import SAFETENSORS, ModelSettings
 from fanin.datacenter.models.decoder import Decoder
 from fanin.datacenter.models.encoder import Encoder
 from fanin.datacenter.models.pretrained import Pretrained, positions_of, pretrained_module, vocabulary_of
-from fanin.datacenter.parallel.build import Model
-from fanin.datacenter.parallel.pretrained import pretrained_model
-from fanin.datacenter.training.objectives import Scored, filled_objective, token_objective
-from fanin.datacenter.training.trainer import Parts
-from fanin.edge.export.app import App, inputs_of
-from fanin.edge.export.loading import load_app
+from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective, token_objective
+from fanin.datacenter.parallel.transformers_layout import pretrained_model
 from fanin.protos.errors import InvalidInput
+
+if TYPE_CHECKING:
+    # The exporter imports onnx and the TFLite converter. A rank without an App does not need them.
+    from fanin.edge.export.app import App
 
 NO_PARAMETERS: Final = (
     "*.rotary_emb.inv_freq",
@@ -36,31 +35,41 @@ NO_PARAMETERS: Final = (
     "*.attention.masked_bias",
     "*.position_ids",
 )
-"""What older versions of transformers wrote beside the weights of Llama, GPT-2, GPT-NeoX and BERT. Newer ones compute
-it."""
+"""Buffers that older versions of transformers stored with the weights of Llama, GPT-2, GPT-NeoX and BERT. Newer
+versions compute them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """A model as an engine takes it, its counting objective, its samples, and the App that it came from, if one did.
+class JobModel:
+    """A job's model and data.
 
-    ``weights``: a file with its values, where they are not in it yet; ``aside``: what else may be in that.
-    ``exported``: what goes as config.json beside the weights that it ends with.
+    Attributes:
+        model: The model to build an engine from.
+        scored: The objective, with its accuracy counter.
+        data: The samples to train and to evaluate on.
+        app: The App, if the model is one.
+        weights: A file with initial weights that are not yet in the model.
+        aside: Patterns for the names of further tensors in ``weights``, which are ignored.
+        exported: Contents of the config.json to write next to the final weights.
     """
 
-    model: Model
-    scored: Scored
-    parts: Parts
-    app: App | None = None
+    model: TrainableModel
+    scored: ScoredObjective
+    data: DataSplit
+    app: "App | None" = None
     weights: Path | None = None
     aside: tuple[str, ...] = ()
     exported: bytes | None = None
 
 
-def make(config: TrainConfig) -> Made:
-    """Everything that a job needs before there are ranks. Raises InvalidInput and the App's own errors."""
+def build_job_model(config: TrainConfig) -> JobModel:
+    """Build the model of a job, and load its data.
+
+    Raises:
+        InvalidInput: The config, the App or the data is invalid. The App may raise errors of its own.
+    """
     settings = config.model
-    app = load_app(settings.app) if settings.app else None
+    app = _load_app(settings.app) if settings.app else None
     pretrained = None if settings.pretrained is None else pretrained_module(settings.pretrained, config.seed)
     module = _module(config, app) if pretrained is None else pretrained.module
     masked = settings.encoder is not None or (pretrained is not None and pretrained.masked)
@@ -70,36 +79,41 @@ def make(config: TrainConfig) -> Made:
             "or a masked model"
         )
     _check_pretrained(config, pretrained)
-    parts = _parts(config, app, _vocabulary(settings, app, module), masked=masked)
+    data = load_data(config, app, _vocabulary(settings, app, module), masked=masked)
     over_samples = settings.mean_over == "samples"
-    scored = Scored(token_objective(over_samples=over_samples) if app is None else filled_objective(app.loss))
+    objective = token_objective(over_samples=over_samples) if app is None else padded_objective(app.loss)
+    scored = ScoredObjective(objective)
     if settings.initial is not None and settings.initial.suffix != SAFETENSORS:
         load_parameters(module, *read_parameters(settings.initial))
     _check_layout(settings, module)
     if pretrained is not None:
-        return _made_of(pretrained, scored, parts)
-    model = Model(module=module, layout=settings.parallel_layout, objective=scored.objective)
-    return Made(model=model, scored=scored, parts=parts, app=app)
+        return _pretrained_job_model(pretrained, scored, data)
+    model = TrainableModel(module=module, layout=settings.parallel_layout, objective=scored.objective)
+    return JobModel(model=model, scored=scored, data=data, app=app)
 
 
-def _made_of(pretrained: Pretrained, scored: Scored, parts: Parts) -> Made:
+def _load_app(reference: str) -> "App":
+    from fanin.edge.export.loading import load_app
+
+    return load_app(reference)
+
+
+def _pretrained_job_model(pretrained: Pretrained, scored: ScoredObjective, data: DataSplit) -> JobModel:
     module = pretrained.module
-    known = {name for name, _ in module.named_parameters()}
-    copies = (name for name, _ in module.named_parameters(remove_duplicate=False) if name not in known)
-    aside = (*NO_PARAMETERS, *copies)
-    model = pretrained_model(module, scored.objective)
-    return Made(
-        model=model,
+    names = {name for name, _ in module.named_parameters()}
+    copies = (name for name, _ in module.named_parameters(remove_duplicate=False) if name not in names)
+    return JobModel(
+        model=pretrained_model(module, scored.objective),
         scored=scored,
-        parts=parts,
+        data=data,
         weights=pretrained.weights,
-        aside=aside,
+        aside=(*NO_PARAMETERS, *copies),
         exported=pretrained.exported,
     )
 
 
 def _check_pretrained(config: TrainConfig, pretrained: Pretrained | None) -> None:
-    """Raise InvalidInput unless a model out of a folder can read the windows of the data."""
+    """Raise InvalidInput unless a pretrained model can read the windows of the data."""
     data = config.data
     if pretrained is None or not data.windows:
         return
@@ -115,7 +129,7 @@ def _check_pretrained(config: TrainConfig, pretrained: Pretrained | None) -> Non
         )
 
 
-def _module(config: TrainConfig, app: App | None) -> torch.nn.Module:
+def _module(config: TrainConfig, app: "App | None") -> torch.nn.Module:
     settings = config.model
     if app is not None:
         return trained_module(app)
@@ -125,8 +139,8 @@ def _module(config: TrainConfig, app: App | None) -> torch.nn.Module:
     return Decoder(settings.decoder, config.seed)
 
 
-def _vocabulary(settings: ModelSettings, app: App | None, module: torch.nn.Module) -> int:
-    """How many tokens the model knows."""
+def _vocabulary(settings: ModelSettings, app: "App | None", module: torch.nn.Module) -> int:
+    """Return the number of tokens, or classes, that the model knows."""
     if app is not None:
         return app.num_classes
     if settings.pretrained is not None:
@@ -136,142 +150,8 @@ def _vocabulary(settings: ModelSettings, app: App | None, module: torch.nn.Modul
     return sizes.vocabulary
 
 
-def read_characters(text: str) -> str:
-    """The characters of a text that a config names. Raises InvalidInput."""
-    where = "input.txt" if text == SHAKESPEARE else text
-    try:
-        if text == SHAKESPEARE:
-            (data,) = read_files(default_places(), SHAKESPEARE_FILES)
-        else:
-            data = Path(text).read_bytes()
-        return data.decode()
-    except OSError as exc:
-        raise InvalidInput(
-            f"{text}: cannot be read ({exc.strerror}); expected a text file, or {SHAKESPEARE} by its name"
-        ) from exc
-    except UnicodeDecodeError as exc:
-        raise InvalidInput(f"{where}: not UTF-8 text ({exc})") from exc
-
-
-def split_text(text: str, held_fraction: float) -> tuple[Tokens, Tokens]:
-    """(tokens to train on, tokens held out: the end). A token is a character's place among all, in code point order."""
-    tokens = {character: token for token, character in enumerate(sorted(set(text)))}
-    return split_tokens(np.fromiter((tokens[character] for character in text), np.int32, len(text)), held_fraction)
-
-
-def split_tokens(flat: Tokens, held_fraction: float) -> tuple[Tokens, Tokens]:
-    """(tokens to train on, tokens held out: the end)."""
-    bound = len(flat) - round(len(flat) * held_fraction)
-    return flat[:bound], flat[bound:]
-
-
-def read_tokens(path: Path) -> Tokens:
-    """The token ids in a file: of an .npy as they lie there, of an .npz its one array. Raises InvalidInput."""
-    try:
-        found = np.lib.format.open_memmap(path, mode="r") if path.suffix == ".npy" else _only_array(path)
-        if not isinstance(found, np.ndarray):
-            # numpy hands out a member that is no array of its own format as bare bytes.
-            raise ValueError(f"its one member is {type(found).__name__}")
-    except OSError as exc:
-        raise InvalidInput(f"{path}: cannot be read ({exc.strerror or exc})") from exc
-    except UNREADABLE as exc:
-        raise InvalidInput(f"{path}: not an array of numbers as numpy writes it ({exc})") from exc
-    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
-        raise InvalidInput(f"{path}: got {found.dtype} {list(found.shape)}, expected one row of integers, token ids")
-    flat: Tokens = found
-    return flat
-
-
-def _only_array(path: Path) -> Tokens:
-    """What lies in an archive cannot be mapped, and is read."""
-    with path.open("rb") as file:
-        archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("no archive")
-        if len(archive.files) != 1:
-            raise InvalidInput(f"{path}: got arrays {', '.join(archive.files) or 'none'}, expected one, of token ids")
-        found: Tokens = archive[archive.files[0]]
-    return found
-
-
-def _parts(config: TrainConfig, app: App | None, vocabulary: int, *, masked: bool) -> Parts:
-    data, per_token = config.data, app is None and config.model.mean_over != "samples"
-    if not data.windows:
-        rest, held = _examples(data, config, app, vocabulary)
-        return Parts(
-            train=ExampleSamples(rest, per_token=per_token), held_out=ExampleSamples(held, per_token=per_token)
-        )
-    if data.tokens is not None:
-        flat, where = read_tokens(data.tokens), str(data.tokens)
-        num_tokens = _count_tokens(flat, where)
-        halves = split_tokens(flat, data.held_fraction)
-    else:
-        text, where = read_characters(data.text), data.text
-        num_tokens, halves = len(set(text)), split_text(text, data.held_fraction)
-    mask = num_tokens if data.mask_token is None else data.mask_token
-    _check_vocabulary(
-        max(num_tokens, mask + 1) if masked else num_tokens, vocabulary, f"{where} and a mask" if masked else where
-    )
-    train, held_out = (
-        MaskedSamples(
-            tokens=tokens,
-            length=data.length,
-            num_tokens=num_tokens,
-            mask=mask,
-            seed=config.seed,
-            stream=stream,
-            per_token=per_token,
-        )
-        if masked
-        else WindowSamples(tokens, data.length, per_token=per_token)
-        for stream, tokens in enumerate(halves)
-    )
-    return Parts(train=train, held_out=held_out)
-
-
-def _count_tokens(flat: Tokens, where: str) -> int:
-    """One more than the highest. Raises InvalidInput."""
-    if not len(flat):
-        raise InvalidInput(f"{where}: got no tokens, expected some")
-    least, most = int(flat.min()), int(flat.max())
-    if least < 0:
-        raise InvalidInput(f"{where}: got tokens from {least} to {most}, expected from 0 on")
-    return most + 1
-
-
-def _examples(data: DataSettings, config: TrainConfig, app: App | None, vocabulary: int) -> tuple[Examples, Examples]:
-    assert data.examples is not None, "a config has one of them"
-    examples, encoder = read_npz(data.examples), config.model.encoder
-    if app is not None:
-        examples = Examples(x=inputs_of(app, torch.from_numpy(examples.x)).numpy(), y=examples.y)
-        check_examples(examples, app.input_shape, app.num_classes)
-    elif examples.x.dtype != np.int32 or examples.x.ndim != 2 or examples.y.shape != examples.x.shape:
-        raise InvalidInput(
-            f"{data.examples}: got x {examples.x.dtype} {examples.x.shape} and y {examples.y.shape}, expected int32 "
-            "tokens and the tokens asked for (n, T)"
-        )
-    elif encoder is not None and examples.x.shape[1] > encoder.context:
-        raise InvalidInput(
-            f"{data.examples}: got {examples.x.shape[1]} tokens a sample, expected at most the encoder's context "
-            f"{encoder.context}"
-        )
-    else:
-        _check_vocabulary(int(max(examples.x.max(), examples.y.max())) + 1, vocabulary, str(data.examples))
-    if len(examples) == 1:
-        raise InvalidInput(f"{data.examples}: got 1 example, expected at least 2: one is held out")
-    num_held = min(max(1, round(len(examples) * data.held_fraction)), len(examples) - 1)
-    return hold_out(examples, num_held, np.random.default_rng(config.seed))
-
-
-def _check_vocabulary(num_tokens: int, known: int, where: str) -> None:
-    if num_tokens > known:
-        raise InvalidInput(
-            f"{where}: got {num_tokens} tokens, expected at most the model's {known}; raise its vocabulary"
-        )
-
-
 def _check_layout(settings: ModelSettings, module: torch.nn.Module) -> None:
-    """Raise InvalidInput unless the names of [model.layout] are the module's."""
+    """Raise InvalidInput unless the names in [model.layout] are names of the App's modules."""
     if settings.layout is None:
         return
     names = {name for name, _ in module.named_modules()}

@@ -1,10 +1,20 @@
-"""The learning rate of each step: how it grows with the batch, how it rises at first and how it falls.
+"""Learning rates: scaling with the batch size, warm-up, decay, and AdaScale's gain.
 
-Pure functions of the step's number, so that a job that goes on elsewhere goes on with the same rates. ``linear`` is
-Goyal et al. 2017 (arXiv 1706.02677, section 2.1); ``sqrt`` keeps the variance of a step's change (Krizhevsky 2014,
-arXiv 1404.5997, section 5); ``legw`` adds that the warm-up grows with the batch, too, which in steps means that it
-stays as it is (You et al. 2019, arXiv 1901.08256, section 4). ``adascale`` (Johnson et al. 2020, arXiv 2007.05105,
-section 3 and appendix B.3) asks the gradients in each step by how much: ``Noise`` is what it has seen.
+A rate is a pure function of the step's number, so a job that resumes elsewhere continues with the same rates. For a
+batch of k times ``base_batch`` samples the scaling rules are:
+
+- ``linear``: multiply the rate by k, and divide the warm-up steps by k.
+- ``sqrt``: multiply the rate by the square root of k, which keeps the variance of a step's change. Divide the warm-up
+  steps by k.
+- ``legw``: multiply the rate by the square root of k. The warm-up grows with the batch, so its number of steps stays
+  the same.
+- ``adascale``: multiply each step's rate by a gain that is estimated from its gradients. ``Noise`` holds the estimates.
+
+Reference:
+    linear: Goyal et al. 2017, arXiv 1706.02677, section 2.1.
+    sqrt: Krizhevsky 2014, arXiv 1404.5997, section 5.
+    legw: You et al. 2019, arXiv 1901.08256, section 4.
+    adascale: Johnson et al. 2020, arXiv 2007.05105, section 3 and appendix B.3.
 """
 
 import math
@@ -16,16 +26,24 @@ from fanin.protos.errors import InvalidInput
 
 ADASCALE: Final = "adascale"
 WINDOW: Final = 1000
-"""Over so many parts, about, AdaScale's means go back; the paper's number."""
+"""Length of AdaScale's running means, in parts of ``base_batch`` samples; the paper's value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSettings:
-    """From the learning rate of a batch of ``base_batch`` samples to that of each step.
+    """The learning rate schedule, the table ``[rate]`` of a config.
 
-    ``scale``: how it grows with the batch size. ``warm_up``: steps, of ``base_batch`` samples where a rule scales, in
-    which it rises from nothing. ``decay``: how it then falls, to ``floor`` of its peak at the last of ``decay_steps``,
-    0 for the job's last. A checkpoint keeps this number, so a job that may be prolonged sets it from the start.
+    The config's learning rate is that of a batch of ``base_batch`` samples.
+
+    Attributes:
+        scale: Rule that scales the rate with the batch size.
+        base_batch: Samples in the batch for which the learning rate was tuned; 0 without a scaling rule.
+        warm_up: Steps in which the rate rises linearly from zero. With a scaling rule these are steps of
+            ``base_batch`` samples.
+        decay: Shape of the decay after the warm-up.
+        floor: Rate at the end of the decay, as a share of the peak.
+        decay_steps: Step at which the decay ends; 0 for the job's last step. A checkpoint stores this number, so set
+            it from the start if the job may be extended later.
     """
 
     scale: Literal["none", "linear", "sqrt", "legw", "adascale"] = "none"
@@ -54,9 +72,15 @@ class RateSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """The rates of a job: ``peak`` after ``warm_steps``, ``num_steps`` in all (0: without an end).
+    """The learning rates of one job.
 
-    With AdaScale steps are those of ``base_batch``, and each rate is still to be multiplied by the step's gain.
+    With AdaScale, steps are steps of ``base_batch`` samples, and the caller multiplies each rate by the step's gain.
+
+    Attributes:
+        peak: Rate after the warm-up.
+        warm_steps: Steps of the warm-up.
+        num_steps: Steps in total; 0 if there is no limit.
+        settings: The schedule.
     """
 
     peak: float
@@ -66,29 +90,36 @@ class Rates:
 
     @property
     def decay_steps(self) -> int:
-        """Steps at whose end the decay ends, warm-up included; 0 for a constant rate."""
+        """Step at which the decay ends, counted from the start of the job; 0 for a constant rate."""
         return 0 if self.settings.decay == "constant" else self.num_steps
 
     def at(self, step: int) -> float:
-        """The rate of a step, the first of which is 0."""
+        """Return the rate of a step, from 0."""
         if step < self.warm_steps:
             return self.peak * (step + 1) / self.warm_steps
         if self.settings.decay == "constant":
             return self.peak
-        through = (step - self.warm_steps) / max(1, self.num_steps - 1 - self.warm_steps)
-        share = 0.5 * (1.0 + math.cos(math.pi * min(1.0, through)))
+        progress = (step - self.warm_steps) / max(1, self.num_steps - 1 - self.warm_steps)
+        share = 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
         return self.peak * (self.settings.floor + (1.0 - self.settings.floor) * share)
 
 
 def rates_of(settings: RateSettings, learning_rate: float, batch_size: int, num_steps: int) -> Rates:
-    """The rates of a job with batches of ``batch_size`` samples."""
-    times = batch_size / settings.base_batch if settings.base_batch else 1.0
-    root = math.sqrt(times)
-    factor = {"none": 1.0, "linear": times, "sqrt": root, "legw": root, ADASCALE: 1.0}[settings.scale]
-    fewer = 1.0 if settings.scale in ("none", "legw", ADASCALE) else times
+    """Return the rates of a job.
+
+    Args:
+        settings: The schedule.
+        learning_rate: Rate of a batch of ``base_batch`` samples.
+        batch_size: Samples in the job's global batch.
+        num_steps: Steps of the job, or of its decay.
+    """
+    multiple = batch_size / settings.base_batch if settings.base_batch else 1.0
+    root = math.sqrt(multiple)
+    factor = {"none": 1.0, "linear": multiple, "sqrt": root, "legw": root, ADASCALE: 1.0}[settings.scale]
+    warm_up_divisor = 1.0 if settings.scale in ("none", "legw", ADASCALE) else multiple
     return Rates(
         peak=learning_rate * factor,
-        warm_steps=math.ceil(settings.warm_up / fewer),
+        warm_steps=math.ceil(settings.warm_up / warm_up_divisor),
         num_steps=num_steps,
         settings=settings,
     )
@@ -96,9 +127,13 @@ def rates_of(settings: RateSettings, learning_rate: float, batch_size: int, num_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """What AdaScale has seen so far: running means of the ``variance`` of the gradient of ``base_batch`` samples and of
-    the squared norm of its expectation (``signal``), over ``count`` steps; and the ``steps`` of ``base_batch`` that
-    all steps until now were worth.
+    """AdaScale's estimates of the gradient's noise and signal.
+
+    Attributes:
+        variance: Running mean of the variance of the gradient of ``base_batch`` samples.
+        signal: Running mean of the squared norm of the expected gradient.
+        count: Steps in the running means.
+        steps: All steps so far, in steps of ``base_batch`` samples.
     """
 
     variance: float = 0.0
@@ -106,13 +141,18 @@ class Noise:
     count: int = 0
     steps: float = 0.0
 
-    def seen(self, parts_square: float, mean_square: float, num_parts: int) -> "Noise":
-        """After one more step: ``parts_square`` is the mean of the squared norms of the parts' gradients,
-        ``mean_square`` the squared norm of their mean."""
+    def updated(self, parts_square: float, mean_square: float, num_parts: int) -> "Noise":
+        """Return the estimates after one more step.
+
+        Args:
+            parts_square: Mean of the squared norms of the parts' gradients.
+            mean_square: Squared norm of the mean of the parts' gradients.
+            num_parts: Parts of ``base_batch`` samples in the batch, at least 2.
+        """
         variance = max(0.0, (parts_square - mean_square) * num_parts / (num_parts - 1))
-        # Unbiased, and so below 0 at times: its mean is to stay so.
+        # This estimate is unbiased and sometimes negative. Clipping it here would bias its mean.
         signal = mean_square - variance / num_parts
-        # The mean of all until there are enough, and from then on one that forgets.
+        # A plain mean at first, and an exponential one after WINDOW parts.
         share = max(1.0 / (self.count + 1), min(1.0, num_parts / WINDOW))
         return replace(
             self,
@@ -122,15 +162,25 @@ class Noise:
         )
 
     def gain(self, num_parts: int) -> float:
-        """How many steps of ``base_batch`` one of so many parts is worth: 1 without noise, all parts without signal."""
+        """Return how many steps of ``base_batch`` samples one step of ``num_parts`` parts is worth.
+
+        Returns:
+            1.0 if the gradients have no noise, up to ``num_parts`` if they have no signal.
+        """
         signal = max(0.0, self.signal)
-        without = self.variance + signal
-        return without / (self.variance / num_parts + signal) if without > 0.0 else 1.0
+        total = self.variance + signal
+        return total / (self.variance / num_parts + signal) if total > 0.0 else 1.0
 
 
 def check_rate(settings: RateSettings, training: TrainingSettings, parallel: ParallelSettings, *, plain: bool) -> None:
-    """Raise InvalidInput if AdaScale is asked for where the gradients of parts of ``base_batch`` samples never are by
-    themselves. ``plain``: whether copies send their gradients as they are."""
+    """Raise InvalidInput if AdaScale is set and the job does not compute separate gradients of ``base_batch`` samples.
+
+    Args:
+        settings: The schedule.
+        training: The job's batch and optimizer.
+        parallel: The job's mesh.
+        plain: Whether the gradients are sent without a communication hook.
+    """
     if settings.scale != ADASCALE:
         return
     if parallel.sharded or parallel.pipelined or parallel.mesh.tp > 1 or parallel.microbatches > 1 or not plain:

@@ -1,0 +1,13 @@
+"""Watch: measurements of a job, and the diagnosis of a job that hangs.
+
+Modules, in reading order:
+
+- ``monitor``: everything that one rank observes while it trains.
+- ``meters``: one record of measurements per step.
+- ``sinks``: JSON lines, a status line, TensorBoard.
+- ``timeline``: the spans of a rank's steps, as a trace.
+- ``flops``: FLOPs of a token, peaks of hardware, MFU.
+- ``watchdog``: ends a job that makes no progress.
+- ``activity``: what a rank is doing at a moment.
+- ``hangs``: which rank hangs, from the reports of all.
+"""

@@ -1,14 +1,15 @@
-"""How much work a token is, and how much of a machine's peak it takes.
+"""FLOPs of a training token, peaks of hardware, and model FLOPs utilization (MFU).
 
-The definition is that of torchtitan (torchtitan/models/utils.py), and every number that fanin tells is by it::
+All MFU values in fanin use the definition of torchtitan (torchtitan/models/utils.py)::
 
     FLOPs a token = 6 * N_matmul + 6 * layers * heads * (query width + value width) * sequence
     MFU           = FLOPs a token * tokens a second of one rank / peak FLOPs a second of one rank
 
-``N_matmul`` counts the values of matrices that a token is multiplied with: the table that embeds tokens is looked up
-and not counted, unless it scores them as well (tied); norms are not counted (less than 0.01 % of a model of 1e9). 6: a
-multiplication and an addition, forward and twice backward. Attention counts the whole square, also where a causal mask
-leaves half of it out, and what is computed again is not counted. MFU by this and by others' definitions differ.
+``N_matmul`` is the number of matrix values that a token is multiplied with. The embedding table is a lookup and does
+not count, unless it also computes the logits (tied weights). Norms do not count; they are less than 0.01 % of a model
+of 1e9 parameters. The factor 6 is one multiplication and one addition, in the forward pass and twice in the backward
+pass. Attention counts the full square, even if a causal mask removes half of it. Recomputed activations do not count.
+Other definitions of MFU give other values.
 """
 
 import time
@@ -22,28 +23,38 @@ import torch
 from fanin.protos.errors import InvalidInput
 
 PASSES: Final = 3
-"""Forward, and gradients of inputs and of weights: each as much as the other."""
+"""The forward pass, the gradients of inputs and the gradients of weights. Each costs the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What counts of a model: ``attention_width`` is heads x (query width + value width), ``layers`` have it each."""
+    """The sizes of a model that determine its FLOPs.
+
+    ``attention_width`` is heads x (query width + value width), in each of the ``num_layers`` layers.
+    """
 
     matmul_values: int
     num_layers: int
     attention_width: int
 
     def flops_per_token(self, sequence: int) -> int:
-        """FLOPs to train on one token of a sequence."""
+        """Return the FLOPs to train on one token of a sequence of this length."""
         return 2 * PASSES * (self.matmul_values + self.num_layers * self.attention_width * sequence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One accelerator: peak dense bf16 FLOPs a second and those of whole float32, its memory and that one's speed.
+    """One accelerator.
 
-    ``efficiency``: the share of the peak that a training step's products reach, fitted to published runs
-    (docs/datacenter.md).
+    Attributes:
+        name: Name in the table, such as ``h100``.
+        flops_per_second: Peak of dense bfloat16 products.
+        float32_flops_per_second: Peak of float32 products.
+        memory_bytes: Size of its memory.
+        memory_bytes_per_second: Bandwidth of its memory.
+        source: Source of these numbers.
+        efficiency: Share of the peak that the products of a training step reach, fitted to published runs
+            (docs/datacenter.md).
     """
 
     name: str
@@ -58,7 +69,7 @@ class Hardware:
 def _gpu(
     name: str, teraflops: tuple[float, float], memory: tuple[int, float], efficiency: float, source: str
 ) -> Hardware:
-    """``memory``: its gigabytes, and terabytes a second."""
+    """Return a row from (bf16, float32) teraFLOPs and ``memory`` as (gigabytes, terabytes a second)."""
     return Hardware(
         name=name,
         flops_per_second=teraflops[0] * 1e12,
@@ -91,37 +102,46 @@ HARDWARE: Final[Mapping[str, Hardware]] = MappingProxyType(
                 "b200",
                 (2250, 75),
                 (180, 8.0),
-                # Of no published run: dense models in bf16 were not found. As the H100's.
+                # The H100's value: no published run of a dense model in bf16 was available to fit it.
                 0.42,
                 "NVIDIA DGX B200 data sheet, an eighth, without sparsity; torchtitan likewise",
             ),
         )
     }
 )
-"""Peaks are those of the data sheets, which no kernel reaches."""
+"""Accelerators by name. The peaks are from data sheets; no kernel reaches them."""
 
 DEVICE_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {"A100": "a100", "H200": "h200", "H100": "h100", "B200": "b200"}
 )
-"""A part of what CUDA calls a device, to its row. PCIe and NVL forms have other peaks and must be named by hand."""
+"""Substring of a CUDA device name, to the row in HARDWARE. PCIe and NVL variants have other peaks and no row."""
 
 
 def hardware_of(device_name: str) -> Hardware | None:
-    """The row for what CUDA calls a device, None for one that is not in the table."""
+    """Return the hardware for a CUDA device name, or None if the table does not have it."""
     if any(form in device_name for form in ("PCIe", "NVL")):
         return None
     return next((HARDWARE[row] for part, row in DEVICE_NAMES.items() if part in device_name), None)
 
 
 def mfu(flops_per_token: float, tokens_per_second: float, peak_flops_per_second: float) -> float:
-    """The share of the peak, 0.0 to 1.0, of one rank; ``tokens_per_second`` are those of all ranks, by their number."""
+    """Return the model FLOPs utilization of a rank, 0.0 to 1.0.
+
+    Args:
+        flops_per_token: FLOPs to train on one token.
+        tokens_per_second: Throughput of one rank: that of all ranks, divided by their number.
+        peak_flops_per_second: Peak of one rank.
+
+    Raises:
+        InvalidInput: The peak is not positive.
+    """
     if peak_flops_per_second <= 0:
         raise InvalidInput(f"mfu: got a peak of {peak_flops_per_second} FLOPs a second, expected a positive number")
     return flops_per_token * tokens_per_second / peak_flops_per_second
 
 
 def best_gemm(dtype: torch.dtype = torch.float32, sizes: tuple[int, ...] = (512, 1024), repeats: int = 3) -> float:
-    """FLOPs a second of the fastest square product of this process on its CPU: the peak of a machine without a row."""
+    """Return the FLOPs a second of the fastest square product on this CPU: the peak of a machine without a row."""
     best = 0.0
     for size in sizes:
         left, right = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
@@ -133,7 +153,7 @@ def best_gemm(dtype: torch.dtype = torch.float32, sizes: tuple[int, ...] = (512,
 
 
 def cpu_hardware(memory_bytes: int) -> Hardware:
-    """This machine's CPU, as one process with torch's threads finds it."""
+    """Return this machine's CPU, measured in one process with torch's current number of threads."""
     best = best_gemm()
     return Hardware(
         name="cpu",
@@ -147,7 +167,7 @@ def cpu_hardware(memory_bytes: int) -> Hardware:
 
 
 def _copy_speed(size_bytes: int = 1 << 26, repeats: int = 3) -> float:
-    """Bytes a second that are read and written."""
+    """Return the bytes a second, read and written, of a copy in memory."""
     source = torch.zeros(size_bytes, dtype=torch.uint8)
     target, best = torch.empty_like(source), 0.0
     for _ in range(repeats):

@@ -1,8 +1,10 @@
-"""What one rank did when: phases of its steps, and a trace of them that a browser shows.
+"""Timeline of one rank: the spans of its steps, and a trace of them for a browser.
 
-The trace is in Chrome's Trace Event Format (complete events, phase "X", microseconds), one file a rank: Perfetto and
-``chrome://tracing`` open several at once, with a rank as a process. Only the last ``limit`` phases are kept, so that a
-long run's memory does not grow. Clocks of different machines are not brought together. Needs no torch.
+The trace is in Chrome's Trace Event Format (complete events, phase "X", microseconds), one file per rank. Perfetto and
+``chrome://tracing`` open several files at once and show each rank as a process. Only the last ``limit`` spans are kept,
+so the memory of a long job does not grow. The clocks of different machines are not synchronized.
+
+This module does not import torch.
 """
 
 import json
@@ -17,16 +19,16 @@ from typing import Final, Protocol
 from fanin.protos.errors import InvalidInput
 
 LIMIT: Final = 100_000
-"""Phases of a trace: more make files that no browser opens."""
+"""Spans in a trace; a browser does not open a file with more."""
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
 WEIGHTS: Final = "weights"
-"""A backward pass that makes gradients of weights alone, in schedules that split it."""
+"""A backward pass that computes only the gradients of weights, in schedules that split the backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """Something that took a while."""
+class Span:
+    """A named interval of a step."""
 
     name: str
     started_s: float
@@ -35,86 +37,86 @@ class Phase:
 
 
 class Timeline:
-    """The phases of a rank; ``clock`` in seconds."""
+    """The spans of a rank. ``clock`` returns seconds."""
 
     def __init__(self, rank: int, clock: Callable[[], float] = time.perf_counter, limit: int = LIMIT) -> None:
         if limit < 1:
-            raise InvalidInput(f"timeline: got a limit of {limit} phases, expected at least 1")
+            raise InvalidInput(f"timeline: got a limit of {limit} spans, expected at least 1")
         self.rank = rank
         self.clock = clock
         self.step = 0
-        self.phases: deque[Phase] = deque(maxlen=limit)
+        self.spans: deque[Span] = deque(maxlen=limit)
         self._seconds: dict[str, float] = {}
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Note what is done within, also where it fails."""
+    def span(self, name: str) -> Iterator[None]:
+        """Record the enclosed block as a span, even if it raises."""
         started_s = self.clock()
         try:
             yield
         finally:
             seconds = self.clock() - started_s
-            self.phases.append(Phase(name=name, started_s=started_s, seconds=seconds, step=self.step))
+            self.spans.append(Span(name=name, started_s=started_s, seconds=seconds, step=self.step))
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def next_step(self) -> dict[str, float]:
-        """Seconds of the step that ends here by phase; the next begins."""
-        found, self._seconds = self._seconds, {}
+        """End the current step and return its seconds by span name."""
+        seconds, self._seconds = self._seconds, {}
         self.step += 1
-        return found
+        return seconds
 
     def write(self, path: Path) -> None:
-        """The trace, beside its name first and then in its place."""
+        """Write the trace to a file, atomically."""
         draft = path.with_name(f"{path.name}.draft")
         draft.write_text(json.dumps(trace(self)) + "\n")
         draft.replace(path)
 
 
 def trace(timeline: Timeline) -> dict[str, object]:
-    """The Trace Event Format's object."""
+    """Return the timeline as an object of the Trace Event Format."""
     events: list[dict[str, object]] = [
         {"name": "process_name", "ph": "M", "pid": timeline.rank, "tid": 0, "args": {"name": f"rank {timeline.rank}"}}
     ]
     events += [
         {
-            "name": phase.name,
+            "name": span.name,
             "cat": "step",
             "ph": "X",
-            "ts": phase.started_s * 1e6,
-            "dur": phase.seconds * 1e6,
+            "ts": span.started_s * 1e6,
+            "dur": span.seconds * 1e6,
             "pid": timeline.rank,
             "tid": 0,
-            "args": {"step": phase.step},
+            "args": {"step": span.step},
         }
-        for phase in timeline.phases
+        for span in timeline.spans
     ]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-class Stage(Protocol):
-    """What torch's pipeline stages have, as far as it is timed."""
+class TimedStage(Protocol):
+    """The methods of torch's pipeline stages that are timed."""
 
     forward_one_chunk: Callable[..., object]
     backward_one_chunk: Callable[..., object]
     backward_weight_one_chunk: Callable[..., object]
 
 
-def watch_stage(stage: Stage, timeline: Timeline) -> None:
-    """Note each piece that a stage of a pipeline computes; on a GPU, when its work was given out."""
-    stage.forward_one_chunk = _noted(stage.forward_one_chunk, FORWARD, timeline)
-    stage.backward_one_chunk = _noted(stage.backward_one_chunk, BACKWARD, timeline)
-    stage.backward_weight_one_chunk = _noted(stage.backward_weight_one_chunk, WEIGHTS, timeline)
+def watch_stage(stage: TimedStage, timeline: Timeline) -> None:
+    """Record each microbatch that a pipeline stage computes. On a GPU a span is the time to launch its kernels."""
+    stage.forward_one_chunk = _timed(stage.forward_one_chunk, FORWARD, timeline)
+    stage.backward_one_chunk = _timed(stage.backward_one_chunk, BACKWARD, timeline)
+    stage.backward_weight_one_chunk = _timed(stage.backward_weight_one_chunk, WEIGHTS, timeline)
 
 
-def waiting_share(seconds: dict[str, float], whole_s: float) -> float:
-    """The share of a pipeline's ``whole_s`` in which its rank computed nothing: the bubble, and sending."""
+def waiting_share(seconds: dict[str, float], total_s: float) -> float:
+    """Return the share of ``total_s`` in which a pipeline rank computed nothing: the bubble, and communication."""
     busy = sum(seconds.get(name, 0.0) for name in (FORWARD, BACKWARD, WEIGHTS))
-    return max(0.0, 1.0 - busy / whole_s) if whole_s > 0 else 0.0
+    return max(0.0, 1.0 - busy / total_s) if total_s > 0 else 0.0
 
 
-def _noted(function: Callable[..., object], name: str, timeline: Timeline) -> Callable[..., object]:
+def _timed(function: Callable[..., object], name: str, timeline: Timeline) -> Callable[..., object]:
     def timed(*args: object, **kwargs: object) -> object:
-        with timeline.phase(name):
+        with timeline.span(name):
             return function(*args, **kwargs)
 
     return timed

@@ -1,31 +1,29 @@
-"""Names the rank that hangs, with the axis, the collective and the module, before torch's own timeout says less.
+"""Watchdog of one rank: ends a job that makes no progress, and names the rank that hangs.
 
     with Watchdog(engine, folder, timeout_s) as watchdog:
         for ...:
             engine.step(batch)
             watchdog.beat(step)
 
-A thread looks now and then whether anything has moved: steps, layers, collectives, or what else is told to be
-``alive``. If nothing has for ``timeout_s``, the rank leaves a report of what it waits for (``hangs``), as
-do all others that see one, and ends with status ``HUNG``: torchrun ends the rest, and starts all of them again if it
-may. While all is well it costs next to nothing: torch records collectives in C++ itself, layers leave their name in
-passing, and the rest is read off the training thread's stack when it is too late.
+A thread checks for progress: steps, layers, collectives, and calls of ``alive``. After ``timeout_s`` without progress
+the rank writes a report of its activity (``hangs``). Every rank that sees a report writes its own. Then each rank logs
+the diagnosis and ends with status ``HUNG``. torchrun ends the remaining ranks and restarts all of them if it has
+restarts left. The diagnosis has to come before torch's own timeout, whose message does not name a cause.
+
+The cost during normal training is close to zero: torch records collectives in C++, and each layer stores its name in a
+hook. Everything else is read from the training thread's stack after a hang.
 """
 
-import json
-import linecache
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -33,22 +31,36 @@ from torch.utils.hooks import RemovableHandle
 from fanin.datacenter.jobs.elastic import attempt
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.mesh import PIPELINE
-from fanin.datacenter.parallel.pipelines.pipeline import Skip
-from fanin.datacenter.watch.hangs import Report, Wait, attempt_folder, read_reports, report_name, sentence, write_report
+from fanin.datacenter.watch.activity import (
+    CollectiveRecord,
+    describe_line,
+    frames_of,
+    groups_by_name,
+    layers_of,
+    recent_collectives,
+    source_line,
+)
+from fanin.datacenter.watch.hangs import (
+    HangReport,
+    PendingOperation,
+    attempt_folder,
+    diagnose,
+    read_reports,
+    report_name,
+    write_report,
+)
 
 HUNG: Final = 86
-"""The status of a rank that ends because the job stands still."""
-LOOKS: Final = 10
-"""How often it is looked within a timeout: a hang is told at most a tenth of it late."""
+"""Exit status of a rank that ends because the job makes no progress."""
+CHECKS: Final = 10
+"""Checks per timeout: a hang is detected at most a tenth of the timeout late."""
 GRACE_S: Final = 3.0
-"""How long a rank waits for the others' reports; what they wait for ends when it ends."""
-WORLD: Final = "all ranks"
-TORCH: Final = str(Path(torch.__file__).parent)
+"""Seconds that a rank waits for the reports of others. When it ends, the operations that they wait in end as well."""
 BACKWARD: Final = "_engine_run_backward"
 
 
 class Watchdog:
-    """Looks after the training of the thread that enters it."""
+    """Monitors the training thread, which is the thread that enters it."""
 
     def __init__(self, engine: Engine, folder: Path, timeout_s: float) -> None:
         self._engine = engine
@@ -57,23 +69,23 @@ class Watchdog:
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._own = self._folder / report_name(self._rank)
         self._entered_s = time.time()
-        self._groups = _groups(engine)
+        self._groups = groups_by_name(engine)
         self._names = {id(each): name for part in engine.parts.values() for name, each in part.named_modules()}
         self._hooks: list[RemovableHandle] = []
         self._ended = threading.Event()
-        self._trainer = 0
+        self._thread = 0
         self._step = 0
-        self._moves = 0
-        self._passing = ""
+        self._num_events = 0
+        self._last_layer = ""
 
     def __enter__(self) -> "Watchdog":
-        self._trainer = threading.get_ident()
+        self._thread = threading.get_ident()
         self._own.unlink(missing_ok=True)
-        # A compiled layer would compile them too.
-        if not self._engine.built.parallel.compile:
+        # torch.compile would compile the hooks as well.
+        if not self._engine.rank_model.parallel.compile:
             for part in self._engine.parts.values():
-                for name, layer in _layers(part, ""):
-                    self._follow(name, layer)
+                for name, layer in layers_of(part, ""):
+                    self._add_hooks(name, layer)
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
@@ -83,33 +95,33 @@ class Watchdog:
             hook.remove()
 
     def beat(self, step: int) -> None:
-        """A step is done."""
+        """Record that ``step`` steps are done."""
         self._step = step
         self._pass("")
 
     def alive(self) -> None:
-        """Something goes on that is no step, such as an evaluation's batch, or a checkpoint that is written."""
-        self._moves += 1
+        """Record progress outside of steps, such as a batch of an evaluation or a checkpoint in progress."""
+        self._num_events += 1
 
-    def report(self, still_s: float) -> Report:
-        """What the training thread is at right now."""
-        frames = list(_frames(self._trainer))
-        recorded = _recorded()
+    def report(self, still_s: float) -> HangReport:
+        """Return the current activity of the training thread, after ``still_s`` seconds without progress."""
+        frames = list(frames_of(self._thread))
+        collectives = recent_collectives()
         backward = any(frame.f_code.co_name == BACKWARD for frame in frames)
-        within = "" if backward else self._module(frames)
-        return Report(
+        module = "" if backward else self._module(frames)
+        return HangReport(
             rank=self._rank,
-            mesh=str(self._engine.built.parallel.mesh),
+            mesh=str(self._engine.rank_model.parallel.mesh),
             step=self._step,
             still_s=still_s,
-            waits=self._pending(recorded) or self._message(frames),
-            module=within or self._passing,
-            phase="backward" if backward else "forward" if within else "after",
-            line=_line(frames),
-            done=self._done(recorded),
+            waits=self._pending(collectives) or self._message(frames),
+            module=module or self._last_layer,
+            phase="backward" if backward else "forward" if module else "after",
+            line=describe_line(frames),
+            done=self._done(collectives),
         )
 
-    def _follow(self, name: str, layer: nn.Module) -> None:
+    def _add_hooks(self, name: str, layer: nn.Module) -> None:
         def before(_module: nn.Module, _inputs: object) -> None:
             self._pass(name)
 
@@ -120,59 +132,61 @@ class Watchdog:
         self._hooks += [layer.register_forward_pre_hook(before), layer.register_forward_hook(after)]
 
     def _pass(self, name: str) -> None:
-        self._passing = name
-        self._moves += 1
+        self._last_layer = name
+        self._num_events += 1
 
     def _watch(self) -> None:
-        seen, since_s = (0, 0), time.monotonic()
-        while not self._ended.wait(self._timeout_s / LOOKS):
-            now_s, moved = time.monotonic(), (self._moves, max((each.index for each in _recorded()), default=0))
-            if moved != seen:
-                seen, since_s = moved, now_s
-            # Whoever came last to what the others wait for has stood still for less long.
-            if now_s - since_s >= self._timeout_s or self._is_called():
-                self._tell(now_s - since_s)
+        previous, since_s = (0, 0), time.monotonic()
+        while not self._ended.wait(self._timeout_s / CHECKS):
+            now_s = time.monotonic()
+            current = (self._num_events, max((each.index for each in recent_collectives()), default=0))
+            if current != previous:
+                previous, since_s = current, now_s
+            # The rank that entered a blocked collective last has waited for less time than the others.
+            if now_s - since_s >= self._timeout_s or self._others_report():
+                self._end(now_s - since_s)
                 return
 
-    def _is_called(self) -> bool:
-        """Whether another rank has left a report in this attempt."""
+    def _others_report(self) -> bool:
+        """Return whether another rank has written a report in this attempt."""
         with suppress(OSError):
             return any(path.stat().st_mtime > self._entered_s for path in self._folder.glob(report_name("*")))
         return False
 
-    def _tell(self, still_s: float) -> None:
+    def _end(self, still_s: float) -> None:
+        """Write the report, collect those of other ranks, log the diagnosis and end the process."""
         with suppress(OSError):
             write_report(self._folder, self.report(still_s))
-        until_s = time.monotonic() + max(GRACE_S, 2 * self._timeout_s / LOOKS)
-        reports: Mapping[int, Report] = {}
-        while time.monotonic() < until_s and len(reports) < self._engine.built.parallel.mesh.num_ranks:
-            time.sleep(self._timeout_s / LOOKS / 10)
+        until_s = time.monotonic() + max(GRACE_S, 2 * self._timeout_s / CHECKS)
+        reports: Mapping[int, HangReport] = {}
+        while time.monotonic() < until_s and len(reports) < self._engine.rank_model.parallel.mesh.num_ranks:
+            time.sleep(self._timeout_s / CHECKS / 10)
             reports = read_reports(self._folder)
         if reports:
-            sys.stderr.write(f"watchdog: no progress for {still_s:.1f} s: {sentence(reports)}\n")
+            sys.stderr.write(f"watchdog: no progress for {still_s:.1f} s: {diagnose(reports)}\n")
             sys.stderr.flush()
-        # The others read it, too, before a rank that ends takes away what they wait in.
-        time.sleep(self._timeout_s / LOOKS)
+        # The other ranks need time to read the reports, too: when this rank ends, their collectives fail.
+        time.sleep(self._timeout_s / CHECKS)
         os._exit(HUNG)
 
-    def _pending(self, recorded: "list[Recorded]") -> Wait | None:
-        for each in recorded:
+    def _pending(self, collectives: list[CollectiveRecord]) -> PendingOperation | None:
+        for each in collectives:
             if each.group in self._groups and not each.ended:
                 axis, ranks = self._groups[each.group]
-                return Wait(axis=axis, kind=each.kind, ranks=ranks, sequence=each.sequence)
+                return PendingOperation(axis=axis, kind=each.kind, ranks=ranks, sequence=each.sequence)
         return None
 
-    def _message(self, frames: list[FrameType]) -> Wait | None:
-        """Messages are not recorded; but what waits for one says so in its line."""
-        if not frames or not any(word in _source(frames[0]) for word in (".wait(", "recv(")):
+    def _message(self, frames: list[FrameType]) -> PendingOperation | None:
+        """Return the message that the thread waits for. torch records no messages, so the source line decides."""
+        if not frames or not any(word in source_line(frames[0]) for word in (".wait(", "recv(")):
             return None
         for axis, ranks in self._groups.values():
             if axis == PIPELINE:
-                return Wait(axis=axis, kind="receive", ranks=ranks)
+                return PendingOperation(axis=axis, kind="receive", ranks=ranks)
         return None
 
-    def _done(self, recorded: "list[Recorded]") -> dict[str, int]:
-        return {self._groups[each.group][0]: each.sequence for each in recorded if each.group in self._groups}
+    def _done(self, collectives: list[CollectiveRecord]) -> dict[str, int]:
+        return {self._groups[each.group][0]: each.sequence for each in collectives if each.group in self._groups}
 
     def _module(self, frames: list[FrameType]) -> str:
         for frame in frames:
@@ -180,76 +194,3 @@ class Watchdog:
             if name:
                 return name
         return ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """A collective as torch remembers it."""
-
-    index: int
-    group: str
-    kind: str
-    sequence: int
-    ended: bool
-
-
-def _recorded() -> list[Recorded]:
-    """The last collectives of this rank, oldest first; none where this torch keeps no record."""
-    dump: Callable[[bool, bool], bytes] | None = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
-    entries = [] if dump is None else json.loads(dump(True, False)).get("entries", [])
-    return [
-        Recorded(
-            index=entry["record_id"],
-            group=entry["process_group"][0],
-            kind=entry["profiling_name"].rpartition(":")[2],
-            sequence=entry["collective_seq_id"],
-            ended=entry["retired"],
-        )
-        for entry in entries
-        if not entry["is_p2p"]
-    ]
-
-
-def _groups(engine: Engine) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name of a group to its axis and ranks."""
-    mesh = engine.built.mesh
-    if mesh is None:
-        return {}
-    found = {dist.group.WORLD: WORLD} | {
-        mesh.get_group(axis): axis for axis, size in engine.built.parallel.mesh.sizes.items() if size > 1
-    }
-    return {
-        group.group_name: (axis, tuple(dist.get_process_group_ranks(group)))
-        for group, axis in found.items()
-        if group is not None
-    }
-
-
-def _layers(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that a model is a row of: its children, and those of a list of layers one by one."""
-    for name, child in module.named_children():
-        path = f"{prefix}{name}"
-        if any(isinstance(each, nn.ModuleList | nn.ModuleDict) for each in child.modules()):
-            yield from _layers(child, f"{path}.")
-        elif not isinstance(child, Skip):
-            yield path, child
-
-
-def _frames(thread: int) -> Iterator[FrameType]:
-    """What a thread is in, innermost first."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _line(frames: list[FrameType]) -> str:
-    ours = (frame for frame in frames if not frame.f_code.co_filename.startswith(TORCH))
-    frame = next(ours, None)
-    if frame is None:
-        return "no Python line"
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
-
-
-def _source(frame: FrameType) -> str:
-    return str(linecache.getline(frame.f_code.co_filename, frame.f_lineno))

@@ -1,7 +1,7 @@
-"""Where a job's pipeline is cut if its config has that measured: the first rank measures, and all cut alike.
+"""Balances a job's pipeline by measured layer times: the first rank measures, and all ranks make the same cut.
 
-With a folder for checkpoints the numbers are kept there, so that what goes on from it, after a fault or on another
-mesh, is cut as before. Values do not depend on the cut, but for how sums are rounded.
+The times are stored in the checkpoint folder, if there is one. A job that resumes from it, after a fault or on another
+mesh, makes the same cut. The cut changes results only by the rounding of sums.
 """
 
 from collections.abc import Callable
@@ -11,76 +11,86 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fanin.datacenter.data.samples import part_of
+from fanin.datacenter.data.samples import batch_share
 from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.jobs.folders import check_folder
 from fanin.datacenter.jobs.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_layer_times
-from fanin.datacenter.jobs.places import check_folder
+from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import apply_freeze
-from fanin.datacenter.parallel.engine import Batch
-from fanin.datacenter.parallel.pipelines.measure import Beside, measure_layer_times
+from fanin.datacenter.parallel.pipelines.layer_times import MeasurementHooks, measure_layer_times
 from fanin.datacenter.parallel.settings import MEASURE
-from fanin.datacenter.training.model import Made
+from fanin.datacenter.training.model import JobModel
 from fanin.protos.errors import FaninError, InvalidInput
 
 Times = tuple[float, ...]
 
 
-def balanced(config: TrainConfig, made: Made, rank: int, device: torch.device) -> TrainConfig:
-    """The config with numbers where its ``layer_times`` are to be measured; all ranks call it. Raises InvalidInput."""
+def balance_pipeline(config: TrainConfig, job: JobModel, rank: int, device: torch.device) -> TrainConfig:
+    """Replace ``layer_times = "measure"`` in a config by measured times. All ranks call this function.
+
+    Args:
+        config: the job. A config whose times are known is returned unchanged.
+        job: the model and its samples.
+        rank: this rank in the world.
+        device: what this rank computes on.
+
+    Raises:
+        InvalidInput: a freeze pattern is wrong, the checkpoint folder is not usable, or it has times of another model.
+    """
     parallel, folder = config.parallel, config.checkpoints.folder
     if parallel.layer_times != MEASURE:
         return config
-    # What does not train is measured as such; and what can be wrong is told by all ranks before one of them works.
-    apply_freeze(made.model.module, config.training.freeze)
+    # Frozen parameters are measured as frozen. All ranks report a wrong setting before the first one starts to measure.
+    apply_freeze(job.model.module, config.training.freeze)
     if folder is not None:
-        check_folder(folder, f"checkpoints: got folder {folder}", makes=True)
-    kept = () if folder is None else read_layer_times(folder)
-    expected = made.model.layout.sizes.num_layers + 2
-    if kept and len(kept) != expected:
+        check_folder(folder, f"checkpoints: got folder {folder}", create=True)
+    stored = () if folder is None else read_layer_times(folder)
+    expected = job.model.layout.sizes.num_layers + 2
+    if stored and len(stored) != expected:
         raise InvalidInput(
-            f"{folder}/{LAYER_TIMES_FILE}: got {len(kept)} times, expected {expected}: inputs, each layer, outputs; it "
-            "is of another model, take another folder"
+            f"{folder}/{LAYER_TIMES_FILE}: got {len(stored)} times, expected {expected}: inputs, each layer, outputs; "
+            "the file belongs to another model, use another folder"
         )
 
-    def found(after_part: Callable[[], object]) -> Times:
-        beside = Beside(after_part=after_part)
-        times = kept or measure_layer_times(made.model, microbatch(config, made), parallel, device, beside)
-        if folder is not None and not kept:
+    def measure(after_part: Callable[[], object]) -> Times:
+        hooks = MeasurementHooks(after_part=after_part)
+        times = stored or measure_layer_times(job.model, microbatch(config, job), parallel, device, hooks)
+        if folder is not None and not stored:
             write_layer_times(folder, times)
         return times
 
-    return replace(config, parallel=replace(parallel, layer_times=_told(found, rank)))
+    return replace(config, parallel=replace(parallel, layer_times=_broadcast_times(measure, rank)))
 
 
-def _told(find: Callable[[Callable[[], object]], Times], rank: int) -> Times:
-    """What the first rank finds, on all of them; and what it fails with, in its words.
+def _broadcast_times(measure: Callable[[Callable[[], object]], Times], rank: int) -> Times:
+    """Measure on the first rank, and return the times on all ranks. If the first rank fails, all raise its error.
 
-    A message comes after each part: the others wait for no more than one at a time, as a group's timeout is that of a
-    step.
+    The first rank broadcasts a message after each part. No rank waits for longer than one part, because the timeout of
+    a group is that of a step.
     """
 
-    def say(word: Times | FaninError | None) -> Times | FaninError | None:
-        words = [word]
-        dist.broadcast_object_list(words, 0)
-        return words[0]
+    def broadcast(message: Times | FaninError | None) -> Times | FaninError | None:
+        messages = [message]
+        dist.broadcast_object_list(messages, 0)
+        return messages[0]
 
-    word: Times | FaninError | None = None
+    result: Times | FaninError | None = None
     if rank == 0:
         try:
-            word = find(lambda: say(None))
+            result = measure(lambda: broadcast(None))
         except FaninError as exc:
-            word = exc
-        say(word)
-    while word is None:
-        word = say(None)
-    if isinstance(word, FaninError):
-        raise word
-    return word
+            result = exc
+        broadcast(result)
+    while result is None:
+        result = broadcast(None)
+    if isinstance(result, FaninError):
+        raise result
+    return result
 
 
-def microbatch(config: TrainConfig, made: Made) -> Batch:
-    """What a stage is given at once: the first samples, in the shape of every step's."""
-    training, parallel, samples = config.training, config.parallel, made.parts.train.of_epoch(0)
+def microbatch(config: TrainConfig, job: JobModel) -> Batch:
+    """Return one microbatch of the first samples, in the shape of every step."""
+    training, parallel, samples = config.training, config.parallel, job.data.train.of_epoch(0)
     indices = np.arange(min(len(samples), training.batch_size))
-    part = part_of(samples, indices, (0, parallel.mesh.num_parts), training.batch_size)
+    part = batch_share(samples, indices, (0, parallel.mesh.num_parts), training.batch_size)
     return next(part.chunks(training.accumulate * parallel.microbatches))

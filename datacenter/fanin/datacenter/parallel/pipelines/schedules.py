@@ -1,7 +1,7 @@
-"""The orders in which a pipeline may run its microbatches, and what each of them needs.
+"""Pipeline schedules: the orders in which a pipeline runs its microbatches, and the rules of each.
 
-Decided on numbers alone, before a process is spent; torch finds the same faults after minutes, by hanging or with
-an error that names none of them. Needs no torch.
+``Pipeline`` checks the rules with numbers only, before a process starts. torch reports the same faults after minutes,
+by a hang or with an error that names no setting. This module needs no torch.
 """
 
 from collections.abc import Mapping
@@ -14,33 +14,39 @@ from fanin.protos.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """One schedule: torch's name for it, and its rules.
+    """One schedule and its rules.
 
-    ``single``: each rank has one stage; else several, one after the other around the ranks. ``folded``: each rank has
-    two, and the second half of the pipeline goes back over the ranks. ``splits_backward``: gradients of inputs and of
-    weights are computed apart, which a compiled module cannot do.
+    Attributes:
+        torch_name: the name of the schedule in torch.
+        single_stage: each rank has one stage. Otherwise it has several, assigned to the ranks in a loop.
+        folded: each rank has two stages; the second half of the pipeline returns over the ranks in reverse order.
+        splits_backward: gradients of inputs and of weights are computed separately, which a compiled module cannot do.
+        needs_full_pipeline: there must be at least as many microbatches as stages.
+        needs_even_rounds: the microbatches must divide evenly into rounds over the ranks.
     """
 
     torch_name: str
-    single: bool = False
+    single_stage: bool = False
     folded: bool = False
     splits_backward: bool = False
-    enough: bool = False
-    even: bool = False
+    needs_full_pipeline: bool = False
+    needs_even_rounds: bool = False
 
     @property
     def default_stages(self) -> int:
-        """Stages of a rank where nothing else is said."""
-        return 1 if self.single else 2
+        """Stages of a rank if the settings do not name a number."""
+        return 1 if self.single_stage else 2
 
 
 SCHEDULES: Final[Mapping[str, Schedule]] = MappingProxyType(
     {
-        "GPipe": Schedule(torch_name="GPipe", single=True),
-        "1F1B": Schedule(torch_name="1F1B", single=True, enough=True),
-        "Interleaved1F1B": Schedule(torch_name="Interleaved1F1B", even=True),
+        "GPipe": Schedule(torch_name="GPipe", single_stage=True),
+        "1F1B": Schedule(torch_name="1F1B", single_stage=True, needs_full_pipeline=True),
+        "Interleaved1F1B": Schedule(torch_name="Interleaved1F1B", needs_even_rounds=True),
         "LoopedBFS": Schedule(torch_name="LoopedBFS"),
-        "InterleavedZeroBubble": Schedule(torch_name="InterleavedZeroBubble", splits_backward=True, even=True),
+        "InterleavedZeroBubble": Schedule(
+            torch_name="InterleavedZeroBubble", splits_backward=True, needs_even_rounds=True
+        ),
         "ZBV": Schedule(torch_name="ZBVZeroBubble", splits_backward=True, folded=True),
     }
 )
@@ -48,7 +54,11 @@ SCHEDULES: Final[Mapping[str, Schedule]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """How a pipeline of ``num_ranks`` runs ``microbatches``; checked as it is made. Raises InvalidInput."""
+    """A schedule with its sizes: ``num_ranks`` ranks that run ``microbatches``.
+
+    Raises:
+        InvalidInput: the schedule cannot run these sizes.
+    """
 
     schedule: str
     num_ranks: int
@@ -57,7 +67,7 @@ class Pipeline:
     compiled: bool = False
 
     def __post_init__(self) -> None:
-        fault = self._unknown() or self._stages() or self._microbatches() or self._compiled()
+        fault = self._name_fault() or self._stages_fault() or self._microbatches_fault() or self._compile_fault()
         if fault:
             raise InvalidInput(
                 f"pipeline: {fault} (schedule {self.schedule}, pp {self.num_ranks}, {self.stages_per_rank} stages a "
@@ -66,56 +76,56 @@ class Pipeline:
 
     @property
     def rules(self) -> Schedule:
-        """The schedule's row."""
+        """The rules of the schedule."""
         return SCHEDULES[self.schedule]
 
     @property
     def num_stages(self) -> int:
-        """Stages of the whole pipeline."""
+        """Number of stages on all ranks together."""
         return self.num_ranks * self.stages_per_rank
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages of a rank, first to last."""
+        """Return the stages of a rank, first to last."""
         if self.rules.folded:
             return (rank, self.num_stages - 1 - rank)
         return tuple(range(rank, self.num_stages, self.num_ranks))
 
     def rank_of(self, stage: int) -> int:
-        """The rank that has a stage."""
+        """Return the rank that computes a stage."""
         if self.rules.folded:
             return min(stage, self.num_stages - 1 - stage)
         return stage % self.num_ranks
 
-    def _unknown(self) -> str | None:
+    def _name_fault(self) -> str | None:
         known = ", ".join(SCHEDULES)
         return None if self.schedule in SCHEDULES else f"got schedule {self.schedule!r}, expected one of {known}"
 
-    def _stages(self) -> str | None:
+    def _stages_fault(self) -> str | None:
         if self.stages_per_rank < 1:
             return f"got {self.stages_per_rank} stages a rank, expected at least 1"
-        if self.rules.single and self.stages_per_rank != 1:
+        if self.rules.single_stage and self.stages_per_rank != 1:
             return f"{self.schedule} has 1 stage a rank, got {self.stages_per_rank}"
         if self.rules.folded and self.stages_per_rank != 2:
             return f"{self.schedule} has exactly 2 stages a rank, got {self.stages_per_rank}"
         return None
 
-    def _microbatches(self) -> str | None:
+    def _microbatches_fault(self) -> str | None:
         if self.microbatches < 1:
             return f"got {self.microbatches} microbatches, expected at least 1"
-        if self.rules.enough and self.microbatches < self.num_stages:
+        if self.rules.needs_full_pipeline and self.microbatches < self.num_stages:
             return (
                 f"{self.schedule} needs at least as many microbatches as the {self.num_stages} stages, got "
-                f"{self.microbatches}; raise them, or take GPipe"
+                f"{self.microbatches}; raise microbatches, or use GPipe"
             )
         rounds = max(1, self.microbatches // self.num_ranks)
-        if self.rules.even and self.microbatches % rounds:
+        if self.rules.needs_even_rounds and self.microbatches % rounds:
             return (
-                f"{self.schedule} goes over {self.num_ranks} ranks in {rounds} rounds, which {self.microbatches} "
-                f"microbatches do not fill evenly; take a multiple of {self.num_ranks}"
+                f"{self.schedule} runs {rounds} rounds over {self.num_ranks} ranks, got {self.microbatches} "
+                f"microbatches, which do not divide evenly into rounds; use a multiple of {self.num_ranks}"
             )
         return None
 
-    def _compiled(self) -> str | None:
+    def _compile_fault(self) -> str | None:
         if self.compiled and self.rules.splits_backward:
-            return f"{self.schedule} computes gradients of inputs and weights apart, which a compiled module cannot"
+            return f"{self.schedule} computes gradients of inputs and weights apart, which a compiled module cannot do"
         return None

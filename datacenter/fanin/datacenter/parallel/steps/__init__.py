@@ -1,0 +1,10 @@
+"""The parts of one training step, used by ``parallel.engine``.
+
+Modules, in the order of a step:
+
+- ``passes``: runs a batch through the rank's model, forward and backward
+- ``noise``: measures how much gradients differ between the parts of a batch
+- ``gradients``: completes, measures and clips the gradients
+- ``scaling``: the loss scale of fp16
+- ``optimizer``: builds the optimizer of a stage
+"""

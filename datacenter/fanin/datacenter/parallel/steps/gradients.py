@@ -1,4 +1,4 @@
-"""What is done to gradients between the backward pass and the optimizer, in this order: settle, tie, measure, clip."""
+"""Completes the gradients between the backward pass and the optimizer: settle, tie, measure, clip, in this order."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 
 def settle(values: Sequence[nn.Parameter]) -> None:
-    """Give each gradient the placements of its parameter.
+    """Redistribute each gradient to the placements of its parameter.
 
-    Tensor parallelism leaves some as sums still to be made, and some whole where the parameter is split: an optimizer
-    would mend that at every use of them, and what works on local tensors would take the wrong ones.
+    Tensor parallelism leaves some gradients as partial sums, and some whole although the parameter is split. An
+    optimizer would redistribute them at every use, and code that works on local tensors would read wrong values.
     """
     for value in values:
         grad = value.grad
@@ -22,14 +22,20 @@ def settle(values: Sequence[nn.Parameter]) -> None:
 
 
 def total_norm(values: Sequence[nn.Parameter], pipeline: dist.ProcessGroup | None, device: torch.device) -> Tensor:
-    """The 2-norm of all gradients of all ranks together; ``values`` has of tied weights one."""
-    found = [value.grad for value in values if value.grad is not None]
-    norm = get_total_norm(found) if found else torch.zeros((), device=device)
+    """Return the 2-norm of the gradients of all ranks together, a scalar.
+
+    Args:
+        values: this rank's parameters. Of a tied weight only one end is included.
+        pipeline: the group of pipeline stages; None without a pipeline.
+        device: what this rank computes on.
+    """
+    grads = [value.grad for value in values if value.grad is not None]
+    norm = get_total_norm(grads) if grads else torch.zeros((), device=device)
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
     if pipeline is None:
         return norm
-    # In float64: stages of nothing but frozen parameters have no dtype to bring, and 8 bytes are nothing.
+    # In float64 on all stages: a stage with only frozen parameters has no dtype of its own, and 8 bytes cost nothing.
     square = norm.to(device).double().square()
     dist.all_reduce(square, group=pipeline)
     return square.sqrt()
@@ -41,7 +47,7 @@ def clip(values: Sequence[nn.Parameter], norm: Tensor, limit: float) -> None:
 
 
 def scale(values: Sequence[nn.Parameter], factor: float) -> None:
-    """Multiply all gradients."""
+    """Multiply all gradients by ``factor``, in place."""
     for value in values:
         if value.grad is not None:
             value.grad.mul_(factor)

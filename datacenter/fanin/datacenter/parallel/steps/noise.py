@@ -1,8 +1,10 @@
-"""How much the gradients of a batch's parts differ: the squared norms of each part's gradient, and of their mean.
+"""Measures gradient noise: how much the gradients of the parts of a batch differ.
 
-Parts are the turns of each copy of the model, and a part's gradient is what it adds to the whole, times the number of
-parts. It is there by itself only before it meets others: between two turns of a process, and in the buckets of
-DistributedDataParallel before they are sent. This is what AdaScale needs to know (fanin.datacenter.training.rates).
+The parts are the accumulation steps of each copy of the model. The gradient of a part is its contribution to the total
+gradient, times the number of parts. The measurement is the squared norm of each part's gradient and of their mean.
+
+A part's gradient is available only before it is summed: between two accumulation steps of a process, and in the buckets
+of DistributedDataParallel before they are sent. AdaScale uses the result (fanin.datacenter.training.rates).
 """
 
 from collections.abc import Callable
@@ -15,32 +17,35 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 RateOf = Callable[[float, float], float]
-"""The rate of a step, given the mean of the parts' squared norms, and the squared norm of their mean."""
+"""The learning rate of a step from (mean of the parts' squared norms, squared norm of their mean)."""
 
 
 class PartNorms:
-    """The norms of one step after the other; takes the place of a communication hook, of which there can be one."""
+    """The gradient norms of one step at a time.
 
-    def __init__(self, runner: nn.Module, num_turns: int, rate_of: RateOf) -> None:
+    With DistributedDataParallel it registers the communication hook, of which there can be only one.
+    """
+
+    def __init__(self, runner: nn.Module, num_accumulation_steps: int, rate_of: RateOf) -> None:
         self._values = [value for value in runner.parameters() if value.requires_grad]
-        self._num_turns = num_turns
+        self._num_accumulation_steps = num_accumulation_steps
         self._rate_of = rate_of
         self._before: dict[nn.Parameter, Tensor] = {}
         self._squares = torch.zeros((), dtype=torch.float64, device=self._values[0].device)
         self._group: dist.ProcessGroup | None = None
         if isinstance(runner, DistributedDataParallel):
             self._group = runner.process_group
-            runner.register_comm_hook(None, self._meet)
+            runner.register_comm_hook(None, self._all_reduce)
 
     def begin(self) -> None:
-        """Forget the step before."""
+        """Start a step: drop the norms of the previous one."""
         self._before.clear()
         self._squares.zero_()
 
-    def turn_ended(self, *, last: bool) -> None:
-        """Take note of a turn: of what it added to the gradients, which are still this rank's own."""
+    def add_accumulation_step(self, *, last: bool) -> None:
+        """Add the gradient that an accumulation step contributed, while gradients are still this rank's own."""
         if last and self._group is not None:
-            # They have met the other copies' by now; the buckets told of them before.
+            # These gradients are already summed over the copies. The communication hook has measured them before.
             return
         for value in self._values:
             if value.grad is not None:
@@ -49,21 +54,23 @@ class PartNorms:
                     self._before[value] = value.grad.clone()
 
     def rate(self) -> float:
-        """The rate of the step, all turns of which have ended. A collective."""
-        whole = torch.zeros_like(self._squares)
+        """Return the learning rate of the step after its last accumulation step. A collective."""
+        total = torch.zeros_like(self._squares)
         for value in self._values:
             if value.grad is not None:
-                whole += _square(value.grad)
-        sums, num_copies = torch.stack([self._squares, whole]), 1
+                total += _square(value.grad)
+        sums, num_copies = torch.stack([self._squares, total]), 1
         if self._group is not None:
-            # The whole is every rank's, but on unlike processors not to the last bit, and all are to go on alike.
+            # Every rank has the total, but different processors may differ in the last bit. The average makes all ranks
+            # use the same rate.
             num_copies = self._group.size()
             dist.all_reduce(sums, group=self._group)
-        parts, wholes = (sums / num_copies).tolist()
-        # A turn's gradient is multiplied by the number of copies already, as DistributedDataParallel wants it.
-        return self._rate_of(parts * self._num_turns, wholes)
+        parts, totals = (sums / num_copies).tolist()
+        # The loss of each accumulation step is already multiplied by the number of copies, because
+        # DistributedDataParallel averages.
+        return self._rate_of(parts * self._num_accumulation_steps, totals)
 
-    def _meet(self, state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def _all_reduce(self, state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         for value, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             assert isinstance(value, nn.Parameter)
             self._add(value, gradient)

@@ -1,7 +1,9 @@
-"""The factor of a loss in half precision, so that small gradients do not vanish (Micikevicius et al. 2018, arXiv
-1710.03740, section 3.2).
+"""Scales the loss in fp16 so that small gradients do not underflow.
 
-Whether gradients overflowed is read off their norm over all ranks, so all ranks decide alike.
+An overflow is detected by the norm of the gradients over all ranks, so all ranks decide alike.
+
+Reference:
+    Micikevicius et al. 2018, Mixed Precision Training, arXiv 1710.03740, section 3.2.
 """
 
 from collections.abc import Mapping
@@ -9,38 +11,41 @@ from typing import Final
 
 INITIAL: Final = 2.0**16
 PATIENCE: Final = 2000
-"""Steps without an overflow after which the factor grows, as in torch's own scaler."""
+"""Steps without an overflow after which the factor doubles, as in torch's GradScaler."""
 LOWEST: Final = 1.0
-"""Below it a finite loss would be scaled down; what overflows here, overflows without a scale."""
+"""The smallest factor. Gradients that overflow here also overflow without a loss scale."""
 FACTOR: Final = "loss_scale"
-CALM: Final = "loss_scale_calm"
+STABLE_STEPS: Final = "loss_scale_calm"
 
 
 class LossScale:
-    """A power of two that is halved at each overflow and doubled after long without one."""
+    """A power of two that is halved at each overflow and doubled after ``patience`` steps without one."""
 
     def __init__(self, factor: float = INITIAL, patience: int = PATIENCE) -> None:
         self.factor = factor
         self._patience = patience
-        self._calm = 0
+        self._stable_steps = 0
 
     @property
     def state(self) -> dict[str, float]:
-        """The factor, and the steps since it changed, by names of their own."""
-        return {FACTOR: self.factor, CALM: self._calm}
+        """The factor and the number of steps since it changed, by their names in a checkpoint."""
+        return {FACTOR: self.factor, STABLE_STEPS: self._stable_steps}
 
     def load(self, values: Mapping[str, float]) -> None:
-        """Go on where another was; as it is where ``values`` knows of none."""
-        self.factor, self._calm = values.get(FACTOR, self.factor), int(values.get(CALM, self._calm))
+        """Restore a saved state. Values that are missing keep their current value."""
+        self.factor, self._stable_steps = (
+            values.get(FACTOR, self.factor),
+            int(values.get(STABLE_STEPS, self._stable_steps)),
+        )
 
     def succeeded(self) -> None:
-        """Take note of a step whose gradients are finite."""
-        self._calm += 1
-        if self._calm >= self._patience:
-            self.factor, self._calm = self.factor * 2, 0
+        """Record a step with finite gradients."""
+        self._stable_steps += 1
+        if self._stable_steps >= self._patience:
+            self.factor, self._stable_steps = self.factor * 2, 0
 
     def overflowed(self) -> bool:
-        """Lower the factor after a step whose gradients are not finite. False if it is at its lowest already."""
-        lowered, self._calm = self.factor > LOWEST, 0
+        """Lower the factor after a step whose gradients are not finite. Return False if it is already the lowest."""
+        lowered, self._stable_steps = self.factor > LOWEST, 0
         self.factor = max(LOWEST, self.factor / 2)
         return lowered

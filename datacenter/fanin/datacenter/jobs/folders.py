@@ -1,4 +1,7 @@
-"""Where a job is to write, tried before a process of it starts: when it has trained it is too late to be told."""
+"""Folders that a job writes to: checked before a process starts, and locked against other jobs.
+
+A job that cannot write its result would only notice after the training.
+"""
 
 import fcntl
 import os
@@ -16,44 +19,58 @@ LOCK_FILE: Final = "lock"
 LOCK_POLL_S: Final = 0.2
 
 
-def check_folder(folder: Path, what: str, *, makes: bool = False) -> None:
-    """Raise InvalidInput unless files can be made in a folder, which is made first if it is to be (``makes``).
+def check_folder(folder: Path, what: str, *, create: bool = False) -> None:
+    """Check that files can be written to a folder.
 
-    ``what`` names the place that needs it, in errors.
+    Args:
+        folder: The folder.
+        what: Name of the setting that it comes from, for errors.
+        create: Whether to create the folder if it does not exist.
+
+    Raises:
+        InvalidInput: No file can be written there.
     """
     try:
-        if makes:
+        if create:
             folder.mkdir(parents=True, exist_ok=True)
-        # Tried, not asked for: permissions do not tell of a disk that takes nothing.
+        # Permissions alone do not reveal a read-only or full disk, so a file is written.
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as exc:
-        told = "name another" if makes else "make the folder, or name another"
+        remedy = "name another" if create else "make the folder, or name another"
         raise InvalidInput(
-            f"{what}, expected a place that can be written (folder {folder}: {exc.strerror}); {told}"
+            f"{what}, expected a place that can be written (folder {folder}: {exc.strerror}); {remedy}"
         ) from exc
 
 
 def check_renamed(path: Path, what: str) -> None:
-    """Raise InvalidInput unless a file can be written aside and renamed to this path."""
+    """Raise InvalidInput unless a file can be written next to this path and renamed to it."""
     if path.is_dir():
         raise InvalidInput(f"{what}, which is a folder; name a file in it")
     check_folder(path.parent, what)
 
 
 @contextmanager
-def held(folders: Iterable[Path], wait_s: float) -> Iterator[tuple[int, ...]]:
-    """Keep other jobs of this machine out of these folders; the descriptors that do, for a process that outlives this.
+def locked_folders(folders: Iterable[Path], wait_s: float) -> Iterator[tuple[int, ...]]:
+    """Lock folders against other jobs of this machine.
 
-    An earlier job may still save there, though its launcher was killed: it gets ``wait_s`` to end. Raises Conflict.
+    Args:
+        folders: The folders, which are created if necessary.
+        wait_s: Seconds to wait for an earlier job. Its ranks may still save although its launcher was killed.
+
+    Yields:
+        The file descriptors that hold the locks. A child process that inherits them keeps the locks.
+
+    Raises:
+        Conflict: Another job still holds a lock.
     """
     until_s = time.monotonic() + wait_s
     with ExitStack() as stack:
         descriptors = []
-        # In one order, so that no two wait for each other.
+        # A fixed order, so that no two jobs wait for each other.
         for folder in sorted(folders):
             folder.mkdir(parents=True, exist_ok=True)
-            # Of another user's file it is enough to read it.
+            # Read access is enough, so the lock file of another user works, too.
             descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CREAT, 0o644)
             stack.callback(os.close, descriptor)
             _lock(descriptor, folder, until_s)
@@ -62,7 +79,7 @@ def held(folders: Iterable[Path], wait_s: float) -> Iterator[tuple[int, ...]]:
 
 
 def _lock(descriptor: int, folder: Path, until_s: float) -> None:
-    told = False
+    announced = False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,13 +89,13 @@ def _lock(descriptor: int, folder: Path, until_s: float) -> None:
                     f"folder {folder}: another job of this machine runs there, expected none; wait for it to end, stop "
                     "it, or name another folder"
                 ) from None
-            if not told:
+            if not announced:
                 sys.stderr.write(f"folder {folder}: waiting for another job there to end\n")
                 sys.stderr.flush()
-            told = True
+            announced = True
             time.sleep(LOCK_POLL_S)
         except OSError:
-            # A disk without locks, or of NFS, keeps nobody out.
+            # Some file systems, such as NFS, do not support locks. The job then runs without one.
             return
         else:
             return

@@ -1,7 +1,7 @@
 """ResNet8, the image classification model of MLPerf Tiny (Banbury et al. 2021, arXiv 2106.07597, section 4.1).
 
 The first three stacks of a ResNet (He et al. 2015, arXiv 1512.03385) for CIFAR-10 with 16, 32 and 64 filters, one
-block each. As there, convolutions have a bias and the 1x1 convolution beside a block has no norm.
+block each. As in the benchmark, convolutions have a bias, and the 1x1 convolution of a shortcut has no norm.
 """
 
 from typing import Final
@@ -9,7 +9,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from fanin.datacenter.models.layers import MeanPool, Norm, norm_of, same_conv, seeded
+from fanin.datacenter.models.seeding import seeded
+from fanin.datacenter.models.tiny.layers import MeanPool, Norm, norm_of, same_conv
 
 INPUT_SHAPE: Final = (3, 32, 32)
 NUM_CLASSES: Final = 10
@@ -17,7 +18,7 @@ FILTERS: Final = (16, 32, 64)
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with the input, or its 1x1 convolution where the shape changes, added at the end."""
+    """Two 3x3 convolutions with a shortcut: the input, or its 1x1 convolution if the shape changes."""
 
     def __init__(self, ins: int, outs: int, size: int, norm: Norm) -> None:
         super().__init__()
@@ -33,12 +34,12 @@ class Block(nn.Module):
         self.shortcut = nn.Identity() if ins == outs else nn.Conv2d(ins, outs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` (B, ins, size, size) to (B, outs, size / stride, size / stride)."""
+        """Map ``x`` (B, ins, size, size) to (B, outs, size / stride, size / stride)."""
         return torch.relu(self.body(x) + self.shortcut(x))
 
 
 class ResNet8(nn.Module):
-    """``x`` (B, 3, 32, 32) to logits (B, 10)."""
+    """A classifier of ``x`` (B, 3, 32, 32); returns logits (B, 10)."""
 
     def __init__(self, seed: int = 0, norm: Norm = "batch") -> None:
         super().__init__()
@@ -52,6 +53,6 @@ class ResNet8(nn.Module):
             self.head = nn.Linear(third, NUM_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, 10)."""
+        """Return logits (B, 10)."""
         logits: Tensor = self.head(self.pool(self.stacks(self.stem(x))))
         return logits

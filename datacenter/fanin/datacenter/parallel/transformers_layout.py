@@ -1,10 +1,15 @@
-"""Models of the ``transformers`` library, described by their configs and plans: no code of theirs is known here.
+"""Derives the Layout of a language model of the ``transformers`` library from its config and its tensor-parallel plan.
 
-Data parallelism needs nothing of a model. FSDP2 shards its longest list of layers one layer at a time. A model of the
-Llama family also has a plan for tensor parallelism, keyed by module names, and a config with its sizes. The module
-itself is unchanged, except that it keeps no cache and returns its logits alone. So each stage of a pipeline runs the
-forward of the whole model: it must not change the tensor that its parts hand on, which is tried here. What a model
-lacks for ``tp`` or ``pp`` is in its Layout (``unfit``).
+No code here knows a particular model:
+
+- Data parallelism works for every model. FSDP2 shards the longest list of layers one layer at a time.
+- Tensor parallelism uses the plan of the model, keyed by module names, and the sizes in its config. Models of the Llama
+  family have both.
+- Each stage of a pipeline runs the forward function of the whole model. That function must pass one tensor from module
+  to module without changing it, which is tested here.
+
+If a model does not support ``tp`` or ``pp``, the reason is in its Layout (``unfit``). The module itself changes in two
+ways: it keeps no cache and returns only its logits.
 """
 
 from collections.abc import Mapping
@@ -17,12 +22,12 @@ from torch import Tensor, nn
 
 from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style
 from fanin.datacenter.parallel.objective import TOKENS, Objective
-from fanin.datacenter.parallel.pipelines.pipeline import Skip, skeleton
+from fanin.datacenter.parallel.pipelines.stages import Skip, skeleton
 from fanin.protos.errors import UnsupportedModel
 
 if TYPE_CHECKING:
-    # What puts models on ranks takes seconds to import, and who asks for a layout alone needs none of it.
-    from fanin.datacenter.parallel.build import Model
+    # parallel.build takes seconds to import, and a layout alone does not need it.
+    from fanin.datacenter.parallel.build import TrainableModel
 
 STYLES: Final[Mapping[str, Style]] = MappingProxyType(
     {"colwise": "column", "rowwise": "row", "colwise_gather_output": "logits", "embedding_rowwise": "vocabulary"}
@@ -30,17 +35,17 @@ STYLES: Final[Mapping[str, Style]] = MappingProxyType(
 NAMED_SIZES: Final[Mapping[str, str]] = MappingProxyType(
     {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads", "feed_forward": "intermediate_size"}
 )
-"""A layer's sizes, by their names in a config."""
-NO_PLAN: Final = "which brings no plan for tensor parallelism (base_model_tp_plan)"
-WITHOUT: Final = "take pp 1 and tp 1, and spread it with dp_shard or dp_replicate"
+"""The sizes of a layer, and their names in a config."""
+NO_PLAN: Final = "which has no plan for tensor parallelism (base_model_tp_plan)"
+WITHOUT: Final = "use pp 1 and tp 1, and spread it with dp_shard or dp_replicate"
 FAILED: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a forward may raise whose parts hand on something else than it expects of them."""
+"""The errors that a forward function may raise if its modules return their inputs."""
 PROBE: Final = 3.0
-"""How large the values are that are handed on: a soft cap leaves small ones nearly as they are."""
+"""Scale of the test values. A soft cap would leave smaller values almost unchanged."""
 
 
-class Config(Protocol):
-    """What is read of a model's config."""
+class PretrainedConfig(Protocol):
+    """The fields of a config that are read here."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -52,37 +57,48 @@ class Config(Protocol):
     base_model_tp_plan: Mapping[str, str] | None
 
 
-class Output(Protocol):
-    """What such a model gives."""
+class LogitsOutput(Protocol):
+    """The output of a language model."""
 
     logits: Tensor
 
 
-def pretrained_model(module: nn.Module, objective: Objective = TOKENS) -> "Model":
-    """A language model of ``transformers``, ready to be spread. Raises UnsupportedModel."""
-    from fanin.datacenter.parallel.build import Model
+def pretrained_model(module: nn.Module, objective: Objective = TOKENS) -> "TrainableModel":
+    """Prepare a language model of ``transformers`` for ``build_engine``.
+
+    Args:
+        module: the model. It is changed to return only its logits, and to keep no cache.
+        objective: the loss and its count.
+
+    Raises:
+        UnsupportedModel: ``module`` is not a language model of ``transformers``.
+    """
+    from fanin.datacenter.parallel.build import TrainableModel
 
     layout = pretrained_layout(module)
-    cast(Config, module.config).use_cache = False
+    cast(PretrainedConfig, module.config).use_cache = False
 
-    def logits(module: nn.Module, inputs: object, output: Output) -> Tensor:
+    def logits(module: nn.Module, inputs: object, output: LogitsOutput) -> Tensor:
         return output.logits
 
     module.register_forward_hook(logits)
-    return Model(module=module, layout=layout, objective=objective)
+    return TrainableModel(module=module, layout=layout, objective=objective)
 
 
 def pretrained_layout(module: nn.Module) -> Layout:
-    """The Layout of a language model of ``transformers``. On the meta device its forward cannot be tried: it has no pp.
+    """Return the Layout of a language model of ``transformers``.
 
-    Raises UnsupportedModel if the module is none.
+    On the meta device the forward function cannot be tested, so the Layout does not support pp.
+
+    Raises:
+        UnsupportedModel: ``module`` is not a language model of ``transformers``.
     """
-    kind, config = type(module).__name__, cast(Config, getattr(module, "config", None))
+    kind, config = type(module).__name__, cast(PretrainedConfig, getattr(module, "config", None))
     prefix = getattr(module, "base_model_prefix", None)
     if prefix is None or config is None:
         raise UnsupportedModel(
             f"{kind}: got a module without config and base_model_prefix, expected a language model of transformers; "
-            "put any other module into a Model with a Layout of its own"
+            "put any other module into a TrainableModel with its own Layout"
         )
     names = {name for name, _ in module.named_modules()}
     missing = sorted({f"{prefix}.embed_tokens", f"{prefix}.layers", f"{prefix}.norm", "lm_head"} - names)
@@ -97,7 +113,7 @@ def pretrained_layout(module: nn.Module) -> Layout:
             layers=layers,
             outputs=(),
             plan={},
-            unfit={"pp": fault, "tp": _planned(kind, config, fault)},
+            unfit={"pp": fault, "tp": _tp_fault(kind, config, fault)},
         )
     layout = Layout(
         sizes=_sizes(config),
@@ -106,60 +122,60 @@ def pretrained_layout(module: nn.Module) -> Layout:
         outputs=(f"{prefix}.norm", "lm_head"),
         plan={},
         tied=("lm_head.weight", f"{prefix}.embed_tokens.weight") if config.tie_word_embeddings else None,
-        # Its positions and its mask are as long as what the model's table, or another stage, gives.
+        # Positions and mask have the length of the embedding's output, or of the tensor from the previous stage.
         sequence="layers",
     )
     unfit = dict[Literal["pp", "tp"], str]()
-    if not _only_hands_on(module, layout):
+    if not _passes_one_tensor(module, layout):
         unfit["pp"] = (
-            f"{kind}, whose forward changes what its embedding, its layers and its head hand each other, which every "
-            "stage would do again; expected pp 1, or a model whose forward hands one tensor on and changes nothing"
+            f"{kind}, whose forward changes the tensor between its embedding, its layers and its head, which every "
+            "stage would repeat; expected pp 1, or a model whose forward passes one tensor on without changing it"
         )
     plan = _plan(prefix, config)
     fault = _plan_fault(module, layout, plan)
     if fault:
         unfit["tp"] = fault
         return replace(layout, unfit=unfit)
-    # What holds a layer's first matrices is given its input once, for all of them.
-    holders = {name.rpartition(".")[0] for name, word in plan.items() if word == "colwise"}
-    shared: dict[str, Style] = dict.fromkeys(sorted(holders), "shared")
+    # The parent of a layer's first matrices gathers their input once for all of them.
+    parents = {name.rpartition(".")[0] for name, word in plan.items() if word == "colwise"}
+    shared: dict[str, Style] = dict.fromkeys(sorted(parents), "shared")
     styles: dict[str, Style] = {name: STYLES[word] for name, word in plan.items()}
     return replace(layout, plan={f"{prefix}.embed_tokens": "vocabulary", **shared, **styles}, unfit=unfit)
 
 
-def _sizes(config: Config) -> ModelSizes:
-    """The sizes that a mesh must fit; 0 where the config has none, which ``_plan_fault`` reports."""
+def _sizes(config: PretrainedConfig) -> ModelSizes:
+    """Return the sizes that a mesh must fit. A size that the config lacks is 0; ``_plan_fault`` reports it."""
     return ModelSizes(
         num_layers=config.num_hidden_layers,
         **{size: getattr(config, name, None) or 0 for size, name in NAMED_SIZES.items()},
     )
 
 
-def _plan(prefix: str, config: Config) -> dict[str, str]:
-    """The model's own plan by whole module names; empty if it has none."""
+def _plan(prefix: str, config: PretrainedConfig) -> dict[str, str]:
+    """Return the model's own tensor-parallel plan by full module names, or an empty one."""
     plan = getattr(config, "base_model_tp_plan", None)
     named = {f"{prefix}.{name}": word for name, word in (plan or {}).items()}
     return named | {"lm_head": "colwise_gather_output"} if plan else {}
 
 
-def _planned(kind: str, config: Config, fault: str) -> str:
-    """What a model of another family lacks for tp: its plan first."""
+def _tp_fault(kind: str, config: PretrainedConfig, fault: str) -> str:
+    """Return why a model of another family does not support tp. A missing plan is the first reason."""
     return fault if getattr(config, "base_model_tp_plan", None) else f"{kind}, {NO_PLAN}; {WITHOUT}"
 
 
 def _plan_fault(module: nn.Module, layout: Layout, plan: Mapping[str, str]) -> str:
-    """Why ``tp`` cannot split the model by its plan; empty if it can."""
+    """Return why ``tp`` cannot split the model by its plan, or an empty string if it can."""
     kind = type(module).__name__
     if not plan:
         return f"{kind}, {NO_PLAN}; {WITHOUT}"
     unknown = ", ".join(f"{name} {word!r}" for name, word in plan.items() if word not in STYLES)
     if unknown:
-        return f"{kind}, whose plan splits {unknown}, and tp knows {', '.join(STYLES)}; {WITHOUT}"
+        return f"{kind}, whose plan splits {unknown}, and tp supports {', '.join(STYLES)}; {WITHOUT}"
     lacking = [name for name in NAMED_SIZES.values() if not getattr(module.config, name, None)]
     if lacking:
         return f"{kind}, whose config has no {', '.join(lacking)}, by which tp divides a layer; {WITHOUT}"
     for name, each in module.get_submodule(layout.layers).named_modules():
-        # A layer's number is no part of the names in a plan.
+        # The names in a plan contain no layer numbers.
         pattern = f"{layout.layers}.*.{name.partition('.')[2]}"
         if pattern not in plan and any(value.ndim > 1 for value in each.parameters(recurse=False)):
             return (
@@ -170,34 +186,34 @@ def _plan_fault(module: nn.Module, layout: Layout, plan: Mapping[str, str]) -> s
 
 
 def _layer_list(module: nn.Module) -> str:
-    """The name of the list of layers with most parameters, the outermost of equal ones; empty if there is none.
+    """Return the name of the ModuleList with the most parameters, the outermost of equal ones, or an empty string.
 
-    FSDP2 fetches each of them by itself, so none may share a parameter with the rest of the model.
+    FSDP2 gathers each layer by itself. If a layer shares a parameter with the rest of the model, the result is empty.
     """
     lists = {name: each for name, each in module.named_modules() if isinstance(each, nn.ModuleList) and len(each)}
-    found = max(lists, key=lambda name: sum(value.numel() for value in lists[name].parameters()), default="")
+    largest = max(lists, key=lambda name: sum(value.numel() for value in lists[name].parameters()), default="")
     owners = dict[int, set[str]]()
     for name, value in module.named_parameters(remove_duplicate=False):
-        rest = name.removeprefix(f"{found}.")
+        rest = name.removeprefix(f"{largest}.")
         owners.setdefault(id(value), set()).add(rest.partition(".")[0] if rest != name else "")
-    return "" if any(len(each) > 1 for each in owners.values()) else found
+    return "" if any(len(each) > 1 for each in owners.values()) else largest
 
 
-def _only_hands_on(module: nn.Module, layout: Layout) -> bool:
-    """Whether the forward gives the very values that it is given where all its parts hand on what they are given.
+def _passes_one_tensor(module: nn.Module, layout: Layout) -> bool:
+    """Test whether the forward function returns its input unchanged if all of its modules return theirs.
 
-    Tried in float32 whatever the model's type: what half of it rounds away would pass for nothing.
+    The test uses float32 for every model: in half precision a small change could be rounded away.
     """
     layers = (f"{layout.layers}.{index}" for index in range(layout.sizes.num_layers))
     left_out = (*layout.inputs, *layers, *layout.outputs)
     part = skeleton(module, {name: Skip() for name in left_out}).train()
-    config, generator = cast(Config, part.config), torch.Generator().manual_seed(0)
+    config, generator = cast(PretrainedConfig, part.config), torch.Generator().manual_seed(0)
     config.use_cache = False
     try:
         shape = (1, 3, config.hidden_size)
         values = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") * PROBE
         values = values.to(next(module.parameters()).device)
         with torch.no_grad(), torch.random.fork_rng([]):
-            return torch.equal(cast(Output, part(values)).logits, values)
+            return torch.equal(cast(LogitsOutput, part(values)).logits, values)
     except FAILED:
         return False

@@ -1,9 +1,10 @@
-"""Which checkpoints of a folder can be taken, the newest first, and what is wrong with the others.
+"""Integrity of the checkpoints in a folder: which ones can be loaded, and the faults of the others.
 
-A checkpoint can be taken if its ``progress.json`` is right and each file has the digest that stands there. Steps after
-the one that LATEST names were never finished and are left out. If LATEST itself is missing or damaged, every checkpoint
-counts whose ``progress.json`` is there: that file is written after all others. Nothing is unpickled before its digest
-was compared. Needs no torch.
+A checkpoint can be loaded if its ``progress.json`` is valid and each of its files matches the digest in it. Checkpoints
+after the one that LATEST names were never finished and are ignored. If LATEST is missing or damaged, every checkpoint
+with a ``progress.json`` counts, because that file is written after all others.
+
+Invariant: nothing is unpickled before its digest matches. This module does not import torch.
 """
 
 import hashlib
@@ -23,18 +24,18 @@ from fanin.protos.errors import Corrupted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The checkpoints of a folder that may be taken, newest first, and the ``faults`` of newer or other ones."""
+class CheckpointScan:
+    """The complete checkpoints of a folder, newest first, and the ``faults`` of the folder and the other ones."""
 
-    whole: tuple[Progress, ...] = ()
+    complete: tuple[Progress, ...] = ()
     faults: tuple[str, ...] = ()
 
 
-def find(folder: Path) -> Found:
-    """The checkpoints in a folder, as far as LATEST and each ``progress.json`` tell."""
+def scan(folder: Path) -> CheckpointScan:
+    """Return the checkpoints in a folder, judged by LATEST and each ``progress.json`` alone."""
     if not folder.is_dir():
-        return Found()
-    whole: list[Progress] = []
+        return CheckpointScan()
+    complete: list[Progress] = []
     faults: list[str] = []
     marked = None
     try:
@@ -52,25 +53,25 @@ def find(folder: Path) -> Found:
             faults.append(str(exc))
             continue
         if progress is not None:
-            whole.append(progress)
+            complete.append(progress)
         elif step == marked:
             faults.append(f"{folder / folder_name(step)}: has no progress.json, though {MARKER} names it")
-    if unmarked and whole:
+    if unmarked and complete:
         faults.append(f"{folder / MARKER}: is missing, though there are whole checkpoints")
-    return Found(whole=tuple(whole), faults=tuple(faults))
+    return CheckpointScan(complete=tuple(complete), faults=tuple(faults))
 
 
 def digests_of(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 of files of a checkpoint, in hexadecimal, by name. Raises OSError."""
-    found = {}
+    """Return the hexadecimal SHA-256 of files of a checkpoint, by name. Raises OSError."""
+    digests = {}
     for name in names:
         with (checkpoint / name).open("rb") as file:
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def faults_of(checkpoint: Path, digests: Mapping[str, str], names: Iterable[str]) -> list[str]:
-    """What is wrong with the files of a checkpoint that ``names`` are; empty if they are as they were written."""
+    """Return the faults of the files ``names`` of a checkpoint; empty if all match their digests."""
     faults = []
     for name in names:
         try:

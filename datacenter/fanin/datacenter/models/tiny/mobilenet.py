@@ -1,14 +1,18 @@
-"""MobileNetV1 a quarter wide, the visual wake words model of MLPerf Tiny (Banbury et al. 2021, arXiv 2106.07597, 4.1).
+"""MobileNetV1 with a quarter of the width: the visual wake words model of MLPerf Tiny.
 
-Howard et al. 2017 (arXiv 1704.04861), table 1, with width multiplier 0.25 on 96 x 96 images and two classes. As in
-the benchmark, convolutions have a bias.
+It has width multiplier 0.25, 96 x 96 images and two classes. As in the benchmark, convolutions have a bias.
+
+Reference:
+    Banbury et al. 2021, MLPerf Tiny Benchmark, arXiv 2106.07597, section 4.1.
+    Howard et al. 2017, MobileNets, arXiv 1704.04861, table 1.
 """
 
 from typing import Final
 
 from torch import Tensor, nn
 
-from fanin.datacenter.models.layers import MeanPool, Norm, norm_of, same_conv, seeded, separable
+from fanin.datacenter.models.seeding import seeded
+from fanin.datacenter.models.tiny.layers import MeanPool, Norm, norm_of, same_conv, separable
 
 INPUT_SHAPE: Final = (3, 96, 96)
 NUM_CLASSES: Final = 2
@@ -21,7 +25,7 @@ FULL_BLOCKS: Final = (
 
 
 class MobileNetV1(nn.Module):
-    """``x`` (B, 3, 96, 96) to logits (B, 2)."""
+    """A classifier of ``x`` (B, 3, 96, 96); returns logits (B, 2)."""
 
     def __init__(self, seed: int = 0, norm: Norm = "batch", width: float = 0.25) -> None:
         super().__init__()
@@ -39,6 +43,6 @@ class MobileNetV1(nn.Module):
             self.head = nn.Linear(channels, NUM_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, 2)."""
+        """Return logits (B, 2)."""
         logits: Tensor = self.head(self.pool(self.blocks(self.stem(x))))
         return logits

@@ -1,15 +1,16 @@
 """DS-CNN, the keyword spotting model of MLPerf Tiny (Banbury et al. 2021, arXiv 2106.07597, section 4.1).
 
 The small depthwise separable CNN of Zhang et al. 2017 (arXiv 1711.07128, section 3.5): a 10x4 convolution and four
-separable blocks of 64 channels over 49 frames of 10 cepstral coefficients. As there, convolutions have a bias;
-its dropout is left out, since a graph has no random numbers.
+separable blocks of 64 channels over 49 frames of 10 cepstral coefficients. As in the benchmark, convolutions have a
+bias. Dropout is left out, because a graph has no random numbers.
 """
 
 from typing import Final
 
 from torch import Tensor, nn
 
-from fanin.datacenter.models.layers import MeanPool, Norm, norm_of, same_conv, seeded, separable
+from fanin.datacenter.models.seeding import seeded
+from fanin.datacenter.models.tiny.layers import MeanPool, Norm, norm_of, same_conv, separable
 
 INPUT_SHAPE: Final = (1, 49, 10)
 NUM_CLASSES: Final = 12
@@ -18,7 +19,7 @@ CHANNELS: Final = 64
 
 
 class DsCnn(nn.Module):
-    """``x`` (B, 1, 49, 10) to logits (B, 12)."""
+    """A classifier of ``x`` (B, 1, 49, 10); returns logits (B, 12)."""
 
     def __init__(self, seed: int = 0, norm: Norm = "batch") -> None:
         super().__init__()
@@ -31,6 +32,6 @@ class DsCnn(nn.Module):
             self.head = nn.Linear(CHANNELS, NUM_CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, 12)."""
+        """Return logits (B, 12)."""
         logits: Tensor = self.head(self.pool(self.blocks(self.stem(x))))
         return logits

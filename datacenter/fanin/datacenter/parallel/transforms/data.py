@@ -1,8 +1,10 @@
-"""Data parallelism: every rank's part of a batch adds its gradients to the others'.
+"""Data parallelism: sums the gradients of all ranks that train on different parts of a batch.
 
-FSDP2 for sharded parameters, and for whole copies within a pipeline or with split layers; DistributedDataParallel for
-whole copies alone (in a pipeline of torch 2.13 its buckets fail: sizes are inferred by a backward pass of its own,
-which counts each gradient twice). Gradients are *summed*: the loss was divided by the count of the whole batch.
+FSDP2 handles sharded parameters, and also full copies in a pipeline or with split layers. DistributedDataParallel
+handles full copies otherwise. It fails in a pipeline of torch 2.13: the backward pass of shape inference makes its
+buckets count each gradient twice.
+
+Gradients are *summed*, not averaged: the loss is already divided by the count of the whole batch.
 """
 
 import torch
@@ -13,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fanin.datacenter.parallel.mesh import REPLICATE, SHARD
 from fanin.datacenter.parallel.settings import ParallelSettings
-from fanin.datacenter.parallel.ties import unshared
+from fanin.datacenter.parallel.transforms.ties import unshared
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -21,12 +23,22 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def apply_data_parallel(
     part: nn.Module, layers: list[nn.Module], mesh: DeviceMesh, settings: ParallelSettings
 ) -> nn.Module:
-    """What a step calls: the part itself, changed in place, or DistributedDataParallel around it."""
+    """Apply data parallelism to a part of the model.
+
+    Args:
+        part: a stage, or the whole model. FSDP2 changes it in place.
+        layers: its layers, which FSDP2 shards one at a time.
+        mesh: the ranks.
+        settings: how the model is spread.
+
+    Returns:
+        The module that a training step calls: the part itself, or DistributedDataParallel around it.
+    """
     if settings.sharded:
         _fully_shard(part, layers, mesh, settings)
         return part
     if settings.mesh.dp_replicate > 1 and any(value.requires_grad for value in part.parameters()):
-        # All ranks begin alike, so nothing is sent at the start; buffers stay each rank's own.
+        # All ranks start with equal parameters, so none are sent. Buffers are not synchronized.
         return DistributedDataParallel(
             part, process_group=mesh.get_group(REPLICATE), forward_sync_buffers=False, init_sync=False
         )
@@ -34,12 +46,13 @@ def apply_data_parallel(
 
 
 def _fully_shard(part: nn.Module, layers: list[nn.Module], mesh: DeviceMesh, settings: ParallelSettings) -> None:
-    # With one replica the mesh has one axis: FSDP2 would sum over the other all the same.
+    # With one replica the mesh has one axis, because FSDP2 would also sum over an axis of one rank.
     ranks = mesh[REPLICATE, SHARD] if settings.mesh.dp_replicate > 1 else mesh[SHARD]
     half = HALF.get(settings.precision)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if settings.offload else OffloadPolicy()
-    # The root last: it takes what no layer has alone, and a pipeline holds back the sums of a root alone.
+    # The root comes last and takes the parameters that no layer has alone. A pipeline delays the gradient sums of a
+    # root only.
     for module in (*unshared(layers, part), part):
         fully_shard(
             module,
@@ -50,17 +63,18 @@ def _fully_shard(part: nn.Module, layers: list[nn.Module], mesh: DeviceMesh, set
         )
     for module in part.modules():
         if isinstance(module, FSDPModule):
-            # Of FSDP2's means, one cannot be had with gloo and the other divides twice; both together are a sum.
+            # FSDP2 has two ways to average: gloo does not support one, and the other divides twice. These two settings
+            # together give a plain sum.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     assert isinstance(part, FSDPModule)
 
 
 def reshard(part: nn.Module) -> None:
-    """Free the whole parameters that a forward pass without a backward pass leaves where ``reshards`` is False.
+    """Free the gathered parameters that remain after a forward pass without a backward pass if ``reshards`` is False.
 
-    They are copies in the dtype of the computation. Until they are freed a module has them in the place of its own
-    parameters, and what is read is rounded, and what is written is lost.
+    They are copies in the dtype of the computation. Until they are freed they replace the module's own parameters:
+    values that are read are rounded, and values that are written are lost.
     """
     for module in part.modules():
         if isinstance(module, FSDPModule):

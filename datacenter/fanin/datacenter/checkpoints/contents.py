@@ -1,0 +1,99 @@
+"""Contents of one checkpoint: its index, the checks of its tensors, and the errors of writing it.
+
+``checkpoint`` decides when these functions run, and shares their results among the ranks.
+"""
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+
+from fanin.datacenter.checkpoints.named_state import entries
+from fanin.datacenter.parallel.engine import Engine
+from fanin.protos.errors import Corrupted, Diverged, InvalidInput, StorageFull
+
+INDEX_FILE: Final = ".metadata"
+"""DCP's index, which the first rank writes."""
+TensorShapes = dict[str, torch.Size | None]
+"""Global shape of each tensor, by its name in a checkpoint; None for a value that is not a tensor."""
+
+
+def prepare_folder(path: Path) -> OSError | None:
+    """Create a checkpoint's folder, without the files of an interrupted save; return the error if that fails."""
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+    except OSError as exc:
+        return exc
+    return None
+
+
+def storage_error(path: Path, failure: BaseException) -> StorageFull:
+    """Return the error of a checkpoint that could not be written."""
+    error = StorageFull(f"{path}: the checkpoint could not be written ({failure_cause(failure)}); the last one stays")
+    error.__cause__ = failure
+    return error
+
+
+@torch.no_grad()
+def check_finite(path: Path, engine: Engine) -> Diverged | None:
+    """Return an error if a trained value of this rank is not finite, since the job must not resume from such values.
+
+    Frozen parameters and buffers are not checked: they may hold infinities on purpose, such as those of a mask.
+    """
+    trained = (
+        entry
+        for part in engine.parts.values()
+        for name, value in part.named_parameters()
+        if value.requires_grad
+        for entry in entries(engine, name, value)
+    )
+    local = ((name, value.to_local() if isinstance(value, DTensor) else value) for name, value in trained)
+    finite = [(name, value.isfinite().all()) for name, value in local]
+    broken = next((name for name, each in finite if not each), None)
+    if broken is None:
+        return None
+    return Diverged(
+        f"{path}: got {broken} with values that are not finite, expected finite ones; nothing is saved, and the last "
+        "checkpoint stays; resume from it with a lower learning rate or a clip_norm"
+    )
+
+
+def read_index(path: Path) -> TensorShapes:
+    """Return the names and shapes in a checkpoint. Raises Corrupted. Compare the index's digest before you call it."""
+    try:
+        metadata = FileSystemReader(path).read_metadata()
+    except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError, IndexError, ValueError) as exc:
+        raise Corrupted(f"{path}: its index cannot be read ({type(exc).__name__}: {exc})") from exc
+    return {
+        name: entry.size if isinstance(entry, TensorStorageMetadata) else None
+        for name, entry in metadata.state_dict_metadata.items()
+    }
+
+
+def check_shapes(path: Path, stored: TensorShapes, expected: TensorShapes) -> None:
+    """Raise InvalidInput unless a checkpoint has exactly the expected tensors.
+
+    DCP ignores additional tensors, and reports missing ones only on the ranks that need them.
+    """
+    missing, unknown = set(expected) - set(stored), set(stored) - set(expected)
+    wrong = {name for name in set(stored) & set(expected) if stored[name] != expected[name]}
+    if missing or unknown or wrong:
+        raise InvalidInput(
+            f"{path}: got {len(stored)} tensors of which {len(unknown)} are unknown to this job and {len(wrong)} have "
+            f"another shape, and {len(missing)} are missing, such as {min([*missing, *unknown, *wrong])}; expected a "
+            "checkpoint of the same model and optimizer"
+        )
+
+
+def failure_cause(error: BaseException) -> str:
+    """Return an error's message; of a DCP error the first rank's message, without DCP's traceback."""
+    if isinstance(error, CheckpointException):
+        return next((f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items()), "no reason given")
+    return str(error)

@@ -1,0 +1,182 @@
+"""Loading of a job's data: from the files that its config names to samples for training and for evaluation.
+
+All errors in the data are raised here, on every rank alike, before the first collective.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fanin.clients.data.examples import Examples, check_examples
+from fanin.clients.data.files import default_places, read_files
+from fanin.clients.data.npz import UNREADABLE, read_npz
+from fanin.clients.data.partitions import hold_out
+from fanin.clients.data.public import SHAKESPEARE as SHAKESPEARE_FILES
+from fanin.datacenter.data.masked import MaskedSamples
+from fanin.datacenter.data.samples import DataSplit, ExampleSamples, Tokens, WindowSamples
+from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.jobs.settings import SHAKESPEARE, DataSettings
+from fanin.protos.errors import InvalidInput
+
+if TYPE_CHECKING:
+    # The exporter imports onnx and the TFLite converter. A rank without an App does not need them.
+    from fanin.edge.export.app import App
+
+
+def load_data(config: TrainConfig, app: "App | None", vocabulary: int, *, masked: bool) -> DataSplit:
+    """Load the data of a job.
+
+    Args:
+        config: The job's config.
+        app: The App, if the model is one.
+        vocabulary: Tokens that the model knows.
+        masked: Whether the model learns from masked tokens.
+
+    Raises:
+        InvalidInput: The data cannot be read, or does not fit the model.
+    """
+    data, per_token = config.data, app is None and config.model.mean_over != "samples"
+    if not data.windows:
+        train_examples, held_out_examples = _load_examples(data, config, app, vocabulary)
+        return DataSplit(
+            train=ExampleSamples(train_examples, per_token=per_token),
+            held_out=ExampleSamples(held_out_examples, per_token=per_token),
+        )
+    if data.tokens is not None:
+        flat, where = read_tokens(data.tokens), str(data.tokens)
+        num_tokens = _count_tokens(flat, where)
+        halves = split_tokens(flat, data.held_fraction)
+    else:
+        text, where = read_characters(data.text), data.text
+        num_tokens, halves = len(set(text)), split_text(text, data.held_fraction)
+    mask = num_tokens if data.mask_token is None else data.mask_token
+    _check_vocabulary(
+        max(num_tokens, mask + 1) if masked else num_tokens, vocabulary, f"{where} and a mask" if masked else where
+    )
+    train, held_out = (
+        MaskedSamples(
+            tokens=tokens,
+            length=data.length,
+            num_tokens=num_tokens,
+            mask=mask,
+            seed=config.seed,
+            stream=stream,
+            per_token=per_token,
+        )
+        if masked
+        else WindowSamples(tokens, data.length, per_token=per_token)
+        for stream, tokens in enumerate(halves)
+    )
+    return DataSplit(train=train, held_out=held_out)
+
+
+def read_characters(text: str) -> str:
+    """Return the characters of the text that a config names. Raises InvalidInput."""
+    where = "input.txt" if text == SHAKESPEARE else text
+    try:
+        if text == SHAKESPEARE:
+            (data,) = read_files(default_places(), SHAKESPEARE_FILES)
+        else:
+            data = Path(text).read_bytes()
+        return data.decode()
+    except OSError as exc:
+        raise InvalidInput(
+            f"{text}: cannot be read ({exc.strerror}); expected a text file, or {SHAKESPEARE} by its name"
+        ) from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidInput(f"{where}: not UTF-8 text ({exc})") from exc
+
+
+def split_text(text: str, held_fraction: float) -> tuple[Tokens, Tokens]:
+    """Return (tokens to train on, held-out tokens from the end).
+
+    A token is the index of a character among all distinct characters, in code point order.
+    """
+    tokens = {character: token for token, character in enumerate(sorted(set(text)))}
+    return split_tokens(np.fromiter((tokens[character] for character in text), np.int32, len(text)), held_fraction)
+
+
+def split_tokens(flat: Tokens, held_fraction: float) -> tuple[Tokens, Tokens]:
+    """Return (tokens to train on, held-out tokens from the end)."""
+    bound = len(flat) - round(len(flat) * held_fraction)
+    return flat[:bound], flat[bound:]
+
+
+def read_tokens(path: Path) -> Tokens:
+    """Return the token ids in a file: an .npy file memory-mapped, or the one array of an .npz file.
+
+    Raises:
+        InvalidInput: The file cannot be read, or is not one row of integers.
+    """
+    try:
+        array = np.lib.format.open_memmap(path, mode="r") if path.suffix == ".npy" else _only_array(path)
+        if not isinstance(array, np.ndarray):
+            # numpy returns the raw bytes of an archive member that is not an array.
+            raise ValueError(f"its one member is {type(array).__name__}")
+    except OSError as exc:
+        raise InvalidInput(f"{path}: cannot be read ({exc.strerror or exc})") from exc
+    except UNREADABLE as exc:
+        raise InvalidInput(f"{path}: not an array of numbers as numpy writes it ({exc})") from exc
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise InvalidInput(f"{path}: got {array.dtype} {list(array.shape)}, expected one row of integers, token ids")
+    flat: Tokens = array
+    return flat
+
+
+def _only_array(path: Path) -> Tokens:
+    """Read the one array of an archive. Members of an archive cannot be memory-mapped."""
+    with path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("no archive")
+        if len(archive.files) != 1:
+            raise InvalidInput(f"{path}: got arrays {', '.join(archive.files) or 'none'}, expected one, of token ids")
+        array: Tokens = archive[archive.files[0]]
+    return array
+
+
+def _count_tokens(flat: Tokens, where: str) -> int:
+    """Return one more than the highest token id. Raises InvalidInput."""
+    if not len(flat):
+        raise InvalidInput(f"{where}: got no tokens, expected some")
+    least, most = int(flat.min()), int(flat.max())
+    if least < 0:
+        raise InvalidInput(f"{where}: got tokens from {least} to {most}, expected from 0 on")
+    return most + 1
+
+
+def _load_examples(
+    data: DataSettings, config: TrainConfig, app: "App | None", vocabulary: int
+) -> tuple[Examples, Examples]:
+    assert data.examples is not None, "a config has one of them"
+    examples, encoder = read_npz(data.examples), config.model.encoder
+    if app is not None:
+        from fanin.edge.export.app import inputs_of
+
+        examples = Examples(x=inputs_of(app, torch.from_numpy(examples.x)).numpy(), y=examples.y)
+        check_examples(examples, app.input_shape, app.num_classes)
+    elif examples.x.dtype != np.int32 or examples.x.ndim != 2 or examples.y.shape != examples.x.shape:
+        raise InvalidInput(
+            f"{data.examples}: got x {examples.x.dtype} {examples.x.shape} and y {examples.y.shape}, expected int32 "
+            "tokens and their target tokens (n, T)"
+        )
+    elif encoder is not None and examples.x.shape[1] > encoder.context:
+        raise InvalidInput(
+            f"{data.examples}: got {examples.x.shape[1]} tokens a sample, expected at most the encoder's context "
+            f"{encoder.context}"
+        )
+    else:
+        _check_vocabulary(int(max(examples.x.max(), examples.y.max())) + 1, vocabulary, str(data.examples))
+    if len(examples) == 1:
+        raise InvalidInput(f"{data.examples}: got 1 example, expected at least 2: one is held out")
+    num_held = min(max(1, round(len(examples) * data.held_fraction)), len(examples) - 1)
+    return hold_out(examples, num_held, np.random.default_rng(config.seed))
+
+
+def _check_vocabulary(num_tokens: int, vocabulary: int, where: str) -> None:
+    if num_tokens > vocabulary:
+        raise InvalidInput(
+            f"{where}: got {num_tokens} tokens, expected at most the model's {vocabulary}; raise its vocabulary"
+        )

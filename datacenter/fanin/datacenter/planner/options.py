@@ -1,0 +1,116 @@
+"""Planning from options that a person writes: a model's name, a number of ranks, a device, links.
+
+``plan`` is the public function behind ``fanin plan`` and ``fanin.datacenter.plan``. It resolves the options to numbers
+and runs the search. Nothing is started.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.datacenter.parallel.settings import Precision
+from fanin.datacenter.planner.choices import GIGABYTE, LayoutChoice, LayoutRequest
+from fanin.datacenter.planner.facts import decoder_facts
+from fanin.datacenter.planner.links import Topology, link_of
+from fanin.datacenter.planner.presets import config_of
+from fanin.datacenter.planner.search import plan as search
+from fanin.datacenter.planner.search import price
+from fanin.datacenter.planner.timing import Machine
+from fanin.datacenter.watch.flops import HARDWARE, Hardware, cpu_hardware
+from fanin.protos.errors import InvalidInput
+
+PRECISIONS: Final[dict[str, Precision]] = {"bf16": "bf16", "full": "full"}
+"""Precisions that the planner has formulas for."""
+USABLE_MEMORY: Final = 0.9
+"""Share of a device's memory that tensors can use. CUDA, NCCL and fragmentation need the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """A model and the machines to train it on.
+
+    Attributes:
+        model: Name of a preset, or path of a .toml file with a table ``[model.decoder]``.
+        world: Number of ranks; by default that of ``mesh``.
+        mesh: The only mesh to evaluate, such as ``pp=2,dp_shard=4``, whether it fits or not; "" for all meshes.
+        memory_gb: Memory of each rank in gigabytes (10^9 bytes); by default 90 % of the device's.
+        link: Link within a node: gigabytes a second, or a name such as ``nvlink4``.
+        between: Link between nodes; by default the same as ``link``.
+        ranks_per_node: Ranks in a node.
+        device: Name of an accelerator, or ``cpu`` to measure this machine.
+        batch_size: Samples in a step over all ranks.
+        sequence: Tokens in a sample.
+        precision: ``bf16``, or ``full`` for float32.
+        efficiency: Share of the peak that matrix products reach; by default the device's.
+    """
+
+    model: str
+    world: int | None = None
+    mesh: str = ""
+    memory_gb: float | None = None
+    link: str = "nvlink4"
+    between: str = ""
+    ranks_per_node: int = 8
+    device: str = "h100"
+    batch_size: int = 256
+    sequence: int = 2048
+    precision: str = "bf16"
+    efficiency: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise InvalidInput(f"--precision: got {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
+        if self.memory_gb is not None and not 0.0 < self.memory_gb * GIGABYTE < inf:
+            raise InvalidInput(f"--memory: got {self.memory_gb}, expected a positive number of gigabytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """The layouts of a model, the fastest that fits first, and the request that they answer."""
+
+    request: LayoutRequest
+    choices: tuple[LayoutChoice, ...]
+
+
+def plan(options: PlanOptions, progress: Callable[[float, int], None] = lambda share, num_layouts: None) -> PlanResult:
+    """Rank every way to spread a model over ranks by predicted step time, without those that do not fit.
+
+    Args:
+        options: The model and the machines.
+        progress: Called during the search with the share of the meshes done, and the number of layouts so far.
+
+    Raises:
+        InvalidInput: An option is invalid, or no layout fits.
+    """
+    hardware, shape = _hardware(options), MeshShape.parse(options.mesh) if options.mesh else None
+    if options.world is None and shape is None:
+        raise InvalidInput("plan: got neither --world nor --mesh, expected the number of ranks, or a mesh to price")
+    memory = USABLE_MEMORY * hardware.memory_bytes if options.memory_gb is None else options.memory_gb * GIGABYTE
+    topology = Topology(
+        inside=link_of(options.link),
+        between=link_of(options.between or options.link),
+        ranks_per_node=options.ranks_per_node,
+    )
+    request = LayoutRequest(
+        facts=decoder_facts(options.model, config_of(options.model)),
+        machine=Machine(hardware=hardware, topology=topology, efficiency=options.efficiency or hardware.efficiency),
+        world=options.world or (1 if shape is None else shape.num_ranks),
+        memory_bytes=round(memory),
+        batch_size=options.batch_size,
+        sequence=options.sequence,
+        precision=PRECISIONS[options.precision],
+    )
+    choices = search(request, progress) if shape is None else price(request, shape)
+    return PlanResult(request=request, choices=tuple(choices))
+
+
+def _hardware(options: PlanOptions) -> Hardware:
+    if options.device in HARDWARE:
+        return HARDWARE[options.device]
+    if options.device != "cpu":
+        raise InvalidInput(f"--device: got {options.device!r}, expected cpu or one of {', '.join(HARDWARE)}")
+    if options.memory_gb is None:
+        raise InvalidInput("--memory: expected the gigabytes of each rank; a cpu is shared, and has none of its own")
+    return cpu_hardware(round(options.memory_gb * GIGABYTE))

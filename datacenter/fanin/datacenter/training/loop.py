@@ -1,0 +1,306 @@
+"""The training loop, from the first step to the last: the one loop behind ``fanin train`` and a federation's jobs.
+
+The loop feeds batches to an engine, which makes any mesh compute the numbers of one process. The order of the samples
+does not depend on the ranks (``data.samples``), and the learning rate is a function of the step (``rates``). All state
+outside of the tensors is one record (``state.LoopState``), so a job can resume from a checkpoint on any mesh. The loop
+never sees a test set.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fanin.datacenter.data.samples import DataSplit, SampleOrder, Samples, batch_share
+from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.jobs.jobfiles import Evaluation, TrainingHistory
+from fanin.datacenter.parallel.batch import Batch
+from fanin.datacenter.parallel.engine import Engine
+from fanin.datacenter.parallel.mesh import PIPELINE, REPLICATE, SHARD
+from fanin.datacenter.parallel.objective import ScoredObjective
+from fanin.datacenter.training.communication import apply_communication, average_copies
+from fanin.datacenter.training.rates import ADASCALE, Noise, Rates, rates_of
+from fanin.datacenter.training.snapshot import restore, snapshot
+from fanin.datacenter.training.state import LastStep, LoopState, Throughput, check_resumed
+from fanin.datacenter.watch.meters import DATA, STEP
+from fanin.datacenter.watch.timeline import Timeline
+from fanin.edge.tensors import Int64s
+from fanin.protos.errors import Diverged
+
+
+class TrainingLoop:
+    """The training of one model on this rank.
+
+    Args:
+        engine: The engine, built with ``scored.objective``.
+        scored: The objective, with its accuracy counter.
+        config: The job's config.
+        data: The samples to train and to evaluate on.
+        state: The state to start from; by default a new job's.
+
+    Attributes:
+        state: The current state.
+        last: Results of the last step.
+        throughput: Tokens or samples a second.
+        timeline: Spans of the steps.
+        around_step: Returns a context manager for each step; the monitor counts bytes in it.
+        after_batch: Called after each batch of an evaluation.
+
+    Raises:
+        InvalidInput: The state belongs to a job with other samples or another decay of the learning rate.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        scored: ScoredObjective,
+        config: TrainConfig,
+        data: DataSplit,
+        state: LoopState | None = None,
+    ) -> None:
+        self.engine = engine
+        self._rates = _rates(config, len(data.train))
+        self.state = state or LoopState()
+        check_resumed(self.state, len(data.train), self._rates)
+        self.throughput = Throughput()
+        self.last = LastStep(loss=0.0, rate=0.0, norm=None, units=0)
+        self.timeline = Timeline(0)
+        self.around_step: Callable[[], AbstractContextManager[object]] = nullcontext
+        self.after_batch: Callable[[], None] = lambda: None
+        self._scored = scored
+        self._config = config
+        self._data = data
+        self._order = SampleOrder(len(data.train), config.seed)
+        self._groups = data_groups(engine)
+        self._losses: list[float | None] = []
+        self._evaluations: list[Evaluation] = []
+        self._best_values: dict[str, Tensor] = {}
+        self._full = True
+        self._rate = 0.0
+        self._gain: float | None = None
+        apply_communication(engine.rank_model.runners.get(0), config.communication)
+        if config.rate.scale == ADASCALE:
+            engine.measure_noise(self._scaled_rate)
+            if not self.state.noise.count:
+                # Steps of a job that started without AdaScale count one each, as under every other rule.
+                self.state = replace(self.state, noise=Noise(steps=float(self.state.step)))
+
+    def restore_history(self, losses: Sequence[float | None], evaluations: Sequence[Evaluation]) -> None:
+        """Set the losses and evaluations from before ``state``, so that ``history`` covers the whole job."""
+        self._losses, self._evaluations = list(losses), list(evaluations)
+
+    def run(self, after_step: Callable[[], bool] = lambda: False) -> TrainingHistory:
+        """Train to the end. The model then has its final parameters, or the best ones if the config says so.
+
+        Args:
+            after_step: Called on every rank after each step. Training stops at once if it returns True.
+
+        Raises:
+            Diverged: A loss or gradient is not finite and the step may not be skipped. Raised on all ranks.
+        """
+        while not (self._at_limit() or self.flat):
+            ended_epoch = self.step()
+            every = self._config.evaluation.every
+            if ended_epoch if every == 0 else self.state.step % every == 0:
+                self.record_evaluation()
+            if after_step():
+                return self.history
+        if self.state.count or not self.state.num_evaluations:
+            self.record_evaluation()
+        if self._config.evaluation.keep == "best" and self._best_values:
+            restore(self.engine, self._best_values)
+        return self.history
+
+    @property
+    def history(self) -> TrainingHistory:
+        """The losses and evaluations so far."""
+        return TrainingHistory(
+            losses=tuple(self._losses),
+            evaluated=tuple(self._evaluations),
+            best=self.state.best,
+            flat=self.flat,
+            skipped=self.state.skipped,
+        )
+
+    @property
+    def flat(self) -> bool:
+        """Whether the last ``patience`` evaluations brought no improvement."""
+        patience = self._config.evaluation.patience
+        return 0 < patience <= self.state.num_evaluations - self.state.best
+
+    def step(self) -> bool:
+        """Take one optimizer step on the next global batch; return whether it ended an epoch. Raises Diverged."""
+        state, size = self.state, self._config.training.batch_size
+        started_s = time.perf_counter()
+        samples, self._rate = self._data.train.of_epoch(state.cursor.epoch), self._rates.at(state.step)
+        with self.timeline.span(DATA):
+            indices, after = self._order.next_batch(state.cursor, size)
+            batch, count = self._share(samples, indices, size), samples.count(indices)
+            self._full = len(indices) == size
+        with self.timeline.span(STEP), self.around_step():
+            self.engine.set_learning_rate(self._rate)
+            stepped = self.engine.step(batch, count)
+            loss, norm = float(stepped.loss), float(stepped.norm)
+        broken = stepped.skipped and not stepped.overflowed
+        if broken and state.skips >= self._config.training.max_skips:
+            # Nothing has changed: the state is still that of the previous step.
+            raise self._diverged(state, loss, norm)
+        self.last = LastStep(
+            loss=_finite(loss), rate=self._rate, norm=_finite(norm), units=samples.units(indices), gain=self._gain
+        )
+        self._losses.append(self.last.loss)
+        self.state = replace(
+            self.state,
+            step=state.step + 1,
+            cursor=after,
+            loss_sum=state.loss_sum + (loss * count if math.isfinite(loss) else 0.0),
+            count=state.count + (count if math.isfinite(loss) else 0),
+            noise=state.noise if stepped.skipped else self.state.noise,
+            skipped=state.skipped + stepped.skipped,
+            skips=state.skips + 1 if broken else 0,
+            num_samples=len(self._data.train),
+            rate_steps=self._rates.decay_steps,
+        )
+        period = self._config.communication.local_period
+        if self._took_local_steps and self.state.step % period == 0:
+            self._average()
+        self.throughput.add(time.perf_counter() - started_s, self.last.units)
+        return after.epoch > state.cursor.epoch
+
+    def _diverged(self, state: LoopState, loss: float, norm: float) -> Diverged:
+        """Return the error of a step with numbers that are not finite; ``state`` is the one before it."""
+        most = self._config.training.max_skips
+        skipped = f" after {state.skips} steps in succession were skipped (max_skips {most})" if most else ""
+        return Diverged(
+            f"training: step {state.step + 1}: got loss {loss:g} and gradient norm {norm:g} (learning rate "
+            f"{self._rate:g}){skipped}, expected finite numbers; the step changed nothing; lower the learning rate, "
+            f"set clip_norm, look at the samples of epoch {state.cursor.epoch} from {state.cursor.taken} on, or raise "
+            f"max_skips ({most}) to leave such steps out"
+        )
+
+    def evaluate(self) -> tuple[float, float]:
+        """Return (mean loss, accuracy) on the held-out samples, equal on every rank.
+
+        The accuracy is 0 if the targets are floating-point values.
+        """
+        settings = self._config.evaluation
+        samples = self._data.held_out
+        num = min(len(samples), settings.num_samples or len(samples))
+        self._synchronize()
+        loss_sum, count = 0.0, 0
+        size = self._config.evaluation_size
+        for start in range(0, num, size):
+            batch = self._share(samples, np.arange(start, min(start + size, num)), size)
+            batch_sum, batch_count = self.engine.evaluate(batch)
+            loss_sum, count = loss_sum + batch_sum, count + batch_count
+            self.after_batch()
+        score = self._scored.take()
+        for group in self._groups:
+            dist.all_reduce(score, group=group)
+        return loss_sum / max(1, count), float(score[0] / score[1].clamp(min=1.0))
+
+    def _share(self, samples: Samples, indices: Int64s, size: int) -> Batch:
+        """Return this rank's share of a batch, which has ``size`` samples when it is full."""
+        built = self.engine.rank_model
+        pieces = built.parallel.mesh.num_parts * built.training.accumulate * built.parallel.microbatches
+        # A pipeline needs batches of one shape. Otherwise the padding only makes the batch divisible.
+        return batch_share(samples, indices, self.engine.share, size if built.parallel.pipelined else pieces)
+
+    def record_evaluation(self) -> None:
+        """Evaluate, add the result to the history, and keep the parameters if they are the best so far.
+
+        Raises:
+            Diverged: The validation loss is not finite.
+        """
+        settings, state = self._config.evaluation, self.state
+        loss, accuracy = self.evaluate()
+        train_loss = state.loss_sum / max(1, state.count)
+        if not math.isfinite(loss):
+            raise Diverged(
+                f"evaluation: step {state.step}: got validation loss {loss:g} (train loss {train_loss:g}), expected a "
+                f"finite one; lower the learning rate ({self._config.training.learning_rate:g}), or look at the "
+                "held-out samples"
+            )
+        self._evaluations.append(
+            Evaluation(
+                step=state.step,
+                epoch=state.cursor.epoch,
+                train_loss=train_loss,
+                validation_loss=loss,
+                validation_accuracy=accuracy,
+            )
+        )
+        better = loss < state.best_loss - settings.min_delta
+        self.state = replace(state, num_evaluations=state.num_evaluations + 1, loss_sum=0.0, count=0)
+        if better:
+            self.state = replace(self.state, best=self.state.num_evaluations, best_loss=loss)
+        if better and settings.keep == "best":
+            self._best_values = snapshot(self.engine)
+
+    def _scaled_rate(self, parts_square: float, mean_square: float) -> float:
+        """Return AdaScale's rate for the step whose gradients have these squared norms."""
+        if not (math.isfinite(parts_square) and math.isfinite(mean_square)):
+            # The engine will skip this step.
+            return self._rate
+        training, noise = self._config.training, self.state.noise
+        num_parts = training.batch_size // self._config.rate.base_batch
+        if self._full:
+            # In an epoch's short last batch some parts may be empty. It uses the estimates of the earlier batches.
+            noise = noise.updated(parts_square, mean_square, num_parts)
+        self._gain = noise.gain(num_parts)
+        self.state = replace(self.state, noise=replace(noise, steps=noise.steps + self._gain))
+        self._rate = self._rates.at(int(noise.steps)) * self._gain
+        return self._rate
+
+    def _at_limit(self) -> bool:
+        stop, state = self._config.stop, self.state
+        steps = state.noise.steps if self._config.rate.scale == ADASCALE else state.step
+        return 0 < stop.steps <= steps or 0 < stop.epochs <= state.cursor.epoch
+
+    def _synchronize(self) -> None:
+        """Average what data-parallel ranks hold separately: running statistics, and parameters after local steps."""
+        # Copies agree only at the end of a local period. Training may end inside of one.
+        if self._took_local_steps and self.state.step % self._config.communication.local_period:
+            self._average()
+        buffers = [
+            value for part in self.engine.parts.values() for value in part.buffers() if value.is_floating_point()
+        ]
+        for group in data_groups(self.engine, pipeline=False):
+            average_copies(buffers, group)
+
+    @property
+    def _took_local_steps(self) -> bool:
+        """Whether copies have already taken steps without communication."""
+        communication = self._config.communication
+        return communication.local_period > 0 and self.state.step > communication.dense_steps
+
+    def _average(self) -> None:
+        runner = self.engine.rank_model.runners[0]
+        assert isinstance(runner, DistributedDataParallel)
+        average_copies(list(runner.parameters()), runner.process_group)
+
+
+def data_groups(engine: Engine, *, pipeline: bool = True) -> list[dist.ProcessGroup]:
+    """Return the process groups over which sums of samples add up, including the stages if ``pipeline`` is set."""
+    mesh, sizes = engine.rank_model.mesh, engine.rank_model.parallel.mesh.sizes
+    axes = (SHARD, REPLICATE, PIPELINE) if pipeline else (SHARD, REPLICATE)
+    return [] if mesh is None else [mesh.get_group(axis) for axis in axes if sizes[axis] > 1]
+
+
+def _finite(value: float) -> float | None:
+    """Return a number that JSON can represent, or None."""
+    return value if math.isfinite(value) else None
+
+
+def _rates(config: TrainConfig, num_train: int) -> Rates:
+    size = config.rate.base_batch if config.rate.scale == ADASCALE else config.training.batch_size
+    per_epoch = -(-num_train // size)
+    limits = [limit for limit in (config.stop.steps, config.stop.epochs * per_epoch) if limit]
+    num_steps = config.rate.decay_steps or min(limits)
+    return rates_of(config.rate, config.training.learning_rate, config.training.batch_size, num_steps)

@@ -1,0 +1,103 @@
+"""State of a training loop, and the results of its steps.
+
+``LoopState`` is everything that decides the next steps, apart from the tensors. A checkpoint stores it, so a job that
+resumes from one, on any mesh, continues as if it had not stopped.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from fanin.datacenter.data.samples import Cursor
+from fanin.datacenter.training.rates import Noise, Rates
+from fanin.protos.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopState:
+    """The state of a job: equal on every rank, and independent of the mesh.
+
+    Attributes:
+        step: Optimizer steps completed.
+        cursor: Position in the data.
+        num_evaluations: Evaluations so far.
+        best: Number of the best evaluation, from 1; 0 before the first one.
+        best_loss: Validation loss of the best evaluation.
+        loss_sum: Sum of the training loss since the last evaluation.
+        count: Divisor of ``loss_sum``.
+        noise: AdaScale's estimates.
+        skipped: Steps skipped so far.
+        skips: Steps skipped in succession until now, because their loss or gradients were not finite.
+        num_samples: Samples in the order that the last step followed; 0 before the first step.
+        rate_steps: Steps over which the learning rate decays; 0 if it is constant.
+    """
+
+    step: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
+    num_evaluations: int = 0
+    best: int = 0
+    best_loss: float = math.inf
+    loss_sum: float = 0.0
+    count: int = 0
+    noise: Noise = field(default_factory=Noise)
+    skipped: int = 0
+    skips: int = 0
+    num_samples: int = 0
+    rate_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastStep:
+    """The results of the last step.
+
+    Attributes:
+        loss: Loss before the step; None if it is not finite.
+        rate: Learning rate.
+        norm: Norm of the gradient; None if it is not finite.
+        units: Tokens or samples in the batch.
+        gain: AdaScale's gain.
+    """
+
+    loss: float | None
+    rate: float
+    norm: float | None
+    units: int
+    gain: float | None = None
+
+
+@dataclass(slots=True)
+class Throughput:
+    """Time and work of all steps except the first, which includes warm-up costs."""
+
+    seconds: float = 0.0
+    units: int = 0
+    steps: int = 0
+
+    def add(self, seconds: float, units: int) -> None:
+        """Add one step."""
+        self.steps += 1
+        if self.steps > 1:
+            self.seconds += seconds
+            self.units += units
+
+    @property
+    def units_per_second(self) -> float:
+        """Tokens or samples a second; 0.0 before the second step."""
+        return self.units / self.seconds if self.seconds else 0.0
+
+
+def check_resumed(state: LoopState, num_samples: int, rates: Rates) -> None:
+    """Raise InvalidInput unless a job has the sample order and the learning rates of the state it resumes from."""
+    if not state.num_samples:
+        return
+    if state.num_samples != num_samples:
+        raise InvalidInput(
+            f"checkpoints: got {num_samples} samples to train on, expected {state.num_samples} as in the checkpoint "
+            f"after {state.step} steps: another number has another order, so samples would be seen twice or never; "
+            "resume with the same data and held_fraction, or start a new job from its weights ([model] initial)"
+        )
+    if state.rate_steps != rates.decay_steps:
+        raise InvalidInput(
+            f"checkpoints: got a learning rate that decays over {rates.decay_steps} steps, expected {state.rate_steps} "
+            f"as in the checkpoint after {state.step} steps (0: no decay), or the rate would jump; set [rate] "
+            f"decay_steps = {state.rate_steps}, or start a new job from its weights ([model] initial)"
+        )
