@@ -171,7 +171,7 @@ def test_adascale_is_for_parts_whose_gradients_are_by_themselves(tables: Mapping
         ("tp=2", 1, "= 2 ranks, got a world of 1; start 2 processes or change the mesh"),
         ("tp=8", 8, "got heads 4 and tp 8, expected a multiple"),
         ("pp=8", 8, "got 4 layers for 8 stages, expected at least one each"),
-        ("dp_shard=3", 3, "got batch 8, expected a multiple of 3 parts x 1 turns x 1 microbatches = 3"),
+        ("dp_shard=3", 3, "got batch 8, expected a multiple of 3 parts x 1 accumulation steps x 1 microbatches = 3"),
         ("pp=4", 4, "1F1B needs at least as many microbatches as the 4 stages, got 1"),
     ],
 )

@@ -118,10 +118,13 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
         ),
         (("--mesh", "tpp=2"), "mesh: got 'tpp=2' in 'tpp=2', expected each of pp, dp_replicate, dp_shard, tp"),
         (("--mesh", "tp=8"), "got heads 4 and tp 8, expected a multiple"),
-        (("--mesh", "dp_shard=3"), "got batch 16, expected a multiple of 3 parts x 1 turns x 2 microbatches = 6"),
+        (
+            ("--mesh", "dp_shard=3"),
+            "got batch 16, expected a multiple of 3 parts x 1 accumulation steps x 2 microbatches = 6",
+        ),
         (
             ("--mesh", "pp=4"),
-            "1F1B needs at least as many microbatches as the 4 stages, got 2; raise them, or take GPipe",
+            "1F1B needs at least as many microbatches as the 4 stages, got 2; raise microbatches, or use GPipe",
         ),
         (("--mesh", "pp=2", "--schedule", "2F2B"), "schedule: got '2F2B', expected one of GPipe, 1F1B"),
         (("--mesh", "pp=2", "--microbatches", "0"), "got 0 microbatches, expected at least 1"),
