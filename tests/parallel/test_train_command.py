@@ -120,7 +120,7 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
         (("--mesh", "tp=8"), "got heads 4 and tp 8, expected a multiple"),
         (
             ("--mesh", "dp_shard=3"),
-            "got batch 16, expected a multiple of 3 parts x 1 accumulation steps x 2 microbatches = 6",
+            "batch 16, expected a multiple of 3 parts x 1 accumulation steps x 2 microbatches = 6",
         ),
         (
             ("--mesh", "pp=4"),
