@@ -7,7 +7,7 @@ from torch import nn
 from fanin.clients.data.examples import Examples
 from fanin.datacenter.data.samples import DataSplit, ExampleSamples
 from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.jobfiles import Evaluation
+from fanin.datacenter.jobs.jobfiles import HeldOutEvaluation
 from fanin.datacenter.jobs.settings import DataSettings, EvaluationSettings, ModelSettings, StopSettings
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
@@ -18,7 +18,7 @@ from fanin.datacenter.training.loop import TrainingLoop
 
 def pretrain(
     module: nn.Module, loss: SampleLoss, parts: tuple[Examples, Examples], training: TrainingSettings, num_epochs: int
-) -> Evaluation:
+) -> HeldOutEvaluation:
     """Train on the first part and keep what is best on the second; what that said of it."""
     config = TrainConfig(
         # Neither name is read, because module and data are passed directly.

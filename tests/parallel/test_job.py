@@ -19,7 +19,7 @@ from fanin.datacenter.jobs.config import TrainConfig
 from fanin.datacenter.jobs.job import main, train
 from fanin.datacenter.jobs.jobfiles import (
     ROWS_FILE,
-    Evaluation,
+    HeldOutEvaluation,
     Metrics,
     TrainingHistory,
     TrainResult,
@@ -55,7 +55,7 @@ def test_a_result_comes_back_as_it_went_in(
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
     evaluated = tuple(
-        Evaluation(step=step, epoch=0, train_loss=loss, validation_loss=2 * loss, validation_accuracy=0.5)
+        HeldOutEvaluation(step=step, epoch=0, train_loss=loss, validation_loss=2 * loss, validation_accuracy=0.5)
         for step, loss in enumerate(losses)
     )
     metrics = Metrics(

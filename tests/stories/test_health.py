@@ -1,5 +1,6 @@
 """gRPC's own services beside ours: health, also while a coordinator drains, and reflection."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.hosted import Hosted
 
+from fanin.server.access.interceptors import MAX_OPEN_BYTES, MAX_OPEN_CALLS
 from fanin.server.service import CONTROL_SERVICE, FLEET_SERVICE
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -41,3 +43,46 @@ def test_the_protocol_can_be_looked_at_without_a_token(host: Hosted) -> None:
         (reply,) = stub.ServerReflectionInfo(iter((request,)), timeout=20.0)
         names = {service.name for service in reply.list_services_response.service}
         assert {FLEET_SERVICE, CONTROL_SERVICE, "grpc.health.v1.Health"} <= names
+
+
+OPEN_METHODS = ["grpc.health.v1.Health/Check", "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"]
+
+
+@pytest.mark.parametrize("method", OPEN_METHODS)
+def test_garbage_without_a_credential_is_refused_like_any_other_call(
+    host: Hosted, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    caplog.set_level("INFO")
+    with channel(host) as line:
+        call: grpc.StreamUnaryMultiCallable[bytes, bytes] = line.stream_unary(f"/{method}")
+        with pytest.raises(grpc.RpcError) as error:
+            call(iter((b"\xff\xff",)), timeout=20.0)
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    # The log of refused calls is limited; gRPC's own would have a traceback for each call.
+    assert [(record.name, record.exc_info) for record in caplog.records] == [("fanin.server.rim", None)]
+
+
+def test_calls_without_a_credential_are_small_and_few(host: Hosted) -> None:
+    with channel(host) as line:
+        watch = health_pb2_grpc.HealthStub(line).Watch
+        with pytest.raises(grpc.RpcError) as error:
+            next(watch(health_pb2.HealthCheckRequest(service="x" * MAX_OPEN_BYTES), timeout=20.0))
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        watched = [
+            watch(health_pb2.HealthCheckRequest(service=str(each)), timeout=60.0) for each in range(MAX_OPEN_CALLS)
+        ]
+        assert {next(each).status for each in watched} == {health_pb2.HealthCheckResponse.SERVICE_UNKNOWN}
+        with pytest.raises(grpc.RpcError) as error:
+            next(watch(health_pb2.HealthCheckRequest(), timeout=20.0))
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        for each in watched:
+            each.cancel()
+        # The places are free again, and devices were served all the time.
+        deadline = time.monotonic() + 20.0
+        while True:
+            try:
+                assert next(watch(health_pb2.HealthCheckRequest(), timeout=20.0)).status == SERVING
+                break
+            except grpc.RpcError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)

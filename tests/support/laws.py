@@ -40,7 +40,7 @@ DELEGATIONS: Final = st.builds(
 @st.composite
 def versions(draw: st.DrawFn) -> m.Version:
     """Any Version."""
-    number = draw(UINT64)
+    number = draw(st.integers(0, MAX_NUMBER))
     return m.Version(
         run_id=draw(NAMES),
         number=number,
@@ -250,7 +250,7 @@ COMMANDS: Final = st.builds(
     what=st.builds(r.Pause)
     | st.builds(r.Resume, rounds=UINT32)
     | st.builds(r.Stop)
-    | st.builds(r.Adopt, from_run_id=TEXTS, number=st.integers(0, MAX_NUMBER), rounds=UINT32),
+    | st.builds(r.Adopt, from_run_id=st.just("") | NAMES, number=st.integers(0, MAX_NUMBER), rounds=UINT32),
 )
 
 

@@ -79,6 +79,23 @@ def test_a_device_is_given_the_assignment_it_holds_before_another_runs_place(tmp
     run_virtual(main())
 
 
+def test_a_device_that_repeats_that_it_gave_up_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="fanin.server.fleet.uploads")
+
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan())
+        await asyncio.sleep(1.0)
+        taken = await assigned(place.coordinator, "x")
+        for _ in range(5):
+            await place.coordinator.report("x", m.Report(assignment_id=taken.assignment_id, failure="\U000e0001" * 400))
+        await place.runs.stop()
+
+    run_virtual(main())
+    (line,) = (record.getMessage() for record in caplog.records if "gave up" in record.getMessage())
+    assert len(line) < 600
+
+
 def test_a_poll_that_a_second_one_replaces_is_told_to_come_back_later(tmp_path: Path) -> None:
     async def main() -> None:
         place = open_place(tmp_path)

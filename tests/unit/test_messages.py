@@ -9,6 +9,7 @@ from support.errors import raises
 from support.values import BUNDLE, DELEGATION, assignment, update, version
 
 from fanin.protos import messages as m
+from fanin.protos.control import Adopt
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import check_name
 
@@ -49,6 +50,14 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: replace(version(), public_key="a"), f"version: got a public key of 1 characters, {KEY_RULE}"),
     (lambda: replace(version(), signature=bytes(65)), "version: got a signature of 65 bytes, expected 64"),
     (lambda: replace(version(), number=3, parent=3), "version 3: got parent 3, expected a lower number (0: itself)"),
+    (
+        lambda: replace(version(), number=2**63, parent=0),
+        f"version: got number {2**63}, expected 0 to {2**63 - 1}",
+    ),
+    (
+        lambda: Adopt(from_run_id="\x1b[2J", number=1),
+        f"adopt: run: got '\\x1b[2J', {NAME_RULE}",
+    ),
     (lambda: replace(version(), number=0, parent=1), "version 0: got parent 1, expected a lower number (0: itself)"),
     (lambda: replace(assignment(), assignment_id=".."), f"assignment: got '..', {NAME_RULE}"),
     (lambda: replace(assignment(), run_id="a/b"), f"assignment: run: got 'a/b', {NAME_RULE}"),

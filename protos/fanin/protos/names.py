@@ -9,6 +9,8 @@ SIGNATURE_BYTES: Final = 64
 MAX_NAME_CHARS: Final = 128
 """Longest id, codec or runtime name. A longer one is a mistake or an attack."""
 MAX_RUN_ID_CHARS: Final = 64
+MAX_NUMBER: Final = (1 << 63) - 1
+"""Highest number of a Version or an event: the largest integer of the database."""
 
 
 def check_name(what: str, name: str) -> None:

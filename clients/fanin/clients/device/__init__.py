@@ -1,0 +1,16 @@
+"""The device side of the device protocol: one session over a connection, with durable state in a folder.
+
+Modules, in reading order:
+
+    embed.py       ``join``: take part from within an app
+    client.py      the client: drives a session over a transport
+    session/       the state machine of a session
+    updates.py     the trainer's interface, and the encoding of its result as an Update
+    training.py    local SGD on the device's examples, and the validation of the int8 model
+    downloads.py   Bundles and Versions onto the device
+    fetching.py    many Chunks over one call
+    models.py      the Chunks that a Publication needs, and opening them verified
+    serving.py     predictions with the newest Version
+    storage/       the device's folder: key, Chunks, Updates, records
+    footprint.py   return unused memory to the system
+"""

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from fanin.datacenter.jobs.jobfiles import Evaluation, TrainingHistory
+from fanin.datacenter.jobs.jobfiles import HeldOutEvaluation, TrainingHistory
 from fanin.datacenter.jobs.records import record_of
 from fanin.protos.errors import StorageFull
 
@@ -44,11 +44,11 @@ class TraceWriter:
         self._num_losses, self._num_evaluations = len(history.losses), len(history.evaluated)
 
 
-def read_trace(folders: list[Path], step: int) -> tuple[list[float | None], list[Evaluation]]:
+def read_trace(folders: list[Path], step: int) -> tuple[list[float | None], list[HeldOutEvaluation]]:
     """Return the first ``step`` losses and the evaluations up to that step, from the first folder that has a trace."""
     path = next((folder / TRACE_FILE for folder in folders if (folder / TRACE_FILE).exists()), None)
     losses: list[float | None] = []
-    evaluations: list[Evaluation] = []
+    evaluations: list[HeldOutEvaluation] = []
     for line in [] if path is None else path.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
@@ -58,5 +58,5 @@ def read_trace(folders: list[Path], step: int) -> tuple[list[float | None], list
         if LOSS in row:
             losses.append(None if row[LOSS] is None else float(row[LOSS]))
         else:
-            evaluations.append(record_of(Evaluation, row, str(path)))
+            evaluations.append(record_of(HeldOutEvaluation, row, str(path)))
     return losses[:step], [each for each in evaluations if each.step <= step]

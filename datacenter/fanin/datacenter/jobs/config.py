@@ -38,8 +38,8 @@ from fanin.datacenter.training.rates import RateSettings, check_rate
 from fanin.datacenter.watch.sinks import check_tensorboard
 from fanin.protos.errors import InvalidInput
 
-Tables = Mapping[str, Mapping[str, object]]
-NO_OVERRIDES: Final[Tables] = MappingProxyType({})
+ConfigTables = Mapping[str, Mapping[str, object]]
+NO_OVERRIDES: Final[ConfigTables] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class TrainConfig:
         return self.evaluation.batch_size or self.training.batch_size // num_accumulated
 
 
-def parse_config(text: str, where: str, overrides: Tables = NO_OVERRIDES) -> TrainConfig:
+def parse_config(text: str, where: str, overrides: ConfigTables = NO_OVERRIDES) -> TrainConfig:
     """Return the config in a TOML text.
 
     Args:
@@ -105,7 +105,7 @@ def parse_config(text: str, where: str, overrides: Tables = NO_OVERRIDES) -> Tra
     return record_of(TrainConfig, row, where)
 
 
-def read_train_config(path: Path, overrides: Tables = NO_OVERRIDES) -> TrainConfig:
+def read_train_config(path: Path, overrides: ConfigTables = NO_OVERRIDES) -> TrainConfig:
     """Return the config in a TOML file; see ``parse_config``. Raises InvalidInput."""
     try:
         text = path.read_text(encoding="utf-8")

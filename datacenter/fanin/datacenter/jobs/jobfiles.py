@@ -50,7 +50,7 @@ THREADS: Final = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class HeldOutEvaluation:
     """An evaluation on the held-out samples. Losses are means over tokens or samples.
 
     Attributes:
@@ -81,7 +81,7 @@ class TrainingHistory:
     """
 
     losses: tuple[float | None, ...]
-    evaluated: tuple[Evaluation, ...]
+    evaluated: tuple[HeldOutEvaluation, ...]
     best: int
     flat: bool
     skipped: int = 0

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fanin.datacenter.data.samples import DataSplit, SampleOrder, Samples, batch_share
 from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.jobfiles import Evaluation, TrainingHistory
+from fanin.datacenter.jobs.jobfiles import HeldOutEvaluation, TrainingHistory
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.mesh import PIPELINE, REPLICATE, SHARD
@@ -79,7 +79,7 @@ class TrainingLoop:
         self._order = SampleOrder(len(data.train), config.seed)
         self._groups = data_groups(engine)
         self._losses: list[float | None] = []
-        self._evaluations: list[Evaluation] = []
+        self._evaluations: list[HeldOutEvaluation] = []
         self._best_values: dict[str, Tensor] = {}
         self._full = True
         self._rate = 0.0
@@ -91,7 +91,7 @@ class TrainingLoop:
                 # Steps of a job that started without AdaScale count one each, as under every other rule.
                 self.state = replace(self.state, noise=Noise(steps=float(self.state.step)))
 
-    def restore_history(self, losses: Sequence[float | None], evaluations: Sequence[Evaluation]) -> None:
+    def restore_history(self, losses: Sequence[float | None], evaluations: Sequence[HeldOutEvaluation]) -> None:
         """Set the losses and evaluations from before ``state``, so that ``history`` covers the whole job."""
         self._losses, self._evaluations = list(losses), list(evaluations)
 
@@ -228,7 +228,7 @@ class TrainingLoop:
                 "held-out samples"
             )
         self._evaluations.append(
-            Evaluation(
+            HeldOutEvaluation(
                 step=state.step,
                 epoch=state.cursor.epoch,
                 train_loss=train_loss,

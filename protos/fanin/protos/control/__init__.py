@@ -25,7 +25,6 @@ from fanin.protos.control.events import (
 )
 from fanin.protos.control.runs import (
     MAX_DESCRIBED_ROUNDS,
-    MAX_NUMBER,
     MAX_PAGE_DEVICES,
     AcceptedDevices,
     RoundInfo,
@@ -36,6 +35,7 @@ from fanin.protos.control.runs import (
     StartRun,
     VersionWithBundle,
 )
+from fanin.protos.names import MAX_NUMBER
 
 __all__ = [
     "MAX_DESCRIBED_ROUNDS",

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from fanin.protos.control.runs import MAX_NUMBER
 from fanin.protos.errors import InvalidInput
-from fanin.protos.names import check_name
+from fanin.protos.names import MAX_NUMBER, check_name
 from fanin.protos.plans import MAX_TIMES
 
 
@@ -49,6 +48,8 @@ class Adopt:
 
     def __post_init__(self) -> None:
         _check_rounds(self.rounds)
+        if self.from_run_id:
+            check_name("adopt: run", self.from_run_id)
         if not 0 <= self.number <= MAX_NUMBER:
             raise InvalidInput(f"version: got number {self.number}, expected 0 to {MAX_NUMBER}")
 

@@ -11,8 +11,6 @@ MAX_DESCRIBED_ROUNDS: Final = 1000
 """Most Rounds in one description. They travel in one message."""
 MAX_PAGE_DEVICES: Final = 10_000
 """Devices on one page of a Round's accepted devices."""
-MAX_NUMBER: Final = (1 << 63) - 1
-"""Highest number of a Version or an event: the largest integer of the database."""
 
 
 class RunState(Enum):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import InvalidInput
-from fanin.protos.names import check_key, check_name, check_signature
+from fanin.protos.names import MAX_NUMBER, check_key, check_name, check_signature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,8 @@ class Version:
         check_name("version: run", self.run_id)
         check_key("version", self.public_key)
         check_signature("version", self.signature)
+        if not 0 <= self.number <= MAX_NUMBER:
+            raise InvalidInput(f"version: got number {self.number}, expected 0 to {MAX_NUMBER}")
         if self.parent >= max(self.number, 1):
             raise InvalidInput(f"version {self.number}: got parent {self.parent}, expected a lower number (0: itself)")
 

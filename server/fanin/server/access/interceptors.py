@@ -5,6 +5,7 @@ For each call, in this order:
 1. The request stays raw bytes, because the signature covers bytes and not a re-serialization.
 2. The caller is authenticated. Fleet: the device's signature over method, time and body, and a time that is used once.
    Control: the operator's token. Both are checked in memory, without the database, because any peer can make a call.
+   gRPC's own health and reflection services need no credential, so their requests are small and their calls few.
 3. Only now the bytes are parsed, so no unknown peer reaches the parser. Invalid bytes raise InvalidInput. Enroll is
    the exception: its bytes hold the key that signed them, so its token and signature are checked after parsing.
 4. An error of the servicer becomes a status by the table in ``protos.errors``. The peer receives the public text. The
@@ -14,11 +15,12 @@ For each call, in this order:
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import isawaitable
 from typing import Final, Protocol, TypeVar, cast
 
 import grpc
@@ -37,6 +39,10 @@ LOG = logging.getLogger("fanin.server.rim")
 FLEET: Final = "/fanin.v1.Fleet/"
 CONTROL: Final = "/fanin.v1.Control/"
 ENROLL: Final = f"{FLEET}Enroll"
+MAX_OPEN_BYTES: Final = 4096
+"""Longest request without a credential. The health service keeps it as long as the caller watches."""
+MAX_OPEN_CALLS: Final = 256
+"""Calls without a credential at a time: a few for each load balancer, supervisor and engineer."""
 MAX_TEXT_CHARS: Final = 500
 """Longest error text for a peer or for the log. It may contain bytes of the peer."""
 
@@ -93,7 +99,7 @@ class _Handler(Protocol):
     request_deserializer: Callable[[bytes], Message]
     response_serializer: Callable[[Message], bytes]
     unary_unary: Callable[[Message, Context], Awaitable[Message]]
-    unary_stream: Callable[[Message, Context], AsyncGenerator[Message, None]]
+    unary_stream: Callable[[Message, Context], AsyncGenerator[Message, None] | Awaitable[None]]
     stream_unary: Callable[[AsyncIterator[Message], Context], Awaitable[Message]]
     stream_stream: Callable[[AsyncIterator[Message], Context], AsyncGenerator[Message, None]]
 
@@ -115,12 +121,13 @@ class _Guarded:
 
 
 class Rim(aio.ServerInterceptor):
-    """Wraps every handler of Fleet and Control."""
+    """Wraps every handler."""
 
     def __init__(self, registry: Registry, waits: Waits, refused: RefusedCalls) -> None:
         self._registry = registry
         self._waits = waits
         self._refused = refused
+        self._num_open = 0
 
     async def intercept_service(
         self,
@@ -130,8 +137,8 @@ class Rim(aio.ServerInterceptor):
         """Return the handler behind the checks of the rim."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or not method.startswith((FLEET, CONTROL)):
-            return handler
+        if handler is None:
+            return None
         return cast("grpc.RpcMethodHandler[Q, R]", self._guarded(method, cast("_Handler", handler)))
 
     def _guarded(self, method: str, handler: _Handler) -> _Guarded:
@@ -159,7 +166,9 @@ class Rim(aio.ServerInterceptor):
                 await self._send(handler.stream_stream(messages, context), context)
             else:
                 message = await self._one_request(method, handler, requests, context)
-                await self._send(handler.unary_stream(message, context), context)
+                replies = handler.unary_stream(message, context)
+                # The health service writes its replies by itself.
+                await (replies if isawaitable(replies) else self._send(replies, context))
 
     async def _send(self, replies: AsyncGenerator[Message, None], context: Context) -> None:
         """Send the replies one after the other. Raises Unavailable for a caller that does not read."""
@@ -201,6 +210,10 @@ class Rim(aio.ServerInterceptor):
                 yield _parsed(method, handler, await anext(stream))
 
     def _admit(self, method: str, body: bytes, context: Context) -> None:
+        if _is_open(method):
+            if len(body) > MAX_OPEN_BYTES:
+                raise InvalidInput(f"call: {method} carries {len(body)} bytes, expected at most {MAX_OPEN_BYTES}")
+            return
         metadata = dict(context.invocation_metadata() or ())
         if method.startswith(CONTROL):
             value = _text(metadata.get(calls.AUTHORIZATION))
@@ -218,7 +231,8 @@ class Rim(aio.ServerInterceptor):
     @asynccontextmanager
     async def _rim(self, method: str, context: Context) -> AsyncIterator[None]:
         try:
-            yield
+            with self._place(method):
+                yield
         except FaninError as exc:
             self._refused.log(type(exc).__name__, f"{method}: {type(exc).__name__}: {str(exc)[:MAX_TEXT_CHARS]}")
             await self._abort(exc, context)
@@ -242,6 +256,20 @@ class Rim(aio.ServerInterceptor):
             text = "internal error; the coordinator's log has the details"
             await context.abort(grpc.StatusCode.INTERNAL, text, self._trailing("Internal"))
 
+    @contextmanager
+    def _place(self, method: str) -> Iterator[None]:
+        """Hold one of the places for calls without a credential. Raises Unavailable if there is none."""
+        if not _is_open(method):
+            yield
+            return
+        if self._num_open >= MAX_OPEN_CALLS:
+            raise Unavailable(f"call: {MAX_OPEN_CALLS} calls of {method} and the like are open, expected fewer")
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+
     async def _abort(self, error: FaninError, context: Context) -> None:
         status, trailing = status_of(error), self._trailing(type(error).__name__)
         # A caller that does not read does not read this either. gRPC keeps the status as long as it is connected.
@@ -252,6 +280,11 @@ class Rim(aio.ServerInterceptor):
     def _trailing(self, kind: str) -> tuple[tuple[str, str], ...]:
         """Return the metadata of every refusal: the kind of the error, and this clock in microseconds."""
         return (calls.ERROR, kind), (calls.SERVER_TIME, str(self._registry.now_us))
+
+
+def _is_open(method: str) -> bool:
+    """Return whether a call needs no credential."""
+    return not method.startswith((FLEET, CONTROL))
 
 
 def _parsed(method: str, handler: _Handler, data: bytes) -> Message:

@@ -1,6 +1,7 @@
-"""The log of refused calls: a few lines per minute for each kind of error, then their number.
+"""The log of what peers cause: a few lines per minute for each kind, then their number.
 
-Any peer can make calls that are refused. Without a limit, a flood of them fills the disk that holds the Updates.
+Any peer can make calls that are refused, and any device can report failures. Without a limit, a flood of them fills the
+disk that holds the Updates.
 """
 
 import asyncio
@@ -19,10 +20,17 @@ class _Window:
 
 
 class RefusedCalls:
-    """Logs refused calls, on the event loop. A kind is a class of errors."""
+    """Logs refused calls, on the event loop. A kind is a class of errors.
 
-    def __init__(self, log: logging.Logger, max_lines: int = MAX_LINES) -> None:
+    Args:
+        log: Receives the lines, at level INFO.
+        max_lines: Lines of one kind per window.
+        what: The noun of the number that follows, such as "refused calls".
+    """
+
+    def __init__(self, log: logging.Logger, max_lines: int = MAX_LINES, what: str = "refused calls") -> None:
         self._log = log
+        self._what = what
         self._max_lines = max_lines
         self._windows: dict[str, _Window] = {}
 
@@ -39,4 +47,4 @@ class RefusedCalls:
     def _end(self, kind: str) -> None:
         num_hidden = self._windows.pop(kind).num_calls - self._max_lines
         if num_hidden > 0:
-            self._log.info("%s: %d more refused calls within %g s", kind, num_hidden, WINDOW_S)
+            self._log.info("%s: %d more %s within %g s", kind, num_hidden, self._what, WINDOW_S)

@@ -19,6 +19,7 @@ from fanin.protos.errors import InvalidUpdate, StorageFull, Unavailable
 from fanin.server.access.limits import Limits
 from fanin.server.access.patience import Patience
 from fanin.server.access.permits import Permit, Permits
+from fanin.server.access.refused import RefusedCalls
 from fanin.server.fleet.lookup import driver_of
 from fanin.server.fleet.validation import Expected, check_header, labels_of
 from fanin.server.runs.catalog import Runs
@@ -38,6 +39,7 @@ class Uploads:
         self._files = files
         self._limits = limits
         self._permits = Permits()
+        self._failures = RefusedCalls(LOG, what="devices gave up")
         # By device: the task that serves its upload.
         self._tasks: dict[str, asyncio.Task[object]] = {}
         self._transfers: set[_Transfer] = set()
@@ -82,11 +84,10 @@ class Uploads:
         outcome = await driver.intake.outcome(round_number, device)
         if report.failure and outcome.update_state is m.UpdateState.RECEIVING:
             await self._discard(report.assignment_id)
-            driver.intake.give_up(round_number, device)
-            # Quoted and cut, because a peer's text goes into our log.
-            LOG.warning(
-                "run %s: round %d: device %s gave up: %r", driver.run_id, round_number, device, report.failure[:400]
-            )
+            if driver.intake.give_up(round_number, device):
+                # Quoted, cut and limited, because a peer's text goes into our log.
+                text = f"run {driver.run_id}: round {round_number}: device {device} gave up: {report.failure!r:.400}"
+                self._failures.log("GaveUp", text)
             return m.UploadReply(round_state=outcome.round_state, update_state=m.UpdateState.DISCARDED)
         return outcome
 

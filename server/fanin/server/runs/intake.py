@@ -155,15 +155,20 @@ class Intake:
             update_state=missing if accepted is None else m.UpdateState.ACCEPTED,
         )
 
-    def give_up(self, round_number: int, device: str) -> None:
-        """Free the place of a device that will not fulfil its Assignment."""
+    def give_up(self, round_number: int, device: str) -> bool:
+        """Free the place of a device that will not fulfil its Assignment.
+
+        Returns:
+            Whether it had a place. A repeated report finds none.
+        """
         course = self._course
         if course.at_work.round_of(device) != round_number:
-            return
+            return False
         course.at_work.end(device)
         if self.accepts(round_number):
             course.step(e.GaveUp(device=device))
             course.announce_places()
+        return True
 
     def note_space(self, *, is_lacking: bool) -> None:
         """Note whether the last upload found the disk full."""

@@ -122,7 +122,8 @@ class Blobs:
 
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
         """Return those of the digests whose Chunks are not stored here, or are damaged."""
-        digests = tuple(digests)
+        # Each digest once: the file of a Chunk may have to be hashed.
+        digests = tuple(dict.fromkeys(digests))
         for digest in digests:
             check_sha256("chunk", digest)
         return tuple(digest for digest in digests if not self._is_intact(digest))

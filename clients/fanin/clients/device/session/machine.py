@@ -214,7 +214,7 @@ def _stop(state: Session, reason: str) -> tuple[Session, Step]:
     return after, Step(action=EndSession(reason=reason))
 
 
-Transition = Callable[[Session, SessionEvent, random.Random], tuple[Session, Step]]
+SessionTransition = Callable[[Session, SessionEvent, random.Random], tuple[Session, Step]]
 
 _REPEATED: Final = (
     SessionPhase.ENROLLING,
@@ -234,7 +234,7 @@ _CALLING: Final = (
     SessionPhase.REPORTING,
 )
 
-TRANSITIONS: Final[Mapping[tuple[SessionPhase, type[SessionEvent]], Transition]] = MappingProxyType(
+TRANSITIONS: Final[Mapping[tuple[SessionPhase, type[SessionEvent]], SessionTransition]] = MappingProxyType(
     {
         (SessionPhase.ENROLLING, Enrolled): _enrolled,
         (SessionPhase.IDLE, Answered): _answered,

@@ -1,0 +1,58 @@
+"""A room is a folder with one subject: few enough modules to see at a glance, and each public name in one place."""
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import PurePath
+
+from house.tree import Module, package_modules
+
+MAX_MODULES = 12
+SELF_CONTAINED = "fanin.datacenter.models"
+"""Each module here is a whole model that can be read by itself, so layers of two models may share a name."""
+
+
+def sizes(modules: Iterable[Module]) -> Counter[str]:
+    """The number of modules in each folder, ``__init__`` left out."""
+    paths = (PurePath(module.path) for module in modules)
+    return Counter(str(path.parent) for path in paths if path.name != "__init__.py")
+
+
+def owners(modules: Iterable[Module]) -> dict[str, list[str]]:
+    """The modules that define each public class."""
+    places = defaultdict(list)
+    for module in modules:
+        for node in module.tree().body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module.name)
+    return places
+
+
+def shared(modules: Iterable[Module]) -> dict[str, list[str]]:
+    """The public classes that several modules define."""
+    kept = (module for module in modules if not module.name.startswith(SELF_CONTAINED))
+    return {name: places for name, places in owners(kept).items() if len(places) > 1}
+
+
+def test_a_room_holds_few_modules() -> None:
+    assert {room: size for room, size in sizes(package_modules()).items() if size > MAX_MODULES} == {}
+
+
+def test_each_public_class_has_a_name_of_its_own() -> None:
+    assert shared(package_modules()) == {}
+
+
+def test_each_room_says_what_it_is() -> None:
+    rooms = [module for module in package_modules() if module.path.endswith("__init__.py")]
+    silent = [module.path for module in rooms if "/v1/" not in module.path and not ast.get_docstring(module.tree())]
+    assert silent == []
+
+
+def test_a_large_room_is_seen() -> None:
+    modules = [Module(path=f"x/m{number}.py", name=f"x.m{number}", text="") for number in range(MAX_MODULES + 1)]
+    assert sizes(modules) == {"x": MAX_MODULES + 1}
+
+
+def test_a_shared_name_is_seen() -> None:
+    modules = [Module(path=f"{room}/m.py", name=f"{room}.m", text="class Layout: ...\n") for room in ("a", "b")]
+    assert shared(modules) == {"Layout": ["a.m", "b.m"]}
