@@ -127,6 +127,7 @@ def device(tmp_path: Path, host: Hosted) -> dict[str, object]:
         ("publisher", ".", "--publisher: {path} cannot be read (Is a directory)"),
         ("publisher", "junk", "--publisher: {path} is no text ("),
         ("publisher", "ca.pem", "--publisher: {path}: got a public key of "),
+        ("publisher", "p.key", "--publisher: {path} has the name of a private key, expected a public one; pass "),
         ("token-file", "none", "token: {path} cannot be read (No such file or directory)"),
         ("token-file", "junk", "token: {path} is no text ("),
         (

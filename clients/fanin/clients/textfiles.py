@@ -1,9 +1,14 @@
-"""Small files that a user names on a command line: text and tokens."""
+"""Small files that a user names on a command line: text, tokens and public keys."""
 
 import os
 from pathlib import Path
+from typing import Final
 
 from fanin.protos.errors import InvalidInput
+from fanin.protos.names import check_key
+
+PRIVATE_SUFFIX: Final = ".key"
+"""Suffix of the private keys that fanin writes. Their public keys have ``.pub``."""
 
 
 def read_token(path: Path | None, variable: str) -> str:
@@ -16,6 +21,20 @@ def read_token(path: Path | None, variable: str) -> str:
     if not token.isascii() or not token.isprintable():
         raise InvalidInput(f"token: got {len(token)} characters that are no token, expected one line of printable ones")
     return token
+
+
+def read_public_key(path: Path) -> str:
+    """Read a publisher's public key, hexadecimal. Raises InvalidInput.
+
+    A private key has the same form. It must never be taken for a public one: error messages show public keys.
+    """
+    if path.suffix == PRIVATE_SUFFIX:
+        raise InvalidInput(
+            f"--publisher: {path} has the name of a private key, expected a public one; pass {path.with_suffix('.pub')}"
+        )
+    key = read_text(path, "--publisher").strip()
+    check_key(f"--publisher: {path}", key)
+    return key
 
 
 def read_text(path: Path, what: str) -> str:

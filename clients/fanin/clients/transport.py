@@ -352,6 +352,8 @@ def _our_error(address: str, exc: grpc.RpcError, call: CallOptions) -> FaninErro
         return Untrusted(
             f"{address}: its certificate is not trusted; expected one by the authority given with --ca ({details})"
         )
+    if exc.code() is grpc.StatusCode.INTERNAL:
+        return Unavailable(f"{address}: the coordinator failed ({details})")
     return Unavailable(f"{address}: cannot be reached ({exc.code().name}: {details}); is the coordinator running?")
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import Cache
-from fanin.clients.textfiles import read_text
+from fanin.clients.textfiles import read_public_key
 from fanin.commands.console.show import finite
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
@@ -32,7 +32,6 @@ from fanin.edge.runtimes.graphs import Feed
 from fanin.edge.runtimes.models import dequantize_output, feed_of, format_of, model_inputs, open_preprocess, run_rows
 from fanin.edge.tensors import Array, Float32s, decode_parameters
 from fanin.protos.errors import InvalidInput, NotFound
-from fanin.protos.names import check_key
 
 UNREADABLE: Final = (EOFError, ValueError, RuntimeError, zipfile.BadZipFile)
 """Errors of numpy for files of another format."""
@@ -125,8 +124,7 @@ def _open_device(folder: Path, options: argparse.Namespace) -> OpenedInference:
         raise InvalidInput(f"{folder}: --signature and --version are for others, a device has one version to ask")
     if not options.publisher:
         raise InvalidInput(f"{folder}: expected --publisher, the key that the device trusts")
-    publisher = read_text(Path(options.publisher), "--publisher").strip()
-    check_key(f"--publisher: {options.publisher}", publisher)
+    publisher = read_public_key(Path(options.publisher))
     runtime = open_runtime(options.runtime)
     serving = Serving(runtime, Cache(folder), (publisher,))
     if serving.version is None:
@@ -144,11 +142,8 @@ def _open_device(folder: Path, options: argparse.Namespace) -> OpenedInference:
 def _open_bundle(folder: Path, options: argparse.Namespace) -> OpenedInference:
     if options.signature:
         raise InvalidInput(f"{folder}: --signature is for a file, got a bundle; it is opened by its infer graph")
-    if options.publisher:
-        trusted = read_text(Path(options.publisher), "--publisher").strip()
-        check_key(f"--publisher: {options.publisher}", trusted)
-    else:
-        trusted = read_signed_manifest(folder).public_key
+    publisher = options.publisher
+    trusted = read_public_key(Path(publisher)) if publisher else read_signed_manifest(folder).public_key
     bundle = open_folder(folder, trusted=(trusted,))
     runtime = open_format(bundle.manifest.signatures["infer"].graphs.keys(), options.runtime)
     parameters = _parameters(bundle, Path(options.version)) if options.version else bundle.initial_parameters()

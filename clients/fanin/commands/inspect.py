@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fanin.clients.textfiles import read_text
+from fanin.clients.textfiles import read_public_key
 from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.manifest import Manifest, Port
@@ -16,7 +16,6 @@ from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import ModelPort
 from fanin.edge.runtimes.models import format_of
 from fanin.edge.tensors import sha256_hex
-from fanin.protos.names import check_key
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,11 +53,7 @@ def inspect(
 
 def _open(folder: Path, publisher: Path | None) -> Bundle:
     """Open a Bundle and verify all of it. Raises InvalidBundle."""
-    if publisher is None:
-        trusted = read_signed_manifest(folder).public_key
-    else:
-        trusted = read_text(publisher, "--publisher").strip()
-        check_key(f"--publisher: {publisher}", trusted)
+    trusted = read_signed_manifest(folder).public_key if publisher is None else read_public_key(publisher)
     opened = open_folder(folder, trusted=(trusted,))
     for name in opened.manifest.artifacts:
         opened.artifact(name)

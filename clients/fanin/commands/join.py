@@ -17,12 +17,11 @@ from fanin.clients.device.footprint import SparingTrainer, give_back, share_one_
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.device.training import RuntimeTrainer
-from fanin.clients.textfiles import read_text, read_token
+from fanin.clients.textfiles import read_public_key, read_text, read_token
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.commands.console.logs import configure_logging
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import InvalidInput
-from fanin.protos.names import check_key
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,8 +35,7 @@ def main(argv: Sequence[str]) -> int:
     runtime = open_runtime(options.runtime)
     _check_numbers(options)
     store = open_npz(Path(options.data), options.partition, options.validation)
-    publisher = read_text(Path(options.publisher), "--publisher").strip()
-    check_key(f"--publisher: {options.publisher}", publisher)
+    publisher = read_public_key(Path(options.publisher))
     token = read_token(Path(options.token_file) if options.token_file else None, "FANIN_DEVICE_TOKEN")
     connection = Connection(options.server, read_text(Path(options.ca), "--ca").encode())
     give_back()

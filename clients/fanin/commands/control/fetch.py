@@ -30,7 +30,7 @@ import numpy as np
 import typer
 
 from fanin.clients.operator import Operator
-from fanin.clients.textfiles import read_text
+from fanin.clients.textfiles import read_public_key
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
     CaOption,
@@ -50,7 +50,6 @@ from fanin.edge.tensors import decode_parameters
 from fanin.protos.chunks import assemble
 from fanin.protos.errors import Conflict, InvalidInput, InvalidVersion
 from fanin.protos.messages import Version
-from fanin.protos.names import check_key
 
 PARAMETERS: Final = "parameters"
 FACTS: Final = "version.json"
@@ -92,9 +91,7 @@ def fetch(
     """Download a version of a run, verify its signatures and digests, and write it."""
     if bundle and out.suffix == ".npz":
         raise InvalidInput(f"--bundle: {out} is a file, name a folder")
-    trusted = "" if publisher is None else read_text(publisher, "--publisher").strip()
-    if trusted:
-        check_key(f"--publisher: {publisher}", trusted)
+    trusted = "" if publisher is None else read_public_key(publisher)
     with connect(state, server, ca, token_file) as operator:
         fetched = fetch_version(operator, run_id, version, trusted)
         opened = fetched.bundle

@@ -29,8 +29,11 @@ class TraceWriter:
 
     def append(self, history: TrainingHistory) -> None:
         """Write and sync the part of the history that is not yet in the file. Raises StorageFull."""
-        lines: list[Mapping[str, object]] = [{LOSS: loss} for loss in history.losses[self._num_losses :]]
-        lines += [asdict(each) for each in history.evaluated[self._num_evaluations :]]
+        losses, evaluations = history.losses[self._num_losses :], history.evaluated[self._num_evaluations :]
+        steps = [(step, {LOSS: loss}) for step, loss in enumerate(losses, self._num_losses + 1)]
+        # Stable: an evaluation follows the loss of its step, in a resumed job as in an uninterrupted one.
+        rows = sorted([*steps, *((each.step, asdict(each)) for each in evaluations)], key=lambda row: row[0])
+        lines: list[Mapping[str, object]] = [line for _, line in rows]
         # The first call writes the whole trace aside: it replaces the file that the existing checkpoints rely on.
         path = self._path if self._num_losses else self._path.with_name(f"{TRACE_FILE}.new")
         try:
