@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.errors import raises
 
+from fanin.protos.control import RoundPhase
 from fanin.server.rounds import events as e
 from fanin.server.rounds import machine as r
 from fanin.server.rounds.diagram import diagram
-from fanin.server.rounds.machine import Phase, Round, Rules
+from fanin.server.rounds.machine import Round, Rules
 
 PAGE = Path(__file__).parents[2] / "docs" / "rounds.md"
 RULES = Rules(concurrency=3, buffer=2, quorum=1, deadline_s=60.0)
@@ -40,7 +41,7 @@ SAMPLES: tuple[e.Event, ...] = (
 
 
 @cache
-def reachable(phase: Phase) -> tuple[Round, ...]:
+def reachable(phase: RoundPhase) -> tuple[Round, ...]:
     """Every Round in a phase that some story of at most seven sample events leads to."""
     seen = {Round(rules=rules) for rules in (RULES, SYNCHRONOUS, EAGER)}
     edge = set(seen)
@@ -58,8 +59,8 @@ def test_each_kind_of_event_has_a_sample() -> None:
     assert {type(event) for event in SAMPLES} == set(EVENT_KINDS)
 
 
-@pytest.mark.parametrize(("phase", "kind"), list(product(Phase, EVENT_KINDS)), ids=lambda found: str(found))
-def test_each_pair_leads_where_the_table_says_or_is_illegal(phase: Phase, kind: type[e.Event]) -> None:
+@pytest.mark.parametrize(("phase", "kind"), list(product(RoundPhase, EVENT_KINDS)), ids=lambda found: str(found))
+def test_each_pair_leads_where_the_table_says_or_is_illegal(phase: RoundPhase, kind: type[e.Event]) -> None:
     row = r.TRANSITIONS.get((phase, kind))
     assert reachable(phase)
     for state, event, now in product(reachable(phase), SAMPLES, (0.0, 60.0)):
@@ -77,14 +78,14 @@ def test_each_pair_leads_where_the_table_says_or_is_illegal(phase: Phase, kind: 
 
 
 def test_what_is_over_takes_no_event() -> None:
-    ended = {Phase.PUBLISHED, Phase.FAILED}
+    ended = {RoundPhase.PUBLISHED, RoundPhase.FAILED}
     assert not [phase for phase, _ in r.TRANSITIONS if phase in ended]
-    assert {phase for phase, _ in r.TRANSITIONS} == set(Phase) - ended
+    assert {phase for phase, _ in r.TRANSITIONS} == set(RoundPhase) - ended
 
 
 def test_every_declared_target_is_reached() -> None:
     """A target that nothing leads to would be an arrow in the diagram that lies."""
-    reached: dict[tuple[Phase, type[e.Event]], set[Phase]] = {key: set() for key in r.TRANSITIONS}
+    reached: dict[tuple[RoundPhase, type[e.Event]], set[RoundPhase]] = {key: set() for key in r.TRANSITIONS}
     for (phase, kind), row in r.TRANSITIONS.items():
         for state, event, now in product(reachable(phase), SAMPLES, (0.0, 60.0)):
             if type(event) is kind:
@@ -112,15 +113,15 @@ def commit(*devices: str) -> list[e.Event]:
 def test_a_synchronous_round_from_its_first_device_to_its_version() -> None:
     state, asked = follow(Round(rules=SYNCHRONOUS), *check_in("a", "b"), now=5.0)
     assert asked == [e.Assign(device="a"), e.KeepDeadline(deadline=65.0), e.Assign(device="b")]
-    assert state.phase is Phase.TRAINING
+    assert state.phase is RoundPhase.TRAINING
 
     state, asked = follow(state, *commit("b", "a"), now=6.0)
     assert asked == [e.Accumulate(device="b"), e.Accumulate(device="a"), e.Close()]
-    assert state.phase is Phase.CLOSING
+    assert state.phase is RoundPhase.CLOSING
 
     state, asked = follow(state, e.Closed(accepted=("b", "a")), e.ParametersStored(), e.Published(), now=7.0)
     assert asked == [e.Fold(accepted=("b", "a")), e.Publish(), e.GoOn()]
-    assert state.phase is Phase.PUBLISHED
+    assert state.phase is RoundPhase.PUBLISHED
 
 
 def test_a_device_that_asks_again_gets_the_same_assignment_and_no_second_place() -> None:
@@ -132,7 +133,7 @@ def test_a_device_that_asks_again_gets_the_same_assignment_and_no_second_place()
 
 def test_the_same_assignment_is_given_again_when_all_places_are_taken() -> None:
     state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"))
-    assert state.phase is Phase.TRAINING
+    assert state.phase is RoundPhase.TRAINING
     assert follow(state, *check_in("b")) == (state, [e.Assign(device="b")])
     assert follow(state, *check_in("d")) == (state, [])
 
@@ -145,7 +146,7 @@ def test_a_device_whose_update_is_in_gets_nothing_more() -> None:
 
 def test_with_a_buffer_below_concurrency_the_first_updates_close_the_round() -> None:
     state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"), *commit("c"))
-    assert (state.phase, state.num_places) == (Phase.TRAINING, 0)
+    assert (state.phase, state.num_places) == (RoundPhase.TRAINING, 0)
     state, asked = follow(state, *commit("a"))
     assert asked == [e.Accumulate(device="a"), e.Close()]
     assert state.at_work == {"b"}
@@ -156,10 +157,10 @@ def test_a_device_that_gives_up_frees_its_place() -> None:
     state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"))
     state, asked = follow(state, e.GaveUp(device="b"))
     assert asked == []
-    assert (state.phase, state.num_places) == (Phase.SELECTING, 1)
+    assert (state.phase, state.num_places) == (RoundPhase.SELECTING, 1)
     state, asked = follow(state, *check_in("d"), now=30.0)
     assert asked == [e.Assign(device="d")]
-    assert (state.phase, state.deadline) == (Phase.TRAINING, 60.0)
+    assert (state.phase, state.deadline) == (RoundPhase.TRAINING, 60.0)
 
 
 def test_giving_up_what_was_never_assigned_changes_nothing() -> None:
@@ -172,7 +173,7 @@ def test_the_deadline_counts_from_the_assignment_that_makes_the_quorum(quorum: i
     state = Round(rules=Rules(concurrency=3, buffer=3, quorum=quorum, deadline_s=60.0))
     for number, device in enumerate("abc", 1):
         assert state.deadline is None or number > quorum
-        assert follow(state, e.TimePassed(), now=100.0 * number - 50.0)[0].phase is not Phase.CLOSING
+        assert follow(state, e.TimePassed(), now=100.0 * number - 50.0)[0].phase is not RoundPhase.CLOSING
         state, asked = follow(state, *check_in(device), now=100.0 * number)
         assert (e.KeepDeadline(deadline=100.0 * quorum + 60.0) in asked) == (number == quorum)
         if state.deadline is not None:
@@ -187,16 +188,18 @@ def test_an_early_device_waits_with_its_update_for_the_others() -> None:
     assert follow(state, e.TimePassed(), now=1e9) == (state, [])
     state, asked = follow(state, *check_in("b"), now=1e9)
     assert asked == [e.KeepDeadline(deadline=1e9 + 60.0), e.Assign(device="b")]
-    assert follow(state, *commit("b"), now=1e9)[0].phase is Phase.CLOSING
+    assert follow(state, *commit("b"), now=1e9)[0].phase is RoundPhase.CLOSING
 
 
-@pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in (Phase.PUBLISHED, Phase.FAILED)])
-def test_every_phase_has_a_failure_exit(phase: Phase) -> None:
+@pytest.mark.parametrize(
+    "phase", [phase for phase in RoundPhase if phase not in (RoundPhase.PUBLISHED, RoundPhase.FAILED)]
+)
+def test_every_phase_has_a_failure_exit(phase: RoundPhase) -> None:
     for state in reachable(phase):
-        assert follow(state, e.Failed()) == (replace(state, phase=Phase.FAILED), [e.GoOn()])
-        if phase is not Phase.FAILING:
+        assert follow(state, e.Failed()) == (replace(state, phase=RoundPhase.FAILED), [e.GoOn()])
+        if phase is not RoundPhase.FAILING:
             failing, asked = follow(state, e.Broken(reason="damaged"))
-            assert (failing.phase, asked) == (Phase.FAILING, [e.Fail(reason="damaged")])
+            assert (failing.phase, asked) == (RoundPhase.FAILING, [e.Fail(reason="damaged")])
             # No device has a part in it any more, and time changes nothing.
             assert (failing.is_open, failing.num_places, failing.wake_at) == (False, 0, None)
 
@@ -206,7 +209,7 @@ def test_a_round_whose_version_was_durable_before_the_error_has_not_failed() -> 
         Round(rules=RULES), e.Closed(accepted=("a",)), e.ParametersStored(), e.Broken(reason="the reply was lost")
     )
     state, asked = follow(state, e.Published())
-    assert (state.phase, asked) == (Phase.PUBLISHED, [e.GoOn()])
+    assert (state.phase, asked) == (RoundPhase.PUBLISHED, [e.GoOn()])
 
 
 def test_at_the_deadline_the_record_is_asked() -> None:
@@ -215,7 +218,7 @@ def test_at_the_deadline_the_record_is_asked() -> None:
         state, _ = follow(Round(rules=rules), *check_in("a", "b"), *commit("b"))
         state, asked = follow(state, e.TimePassed(), now=60.0)
         assert asked == [e.Close()]
-        assert state.phase is Phase.CLOSING
+        assert state.phase is RoundPhase.CLOSING
 
 
 def test_from_the_minimum_reporting_time_on_a_quorum_suffices() -> None:
@@ -224,27 +227,27 @@ def test_from_the_minimum_reporting_time_on_a_quorum_suffices() -> None:
     assert state.wake_at == 60.0
     assert follow(state, e.TimePassed(), now=59.0) == (state, [])
     early, _ = follow(state, *commit("b"), now=5.0)
-    assert (early.phase, early.wake_at) == (Phase.TRAINING, 20.0)
+    assert (early.phase, early.wake_at) == (RoundPhase.TRAINING, 20.0)
     assert follow(early, e.TimePassed(), now=19.0) == (early, [])
     closing, asked = follow(early, e.TimePassed(), now=20.0)
-    assert (closing.phase, asked) == (Phase.CLOSING, [e.Close()])
+    assert (closing.phase, asked) == (RoundPhase.CLOSING, [e.Close()])
     # Later the Update that makes the quorum closes the Round.
     closing, asked = follow(state, *commit("b"), now=30.0)
-    assert (closing.phase, asked) == (Phase.CLOSING, [e.Accumulate(device="b"), e.Close()])
+    assert (closing.phase, asked) == (RoundPhase.CLOSING, [e.Accumulate(device="b"), e.Close()])
 
 
 def test_a_round_fails_when_the_record_says_that_the_quorum_was_missed() -> None:
     state, _ = follow(Round(rules=SYNCHRONOUS), *check_in("a", "b"), *commit("b"))
     state, asked = follow(state, e.TimePassed(), e.Failed(), now=60.0)
     assert asked == [e.Close(), e.GoOn()]
-    assert state.phase is Phase.FAILED
+    assert state.phase is RoundPhase.FAILED
 
 
 def test_a_round_whose_deadline_was_lost_gets_one_with_its_first_update() -> None:
     """A restart before the deadline was recorded: the devices at work only upload, none checks in any more."""
     state, asked = follow(Round(rules=SYNCHRONOUS, was_resumed=True), *commit("a"), now=100.0)
     assert asked == [e.KeepDeadline(deadline=160.0), e.Accumulate(device="a")]
-    assert follow(state, e.TimePassed(), now=160.0)[0].phase is Phase.CLOSING
+    assert follow(state, e.TimePassed(), now=160.0)[0].phase is RoundPhase.CLOSING
 
 
 def test_an_update_of_a_device_without_a_place_starts_no_deadline_before_the_quorum_is_there() -> None:
@@ -253,7 +256,7 @@ def test_an_update_of_a_device_without_a_place_starts_no_deadline_before_the_quo
     state, asked = follow(Round(rules=rules), *check_in("a"), e.GaveUp(device="a"), *commit("a"))
     assert asked == [e.Assign(device="a"), e.Accumulate(device="a")]
     assert (state.deadline, state.accepted) == (None, ("a",))
-    assert follow(state, e.TimePassed(), now=1e9)[0].phase is Phase.SELECTING
+    assert follow(state, e.TimePassed(), now=1e9)[0].phase is RoundPhase.SELECTING
 
 
 def test_a_commit_that_was_under_way_while_closing_is_in_the_set() -> None:
@@ -276,11 +279,11 @@ def test_a_closed_set_without_an_accepted_update_is_illegal() -> None:
 def test_after_a_restart_the_records_set_is_folded_from_any_open_phase() -> None:
     for state in (Round(rules=RULES), follow(Round(rules=RULES), *check_in("a", "b", "c"))[0]):
         after, asked = follow(state, e.Closed(accepted=("a", "b")))
-        assert (after.phase, asked) == (Phase.FOLDING, [e.Fold(accepted=("a", "b"))])
+        assert (after.phase, asked) == (RoundPhase.FOLDING, [e.Fold(accepted=("a", "b"))])
 
 
 def test_time_does_not_matter_once_the_round_closes() -> None:
-    for phase in (Phase.CLOSING, Phase.FOLDING, Phase.PUBLISHING):
+    for phase in (RoundPhase.CLOSING, RoundPhase.FOLDING, RoundPhase.PUBLISHING):
         state = Round(rules=RULES, phase=phase, deadline=60.0)
         assert follow(state, e.TimePassed(), now=1e9) == (state, [])
 
@@ -306,11 +309,11 @@ def test_no_story_takes_more_places_than_there_are(story: list[tuple[e.Event, fl
         assert len(set(state.accepted)) == len(state.accepted)
         assert not state.at_work & set(state.accepted)
         assert state.num_places >= 0
-        assert (state.phase is Phase.SELECTING) == (state.num_places > 0)
+        assert (state.phase is RoundPhase.SELECTING) == (state.num_places > 0)
 
 
 def test_the_page_in_docs_shows_this_table() -> None:
     text = PAGE.read_text()
     assert f"```mermaid\n{diagram()}```" in text, f"put what fanin.server.rounds.diagram.diagram() returns into {PAGE}"
-    for phase in Phase:
+    for phase in RoundPhase:
         assert f"**{phase.value}**" in text, f"{PAGE} says nothing of {phase.value}"

@@ -24,25 +24,11 @@ The phases of a Round::
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+from fanin.protos.control import RoundPhase
 from fanin.server.rounds import events as e
-
-
-class Phase(Enum):
-    """The phase of a Round."""
-
-    SELECTING = "selecting"
-    TRAINING = "training"
-    CLOSING = "closing"
-    FOLDING = "folding"
-    PUBLISHING = "publishing"
-    PUBLISHED = "published"
-    FAILING = "failing"
-    FAILED = "failed"
-    PAUSED = "paused"
 
 
 class IllegalEvent(Exception):
@@ -76,7 +62,7 @@ class Round:
     """
 
     rules: Rules
-    phase: Phase = Phase.SELECTING
+    phase: RoundPhase = RoundPhase.SELECTING
     at_work: frozenset[str] = frozenset()
     accepted: tuple[str, ...] = field(default=())
     deadline: float | None = None
@@ -103,14 +89,14 @@ class Round:
     @property
     def num_places(self) -> int:
         """Number of devices that can still be assigned."""
-        if self.phase is not Phase.SELECTING:
+        if self.phase is not RoundPhase.SELECTING:
             return 0
         return self.rules.concurrency - len(self.at_work) - len(self.accepted)
 
     @property
     def is_open(self) -> bool:
         """Whether the Round accepts Updates."""
-        return self.phase in (*_ASSIGNING, Phase.PAUSED)
+        return self.phase in (*_ASSIGNING, RoundPhase.PAUSED)
 
     @property
     def assigns(self) -> bool:
@@ -120,14 +106,14 @@ class Round:
     @property
     def has_ended(self) -> bool:
         """Whether the next Round may be opened."""
-        return self.phase in (Phase.PUBLISHED, Phase.FAILED)
+        return self.phase in (RoundPhase.PUBLISHED, RoundPhase.FAILED)
 
 
 def _check_in(state: Round, event: e.Event, now: float) -> tuple[Round, tuple[e.Effect, ...]]:
     assert isinstance(event, e.CheckedIn)
     if event.device in state.accepted:
         return state, ()
-    if event.device not in state.at_work and state.phase is Phase.TRAINING:
+    if event.device not in state.at_work and state.phase is RoundPhase.TRAINING:
         return state, ()
     after, effects = _start_deadline(_by_places(replace(state, at_work=state.at_work | {event.device})), now)
     return after, (*effects, e.Assign(device=event.device))
@@ -150,7 +136,7 @@ def _commit(state: Round, event: e.Event, now: float) -> tuple[Round, tuple[e.Ef
     accepted = (*state.accepted, event.device)
     after = replace(state, at_work=state.at_work - {event.device}, accepted=accepted)
     effects: tuple[e.Effect, ...] = (e.Accumulate(device=event.device),)
-    if state.phase is Phase.PAUSED:
+    if state.phase is RoundPhase.PAUSED:
         return after, effects
     # The device was assigned before a restart. The process may have ended before it recorded the deadline, and the
     # number of other devices at work is lost. So the deadline starts here.
@@ -159,23 +145,23 @@ def _commit(state: Round, event: e.Event, now: float) -> tuple[Round, tuple[e.Ef
     effects = (*started, *effects)
     if len(accepted) < state.rules.buffer and (after.wake_at is None or now < after.wake_at):
         return _by_places(after), effects
-    return replace(after, phase=Phase.CLOSING), (*effects, e.Close())
+    return replace(after, phase=RoundPhase.CLOSING), (*effects, e.Close())
 
 
 def _look_at_deadline(state: Round, _event: e.Event, now: float) -> tuple[Round, tuple[e.Effect, ...]]:
     if state.wake_at is None or now < state.wake_at:
         return state, ()
     # The record decides whether there is a quorum, because a commit may be under way at this moment.
-    return replace(state, phase=Phase.CLOSING), (e.Close(),)
+    return replace(state, phase=RoundPhase.CLOSING), (e.Close(),)
 
 
 def _break(state: Round, event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
     assert isinstance(event, e.Broken)
-    return replace(state, phase=Phase.FAILING), (e.Fail(reason=event.reason),)
+    return replace(state, phase=RoundPhase.FAILING), (e.Fail(reason=event.reason),)
 
 
 def _failed(state: Round, _event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
-    return replace(state, phase=Phase.FAILED), (e.GoOn(),)
+    return replace(state, phase=RoundPhase.FAILED), (e.GoOn(),)
 
 
 def _closed(state: Round, event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
@@ -183,21 +169,21 @@ def _closed(state: Round, event: e.Event, _now: float) -> tuple[Round, tuple[e.E
     # The record decides. It may have an Update whose commit was under way when the deadline passed.
     if not set(state.accepted) <= set(event.accepted):
         raise IllegalEvent(f"round: closed with {sorted(event.accepted)}, expected all of {sorted(state.accepted)}")
-    after = replace(state, phase=Phase.FOLDING, accepted=event.accepted)
+    after = replace(state, phase=RoundPhase.FOLDING, accepted=event.accepted)
     return after, (e.Fold(accepted=event.accepted),)
 
 
 def _stored(state: Round, _event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
-    return replace(state, phase=Phase.PUBLISHING), (e.Publish(),)
+    return replace(state, phase=RoundPhase.PUBLISHING), (e.Publish(),)
 
 
 def _published(state: Round, _event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
-    return replace(state, phase=Phase.PUBLISHED), (e.GoOn(),)
+    return replace(state, phase=RoundPhase.PUBLISHED), (e.GoOn(),)
 
 
 def _pause(state: Round, _event: e.Event, now: float) -> tuple[Round, tuple[e.Effect, ...]]:
     left_s = None if state.deadline is None else max(state.deadline - now, 0.0)
-    return replace(state, phase=Phase.PAUSED, deadline=None, left_s=left_s), ()
+    return replace(state, phase=RoundPhase.PAUSED, deadline=None, left_s=left_s), ()
 
 
 def _resume(state: Round, _event: e.Event, now: float) -> tuple[Round, tuple[e.Effect, ...]]:
@@ -209,7 +195,7 @@ def _resume(state: Round, _event: e.Event, now: float) -> tuple[Round, tuple[e.E
         after, effects = replace(state, deadline=deadline, left_s=None), (e.KeepDeadline(deadline=deadline),)
     if len(state.accepted) < state.rules.buffer:
         return _by_places(after), effects
-    return replace(after, phase=Phase.CLOSING), (*effects, e.Close())
+    return replace(after, phase=RoundPhase.CLOSING), (*effects, e.Close())
 
 
 def _nothing(state: Round, _event: e.Event, _now: float) -> tuple[Round, tuple[e.Effect, ...]]:
@@ -232,7 +218,7 @@ def _start_deadline(state: Round, now: float, *, has_quorum: bool = False) -> tu
 
 def _by_places(state: Round) -> Round:
     taken = len(state.at_work) + len(state.accepted)
-    return replace(state, phase=Phase.SELECTING if taken < state.rules.concurrency else Phase.TRAINING)
+    return replace(state, phase=RoundPhase.SELECTING if taken < state.rules.concurrency else RoundPhase.TRAINING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,67 +226,69 @@ class Transition:
     """One row of the table: the rule, and the phases that it may lead to."""
 
     rule: Callable[[Round, e.Event, float], tuple[Round, tuple[e.Effect, ...]]]
-    targets: frozenset[Phase]
+    targets: frozenset[RoundPhase]
 
 
-def _row(rule: Callable[[Round, e.Event, float], tuple[Round, tuple[e.Effect, ...]]], *targets: Phase) -> Transition:
+def _row(
+    rule: Callable[[Round, e.Event, float], tuple[Round, tuple[e.Effect, ...]]], *targets: RoundPhase
+) -> Transition:
     return Transition(rule, frozenset(targets))
 
 
-_ASSIGNING: Final = (Phase.SELECTING, Phase.TRAINING)
+_ASSIGNING: Final = (RoundPhase.SELECTING, RoundPhase.TRAINING)
 
-TRANSITIONS: Final[Mapping[tuple[Phase, type[e.Event]], Transition]] = MappingProxyType(
+TRANSITIONS: Final[Mapping[tuple[RoundPhase, type[e.Event]], Transition]] = MappingProxyType(
     {
-        (Phase.SELECTING, e.CheckedIn): _row(_check_in, *_ASSIGNING),
-        (Phase.SELECTING, e.GaveUp): _row(_give_up, Phase.SELECTING),
-        (Phase.SELECTING, e.UpdateCommitted): _row(_commit, *_ASSIGNING, Phase.CLOSING),
-        (Phase.SELECTING, e.TimePassed): _row(_look_at_deadline, Phase.SELECTING, Phase.CLOSING),
-        (Phase.SELECTING, e.Closed): _row(_closed, Phase.FOLDING),
-        (Phase.SELECTING, e.Paused): _row(_pause, Phase.PAUSED),
+        (RoundPhase.SELECTING, e.CheckedIn): _row(_check_in, *_ASSIGNING),
+        (RoundPhase.SELECTING, e.GaveUp): _row(_give_up, RoundPhase.SELECTING),
+        (RoundPhase.SELECTING, e.UpdateCommitted): _row(_commit, *_ASSIGNING, RoundPhase.CLOSING),
+        (RoundPhase.SELECTING, e.TimePassed): _row(_look_at_deadline, RoundPhase.SELECTING, RoundPhase.CLOSING),
+        (RoundPhase.SELECTING, e.Closed): _row(_closed, RoundPhase.FOLDING),
+        (RoundPhase.SELECTING, e.Paused): _row(_pause, RoundPhase.PAUSED),
         # When a Run is resumed, its Round may be under way already.
-        (Phase.SELECTING, e.Resumed): _row(_nothing, Phase.SELECTING),
-        (Phase.SELECTING, e.Broken): _row(_break, Phase.FAILING),
-        (Phase.SELECTING, e.Failed): _row(_failed, Phase.FAILED),
-        (Phase.TRAINING, e.CheckedIn): _row(_check_in, Phase.TRAINING),
-        (Phase.TRAINING, e.GaveUp): _row(_give_up, *_ASSIGNING),
-        (Phase.TRAINING, e.UpdateCommitted): _row(_commit, Phase.TRAINING, Phase.CLOSING),
-        (Phase.TRAINING, e.TimePassed): _row(_look_at_deadline, Phase.TRAINING, Phase.CLOSING),
-        (Phase.TRAINING, e.Closed): _row(_closed, Phase.FOLDING),
-        (Phase.TRAINING, e.Paused): _row(_pause, Phase.PAUSED),
-        (Phase.TRAINING, e.Resumed): _row(_nothing, Phase.TRAINING),
-        (Phase.TRAINING, e.Broken): _row(_break, Phase.FAILING),
-        (Phase.TRAINING, e.Failed): _row(_failed, Phase.FAILED),
-        (Phase.PAUSED, e.GaveUp): _row(_give_up_paused, Phase.PAUSED),
-        (Phase.PAUSED, e.UpdateCommitted): _row(_commit, Phase.PAUSED),
-        (Phase.PAUSED, e.TimePassed): _row(_nothing, Phase.PAUSED),
-        (Phase.PAUSED, e.Paused): _row(_nothing, Phase.PAUSED),
-        (Phase.PAUSED, e.Resumed): _row(_resume, *_ASSIGNING, Phase.CLOSING),
-        (Phase.PAUSED, e.Broken): _row(_break, Phase.FAILING),
-        (Phase.PAUSED, e.Failed): _row(_failed, Phase.FAILED),
+        (RoundPhase.SELECTING, e.Resumed): _row(_nothing, RoundPhase.SELECTING),
+        (RoundPhase.SELECTING, e.Broken): _row(_break, RoundPhase.FAILING),
+        (RoundPhase.SELECTING, e.Failed): _row(_failed, RoundPhase.FAILED),
+        (RoundPhase.TRAINING, e.CheckedIn): _row(_check_in, RoundPhase.TRAINING),
+        (RoundPhase.TRAINING, e.GaveUp): _row(_give_up, *_ASSIGNING),
+        (RoundPhase.TRAINING, e.UpdateCommitted): _row(_commit, RoundPhase.TRAINING, RoundPhase.CLOSING),
+        (RoundPhase.TRAINING, e.TimePassed): _row(_look_at_deadline, RoundPhase.TRAINING, RoundPhase.CLOSING),
+        (RoundPhase.TRAINING, e.Closed): _row(_closed, RoundPhase.FOLDING),
+        (RoundPhase.TRAINING, e.Paused): _row(_pause, RoundPhase.PAUSED),
+        (RoundPhase.TRAINING, e.Resumed): _row(_nothing, RoundPhase.TRAINING),
+        (RoundPhase.TRAINING, e.Broken): _row(_break, RoundPhase.FAILING),
+        (RoundPhase.TRAINING, e.Failed): _row(_failed, RoundPhase.FAILED),
+        (RoundPhase.PAUSED, e.GaveUp): _row(_give_up_paused, RoundPhase.PAUSED),
+        (RoundPhase.PAUSED, e.UpdateCommitted): _row(_commit, RoundPhase.PAUSED),
+        (RoundPhase.PAUSED, e.TimePassed): _row(_nothing, RoundPhase.PAUSED),
+        (RoundPhase.PAUSED, e.Paused): _row(_nothing, RoundPhase.PAUSED),
+        (RoundPhase.PAUSED, e.Resumed): _row(_resume, *_ASSIGNING, RoundPhase.CLOSING),
+        (RoundPhase.PAUSED, e.Broken): _row(_break, RoundPhase.FAILING),
+        (RoundPhase.PAUSED, e.Failed): _row(_failed, RoundPhase.FAILED),
         # A pause or its end changes nothing once a Round closes; only its failure does.
-        (Phase.CLOSING, e.TimePassed): _row(_nothing, Phase.CLOSING),
-        (Phase.CLOSING, e.Closed): _row(_closed, Phase.FOLDING),
-        (Phase.CLOSING, e.Paused): _row(_nothing, Phase.CLOSING),
-        (Phase.CLOSING, e.Resumed): _row(_nothing, Phase.CLOSING),
-        (Phase.CLOSING, e.Broken): _row(_break, Phase.FAILING),
-        (Phase.CLOSING, e.Failed): _row(_failed, Phase.FAILED),
-        (Phase.FOLDING, e.TimePassed): _row(_nothing, Phase.FOLDING),
-        (Phase.FOLDING, e.ParametersStored): _row(_stored, Phase.PUBLISHING),
-        (Phase.FOLDING, e.Paused): _row(_nothing, Phase.FOLDING),
-        (Phase.FOLDING, e.Resumed): _row(_nothing, Phase.FOLDING),
-        (Phase.FOLDING, e.Broken): _row(_break, Phase.FAILING),
-        (Phase.FOLDING, e.Failed): _row(_failed, Phase.FAILED),
-        (Phase.PUBLISHING, e.TimePassed): _row(_nothing, Phase.PUBLISHING),
-        (Phase.PUBLISHING, e.Published): _row(_published, Phase.PUBLISHED),
-        (Phase.PUBLISHING, e.Paused): _row(_nothing, Phase.PUBLISHING),
-        (Phase.PUBLISHING, e.Resumed): _row(_nothing, Phase.PUBLISHING),
-        (Phase.PUBLISHING, e.Broken): _row(_break, Phase.FAILING),
-        (Phase.PUBLISHING, e.Failed): _row(_failed, Phase.FAILED),
-        (Phase.FAILING, e.TimePassed): _row(_nothing, Phase.FAILING),
+        (RoundPhase.CLOSING, e.TimePassed): _row(_nothing, RoundPhase.CLOSING),
+        (RoundPhase.CLOSING, e.Closed): _row(_closed, RoundPhase.FOLDING),
+        (RoundPhase.CLOSING, e.Paused): _row(_nothing, RoundPhase.CLOSING),
+        (RoundPhase.CLOSING, e.Resumed): _row(_nothing, RoundPhase.CLOSING),
+        (RoundPhase.CLOSING, e.Broken): _row(_break, RoundPhase.FAILING),
+        (RoundPhase.CLOSING, e.Failed): _row(_failed, RoundPhase.FAILED),
+        (RoundPhase.FOLDING, e.TimePassed): _row(_nothing, RoundPhase.FOLDING),
+        (RoundPhase.FOLDING, e.ParametersStored): _row(_stored, RoundPhase.PUBLISHING),
+        (RoundPhase.FOLDING, e.Paused): _row(_nothing, RoundPhase.FOLDING),
+        (RoundPhase.FOLDING, e.Resumed): _row(_nothing, RoundPhase.FOLDING),
+        (RoundPhase.FOLDING, e.Broken): _row(_break, RoundPhase.FAILING),
+        (RoundPhase.FOLDING, e.Failed): _row(_failed, RoundPhase.FAILED),
+        (RoundPhase.PUBLISHING, e.TimePassed): _row(_nothing, RoundPhase.PUBLISHING),
+        (RoundPhase.PUBLISHING, e.Published): _row(_published, RoundPhase.PUBLISHED),
+        (RoundPhase.PUBLISHING, e.Paused): _row(_nothing, RoundPhase.PUBLISHING),
+        (RoundPhase.PUBLISHING, e.Resumed): _row(_nothing, RoundPhase.PUBLISHING),
+        (RoundPhase.PUBLISHING, e.Broken): _row(_break, RoundPhase.FAILING),
+        (RoundPhase.PUBLISHING, e.Failed): _row(_failed, RoundPhase.FAILED),
+        (RoundPhase.FAILING, e.TimePassed): _row(_nothing, RoundPhase.FAILING),
         # The error came after the Version was durable.
-        (Phase.FAILING, e.Published): _row(_published, Phase.PUBLISHED),
-        (Phase.FAILING, e.Paused): _row(_nothing, Phase.FAILING),
-        (Phase.FAILING, e.Resumed): _row(_nothing, Phase.FAILING),
-        (Phase.FAILING, e.Failed): _row(_failed, Phase.FAILED),
+        (RoundPhase.FAILING, e.Published): _row(_published, RoundPhase.PUBLISHED),
+        (RoundPhase.FAILING, e.Paused): _row(_nothing, RoundPhase.FAILING),
+        (RoundPhase.FAILING, e.Resumed): _row(_nothing, RoundPhase.FAILING),
+        (RoundPhase.FAILING, e.Failed): _row(_failed, RoundPhase.FAILED),
     }
 )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fanin.protos.control import RunState
+from fanin.protos.control import RoundPhase, RunState
 from fanin.protos.errors import Corrupted, NotFound
 from fanin.server.aggregation.parameters import first_grid_from
 from fanin.server.rounds import events as e
@@ -86,7 +86,7 @@ def begin_round(
         # A wall clock that was set back must not postpone the deadline.
         left_s = min(left_s, cohort.deadline_s)
     if is_paused:
-        paused = r.Round(rules=rules, phase=r.Phase.PAUSED, at_work=at_work, left_s=left_s, was_resumed=resumes)
+        paused = r.Round(rules=rules, phase=RoundPhase.PAUSED, at_work=at_work, left_s=left_s, was_resumed=resumes)
         return paused, ()
     deadline = None if left_s is None else moment.now + left_s
     return r.opened(r.Round(rules=rules, deadline=deadline, at_work=at_work, was_resumed=resumes), moment.now)

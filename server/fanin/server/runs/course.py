@@ -7,7 +7,7 @@ consistent between two awaits.
 import asyncio
 from collections.abc import Callable
 
-from fanin.protos.control import RunState
+from fanin.protos.control import RoundPhase, RunState
 from fanin.server.rounds import events as e
 from fanin.server.rounds import machine as r
 from fanin.server.rounds.effects import RoundWork
@@ -129,7 +129,7 @@ class Course:
 
     def end(self) -> None:
         """Leave a Round that has ended."""
-        if self.round is not None and self.round.phase is r.Phase.FAILED:
+        if self.round is not None and self.round.phase is RoundPhase.FAILED:
             # A device that missed the deadline does not keep its place.
             self.at_work = AtWork()
         self.work, self.round = None, None

@@ -42,7 +42,7 @@ def _info(summary: RoundSummary, driver: RunDriver | None) -> RoundInfo:
     # The record has the durable steps of a Round, its machine the steps in between.
     machine = None if driver is None else driver.course.round
     if machine is not None and not record.mark.is_final:
-        phase = RoundPhase(machine.phase.value)
+        phase = machine.phase
     return RoundInfo(
         round=record.round,
         base_version=record.base_version,

@@ -8,9 +8,8 @@ reason in its record, and the Run opens the next Round or rests.
 import logging
 from typing import Final, assert_never
 
-from fanin.protos.control import MAX_NUMBER, RunRested, RunState
+from fanin.protos.control import MAX_NUMBER, RoundPhase, RunRested, RunState
 from fanin.server.rounds import events as e
-from fanin.server.rounds import machine as r
 from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.opening import clear_spool, open_next_round, recall
 from fanin.server.rounds.recent import OpenedRound
@@ -128,7 +127,7 @@ class RunDriver:
         if machine is None or machine.has_ended or work is not self.course.work:
             # The Round of this effect was stopped.
             return False
-        return machine.phase is not r.Phase.FAILING or isinstance(effect, e.Fail)
+        return machine.phase is not RoundPhase.FAILING or isinstance(effect, e.Fail)
 
     async def _carry_out_for(self, work: RoundWork, effect: e.Effect) -> None:
         match effect:

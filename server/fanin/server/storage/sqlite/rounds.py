@@ -22,7 +22,7 @@ from fanin.v1 import fleet_pb2
 
 
 class RoundMark(Enum):
-    """The durable state of a Round. The phases of the round machine (``rounds.machine.Phase``) are finer."""
+    """The durable state of a Round. The phases of the round machine (``rounds.machine.RoundPhase``) are finer."""
 
     OPEN = "open"
     CLOSED = "closed"
