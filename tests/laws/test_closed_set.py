@@ -114,7 +114,7 @@ class Closed:
         step = OuterStep(total, self.table, self.grid, self.plan)
         cuts = sorted(rng.randint(0, self.parent.size) for _ in range(rng.randint(0, 3)))
         after = b"".join(piece.tobytes() for piece in step.pieces(np.split(self.parent, cuts)))
-        return after, (step.outcome(), total.values.tobytes(), total.total_weight, total.num_updates)
+        return after, (step.result(), total.values.tobytes(), total.total_weight, total.num_updates)
 
 
 @st.composite

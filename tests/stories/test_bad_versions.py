@@ -122,7 +122,7 @@ ALTERED: dict[str, tuple[Callable[[m.Assignment], m.Assignment], str]] = {
     ),
     "signature of the bundle": (
         lambda work: replace(work, bundle=replace(work.bundle, signature=bytes(64))),
-        "the signature does not match the manifest; it was changed after it was signed, get it again",
+        "the signature does not match the manifest; it was changed after it was signed; download it again",
     ),
     "digest of the manifest": (other_digest, "bundle: manifest: digest mismatch (got "),
     "size of the manifest": (large_manifest, "bundle: got a manifest of 28311552 bytes, expected at most 3145728"),

@@ -40,6 +40,7 @@ def test_a_run_from_pause_to_stop_and_on(fanin: Fanin, host: Hosted) -> None:
         return outcome.out
 
     newest = "its newest version is"
+    host.await_round("other", 1)
     assert say("pause", "other") == f"run other is paused (by an operator), {newest} 0\n"
     assert say("pause", "other") == f"run other is paused (by an operator), {newest} 0\n"
     assert json.loads(say("runs", "--json"))["runs"][1]["state"] == "paused"

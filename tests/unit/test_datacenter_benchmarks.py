@@ -57,7 +57,7 @@ def test_an_unknown_size_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_law_of_the_bubble_is_fitted() -> None:
-    fitted = load("datacenter").fitted
+    fitted = load("datacenter").fit
     exact = fitted({number: [0.01 + (number + 1) * 0.03] for number in (2, 4, 8, 16)})
     assert exact["fixed_seconds"] == pytest.approx(0.01)
     assert exact["seconds_per_slot"] == pytest.approx(0.03)
