@@ -36,7 +36,7 @@ def test_a_quorum_left_out_is_the_buffer() -> None:
 
 COHORT_RULE = "expected 1 <= quorum <= buffer <= concurrency <= 1000000"
 STOP_RULE = f"expected max_rounds of at least 1, the others of at least 0, and counts of at most {TIMES}"
-TRAINING_RULE = f"expected 1 to {MAX_EPOCHS} epochs and a positive learning rate"
+TRAINING_RULE = f"expected 1 to {MAX_EPOCHS} epochs and a learning rate from 1.2e-38 to 1.7e38 (float32)"
 NAME_RULE = "expected 1 to 128 letters, digits or ._:+- that do not begin with a dot"
 TOP = "['aggregation', 'app', 'bundle', 'codec', 'cohort', 'name', 'stop', 'training']"
 
@@ -100,6 +100,8 @@ WRONG = [
     ),
     ("learning_rate = 1\n", "", "plan.toml: [training]: got no learning_rate, expected a value"),
     ("learning_rate = 1", "learning_rate = 0", f"plan: got epochs 1, learning_rate 0.0, {TRAINING_RULE}"),
+    ("learning_rate = 1", "learning_rate = 1e-60", f"plan: got epochs 1, learning_rate 1e-60, {TRAINING_RULE}"),
+    ("learning_rate = 1", "learning_rate = 1e300", f"plan: got epochs 1, learning_rate 1e+300, {TRAINING_RULE}"),
     ("learning_rate = 1", "learning_rate = inf", f"plan: got epochs 1, learning_rate inf, {TRAINING_RULE}"),
     ("learning_rate = 1", "learning_rate = 1\nepochs = 0", f"plan: got epochs 0, learning_rate 1.0, {TRAINING_RULE}"),
     (

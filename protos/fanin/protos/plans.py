@@ -26,6 +26,9 @@ WEIGHT_UNIT: Final = 256
 """The integer weight of one example in a fresh Update."""
 HEADROOM_BITS: Final = 62
 MAX_COHORT: Final = 1_000_000
+MIN_RATE: Final = 2.0**-126
+MAX_RATE: Final = 2.0**127
+"""Range of a learning rate. The graphs compute in float32, in which others are 0 or infinite."""
 MAX_STALENESS: Final = 1000
 """A staler Update would count for less than 1/30, and the coordinator would have to remember that many Rounds."""
 MAX_TIMES: Final = (1 << 32) - 1
@@ -136,14 +139,14 @@ class Plan:
             check_name("plan: name", self.name)
         except InvalidInput as exc:
             raise InvalidPlan(str(exc)) from exc
-        if not 1 <= self.training.epochs <= MAX_EPOCHS or not 0 < self.training.learning_rate < float("inf"):
+        if not 1 <= self.training.epochs <= MAX_EPOCHS or not MIN_RATE <= self.training.learning_rate <= MAX_RATE:
             raise InvalidPlan(
                 f"plan: got epochs {self.training.epochs}, learning_rate {self.training.learning_rate}, "
-                f"expected 1 to {MAX_EPOCHS} epochs and a positive learning rate"
+                f"expected 1 to {MAX_EPOCHS} epochs and a learning rate from 1.2e-38 to 1.7e38 (float32)"
             )
-        if not 0 <= self.training.proximal_weight < float("inf"):
+        if not 0 <= self.training.proximal_weight <= MAX_RATE:
             raise InvalidPlan(
-                f"plan: got proximal_weight {self.training.proximal_weight}, expected 0.0 (none) or a positive number"
+                f"plan: got proximal_weight {self.training.proximal_weight}, expected 0.0 (none) to 1.7e38 (float32)"
             )
         if not 0 <= self.training.batch_size <= MAX_TIMES:
             raise InvalidPlan(

@@ -65,7 +65,9 @@ def read_npz(path: Path) -> Examples:
     except FileNotFoundError as exc:
         raise InvalidInput(f"{path}: no such file; expected an .npz file with arrays x and y") from exc
     except UNREADABLE as exc:
-        raise InvalidInput(f"{path}: not a readable .npz file of plain arrays ({exc})") from exc
+        # numpy takes any other format for a pickle, and advises to load it unsafely.
+        reason = "another format" if "contains pickled" in str(exc) else exc
+        raise InvalidInput(f"{path}: not a readable .npz file of plain arrays ({reason})") from exc
     fault = _dtype_fault(x, y) or shape_fault(x, y) or value_fault(x, y)
     if fault is not None:
         raise InvalidInput(f"{path}: {fault}")

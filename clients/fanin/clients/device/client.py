@@ -158,7 +158,8 @@ class Client:
             if isinstance(step.action, e.EndSession):
                 raise Conflict(f"stopped: {step.action.reason}")
             event = self._attempt(step.action)
-            if not isinstance(event, e.Enrolled | e.Answered | e.Refreshed | e.Fetched | e.UpdateStored | e.Replied):
+            # After ``stop`` the app closes the connection, so the call under way fails as intended.
+            if isinstance(event, e.Lost | e.Moot | e.Unable | e.Denied) and not self._stopping.is_set():
                 LOG.warning("%s: %s", step.action.label, event.reason)
             if isinstance(event, e.Answered) and isinstance(event.answer, m.Rejected):
                 LOG.warning("checkin: rejected (%s): %s", event.answer.reason.value, event.answer.text)

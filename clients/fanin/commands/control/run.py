@@ -68,6 +68,8 @@ def run(
     publisher = publisher_key(key)
     with connect(state, server, ca, token_file) as operator:
         with progress("run", quiet=quiet) as step, tempfile.TemporaryDirectory(prefix="fanin-bundle-") as scratch:
+            # An export takes minutes: a coordinator that cannot be reached is reported before.
+            operator.runs()
             if source.bundle:
                 bundle = open_folder(plan.parent / source.bundle, trusted=(publisher.public,))
             else:
