@@ -1,6 +1,7 @@
 """A room is a folder with one subject: few enough modules to see at a glance, and each public name in one place."""
 
 import ast
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import PurePath
@@ -34,6 +35,24 @@ def shared(modules: Iterable[Module]) -> dict[str, list[str]]:
     return {name: places for name, places in owners(kept).items() if len(places) > 1}
 
 
+def unlisted(modules: Iterable[Module]) -> dict[str, list[str]]:
+    """The modules and subfolders that the docstring of their room's ``__init__`` does not name."""
+    docstrings: dict[str, str] = {}
+    contents = defaultdict(set)
+    for module in modules:
+        path = PurePath(module.path)
+        if path.name == "__init__.py":
+            docstrings[str(path.parent)] = ast.get_docstring(module.tree()) or ""
+            contents[str(path.parent.parent)].add(path.parent.name)
+        else:
+            contents[str(path.parent)].add(path.stem)
+    missing = {
+        room: sorted(name for name in contents[room] if not re.search(rf"\b{name}\b", docstring))
+        for room, docstring in docstrings.items()
+    }
+    return {room: names for room, names in missing.items() if names}
+
+
 def test_a_room_holds_few_modules() -> None:
     assert {room: size for room, size in sizes(package_modules()).items() if size > MAX_MODULES} == {}
 
@@ -48,6 +67,10 @@ def test_each_room_says_what_it_is() -> None:
     assert silent == []
 
 
+def test_each_room_lists_its_modules() -> None:
+    assert unlisted(module for module in package_modules() if "/v1/" not in module.path) == {}
+
+
 def test_a_large_room_is_seen() -> None:
     modules = [Module(path=f"x/m{number}.py", name=f"x.m{number}", text="") for number in range(MAX_MODULES + 1)]
     assert sizes(modules) == {"x": MAX_MODULES + 1}
@@ -56,3 +79,10 @@ def test_a_large_room_is_seen() -> None:
 def test_a_shared_name_is_seen() -> None:
     modules = [Module(path=f"{room}/m.py", name=f"{room}.m", text="class Layout: ...\n") for room in ("a", "b")]
     assert shared(modules) == {"Layout": ["a.m", "b.m"]}
+
+
+def test_an_unlisted_module_is_seen() -> None:
+    room = Module(path="x/__init__.py", name="x", text='"""A room: ``first``, ``inner/``."""\n')
+    inner = Module(path="x/inner/__init__.py", name="x.inner", text='"""Another room."""\n')
+    modules = [Module(path=f"x/{name}.py", name=f"x.{name}", text="") for name in ("first", "second")]
+    assert unlisted([room, inner, *modules]) == {"x": ["second"]}

@@ -141,7 +141,7 @@ def test_what_makes_no_sense_is_told(text: str, said: str) -> None:
     [
         ({"parallel": {"mesh": "tp=2"}}, "for mesh tp=2 (replicate 'ddp'), 1 microbatches and no communication hook"),
         ({"parallel": {"mesh": "dp_replicate=4", "replicate": "hsdp"}}, "for mesh dp_replicate=4 (replicate 'hsdp')"),
-        ({"parallel": {"microbatches": 2}}, "2 microbatches and no communication hook, expected one process or dp_rep"),
+        ({"parallel": {"microbatches": 2}}, "2 microbatches and no communication hook, expected one process, or"),
         ({"parallel": {"mesh": "dp_replicate=4"}, "communication": {"hook": "bf16"}}, "and a communication hook, exp"),
         (
             {"training": {"optimizer": "adamw"}},

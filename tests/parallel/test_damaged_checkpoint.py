@@ -172,7 +172,7 @@ def test_where_no_other_is_left_the_damage_is_told(
     before = {name: value.clone() for name, value in engine.full_parameters().items()}
     with (
         Checkpoints(folder, engine) as checkpoints,
-        pytest.raises(Corrupted, match=f"^{folder}.*: no checkpoint in {folder} is whole; take another folder, or"),
+        pytest.raises(Corrupted, match=f"^{folder}.*: no checkpoint in {folder} is intact; choose another folder, or"),
     ):
         checkpoints.load()
     assert all(torch.equal(engine.full_parameters()[name], value) for name, value in before.items())

@@ -117,14 +117,14 @@ def test_a_stopped_result_is_that_of_whoever_was_told(tmp_path: Path) -> None:
     write_result(tmp_path, TrainResult(metrics=replace(METRICS, stopped=True)))
     # On one machine it is its own ranks that were told.
     assert outcome(tmp_path, ONE_MACHINE, 1, outcome_files(tmp_path)).metrics.stopped
-    told = r"was told to stop after 2 steps, and the job did not go on without it; the same lines go on .* 10 minutes"
+    told = r"was stopped after 2 steps, and the job could not continue without it; run the same command .* 10 minutes"
     with pytest.raises(Conflict, match=f"(?s){told}"):
         outcome(tmp_path, TWO, 1, outcome_files(tmp_path))
     write_result(tmp_path, TrainResult(metrics=METRICS))
     assert outcome(tmp_path, TWO, 1, outcome_files(tmp_path)).metrics == METRICS
     # Of another job nothing is taken: neither its result nor its error.
     write_error(tmp_path, InvalidInput("its own"))
-    with pytest.raises(Conflict, match="machines of another job meet at this endpoint"):
+    with pytest.raises(Conflict, match="another job uses this endpoint"):
         outcome(tmp_path, TWO, OTHER_JOB, outcome_files(tmp_path))
 
 
@@ -148,7 +148,7 @@ def test_who_is_stopped_while_it_waits_for_machines_has_no_earlier_result(
     teller.start()
     said = fanin("train", tmp_path / "train.toml", "--nodes", "2", "--endpoint", "127.0.0.1:1", "--state", state)
     teller.join()
-    assert one_line(said, "train").startswith("stopped before there was anything to tell")
+    assert one_line(said, "train").startswith("train: stopped before the first result")
     assert (state / METRICS_FILE).exists()
 
 

@@ -49,7 +49,7 @@ def test_a_line_that_was_mistyped_joins_no_job_and_harms_none(place: Place) -> N
     told = Machine(place.folder, "other", place.port, "--steps", "3").fail()
     place.pace(0.0)
     assert first.end() == second.end()
-    assert told.startswith("fanin train: datacenter job: machines of another job meet at this endpoint, expected the")
+    assert told.startswith("fanin train: datacenter job: another job uses this endpoint, or its config,")
     assert len(configs) == 1
     assert all(path.read_bytes() == was for path, was in configs.items())
     assert place.steps() == list(range(NUM_STEPS))

@@ -149,10 +149,13 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
         (("--nodes", "2"), "got 2 nodes and endpoint '', expected host:port of one of the machines"),
         (("--endpoint", "a:1"), "got 1 nodes and endpoint 'a:1', expected host:port of one of the machines"),
         (("--nodes", "1:2", "--endpoint", "a:1"), "got 1 to 2 nodes and max_restarts 0, expected at least 1"),
-        ((*ELASTIC, "--nodes", "1:2"), "got mesh none of 1 ranks for 2 machines, expected as many on each; give"),
+        (
+            (*ELASTIC, "--nodes", "1:2"),
+            "got mesh none of 1 ranks for 2 machines, expected a number of ranks that 2 divides; give",
+        ),
         (
             (*ELASTIC, "--nodes", "1:2", "--nproc", "1"),
-            "got 1 to 2 nodes and no folder for checkpoints, expected one that all machines share",
+            "got 1 to 2 nodes and no folder for checkpoints, expected a checkpoint folder that all machines share",
         ),
         (
             (*ELASTIC, "--nodes", "1:4", "--mesh", "tp=2", "--nproc", "1", "--checkpoints", "kept", *OFTEN),

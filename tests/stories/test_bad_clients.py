@@ -70,7 +70,7 @@ def test_one_that_stops_in_mid_chunk_for_ever(
             list(line.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
         assert time.monotonic() - began < SETTLE_S / 2
         is_over.set()
-    assert f"upload: nothing came for {STALL_S:g} s, or next to nothing for longer; go on later" in caplog.text
+    assert f"upload: the device was idle for {STALL_S:g} s, or sent less than 4 KiB/s on average; resume" in caplog.text
 
 
 def test_one_that_sends_the_chunks_of_another_update(host: Hosted, devices: list[Peer]) -> None:

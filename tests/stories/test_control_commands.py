@@ -50,7 +50,7 @@ def test_a_run_from_pause_to_stop_and_on(fanin: Fanin, host: Hosted) -> None:
     )
     assert say("stop", "other") == f"run other is stopped (by an operator), {newest} 0\n"
     assert one_line(fanin("resume", "other", "--state", host.state), "resume") == (
-        "run other: it is stopped; say for how many rounds it is to go on"
+        "run other: is stopped; pass --rounds N to continue it"
     )
     row = json.loads(say("promote", "run", "1", "other", "--json"))
     assert (row["state"], row["version"]) == ("stopped", 1)
@@ -85,7 +85,7 @@ def test_a_run_from_pause_to_stop_and_on(fanin: Fanin, host: Hosted) -> None:
         (("pause", "none"), "run 'none': there is none of this id here"),
         (("pause", "run"), "run run: it is finished, there is nothing to pause"),
         (("stop", "run"), "run run: it is finished, there is nothing to stop"),
-        (("resume", "run"), "run run: it is finished; say for how many rounds it is to go on"),
+        (("resume", "run"), "run run: is finished; pass --rounds N to continue it"),
         (("rollback", "run", "7"), "run run: has no version 7"),
         (("promote", "nowhere", "0", "run"), "run nowhere: has no version 0"),
     ],

@@ -59,7 +59,7 @@ def test_garbage_without_a_credential_is_refused_like_any_other_call(
             call(iter((b"\xff\xff",)), timeout=20.0)
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     # The log of refused calls is limited; gRPC's own would have a traceback for each call.
-    assert [(record.name, record.exc_info) for record in caplog.records] == [("fanin.server.rim", None)]
+    assert [(record.name, record.exc_info) for record in caplog.records] == [("fanin.server.access", None)]
 
 
 def test_calls_without_a_credential_are_small_and_few(host: Hosted) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.errors import raises
 
-from fanin.edge.codecs.fixed import BLOCK_VALUES, CODECS, Encoded, codec_named, largest_value
+from fanin.edge.codecs.fixed import CODECS, SLICE_VALUES, Encoded, codec_named, largest_value
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidUpdate
 from fanin.protos.messages import MAX_CODEC_SHIFT, MAX_GRID_EXPONENT, MIN_GRID_EXPONENT
@@ -82,7 +82,7 @@ def test_an_update_is_never_changed_by_encoding_it(name: str) -> None:
 @pytest.mark.parametrize("exponent", [MIN_GRID_EXPONENT, -31, -30, -8, 0, 3])
 def test_a_long_update_is_encoded_as_its_values_one_by_one_would_be(name: str, exponent: int) -> None:
     """Whatever is computed in blocks and in float32 on the way: against the rule, in float64, over the whole."""
-    codec, num = CODECS[name], 2 * BLOCK_VALUES + 7
+    codec, num = CODECS[name], 2 * SLICE_VALUES + 7
     table = TensorTable.of({"a": (5,), "b": (num,)})
     update = np.random.default_rng(1).normal(0.0, 1.0, num + 5).astype(np.float32)
     update[:5] = 0.0

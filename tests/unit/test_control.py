@@ -133,7 +133,7 @@ def test_a_stopped_run_goes_on_for_the_rounds_that_it_is_given(tmp_path: Path) -
         await scene.until(VersionPublished)
         await asyncio.sleep(3.0)
         await scene.command(Stop())
-        with pytest.raises(Conflict, match="it is stopped; say for how many rounds it is to go on"):
+        with pytest.raises(Conflict, match="is stopped; pass --rounds N to continue it"):
             await scene.command(Resume())
         await scene.command(Resume(rounds=4))
         await finished(scene)
@@ -223,7 +223,7 @@ def test_a_command_is_carried_out_once_whatever_has_happened_since(tmp_path: Pat
     [
         (None, Pause(), "run run: it is finished, there is nothing to pause"),
         (None, Stop(), "run run: it is finished, there is nothing to stop"),
-        (None, Resume(), "run run: it is finished; say for how many rounds it is to go on"),
+        (None, Resume(), "run run: is finished; pass --rounds N to continue it"),
         (Resume(rounds=9), Resume(rounds=2), "it is running; pause it to give it another number of rounds"),
         (Resume(rounds=9), Adopt(number=0), "run run: a round is open; publish when the run rests, or pause it"),
     ],

@@ -19,7 +19,7 @@ from fanin.protos.convert import enrollment_to_proto
 from fanin.protos.errors import InvalidInput, Unauthenticated, Unavailable
 from fanin.protos.messages import Enrollment
 from fanin.server.access.interceptors import CONTROL, ENROLL, FLEET, LOG, MAX_TEXT_CHARS, Rim, Waits
-from fanin.server.access.refused import RefusedCalls
+from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.registry import Registry
 from fanin.server.folder import open_state
 from fanin.server.service import SERVER_OPTIONS, FleetService
@@ -49,7 +49,7 @@ class Context:
 @pytest.fixture
 def rim(tmp_path: Path) -> Rim:
     state = open_state(tmp_path, Durability.PROCESS, (inline, inline), time.time)
-    return Rim(Registry(state.devices, time.time), Waits(first_request_s=0.05), RefusedCalls(LOG))
+    return Rim(Registry(state.devices, time.time), Waits(first_request_s=0.05), LimitedLog(LOG))
 
 
 async def silent() -> AsyncIterator[bytes]:
@@ -101,7 +101,7 @@ async def no_lane(work: Callable[[], T]) -> T:
 def test_callers_whom_nobody_knows_never_reach_the_store(tmp_path: Path) -> None:
     state = open_state(tmp_path, Durability.PROCESS, (no_lane, inline), time.time)
     registry = Registry(state.devices, time.time)
-    rim = Rim(registry, Waits(), RefusedCalls(LOG))
+    rim = Rim(registry, Waits(), LimitedLog(LOG))
     stranger = sign(STRANGER, "CheckIn", b"").metadata
     invented = sign(STRANGER, "CheckIn", b"", device_id="0123456789abcdef" * 2).metadata
     for metadata, text in ((stranger, "not enrolled here"), (invented, "not enrolled here"), ((), "carries no valid")):

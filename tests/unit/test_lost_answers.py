@@ -76,8 +76,8 @@ def lossy(folder: Path, *losses: str) -> Iterator[Place]:
     engine = open_engine(folder / "state" / "fanin.db", Durability.PROCESS)
     rounds = LossyRounds(engine)
     rounds.losses = frozenset(losses)
-    tables = replace(place.state.tables, rounds=rounds)
-    yield place_over(replace(place.state, tables=tables, stores=Stores(tables, inline, place.state.stores.wall)))
+    sync = replace(place.state.sync, rounds=rounds)
+    yield place_over(replace(place.state, sync=sync, stores=Stores(sync, inline, place.state.stores.wall)))
     engine.dispose()
 
 

@@ -389,7 +389,7 @@ def test_a_thousand_ranks_take_ten_seconds_of_a_processor() -> None:
         (["--memory", "1e300"], "--memory: got 1e+300, expected"),
         (["--memory", "-1", "--device", "cpu"], "--memory: got -1.0, expected"),
         (["--device", "abacus"], "--device: got 'abacus', expected cpu or one of a100"),
-        (["--device", "cpu"], "--memory: expected the gigabytes"),
+        (["--device", "cpu"], "--memory: missing, expected gigabytes"),
         (["--precision", "int3"], "--precision: got 'int3', expected one of bf16, full"),
         (["--link", "string"], "link: got 'string', expected gigabytes a second or one of nvlink3"),
     ],

@@ -207,7 +207,9 @@ def test_a_coordinator_that_leaves_lets_go_of_those_who_wait(tmp_path: Path) -> 
         waiting = asyncio.create_task(send(place, "device", first))
         await settle()
         await place.runs.stop()
-        with pytest.raises(Unavailable, match="run run: takes no updates at this moment; go on later"):
+        with pytest.raises(
+            Unavailable, match="run run: paused between two rounds, or the coordinator is stopping; resume"
+        ):
             await waiting
 
     run_virtual(main())
@@ -232,7 +234,7 @@ def test_a_pause_between_two_rounds_tells_devices_to_come_back(tmp_path: Path) -
         assert (await sent).update_state is m.UpdateState.ACCEPTED
         await settle()
         for _ in range(2):
-            with pytest.raises(Unavailable, match="go on later"):
+            with pytest.raises(Unavailable, match="resume the upload later"):
                 await send(place, "slow", slow)
         assert list((tmp_path / "state" / "spool").glob("*.header")) != []
         await place.runs.command(Command(command_id="2", run_id="run", what=Resume()))

@@ -9,6 +9,7 @@ Reading order:
 - ``device/session/``: the state machine of a device; ``device/storage/``: its folder
 - ``data/``: examples, example stores and data sets
 - ``transport``: the calls of a device over gRPC; ``operator``: the calls of an operator
+- ``planfile``: a Plan as a TOML file
 - ``testing/``: public fakes on a virtual clock
 - ``textfiles``: tokens and other small files
 """

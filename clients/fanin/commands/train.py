@@ -155,7 +155,9 @@ def _train(job: TrainConfig, num_processes: int | None, state: Path | None, elas
         except Terminated:
             if folder is not None and METRICS_FILE in {name for name, _ in outcome_files(folder) - before}:
                 return read_result(folder).metrics
-            raise Conflict("stopped before there was anything to tell; see the checkpoints, if it keeps them") from None
+            raise Conflict(
+                "train: stopped before the first result; if the job writes checkpoints, run the same command to resume"
+            ) from None
         finally:
             signal.signal(signal.SIGTERM, handler)
 

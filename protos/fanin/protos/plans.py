@@ -73,8 +73,8 @@ class AggregationPlan:
         max_examples: Cap on the weight of one Update, in examples.
         outer_learning_rate: Factor of the aggregate in the outer step.
         max_staleness: Most Versions by which the base of an Update may be behind the Round's. Stale Updates have less
-            weight (``fanin.server.fleet.validation``). With 0, Updates beyond the buffer are discarded; with more, they
-            count in a later Round, as in FedBuff.
+            weight (``fanin.server.aggregation.weights``). With 0, Updates beyond the buffer are discarded; with more,
+            they count in a later Round, as in FedBuff.
     """
 
     max_examples: int = 4096

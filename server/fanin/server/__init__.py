@@ -12,7 +12,8 @@
     storage/       the database, blobs and spool
     observe/       logs
 
-A room imports only from rooms below it: service, then access, fleet and runs, then rounds, aggregation, storage.
+Imports go in one direction: ``service`` -> ``fleet`` -> ``access`` and ``runs``; ``runs`` -> ``rounds`` ->
+``aggregation`` -> ``storage``. ``access`` uses only ``storage``; ``observe`` uses ``rounds``.
 """
 
 from typing import TYPE_CHECKING

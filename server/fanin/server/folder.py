@@ -26,7 +26,7 @@ from fanin.server.storage.sqlite.devices import DeviceStore
 from fanin.server.storage.sqlite.engine import open_engine
 from fanin.server.storage.sqlite.rounds import RoundStore
 from fanin.server.storage.sqlite.runs import RunStore
-from fanin.server.storage.stores import Files, Stores, Tables
+from fanin.server.storage.stores import Files, Stores, SyncStores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,34 +34,34 @@ class CoordinatorState:
     """The durable state of a coordinator. A composition root takes from it what each part uses.
 
     Attributes:
-        tables: The synchronous stores, for verification and for tests. A server uses ``stores``.
+        sync: The synchronous stores, for verification and for tests. A server uses ``stores``.
         stores: The database, for the event loop.
         files: Blobs and spool, for the event loop.
     """
 
-    tables: Tables
+    sync: SyncStores
     stores: Stores
     files: Files
 
     @property
     def devices(self) -> DeviceStore:
         """Devices and tokens."""
-        return self.tables.devices
+        return self.sync.devices
 
     @property
     def runs(self) -> RunStore:
         """Runs, Versions and events."""
-        return self.tables.runs
+        return self.sync.runs
 
     @property
     def rounds(self) -> RoundStore:
         """Rounds and committed Updates."""
-        return self.tables.rounds
+        return self.sync.rounds
 
     @property
     def control(self) -> ControlStore:
         """The transactions of operators' commands."""
-        return self.tables.control
+        return self.sync.control
 
     @property
     def blobs(self) -> Blobs:
@@ -124,12 +124,12 @@ def open_state(
     _check_complete(folder)
     engine = open_engine(folder / "fanin.db", durability)
     store_lane, disk_lane = lanes
-    tables = Tables(
+    sync = SyncStores(
         devices=DeviceStore(engine), runs=RunStore(engine), rounds=RoundStore(engine), control=ControlStore(engine)
     )
     return CoordinatorState(
-        tables=tables,
-        stores=Stores(tables, store_lane, wall),
+        sync=sync,
+        stores=Stores(sync, store_lane, wall),
         files=Files(
             blobs=Blobs(folder / "blobs", durability),
             spool=Spool(folder / "spool", folder / "updates", durability),

@@ -1,4 +1,7 @@
-"""The gRPC servicers: each call decodes its messages, calls one method and encodes the result. They decide nothing."""
+"""The gRPC servicers: each call decodes its messages, calls the Coordinator or the Runs, and encodes the result.
+
+No rule of a Round or a Run is here.
+"""
 
 import socket
 from collections.abc import AsyncIterator
@@ -18,7 +21,7 @@ from fanin.protos.messages import Piece, UpdateHeader
 from fanin.server.access.authority import ServerIdentity
 from fanin.server.access.connections import Connections
 from fanin.server.access.interceptors import LOG, Rim, Waits, caller, device_id
-from fanin.server.access.refused import MAX_LINES, RefusedCalls
+from fanin.server.access.limited_log import MAX_LINES, LimitedLog
 from fanin.server.access.registry import Registry
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.fleet.downloads import PIECE_BYTES
@@ -213,7 +216,7 @@ class Bound:
 def bind_server(services: Services, identity: ServerIdentity, address: str) -> Bound:
     """Create a server and bind its port. Raises Conflict if the address is taken."""
     _check_free(address)
-    refused = RefusedCalls(LOG, services.max_refused_lines)
+    refused = LimitedLog(LOG, services.max_refused_lines)
     rim = Rim(services.registry, services.waits, refused)
     server = aio.server(interceptors=(rim,), options=(*SERVER_OPTIONS, *services.connections.options()))
     fleet = FleetService(services.coordinator, services.registry, services.stores)

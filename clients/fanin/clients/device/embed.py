@@ -104,7 +104,7 @@ def _run(client: Client) -> None:
     try:
         client.run()
     except Conflict as exc:
-        LOG.error("this device takes no further part: %s", exc)
+        LOG.error("the client stopped: %s", exc)
     except BaseException:
         # A thread that ends by SystemExit prints nothing, and the app's code may raise even that.
-        LOG.exception("this device takes no further part: unexpected error")
+        LOG.exception("the client stopped: unexpected error")

@@ -130,8 +130,8 @@ class Serving:
         outputs = predict(probe_of(model.bundle))
         if not np.isfinite(outputs).all():
             raise InvalidVersion(
-                f"version {publication.version.number} of run {publication.run_id}: its int8 model says NaN or "
-                "infinity to an input of zeros, expected finite numbers"
+                f"version {publication.version.number} of run {publication.run_id}: its int8 model returns NaN "
+                "or infinity for an input of zeros, expected finite numbers"
             )
         return Served(
             publication=publication,

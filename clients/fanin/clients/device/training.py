@@ -63,26 +63,26 @@ class RuntimeTrainer:
         examples = self._examples(model.bundle)
         counts = self._evaluate(model, examples.validation)
         step = self._runtime.open_train(model.bundle)
-        plan, batch_size = assignment.training, model.bundle.manifest.batch_size
-        rng = np.random.default_rng(np.random.SeedSequence((plan.seed, examples.partition, assignment.round)))
+        training, batch_size = assignment.training, model.bundle.manifest.batch_size
+        rng = np.random.default_rng(np.random.SeedSequence((training.seed, examples.partition, assignment.round)))
         state = step.begin(model.parameters)
         settings = StepSettings(
-            learning_rate=plan.learning_rate, proximal_weight=plan.proximal_weight, anchor=model.parameters
+            learning_rate=training.learning_rate, proximal_weight=training.proximal_weight, anchor=model.parameters
         )
         loss_sum, num_steps = 0.0, 0
-        for _ in range(plan.epochs):
+        for _ in range(training.epochs):
             for batch in batches(examples.train, batch_size, rng):
                 state, loss = step(state, batch, settings)
                 if not np.isfinite(loss):
                     raise ValueError(
                         f"loss became {loss} after {num_steps + 1} steps, expected a finite one; "
-                        f"lower the learning rate ({plan.learning_rate:g})"
+                        f"lower the learning rate ({training.learning_rate:g})"
                     )
                 loss_sum += loss * float(batch.mask.sum())
                 num_steps += 1
         counts |= {
             m.EXAMPLES: len(examples.train),
-            m.TRAIN_LOSS: loss_count(loss_sum / plan.epochs),
+            m.TRAIN_LOSS: loss_count(loss_sum / training.epochs),
         }
         telemetry = m.Telemetry(
             runtime=self._runtime.name,

@@ -165,8 +165,8 @@ class Checkpoints:
             faults += damage
         if faults:
             raise Corrupted(
-                f"{'; '.join(faults)}: no checkpoint in {self._folder} is whole; take another folder, or remove this "
-                "one to begin anew"
+                f"{'; '.join(faults)}: no checkpoint in {self._folder} is intact; choose another folder, or remove "
+                "this one to start again"
             )
         return None
 

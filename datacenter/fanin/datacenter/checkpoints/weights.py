@@ -80,7 +80,7 @@ def import_weights(engine: Engine, path: Path, aside: Sequence[str] = (), *, cas
     """
     refusal = _refusal(engine.table, path, aside, cast=cast)
     if _on_any_rank(refusal is not None):
-        raise refusal or InvalidInput(f"{path}: another rank cannot take it; see the first rank that says why")
+        raise refusal or InvalidInput(f"{path}: another rank rejected the file; its log has the reason")
     tie = engine.rank_model.tie
     with _opened(path) as files, torch.no_grad():
         for part in engine.parts.values():

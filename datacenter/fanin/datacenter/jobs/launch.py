@@ -86,8 +86,8 @@ def ranks_per_machine(config: TrainConfig, elastic: Elastic = ONE_MACHINE) -> in
     mesh, num_nodes = config.parallel.mesh, elastic.max_nodes
     if mesh.num_ranks % num_nodes:
         raise InvalidInput(
-            f"train: got mesh {mesh} of {mesh.num_ranks} ranks for {num_nodes} machines, expected as many on each; "
-            "give the mesh of all machines, or say with --nproc how many processes each has"
+            f"train: got mesh {mesh} of {mesh.num_ranks} ranks for {num_nodes} machines, expected a number of ranks "
+            f"that {num_nodes} divides; give the mesh of all machines, or set --nproc to the processes of each machine"
         )
     return mesh.num_ranks // num_nodes
 
@@ -146,8 +146,8 @@ def outcome(folder: Path, elastic: Elastic, returncode: int, new: set[tuple[str,
             return result
         # The launcher on the machine that received the signal is interrupted, and does not reach this line.
         error = Conflict(
-            f"datacenter job: another machine was told to stop after {len(result.metrics.trained.losses)} steps, and "
-            "the job did not go on without it; the same lines go on from its checkpoint; "
+            f"datacenter job: another machine was stopped after {len(result.metrics.trained.losses)} steps, and the "
+            "job could not continue without it; run the same command on all machines to resume from the checkpoint; "
             f"{failure_reason(folder, returncode)}"
         )
     elif new:
@@ -163,7 +163,8 @@ def _check_machines(config: TrainConfig, num_processes: int, elastic: Elastic) -
     if config.checkpoints.folder is None:
         raise InvalidInput(
             f"datacenter job: got {elastic.min_nodes} to {elastic.max_nodes} nodes and no folder for checkpoints, "
-            "expected one that all machines share: when one comes or goes, the job goes on from there"
+            "expected a checkpoint folder that all machines share: the job resumes from it when a machine joins or "
+            "leaves"
         )
     for num_nodes in range(elastic.min_nodes, elastic.max_nodes + 1):
         try:

@@ -162,8 +162,8 @@ def failure_reason(folder: Path, returncode: int) -> str:
     logs = logs if logs.exists() else folder / LOGS_FOLDER
     if returncode == OTHER_JOB:
         return (
-            "machines of another job meet at this endpoint, expected the same config, numbers and release of fanin on "
-            "each; look at what was typed, or take another port"
+            "another job uses this endpoint, or its config, options or fanin release differ; run the same command on "
+            "each machine, or choose another port"
         )
     # Files of earlier attempts do not explain why the last one ended.
     attempts = [path for path in logs.glob("*/attempt_*") if path.is_dir()]

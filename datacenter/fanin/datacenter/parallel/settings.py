@@ -163,6 +163,9 @@ class TrainingSettings:
         batch_size: samples of one optimizer step over all ranks.
         learning_rate: the rate before any schedule.
         optimizer: ``adamw`` uses ``betas`` and ``epsilon``; ``sgd`` uses ``momentum``.
+        betas: AdamW's decay rates of the gradients' mean and of their mean square, each 0.0 to below 1.0.
+        epsilon: term added to AdamW's denominator, for numerical stability.
+        momentum: SGD's factor of the earlier steps; 0.0 for none.
         weight_decay: the optimizer's weight decay.
         accumulate: gradient accumulation steps in one optimizer step.
         clip_norm: largest norm of all gradients together; None for no limit.

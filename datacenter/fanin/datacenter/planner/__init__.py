@@ -15,6 +15,7 @@ Modules, in reading order:
 - ``timing``: the seconds of a step.
 - ``choices``: the request, and one layout with its predictions.
 - ``search``: enumerates all layouts and sorts them.
+- ``options``: ``plan`` and ``PlanOptions``, the public function and its options.
 """
 
 from fanin.datacenter.planner.choices import LayoutChoice, LayoutRequest

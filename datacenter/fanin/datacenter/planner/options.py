@@ -112,5 +112,8 @@ def _hardware(options: PlanOptions) -> Hardware:
     if options.device != "cpu":
         raise InvalidInput(f"--device: got {options.device!r}, expected cpu or one of {', '.join(HARDWARE)}")
     if options.memory_gb is None:
-        raise InvalidInput("--memory: expected the gigabytes of each rank; a cpu is shared, and has none of its own")
+        raise InvalidInput(
+            "--memory: missing, expected gigabytes for each rank; --device cpu needs it, because ranks share the "
+            "machine's memory"
+        )
     return cpu_hardware(round(options.memory_gb * GIGABYTE))

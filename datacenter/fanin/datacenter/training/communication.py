@@ -85,7 +85,8 @@ def check_communication(settings: CommunicationSettings, parallel: ParallelSetti
     if parallel.sharded or parallel.pipelined or parallel.mesh.tp > 1 or parallel.mesh.dp_replicate == 1:
         raise InvalidInput(
             f"communication: got hook {settings.hook!r} and local_period {settings.local_period} for mesh "
-            f"{parallel.mesh} (replicate {parallel.replicate!r}), expected dp_replicate alone, kept alike by ddp"
+            f"{parallel.mesh} (replicate {parallel.replicate!r}), expected a mesh of dp_replicate only, "
+            "with replicate 'ddp'"
         )
     period = settings.local_period
     if period and (every[0] == 0 or any(steps % period for steps in every)):

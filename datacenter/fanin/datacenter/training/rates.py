@@ -65,8 +65,8 @@ class RateSettings:
             raise InvalidInput(f"rate: got floor {self.floor}, expected 0.0 to 1.0, a share of the peak")
         if (self.scale == "none") != (self.base_batch == 0) or self.base_batch < 0:
             raise InvalidInput(
-                f"rate: got scale {self.scale!r} and base_batch {self.base_batch}, expected for each rule the samples "
-                "of the batch that the learning rate was found with, and 0 for none"
+                f"rate: got scale {self.scale!r} and base_batch {self.base_batch}, expected base_batch (the "
+                "batch size for which learning_rate was tuned) with every scale but 'none', and 0 with 'none'"
             )
 
 
@@ -187,7 +187,8 @@ def check_rate(settings: RateSettings, training: TrainingSettings, parallel: Par
         raise InvalidInput(
             f"rate: got scale 'adascale' for mesh {parallel.mesh} (replicate {parallel.replicate!r}), "
             f"{parallel.microbatches} microbatches and {'no ' if plain else 'a '}communication hook, expected one "
-            "process or dp_replicate alone, kept alike by ddp without a hook: elsewhere no part's gradient is by itself"
+            "process, or a mesh of dp_replicate only with replicate 'ddp' and no hook: other meshes have no separate "
+            "gradient for each part"
         )
     if training.optimizer != "sgd" or parallel.precision == "fp16":
         raise InvalidInput(

@@ -7,7 +7,9 @@ A payload has the values in the order of the ``TensorTable``, as little-endian i
 
 With 8 bits, rounding to nearest would lose every change that stays below half a step, Round after Round. Stochastic
 rounding needs no memory on the device: its errors are independent, so they average out over devices and Rounds.
-docs/decisions/0006 has the measurements. A new codec is an entry in ``CODECS``.
+docs/decisions/0006 has the measurements.
+
+To add a codec, add it to ``CODECS``, and its bits and default shift to ``protos.plans``.
 
 A device encodes its *unweighted* update; the coordinator applies the weight.
 
@@ -27,7 +29,7 @@ import numpy.typing as npt
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidUpdate
 
-BLOCK_VALUES: Final = 1 << 14
+SLICE_VALUES: Final = 1 << 14
 """Values that are encoded at a time, so that intermediate results fit the second-level cache of a processor."""
 LARGE: Final = 2.0**100
 Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
@@ -158,8 +160,8 @@ class TwosComplement:
                 # float32 too if it does not shrink, does not exceed the limit, and float32 has that power.
                 is_narrow = 1.0 <= per_value < LARGE and not is_cut and not self.is_stochastic
                 exact = np.dtype(np.float32 if is_narrow else np.float64)
-                for first in range(0, flat.size, BLOCK_VALUES):
-                    scaled: Floats = np.multiply(flat[first : first + BLOCK_VALUES], per_value, dtype=exact)
+                for first in range(0, flat.size, SLICE_VALUES):
+                    scaled: Floats = np.multiply(flat[first : first + SLICE_VALUES], per_value, dtype=exact)
                     rounded = round_stochastically(scaled, rng) if self.is_stochastic else round_to_nearest(scaled)
                     num_rounded += int(np.count_nonzero(rounded != scaled))
                     if is_cut:

@@ -3,9 +3,9 @@
 A block is one tensor, and its step is 2^exponent. A device may encode a block ``shift`` bits coarser. Powers of two
 make ``q * step`` exact in floating point, and turn a coarser step into a left shift of the integer sum.
 
-A codec with few bits uses W, the largest shift that the Plan allows, as additional range. Its grid is finer by a part
-of W, and each device chooses the finest step with which its own update fits. So its values use all of their bits,
-although the coordinator does not know their size in advance. ``fixed32`` has enough bits without W.
+A codec with few bits uses W, the largest shift that the Plan allows, as additional range. The coordinator chooses a
+finer grid, by at most W bits. Each device then chooses the finest step with which its update fits. So its values use
+all of their bits, although the coordinator does not know their size in advance. ``fixed32`` has enough bits without W.
 
 The next grid follows the *reach* of a block: the largest magnitude that more than a third of a Round's Updates attain.
 The coordinator measures it in the payloads. A device's counts, losses and weight, and the mean, do not move the grid,

@@ -48,7 +48,7 @@ COMPARED_SAMPLES: Final = 256
 class Exported:
     """A Bundle, and the findings of its export.
 
-    Args:
+    Attributes:
         bundle: The Bundle.
         notes: Changes to the module, and formats in which int8 is far from float.
         measured: Float against int8 in each graph format, for an App with validation data.

@@ -1,8 +1,15 @@
 """The App's module, made ready for tracing: parameters are divided, frozen weights rounded, random numbers removed.
 
-Steps: copy the module; turn dropout off; choose the part that learns (``trains``); round frozen weights to int8;
-replace the BatchNorms that train (``norms``). The eager twin holds the same rounded weights, so torch is compared with
-the module as devices have it.
+Steps, in order:
+
+1. Copy the module.
+2. Turn dropout off.
+3. Choose the part that learns (``trains``).
+4. Unless that is ``full``, round frozen weights to int8 and freeze the norms.
+5. Insert the rounding layers of ``quantization_aware``.
+6. In the traced copy, replace the BatchNorms that train (``norms``).
+
+The eager twin holds the same rounded weights, so torch is compared with the module as devices have it.
 """
 
 import copy
@@ -50,7 +57,7 @@ class FrozenWeight:
 class Prepared:
     """An App ready for tracing.
 
-    Args:
+    Attributes:
         app: The App.
         module: The module that is traced.
         eager: The module that torch itself would train, with the same weights.

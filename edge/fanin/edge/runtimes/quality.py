@@ -10,7 +10,7 @@ from typing import Final
 from fanin.protos.errors import InvalidVersion
 
 MAX_DROP_POINTS: Final = 1.0
-"""Points of accuracy that int8 may cost. Published per-channel quantization costs less than one point (see docs)."""
+"""Points of accuracy that int8 may cost. Published per-channel quantization costs less than one point."""
 MAX_RISE_PERCENT: Final = 10.0
 """Percent that int8 may add to the squared error of a regression model."""
 SMALL_ERROR: Final = 0.01

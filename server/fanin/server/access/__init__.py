@@ -7,7 +7,7 @@ Modules, in reading order:
     registry.py      enrolled devices, and the signatures of their calls
     replays.py       each signed call is served once
     interceptors.py  the checks of every gRPC call
-    refused.py       the log of refused calls
+    limited_log.py   a log with few lines a minute for what peers cause
     limits.py        the limits of a coordinator's load
     connections.py   the limits of gRPC connections
     permits.py       uploads at full speed

@@ -31,11 +31,11 @@ from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos.calls import DeviceCall
 from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, public_text, status_of
-from fanin.server.access.refused import RefusedCalls
+from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.registry import Registry
 from fanin.server.storage.sqlite.population import EnrolledDevice
 
-LOG = logging.getLogger("fanin.server.rim")
+LOG = logging.getLogger("fanin.server.access")
 FLEET: Final = "/fanin.v1.Fleet/"
 CONTROL: Final = "/fanin.v1.Control/"
 ENROLL: Final = f"{FLEET}Enroll"
@@ -123,7 +123,7 @@ class _Guarded:
 class Rim(aio.ServerInterceptor):
     """Wraps every handler."""
 
-    def __init__(self, registry: Registry, waits: Waits, refused: RefusedCalls) -> None:
+    def __init__(self, registry: Registry, waits: Waits, refused: LimitedLog) -> None:
         self._registry = registry
         self._waits = waits
         self._refused = refused

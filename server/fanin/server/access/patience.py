@@ -84,4 +84,7 @@ class Patience:
         yield
         self._left_s -= clock() - began
         if self._left_s <= 0.0:
-            raise Unavailable(f"transfer: next to nothing was read for {self._stall_s:g} s; go on later")
+            raise Unavailable(
+                f"transfer: the peer read less than 4 KiB/s on average, or nothing for {self._stall_s:g} s; resume the "
+                "transfer"
+            )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 NUM_PERMITS: Final = 8
-"""Enough to keep the disk's threads and the processors busy: so many Chunks of 1 MiB are ready for them."""
+"""Eight Chunks of 1 MiB in progress keep the disk threads and the processors busy."""
 LENT_S: Final = 0.1
 """Seconds that sending a reply, and then each piece, may take."""
 CHUNK_S: Final = 2.5 * LENT_S
@@ -31,7 +31,7 @@ class Permits:
 
     @contextmanager
     def one(self) -> Iterator["Permit"]:
-        """Return a permit for one upload. It is released at the end of the context."""
+        """Yield a permit for one upload, and release it at the end of the context."""
         permit = Permit(self._free)
         try:
             yield permit

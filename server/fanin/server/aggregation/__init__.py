@@ -5,7 +5,7 @@ Modules, in reading order:
     fold.py          the integer sum: ``begin``, ``accept``, ``merge``, ``finish``
     weights.py       how much one Update counts
     folding.py       from a committed Update to the fold, and from the sum to the next parameters
-    outer.py         outer optimizers
+    outer.py         the outer step: from the mean update to the next parameters (FedAvg with a server learning rate)
     parameters.py    parameters as blobs and as arrays
     statistics.py    the statistics of a Round
     verify.py        recomputes every Version of a Run

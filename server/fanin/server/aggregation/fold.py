@@ -10,7 +10,10 @@ zero rounds the values. A shift beyond the Plan's limit clips the largest values
 alone, so the order still does not matter.
 
 Laws (tests/laws): ``accept`` gives the same sum in any order. ``merge`` is associative and commutative, with ``begin``
-as its zero. ``accept`` raises before it changes anything.
+as its zero.
+
+``accept`` checks shifts and weight before it changes the sum. The length of streamed values is known only at the end:
+after such an error the caller discards the sum.
 
 ``begin`` creates a sum, ``accept`` and ``merge`` add to their first argument in place and return it, and ``finish``
 reads it. A model of 2 GB has a sum of 4 GB, so there is only one copy.
@@ -192,12 +195,14 @@ def _moved(values: Int64s, shift: int, limit: int) -> tuple[Int64s, int]:
     return moved, int(np.count_nonzero(above | below))
 
 
-def blocks_within(table: TensorTable, shifts: Sequence[int], first: int, last: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, stop, shift) for each block, or part of a block, within [first, last)."""
-    for spec, offset, shift in zip(table.specs, table.offsets, shifts, strict=True):
+def blocks_within(
+    table: TensorTable, per_block: Sequence[int], first: int, last: int
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, stop, value of ``per_block``) for each block, or part of a block, within [first, last)."""
+    for spec, offset, value in zip(table.specs, table.offsets, per_block, strict=True):
         start, stop = max(first, offset), min(last, offset + spec.num_values)
         if start < stop:
-            yield start, stop, shift
+            yield start, stop, value
 
 
 def _check_length(num_values: int, table: TensorTable) -> None:

@@ -1,4 +1,4 @@
-"""Outer optimizers: from the mean update to the next parameters.
+"""The outer step: from the mean update to the next parameters (FedAvg with a server learning rate).
 
 An update is the parameters after training minus those before, so it is added.
 """

@@ -11,13 +11,15 @@ Modules, in reading order:
     validation.py    the checks of an Update's header
     lookup.py        from an Assignment's id to the driver of its Run
 
-One Update passes these seven files on its way from the wire to the fold:
+An Update passes these files on its way from the wire to the sum:
 
-    1. service.py                  decodes the header and the pieces (``Coordinator.upload`` only forwards them)
-    2. fleet/uploads.py            checks the header, receives Chunk by Chunk, commits, replies
-    3. storage/spool.py            verifies and stores each Chunk, and makes the payload durable
-    4. runs/intake.py              accepts the Update for the open Round, and reports it to the round machine
-    5. storage/stores.py           commits its row in the database, together with others
-    6. rounds/effects.py           ``RoundWork.accumulate``: reads the payload and decodes it, once the machine says so
-    7. aggregation/fold.py         ``accept`` adds it to the sum
+    1. service.py              decodes the header and the pieces (``Coordinator.upload`` only forwards them)
+    2. fleet/uploads.py        receives Chunk by Chunk and replies; it calls the files of steps 3, 4 and 5
+    3. fleet/validation.py     checks the header against the Assignment, before a Chunk is received
+    4. storage/spool.py        verifies each Chunk, and makes the complete payload durable
+    5. runs/intake.py          commits the Update through storage/commits.py, then reports it to the round machine
+    6. rounds/worker.py        runs the effect that the machine returns; runs/driver.py maps it to a method
+    7. rounds/effects.py       ``RoundWork.accumulate`` reads the payload
+    8. aggregation/folding.py  ``contribution_of`` decodes it and computes its weight
+    9. aggregation/fold.py     ``accept`` multiplies it by the weight and adds it to the sum
 """

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidUpdate, StorageFull, Unavailable
+from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.limits import Limits
 from fanin.server.access.patience import Patience
 from fanin.server.access.permits import Permit, Permits
-from fanin.server.access.refused import RefusedCalls
 from fanin.server.fleet.lookup import driver_of
 from fanin.server.fleet.validation import Expected, check_header, labels_of
 from fanin.server.runs.catalog import Runs
@@ -39,7 +39,7 @@ class Uploads:
         self._files = files
         self._limits = limits
         self._permits = Permits()
-        self._failures = RefusedCalls(LOG, what="devices gave up")
+        self._failures = LimitedLog(LOG, what="devices gave up")
         # By device: the task that serves its upload.
         self._tasks: dict[str, asyncio.Task[object]] = {}
         self._transfers: set[_Transfer] = set()
@@ -57,8 +57,8 @@ class Uploads:
         earlier = self._tasks.get(device)
         self._tasks[device] = current
         try:
-            # A device has one upload at a time, because it has reconnected. So its file has one writer, and no device
-            # holds many permits through many Assignments.
+            # A second upload of a device means that it reconnected: cancel the first one. Its file then has one writer,
+            # and a device cannot hold permits through several Assignments.
             if earlier is not None and earlier is not current:
                 earlier.cancel()
                 await run_to_end(asyncio.wait({earlier}))
@@ -196,7 +196,10 @@ class Uploads:
 
     @property
     def _stalled(self) -> str:
-        return f"upload: nothing came for {self._limits.stall_s:g} s, or next to nothing for longer; go on later"
+        return (
+            f"upload: the device was idle for {self._limits.stall_s:g} s, or sent less than 4 KiB/s on average; resume "
+            "the upload"
+        )
 
     @contextmanager
     def _listed(self, transfer: "_Transfer") -> Iterator[None]:

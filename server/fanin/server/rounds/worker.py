@@ -17,7 +17,7 @@ from fanin.server.rounds import events as e
 from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.troubles import RETRY_S, trouble_of
 
-LOG = logging.getLogger("fanin.server.runs.driver")
+LOG = logging.getLogger("fanin.server.rounds.worker")
 QueuedEffect = tuple[RoundWork | None, e.Effect]
 """An effect, and the work of the Round that it belongs to."""
 EffectHandler = Callable[[QueuedEffect], Awaitable[None]]

@@ -62,7 +62,7 @@ class Intake:
         if is_new:
             course.at_work.begin(device, course.work.record.round, now + rules.deadline_s)
         opened = self.opened(course.at_work.round_of(device) or 0)
-        # The clock does not run before as many devices as the quorum take part.
+        # The deadline starts when a quorum of devices holds Assignments.
         left_s = rules.deadline_s if course.round.deadline is None else course.round.deadline - now
         return self._assignments.assign(device, opened, max(left_s, 0.001))
 
@@ -82,7 +82,7 @@ class Intake:
     def opened(self, round_number: int) -> OpenedRound:
         """Return a Round whose Updates count."""
         opened = self._course.recent.get(round_number)
-        assert opened is not None, "what counts is remembered"
+        assert opened is not None, "RecentRounds keeps every Round whose Updates count"
         return opened
 
     def may_count(self, round_number: int) -> bool:
@@ -177,7 +177,10 @@ class Intake:
     def _check_decidable(self) -> None:
         """Raise Unavailable while the fate of an Update cannot be decided."""
         if self._course.is_suspended:
-            raise Unavailable(f"run {self._course.run_id}: takes no updates at this moment; go on later")
+            raise Unavailable(
+                f"run {self._course.run_id}: paused between two rounds, or the coordinator is stopping; resume the "
+                "upload later"
+            )
 
     def _count(self, update: CommittedUpdate, resumed_bytes: int = 0) -> None:
         """Report a recorded Update to the machine, once.

@@ -48,7 +48,7 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
+class SyncStores:
     """The synchronous stores over one database."""
 
     devices: DeviceStore
@@ -68,13 +68,13 @@ class Stores:
         wall: The clock that dates all entries, in seconds since the Unix epoch.
     """
 
-    def __init__(self, tables: Tables, lane: Lane, wall: Callable[[], float]) -> None:
-        self.devices = tables.devices
-        self.runs = AsyncRunStore(tables.runs, lane)
-        self.rounds = AsyncRoundStore(tables.rounds, lane)
-        self.control = AsyncControlStore(tables.control, lane)
+    def __init__(self, sync: SyncStores, lane: Lane, wall: Callable[[], float]) -> None:
+        self.devices = sync.devices
+        self.runs = AsyncRunStore(sync.runs, lane)
+        self.rounds = AsyncRoundStore(sync.rounds, lane)
+        self.control = AsyncControlStore(sync.control, lane)
         self.wall = wall
-        self._tables = tables
+        self._sync = sync
         self._lane = lane
 
     async def enroll(self, device: EnrolledDevice) -> None:
@@ -83,7 +83,7 @@ class Stores:
 
     async def recorded_grid(self, base: Version) -> tuple[int, ...] | None:
         """See ``sqlite.grids.recorded_grid``."""
-        return await self._lane(partial(recorded_grid, base, self._tables.runs, self._tables.rounds))
+        return await self._lane(partial(recorded_grid, base, self._sync.runs, self._sync.rounds))
 
 
 class AsyncRunStore:

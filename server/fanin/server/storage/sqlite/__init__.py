@@ -3,7 +3,9 @@
 Every public method of a store is one transaction, over SQLAlchemy Core. Modules, in reading order:
 
     schema.py        the tables
+    migrations/      the versions of the schema (Alembic)
     engine.py        opens and migrates the database
+    records.py       protobuf messages in columns
     devices.py       devices and tokens
     population.py    all enrolled devices in memory
     runs.py          Bundles, Runs, Versions, events

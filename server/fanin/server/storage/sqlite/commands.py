@@ -77,7 +77,7 @@ class ControlStore:
             if before is RunState.RUNNING:
                 raise Conflict(f"run {command.run_id}: it is running; pause it to give it another number of rounds")
             if before in (RunState.FINISHED, RunState.STOPPED) and not num_rounds:
-                raise Conflict(f"run {command.run_id}: it is {before.value}; say for how many rounds it is to go on")
+                raise Conflict(f"run {command.run_id}: is {before.value}; pass --rounds N to continue it")
             set_run(connection, command.run_id, state=RunState.RUNNING, max_rounds=num_rounds)
             _start_deadline(connection, command.run_id, now_s)
             add_event(connection, command.run_id, RunResumed(rounds=num_rounds), now_s)

@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that ``store.engine`` passes in."""
+"""Runs migrations on the connection that ``storage.sqlite.engine`` passes in."""
 
 from alembic import context
 

@@ -19,8 +19,8 @@ class _Window:
     num_calls: int = 0
 
 
-class RefusedCalls:
-    """Logs refused calls, on the event loop. A kind is a class of errors.
+class LimitedLog:
+    """Logs at most ``max_lines`` lines of a kind per window, on the event loop. A kind is a class of errors.
 
     Args:
         log: Receives the lines, at level INFO.
@@ -35,7 +35,7 @@ class RefusedCalls:
         self._windows: dict[str, _Window] = {}
 
     def log(self, kind: str, text: str) -> None:
-        """Log a refused call, unless ``max_lines`` calls of its kind were logged within the window."""
+        """Log a line, unless ``max_lines`` lines of its kind were logged within the window."""
         window = self._windows.get(kind)
         if window is None:
             window = self._windows[kind] = _Window()

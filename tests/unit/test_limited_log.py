@@ -1,4 +1,4 @@
-"""The log of refused calls: the first lines of a kind in a minute, then their number."""
+"""``LimitedLog``: the first lines of a kind in a minute, then their number."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from fanin.clients.testing import run_virtual
-from fanin.server.access.refused import MAX_LINES, WINDOW_S, RefusedCalls
+from fanin.server.access.limited_log import MAX_LINES, WINDOW_S, LimitedLog
 
 LOG = logging.getLogger("test.refused")
 
@@ -20,7 +20,7 @@ def test_a_flood_of_refused_calls_is_a_few_lines_and_a_number(caplog: pytest.Log
     caplog.set_level("INFO")
 
     async def main() -> None:
-        refused = RefusedCalls(LOG)
+        refused = LimitedLog(LOG)
         for number in range(1000):
             refused.log("Unauthenticated", f"call {number}")
         refused.log("NotFound", "another kind")
@@ -38,7 +38,7 @@ def test_each_window_begins_anew_and_is_silent_if_nothing_was_hidden(caplog: pyt
     caplog.set_level("INFO")
 
     async def main() -> None:
-        refused = RefusedCalls(LOG)
+        refused = LimitedLog(LOG)
         for number in range(3):
             refused.log("NotFound", f"call {number}")
             await asyncio.sleep(WINDOW_S + 1.0)
