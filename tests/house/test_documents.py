@@ -1,10 +1,12 @@
 """The documents that a reader counts on: the change log, the decisions, and what they point at."""
 
+import ast
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from house.tree import ROOT
+from house.tree import ROOT, module_names, package_modules
 
 from fanin.commands.main import SUBCOMMANDS
 
@@ -13,6 +15,8 @@ SECTIONS = ["Context", "Decision", "Consequences"]
 STATUS = re.compile(r"^Status: (accepted|superseded by \d{4})$", re.MULTILINE)
 KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 """Of Keep a Changelog 1.1.0."""
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+IMPORT = re.compile(r"\bfrom (fanin[\w.]*) import (\([^)]*\)|[\w, ]+)")
 
 
 def headings(path: Path, level: int) -> list[str]:
@@ -88,3 +92,55 @@ def test_the_map_of_rooms_is_complete() -> None:
         if (path / "__init__.py").is_file()
     ]
     assert [room for room in rooms if f"{room}/" not in map_] == []
+
+
+def exported_names(statements: Sequence[ast.stmt]) -> Iterator[str]:
+    """Yield the names that the top level of a module defines, imports or lists in ``__all__``."""
+    for statement in statements:
+        match statement:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                yield from (alias.asname or alias.name for alias in aliases)
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=items) | ast.Tuple(elts=items)):
+                yield from (item.value for item in items if isinstance(item, ast.Constant))
+            case ast.Assign(targets=targets):
+                yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def unresolved_imports(text: str) -> list[str]:
+    """Return the imports from fanin in a text that name a module or an object that does not exist."""
+    sources = {module.name: module for module in package_modules()}
+    modules = module_names()
+    wrong = []
+    for name, imported in IMPORT.findall(text):
+        known = set(exported_names(sources[name].tree().body)) if name in sources else set()
+        objects = [
+            re.split(r"\s+as\s+", item.strip())[0] for item in imported.strip("() \n").split(",") if item.strip()
+        ]
+        wrong += [f"{name}: {item}" for item in objects if item not in known and f"{name}.{item}" not in modules]
+    return wrong
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_import_in_the_documents_resolves(path: Path) -> None:
+    assert unresolved_imports(path.read_text()) == []
+
+
+def test_an_import_of_a_name_that_does_not_exist_is_detected() -> None:
+    text = """
+from fanin.edge.export import App
+from fanin.datacenter.checkpoints.progress import StatusLine, Progress
+from fanin.simulation import (
+    Scenario,
+    missing as other,
+)
+from fanin.nowhere import something
+"""
+    assert unresolved_imports(text) == [
+        "fanin.datacenter.checkpoints.progress: StatusLine",
+        "fanin.simulation: missing",
+        "fanin.nowhere: something",
+    ]
