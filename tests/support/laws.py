@@ -21,6 +21,7 @@ PRINTABLES: Final = TEXTS.filter(lambda text: bool(text) and text.isprintable())
 SECONDS: Final = st.floats(0, 1e12)
 FLOATS: Final = st.floats(allow_nan=False)
 POSITIVE: Final = st.floats(1e-300, 1e300)
+RATES: Final = st.floats(p.MIN_RATE, p.MAX_RATE)
 DIGESTS: Final = st.binary(min_size=32, max_size=32).map(bytes.hex)
 SIGNATURES: Final = st.binary(min_size=64, max_size=64)
 CHUNKS: Final = st.builds(ChunkRef, sha256=DIGESTS, size_bytes=st.integers(1, MAX_CHUNK_BYTES), url=TEXTS)
@@ -57,9 +58,9 @@ CODEC_SPECS: Final = st.builds(m.CodecSpec, name=NAMES, max_shift=st.integers(0,
 TRAININGS: Final = st.builds(
     m.Training,
     epochs=st.integers(1, m.MAX_EPOCHS),
-    learning_rate=POSITIVE,
+    learning_rate=RATES,
     seed=UINT64,
-    proximal_weight=st.just(0.0) | POSITIVE,
+    proximal_weight=st.just(0.0) | RATES,
     batch_size=UINT32,
 )
 ASSIGNMENTS: Final = st.builds(
