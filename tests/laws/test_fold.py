@@ -13,6 +13,7 @@ from support.folds import fresh
 from support.laws import plans, tables
 
 from fanin.edge.codecs.fixed import CODECS, Integers, largest_value
+from fanin.edge.codecs.grid import reach_column
 from fanin.edge.tensors import TensorTable
 from fanin.protos.messages import SATURATED
 from fanin.protos.plans import CODEC_BITS, WEIGHT_UNIT, Plan
@@ -157,3 +158,16 @@ def test_no_update_from_an_earlier_grid_leaves_the_headroom(wanted: Plan, shift:
     assert total.counts[SATURATED] == (abs(exact) > limit)
     if abs(exact) <= limit:
         assert abs(int(total.values[0]) - exact) <= 0.5
+
+
+@pytest.mark.parametrize("shift", [-3, 0, 5])
+def test_an_update_reaches_as_far_as_its_shifted_values(shift: int) -> None:
+    table = TensorTable.of({"a": (3,)})
+    values = np.array([1, -40, 7], np.int32)
+    update = Contribution(
+        weight=1, fresh_weight=1, shifts=(shift,), bits=32, max_shift=8, counts={"examples": 1}, pieces=(values,)
+    )
+    reaches = accept(begin(table), table, update).reaches
+    assert reaches.sum() == 1
+    assert reaches[0, reach_column(40, shift)] == 1
+    assert reach_column(40, -3) < reach_column(40, 0) < reach_column(40, 5)

@@ -165,3 +165,16 @@ def test_a_slot_that_does_not_fit_is_refused(index: int, facts: dict[str, object
     slots[index] = replace(slots[index], **facts)
     with pytest.raises(InvalidBundle, match=message):
         manifest_with(*slots)
+
+
+def test_bias_scales_are_products_in_float64() -> None:
+    scales = np.random.default_rng(0).uniform(1e-3, 1e-2, 2000).astype(np.float32)
+    expected = (scales.astype(np.float64) * 0.1).astype(np.float32)
+    np.testing.assert_array_equal(bias_scales(scales, 0.1), expected)
+    # Products in float32 differ in some channels.
+    assert (scales * np.float32(0.1) != expected).any()
+
+
+def test_codes_of_a_weight_are_symmetric_for_any_scale() -> None:
+    for sign in (-1.0, 1.0):
+        assert weight_codes(np.float32([[sign]]), 0, np.float32([1 / 200])).tolist() == [[127 * sign]]

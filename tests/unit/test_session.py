@@ -213,6 +213,13 @@ def test_a_device_comes_back_within_its_window(seed: int) -> None:
     assert 2.0 <= todo.pause_s <= 4.0
 
 
+def test_devices_come_back_spread_over_their_window() -> None:
+    wait = e.Answered(answer=m.Wait(retry_min_s=2.0, retry_max_s=4.0))
+    pauses = [follow(session(SessionPhase.IDLE), wait, seed=seed)[1].pause_s for seed in range(100)]
+    assert min(pauses) < 2.2
+    assert max(pauses) > 3.8
+
+
 def test_a_device_that_is_too_old_stops_and_says_why() -> None:
     refused = e.Answered(answer=m.Rejected(reason=m.RejectReason.UPGRADE, text="protocol 1 is too old"))
     state, todo = follow(session(SessionPhase.IDLE), refused)

@@ -252,6 +252,8 @@ def test_a_pause_between_two_rounds_tells_devices_to_come_back(tmp_path: Path) -
         ("UPDATE rounds SET accepted = '[]' WHERE round = 3", "round 3: 0 updates, expected 1 to 1"),
         ("UPDATE rounds SET base_version = 0 WHERE round = 2", "the record of the round that made it is missing"),
         ("UPDATE runs SET start_proto = :older", "an update of round 1 is too old to count in it"),
+        ("UPDATE runs SET start_proto = :slower", "round 2: recomputed "),
+        ("UPDATE rounds SET next_grid = '[0]' WHERE round = 2", "round 2: recomputed another grid for the next round"),
     ],
 )
 def test_verify_believes_no_record_that_does_not_fit(tmp_path: Path, change: str, problem: str) -> None:
@@ -267,11 +269,17 @@ def test_verify_believes_no_record_that_does_not_fit(tmp_path: Path, change: str
         await place.runs.stop()
         run = place.state.runs.run("run")
         assert run is not None
-        stricter = replace(run.start, plan=plan(buffer=1, quorum=1, max_staleness=1, max_rounds=3))
-        older = {"older": start_run_to_proto(stricter).SerializeToString()} if ":older" in change else {}
+        used = run.start.plan
+        slower = replace(used, aggregation=replace(used.aggregation, outer_learning_rate=0.5))
+        plans = {"older": plan(buffer=1, quorum=1, max_staleness=1, max_rounds=3), "slower": slower}
+        values = {
+            name: start_run_to_proto(replace(run.start, plan=other)).SerializeToString()
+            for name, other in plans.items()
+            if f":{name}" in change
+        }
         engine = open_engine(tmp_path / "state" / "fanin.db", Durability.PROCESS)
         with engine.begin() as connection:
-            connection.execute(text(change), older)
+            connection.execute(text(change), values)
         engine.dispose()
         found = [verdict.problem for verdict in verify_run(open_archive(tmp_path / "state"), "run")]
         assert found[0] == ""
