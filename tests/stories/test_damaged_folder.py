@@ -1,5 +1,6 @@
 """A coordinator's folder that is damaged: ``fanin serve`` says what is wrong and what to do, and changes nothing."""
 
+import gc
 import os
 import socket
 import sqlite3
@@ -42,6 +43,9 @@ def state(tmp_path: Path) -> Path:
     ensure_token(state / OPERATOR_TOKEN, Role.OPERATOR, registry)
     local_identity(state / "tls", ("localhost", "127.0.0.1"), datetime.now(UTC))
     opened.blobs.put_pieces([DATA])
+    del opened, registry
+    # The database is closed now, and not in the middle of a test: closing it moves the write-ahead log into it.
+    gc.collect()
     return state
 
 
