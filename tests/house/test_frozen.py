@@ -14,7 +14,16 @@ from fanin.server.settings import Settings
 REQUIREMENTS = {
     "": ["cryptography", "grpcio", "numpy", "protobuf"],
     "onnx": ["onnxruntime"],
-    "server": ["alembic", "click", "grpcio-health-checking", "grpcio-reflection", "rich", "sqlalchemy", "typer"],
+    "server": [
+        "alembic",
+        "click",
+        "grpcio-health-checking",
+        "grpcio-reflection",
+        "rich",
+        "rpds-py",
+        "sqlalchemy",
+        "typer",
+    ],
     "litert": ["ai-edge-litert"],
     "tflite": ["numpy", "tflite-runtime"],
     "export": ["ai-edge-litert", "flatbuffers", "litert-torch", "onnx", "onnxruntime", "onnxscript", "torch"],

@@ -52,7 +52,7 @@ class Cell:
     @property
     def num_steps(self) -> int:
         """Optimizer steps of the training."""
-        return NUM_NIGHTLY_STEPS if self.nightly else NUM_STEPS
+        return NUM_NIGHTLY_STEPS if self.nightly and self.dtype == "float32" else NUM_STEPS
 
     @property
     def reference(self) -> str:

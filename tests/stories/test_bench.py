@@ -65,6 +65,15 @@ def test_the_fold_is_timed_in_turn_with_numpys_addition(fanin: Fanin, tmp_path: 
     assert "speed_over_numpy_add " in outcome.out and "_samples" not in outcome.out
 
 
+def test_an_event_of_the_machine_is_timed_in_a_small_and_in_a_large_round(fanin: Fanin) -> None:
+    outcome = fanin("bench", "machine", "--devices", "1000", "--json")
+    assert outcome.status == 0, outcome.err
+    row = json.loads(outcome.out)
+    # 1,000 check-ins, 100 devices that give up and return, 1,000 commits: two whole batches of 1,000 events.
+    assert len(row["event_us_samples"]) == 2
+    assert row["event_us"] > 0.0 and row["event_us_100_devices"] > 0.0
+
+
 @pytest.mark.nightly
 def test_memory_is_that_of_the_coordinator_over_idle(fanin: Fanin) -> None:
     outcome = fanin("bench", "memory", "--clients", "2", *TINY, "--rounds", "1", "--json")
@@ -127,6 +136,7 @@ def wrong_usage(fanin: Fanin, *words: object) -> str:
             "--devices, --calls, --new-calls, --connections: got 10, 10000, 2000 and 32, expected 2 or more of each, a",
         ),
         (("checkins", "--calls", "x"), "Invalid value for '--calls': 'x' is not a valid integer"),
+        (("machine", "--devices", "10"), "Invalid value for '--devices': 10 is not in the range x>=1000"),
         (("fold", "--clients", "3"), "No such option: --clients"),
         (("rounds", "more"), "Got unexpected extra argument (more)"),
     ],
@@ -167,7 +177,7 @@ def test_help_names_every_benchmark(fanin: Fanin, words: tuple[str, ...]) -> Non
 def test_wrong_usage_is_told_with_the_benchmarks_name(fanin: Fanin) -> None:
     outcome = fanin("bench", "nothing")
     assert (outcome.status, outcome.out) == (2, "")
-    known = "rounds, fold, memory, restart, checkins, collectives"
+    known = "rounds, fold, machine, memory, restart, checkins, collectives"
     assert outcome.err == f"fanin bench: got 'nothing', expected one of {known}\n"
 
 

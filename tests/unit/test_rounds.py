@@ -15,7 +15,9 @@ from fanin.protos.control import RoundPhase
 from fanin.server.rounds import events as e
 from fanin.server.rounds import machine as r
 from fanin.server.rounds.diagram import diagram
-from fanin.server.rounds.machine import Round, Rules
+from fanin.server.rounds.endings import ENDING, failure_exits, stay
+from fanin.server.rounds.machine import Round, RoundProtocol, Rules
+from fanin.server.rounds.plain import PLAIN
 
 PAGE = Path(__file__).parents[2] / "docs" / "rounds.md"
 RULES = Rules(concurrency=3, buffer=2, quorum=1, deadline_s=60.0)
@@ -41,14 +43,14 @@ SAMPLES: tuple[e.Event, ...] = (
 
 
 @cache
-def reachable(phase: RoundPhase) -> tuple[Round, ...]:
+def reachable(phase: RoundPhase, protocol: RoundProtocol = PLAIN) -> tuple[Round, ...]:
     """Every Round in a phase that some story of at most seven sample events leads to."""
-    seen = {Round(rules=rules) for rules in (RULES, SYNCHRONOUS, EAGER)}
+    seen = {Round(protocol=protocol, rules=rules) for rules in (RULES, SYNCHRONOUS, EAGER)}
     edge = set(seen)
     for _ in range(7):
         fresh = set()
         for state, event, now in product(edge, SAMPLES, (0.0, 60.0)):
-            if (state.phase, type(event)) in r.TRANSITIONS:
+            if (state.phase, type(event)) in protocol.rows:
                 fresh.add(state.step(event, now)[0])
         edge = fresh - seen
         seen |= fresh
@@ -61,7 +63,7 @@ def test_each_kind_of_event_has_a_sample() -> None:
 
 @pytest.mark.parametrize(("phase", "kind"), list(product(RoundPhase, EVENT_KINDS)), ids=lambda found: str(found))
 def test_each_pair_leads_where_the_table_says_or_is_illegal(phase: RoundPhase, kind: type[e.Event]) -> None:
-    row = r.TRANSITIONS.get((phase, kind))
+    row = PLAIN.rows.get((phase, kind))
     assert reachable(phase)
     for state, event, now in product(reachable(phase), SAMPLES, (0.0, 60.0)):
         if type(event) is not kind:
@@ -79,14 +81,14 @@ def test_each_pair_leads_where_the_table_says_or_is_illegal(phase: RoundPhase, k
 
 def test_what_is_over_takes_no_event() -> None:
     ended = {RoundPhase.PUBLISHED, RoundPhase.FAILED}
-    assert not [phase for phase, _ in r.TRANSITIONS if phase in ended]
-    assert {phase for phase, _ in r.TRANSITIONS} == set(RoundPhase) - ended
+    assert not [phase for phase, _ in PLAIN.rows if phase in ended]
+    assert {phase for phase, _ in PLAIN.rows} == set(RoundPhase) - ended
 
 
 def test_every_declared_target_is_reached() -> None:
     """A target that nothing leads to would be an arrow in the diagram that lies."""
-    reached: dict[tuple[RoundPhase, type[e.Event]], set[RoundPhase]] = {key: set() for key in r.TRANSITIONS}
-    for (phase, kind), row in r.TRANSITIONS.items():
+    reached: dict[tuple[RoundPhase, type[e.Event]], set[RoundPhase]] = {key: set() for key in PLAIN.rows}
+    for (phase, kind), row in PLAIN.rows.items():
         for state, event, now in product(reachable(phase), SAMPLES, (0.0, 60.0)):
             if type(event) is kind:
                 reached[phase, kind].add(state.step(event, now)[0].phase)
@@ -111,7 +113,7 @@ def commit(*devices: str) -> list[e.Event]:
 
 
 def test_a_synchronous_round_from_its_first_device_to_its_version() -> None:
-    state, asked = follow(Round(rules=SYNCHRONOUS), *check_in("a", "b"), now=5.0)
+    state, asked = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a", "b"), now=5.0)
     assert asked == [e.Assign(device="a"), e.KeepDeadline(deadline=65.0), e.Assign(device="b")]
     assert state.phase is RoundPhase.TRAINING
 
@@ -125,36 +127,36 @@ def test_a_synchronous_round_from_its_first_device_to_its_version() -> None:
 
 
 def test_a_device_that_asks_again_gets_the_same_assignment_and_no_second_place() -> None:
-    state, _ = follow(Round(rules=RULES), *check_in("a"))
+    state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a"))
     again, asked = follow(state, *check_in("a"), now=9.0)
     assert asked == [e.Assign(device="a")]
     assert again == state
 
 
 def test_the_same_assignment_is_given_again_when_all_places_are_taken() -> None:
-    state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"))
+    state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"))
     assert state.phase is RoundPhase.TRAINING
     assert follow(state, *check_in("b")) == (state, [e.Assign(device="b")])
     assert follow(state, *check_in("d")) == (state, [])
 
 
 def test_a_device_whose_update_is_in_gets_nothing_more() -> None:
-    state, _ = follow(Round(rules=RULES), *check_in("a"), *commit("a"))
+    state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a"), *commit("a"))
     assert follow(state, *check_in("a")) == (state, [])
     assert follow(state, *commit("a")) == (state, [])
 
 
 def test_with_a_buffer_below_concurrency_the_first_updates_close_the_round() -> None:
-    state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"), *commit("c"))
+    state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"), *commit("c"))
     assert (state.phase, state.num_places) == (RoundPhase.TRAINING, 0)
     state, asked = follow(state, *commit("a"))
     assert asked == [e.Accumulate(device="a"), e.Close()]
-    assert state.at_work == {"b"}
+    assert set(state.cohort.at_work) == {"b"}
     assert not state.is_open
 
 
 def test_a_device_that_gives_up_frees_its_place() -> None:
-    state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"))
+    state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"))
     state, asked = follow(state, e.GaveUp(device="b"))
     assert asked == []
     assert (state.phase, state.num_places) == (RoundPhase.SELECTING, 1)
@@ -163,14 +165,31 @@ def test_a_device_that_gives_up_frees_its_place() -> None:
     assert (state.phase, state.deadline) == (RoundPhase.TRAINING, 60.0)
 
 
+def test_a_device_that_gives_up_again_and_again_returns_after_longer_and_longer_pauses() -> None:
+    """Its data may not fit, so it would take a place and give it up every few seconds for the whole Round."""
+    state, now, pauses = Round(protocol=PLAIN, rules=RULES), 0.0, []
+    for _ in range(6):
+        state, asked = follow(state, *check_in("a"), now=now)
+        assert e.Assign(device="a") in asked
+        state, _ = follow(state, e.GaveUp(device="a"), now=now)
+        pauses.append(state.cohort.returns_at("a") - now)
+        if pauses[-1]:
+            early = now + pauses[-1] - 0.001
+            assert not state.may_join("a", early)
+            assert follow(state, *check_in("a"), now=early) == (state, [])
+        assert follow(state, *check_in("b"), now=now)[1] == [e.Assign(device="b")]
+        now += pauses[-1]
+    assert pauses == [0.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+
+
 def test_giving_up_what_was_never_assigned_changes_nothing() -> None:
-    state, _ = follow(Round(rules=RULES), *check_in("a", "b", "c"))
+    state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"))
     assert follow(state, e.GaveUp(device="stranger")) == (state, [])
 
 
 @pytest.mark.parametrize("quorum", [1, 2, 3])
 def test_the_deadline_counts_from_the_assignment_that_makes_the_quorum(quorum: int) -> None:
-    state = Round(rules=Rules(concurrency=3, buffer=3, quorum=quorum, deadline_s=60.0))
+    state = Round(protocol=PLAIN, rules=Rules(concurrency=3, buffer=3, quorum=quorum, deadline_s=60.0))
     for number, device in enumerate("abc", 1):
         assert state.deadline is None or number > quorum
         assert follow(state, e.TimePassed(), now=100.0 * number - 50.0)[0].phase is not RoundPhase.CLOSING
@@ -184,7 +203,7 @@ def test_the_deadline_counts_from_the_assignment_that_makes_the_quorum(quorum: i
 
 def test_an_early_device_waits_with_its_update_for_the_others() -> None:
     """Nobody has failed: the Round has never had enough devices."""
-    state, _ = follow(Round(rules=SYNCHRONOUS), *check_in("a"), *commit("a"))
+    state, _ = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a"), *commit("a"))
     assert follow(state, e.TimePassed(), now=1e9) == (state, [])
     state, asked = follow(state, *check_in("b"), now=1e9)
     assert asked == [e.KeepDeadline(deadline=1e9 + 60.0), e.Assign(device="b")]
@@ -196,7 +215,7 @@ def test_an_early_device_waits_with_its_update_for_the_others() -> None:
 )
 def test_every_phase_has_a_failure_exit(phase: RoundPhase) -> None:
     for state in reachable(phase):
-        assert follow(state, e.Failed()) == (replace(state, phase=RoundPhase.FAILED), [e.GoOn()])
+        assert follow(state, e.Failed()) == (replace(state, phase=RoundPhase.FAILED, cohort=r.Cohort()), [e.GoOn()])
         if phase is not RoundPhase.FAILING:
             failing, asked = follow(state, e.Broken(reason="damaged"))
             assert (failing.phase, asked) == (RoundPhase.FAILING, [e.Fail(reason="damaged")])
@@ -206,7 +225,10 @@ def test_every_phase_has_a_failure_exit(phase: RoundPhase) -> None:
 
 def test_a_round_whose_version_was_durable_before_the_error_has_not_failed() -> None:
     state, _ = follow(
-        Round(rules=RULES), e.Closed(accepted=("a",)), e.ParametersStored(), e.Broken(reason="the reply was lost")
+        Round(protocol=PLAIN, rules=RULES),
+        e.Closed(accepted=("a",)),
+        e.ParametersStored(),
+        e.Broken(reason="the reply was lost"),
     )
     state, asked = follow(state, e.Published())
     assert (state.phase, asked) == (RoundPhase.PUBLISHED, [e.GoOn()])
@@ -215,7 +237,7 @@ def test_a_round_whose_version_was_durable_before_the_error_has_not_failed() -> 
 def test_at_the_deadline_the_record_is_asked() -> None:
     """A commit may be under way at that moment: only the record knows whether there is a quorum."""
     for rules in (RULES, SYNCHRONOUS):
-        state, _ = follow(Round(rules=rules), *check_in("a", "b"), *commit("b"))
+        state, _ = follow(Round(protocol=PLAIN, rules=rules), *check_in("a", "b"), *commit("b"))
         state, asked = follow(state, e.TimePassed(), now=60.0)
         assert asked == [e.Close()]
         assert state.phase is RoundPhase.CLOSING
@@ -223,7 +245,7 @@ def test_at_the_deadline_the_record_is_asked() -> None:
 
 def test_from_the_minimum_reporting_time_on_a_quorum_suffices() -> None:
     rules = Rules(concurrency=4, buffer=4, quorum=2, deadline_s=60.0, min_report_s=20.0)
-    state, _ = follow(Round(rules=rules), *check_in("a", "b", "c", "d"), *commit("a"))
+    state, _ = follow(Round(protocol=PLAIN, rules=rules), *check_in("a", "b", "c", "d"), *commit("a"))
     assert state.wake_at == 60.0
     assert follow(state, e.TimePassed(), now=59.0) == (state, [])
     early, _ = follow(state, *commit("b"), now=5.0)
@@ -237,7 +259,7 @@ def test_from_the_minimum_reporting_time_on_a_quorum_suffices() -> None:
 
 
 def test_a_round_fails_when_the_record_says_that_the_quorum_was_missed() -> None:
-    state, _ = follow(Round(rules=SYNCHRONOUS), *check_in("a", "b"), *commit("b"))
+    state, _ = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a", "b"), *commit("b"))
     state, asked = follow(state, e.TimePassed(), e.Failed(), now=60.0)
     assert asked == [e.Close(), e.GoOn()]
     assert state.phase is RoundPhase.FAILED
@@ -245,7 +267,7 @@ def test_a_round_fails_when_the_record_says_that_the_quorum_was_missed() -> None
 
 def test_a_round_whose_deadline_was_lost_gets_one_with_its_first_update() -> None:
     """A restart before the deadline was recorded: the devices at work only upload, none checks in any more."""
-    state, asked = follow(Round(rules=SYNCHRONOUS, was_resumed=True), *commit("a"), now=100.0)
+    state, asked = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS, was_resumed=True), *commit("a"), now=100.0)
     assert asked == [e.KeepDeadline(deadline=160.0), e.Accumulate(device="a")]
     assert follow(state, e.TimePassed(), now=160.0)[0].phase is RoundPhase.CLOSING
 
@@ -253,38 +275,40 @@ def test_a_round_whose_deadline_was_lost_gets_one_with_its_first_update() -> Non
 def test_an_update_of_a_device_without_a_place_starts_no_deadline_before_the_quorum_is_there() -> None:
     """A device that gave up can still upload: it must not close, and so fail, a Round that waits for its quorum."""
     rules = Rules(concurrency=3, buffer=3, quorum=3, deadline_s=60.0)
-    state, asked = follow(Round(rules=rules), *check_in("a"), e.GaveUp(device="a"), *commit("a"))
+    state, asked = follow(Round(protocol=PLAIN, rules=rules), *check_in("a"), e.GaveUp(device="a"), *commit("a"))
     assert asked == [e.Assign(device="a"), e.Accumulate(device="a")]
-    assert (state.deadline, state.accepted) == (None, ("a",))
+    assert (state.deadline, set(state.cohort.accepted)) == (None, {"a"})
     assert follow(state, e.TimePassed(), now=1e9)[0].phase is RoundPhase.SELECTING
 
 
 def test_a_commit_that_was_under_way_while_closing_is_in_the_set() -> None:
     """The record decides: it named the set after that commit, and so it is folded too."""
-    state, _ = follow(Round(rules=RULES), *check_in("a", "b"), *commit("b"))
+    state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b"), *commit("b"))
     state, _ = follow(state, e.TimePassed(), now=60.0)
     state, asked = follow(state, e.Closed(accepted=("b", "a")), now=61.0)
     assert asked == [e.Fold(accepted=("b", "a"))]
-    assert state.accepted == ("b", "a")
 
 
 def test_a_closed_set_without_an_accepted_update_is_illegal() -> None:
-    state, _ = follow(Round(rules=RULES), *check_in("a", "b"), *commit("b", "a"))
+    state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b"), *commit("b", "a"))
     before = replace(state)
-    with raises(r.IllegalEvent, "round: closed with ['b'], expected all of ['a', 'b']"):
+    with raises(r.IllegalEvent, "round: closed with ['b'], expected ['a'] too"):
         state.step(e.Closed(accepted=("b",)), 0.0)
     assert state == before
 
 
 def test_after_a_restart_the_records_set_is_folded_from_any_open_phase() -> None:
-    for state in (Round(rules=RULES), follow(Round(rules=RULES), *check_in("a", "b", "c"))[0]):
+    for state in (
+        Round(protocol=PLAIN, rules=RULES),
+        follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"))[0],
+    ):
         after, asked = follow(state, e.Closed(accepted=("a", "b")))
         assert (after.phase, asked) == (RoundPhase.FOLDING, [e.Fold(accepted=("a", "b"))])
 
 
 def test_time_does_not_matter_once_the_round_closes() -> None:
     for phase in (RoundPhase.CLOSING, RoundPhase.FOLDING, RoundPhase.PUBLISHING):
-        state = Round(rules=RULES, phase=phase, deadline=60.0)
+        state = Round(protocol=PLAIN, rules=RULES, phase=phase, deadline=60.0)
         assert follow(state, e.TimePassed(), now=1e9) == (state, [])
 
 
@@ -295,7 +319,7 @@ EVENTS = st.sampled_from(
 
 @given(st.lists(st.tuples(EVENTS, st.floats(0, 100)), max_size=30), st.sampled_from((RULES, SYNCHRONOUS)))
 def test_no_story_takes_more_places_than_there_are(story: list[tuple[e.Event, float]], rules: Rules) -> None:
-    state, assigned, now = Round(rules=rules), set[str](), 0.0
+    state, assigned, now = Round(protocol=PLAIN, rules=rules), set[str](), 0.0
     for event, moment in story:
         now = max(now, moment)
         if not state.is_open:
@@ -305,15 +329,55 @@ def test_no_story_takes_more_places_than_there_are(story: list[tuple[e.Event, fl
             continue
         state, effects = state.step(event, now)
         assigned |= {effect.device for effect in effects if isinstance(effect, e.Assign)}
-        assert len(state.accepted) <= rules.buffer
-        assert len(set(state.accepted)) == len(state.accepted)
-        assert not state.at_work & set(state.accepted)
+        assert len(state.cohort.accepted) <= rules.buffer
+        assert not set(state.cohort.at_work) & set(state.cohort.accepted)
         assert state.num_places >= 0
         assert (state.phase is RoundPhase.SELECTING) == (state.num_places > 0)
 
 
+def test_another_protocol_shares_the_rows_that_end_a_round() -> None:
+    own = {
+        (RoundPhase.SELECTING, e.CheckedIn): r.row(
+            lambda state, *_: (replace(state, phase=RoundPhase.CLOSING), ()), RoundPhase.CLOSING
+        )
+    }
+    protocol = r.compose("hasty", RoundPhase.SELECTING, own, failure_exits(RoundPhase.SELECTING), ENDING)
+    state, asked = follow(
+        Round(protocol=protocol, rules=RULES),
+        *check_in("a"),
+        e.Closed(accepted=("a",)),
+        e.ParametersStored(),
+        e.Published(),
+    )
+    assert (state.phase, asked) == (RoundPhase.PUBLISHED, [e.Fold(accepted=("a",)), e.Publish(), e.GoOn()])
+    with raises(r.IllegalEvent, "round: UpdateCommitted in phase selecting"):
+        follow(Round(protocol=protocol, rules=RULES), *commit("a"))
+
+
+SELECTING_ONLY = {(RoundPhase.SELECTING, e.TimePassed): r.row(stay, RoundPhase.SELECTING)}
+
+
+@pytest.mark.parametrize(
+    ("groups", "error"),
+    [
+        ((ENDING, failure_exits(RoundPhase.CLOSING)), "got two rows for (closing, Broken), expected one"),
+        (
+            ({(RoundPhase.SELECTING, e.CheckedIn): r.row(stay, RoundPhase.TRAINING)}, ENDING),
+            "got no row for phase training, which some row leads to",
+        ),
+        ((ENDING,), "got no row for phase selecting, which some row leads to"),
+        ((SELECTING_ONLY, ENDING), "got no failure exit for phase selecting, expected a row for Failed"),
+    ],
+)
+def test_a_table_with_a_gap_is_no_protocol(groups: tuple[r.Rows, ...], error: str) -> None:
+    with raises(ValueError, f"protocol broken: {error}"):
+        r.compose("broken", RoundPhase.SELECTING, *groups)
+
+
 def test_the_page_in_docs_shows_this_table() -> None:
     text = PAGE.read_text()
-    assert f"```mermaid\n{diagram()}```" in text, f"put what fanin.server.rounds.diagram.diagram() returns into {PAGE}"
+    assert f"```mermaid\n{diagram(PLAIN)}```" in text, (
+        f"put what fanin.server.rounds.diagram.diagram(PLAIN) returns into {PAGE}"
+    )
     for phase in RoundPhase:
         assert f"**{phase.value}**" in text, f"{PAGE} says nothing of {phase.value}"

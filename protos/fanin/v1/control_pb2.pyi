@@ -611,12 +611,15 @@ class RunDescription(_message.Message):
     AT_WORK_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     NUM_DEVICES_FIELD_NUMBER: _builtins.int
+    NUM_GAVE_UP_FIELD_NUMBER: _builtins.int
     num_at_work: _builtins.int
     """Devices that have an Assignment in the open Round, and the first 100 of them."""
     deadline_s: _builtins.float
     """Seconds left in the open Round; 0: its clock does not run."""
     num_devices: _builtins.int
     """All devices that have enrolled at this coordinator."""
+    num_gave_up: _builtins.int
+    """Devices that gave up an Assignment of the open Round."""
     @_builtins.property
     def run(self) -> Global___RunInfo: ...
     @_builtins.property
@@ -639,10 +642,11 @@ class RunDescription(_message.Message):
         at_work: _abc.Iterable[_builtins.str] | None = ...,
         deadline_s: _builtins.float = ...,
         num_devices: _builtins.int = ...,
+        num_gave_up: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grid", b"grid", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "rounds", b"rounds", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_gave_up", b"num_gave_up", "rounds", b"rounds", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

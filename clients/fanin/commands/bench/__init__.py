@@ -7,6 +7,7 @@ Reading order:
 
 - ``rounds``, ``memory``, ``restart``, ``checkins``: benchmarks of a coordinator
 - ``fold``: the fold of one Update
+- ``machine``: the events of a Round with many devices
 - ``collectives``: the collectives between ranks
 - ``harness/``: the parts that they share
 """
@@ -23,6 +24,7 @@ BENCHES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "rounds": "seconds a round, compared with a bare gRPC stream",
         "fold": "the fold of updates, compared with numpy's addition",
+        "machine": "the cost of an event of a round, and its memory, with 100,000 devices",
         "memory": "the coordinator's memory while all devices upload at once",
         "restart": "seconds from SIGKILL to serving, with a round open",
         "checkins": "check-ins a second, with many devices registered",

@@ -62,6 +62,7 @@ def description_row(description: RunDescription) -> dict[str, object]:
         "num_devices": description.num_devices,
         "num_at_work": description.num_at_work,
         "at_work": list(description.at_work),
+        "num_gave_up": description.num_gave_up,
         "deadline_s": description.deadline_s,
         "grid": list(description.grid),
         "last_rounds": [_round_row(info) for info in description.rounds],
@@ -94,6 +95,8 @@ def description_text(description: RunDescription) -> str:
     lines += [f"            {device}" for device in at_work]
     if len(at_work) < num_at_work:
         lines.append(f"            and {num_at_work - len(at_work)} more")
+    if description.num_gave_up:
+        lines.append(f"  gave up   {description.num_gave_up} in this round; the coordinator's log has the reasons")
     lines += [_round_line(info) for info in description.rounds]
     return "\n".join(lines) + "\n"
 

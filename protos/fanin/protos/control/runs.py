@@ -104,6 +104,7 @@ class RunDescription:
         at_work: Ids of some of these devices.
         deadline_s: Seconds left in the open Round; 0 if its clock does not run.
         num_devices: Devices that are enrolled at this coordinator.
+        num_gave_up: Devices that gave up an Assignment of the open Round.
     """
 
     run: RunInfo
@@ -113,6 +114,7 @@ class RunDescription:
     at_work: tuple[str, ...]
     deadline_s: float
     num_devices: int
+    num_gave_up: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

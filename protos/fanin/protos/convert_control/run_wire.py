@@ -132,6 +132,7 @@ def description_to_proto(description: RunDescription) -> pb.RunDescription:
         at_work=description.at_work,
         deadline_s=description.deadline_s,
         num_devices=description.num_devices,
+        num_gave_up=description.num_gave_up,
     )
 
 
@@ -144,6 +145,7 @@ def description_from_proto(message: pb.RunDescription) -> RunDescription:
         at_work=tuple(message.at_work),
         deadline_s=message.deadline_s,
         num_devices=message.num_devices,
+        num_gave_up=message.num_gave_up,
     )
 
 

@@ -5,6 +5,7 @@ A device has at most one parked check-in. A check-in without work costs no datab
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -79,7 +80,7 @@ class CheckIns:
         self._announce_versions([device])
         try:
             # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the answer.
-            async with asyncio.timeout(min(check_in.wait_s, self._limits.max_wait_s)):
+            async with asyncio.timeout(min(check_in.wait_s, self._limits.max_wait_s, self._pause_s(device))):
                 return await parked.answer
         except TimeoutError:
             # The device has waited already, so it may check in again at once.
@@ -100,6 +101,11 @@ class CheckIns:
             if driver.intake.num_places:
                 waiting = [one for one in devices if self._waits_for(one, driver) and driver.intake.may_join(one)]
                 self._offer(driver, choose(waiting, driver.intake.num_places, self._rng))
+
+    def _pause_s(self, device: str) -> float:
+        """Return the seconds until a device that gave up has a chance again, infinity for all others."""
+        pauses_s = (driver.intake.pause_s(device) for driver in self._runs.running())
+        return min((pause_s for pause_s in pauses_s if pause_s), default=math.inf)
 
     def _announce_versions(self, devices: Sequence[str]) -> None:
         """Answer those of these parked devices that serve an older Version of a Run that opens no Round."""

@@ -1,12 +1,15 @@
 """Opening and resuming Rounds: the record of the next Round, and the state that a restart rebuilds from the record."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from rpds import HashTrieSet
 
 from fanin.protos.control import RoundPhase, RunState
 from fanin.protos.errors import Corrupted, NotFound
 from fanin.server.aggregation.parameters import first_grid_from
-from fanin.server.rounds import events as e
-from fanin.server.rounds import machine as r
+from fanin.server.rounds.machine import Cohort, Outcome, Round, Rules
+from fanin.server.rounds.plain import PLAIN, begin
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
@@ -59,8 +62,8 @@ class Moment:
 
 
 def begin_round(
-    run: RunRecord, record: RoundRecord, at_work: frozenset[str], moment: Moment, *, resumes: bool
-) -> tuple[r.Round, tuple[e.Effect, ...]]:
+    run: RunRecord, record: RoundRecord, at_work: Iterable[str], moment: Moment, *, resumes: bool
+) -> Outcome:
     """Return the machine of a recorded Round, and the effects to carry out now.
 
     Args:
@@ -71,7 +74,7 @@ def begin_round(
         resumes: Whether the Round was open when the coordinator ended.
     """
     cohort = run.start.plan.cohort
-    rules = r.Rules(
+    rules = Rules(
         concurrency=cohort.concurrency,
         buffer=cohort.buffer,
         quorum=cohort.quorum,
@@ -85,11 +88,10 @@ def begin_round(
     if left_s is not None:
         # A wall clock that was set back must not postpone the deadline.
         left_s = min(left_s, cohort.deadline_s)
+    state = Round(protocol=PLAIN, rules=rules, cohort=Cohort(at_work=HashTrieSet(at_work)), was_resumed=resumes)
     if is_paused:
-        paused = r.Round(rules=rules, phase=RoundPhase.PAUSED, at_work=at_work, left_s=left_s, was_resumed=resumes)
-        return paused, ()
-    deadline = None if left_s is None else moment.now + left_s
-    return r.opened(r.Round(rules=rules, deadline=deadline, at_work=at_work, was_resumed=resumes), moment.now)
+        return replace(state, phase=RoundPhase.PAUSED, left_s=left_s), ()
+    return begin(replace(state, deadline=None if left_s is None else moment.now + left_s), moment.now)
 
 
 async def recall(run_id: str, recent: RecentRounds, stores: Stores) -> None:

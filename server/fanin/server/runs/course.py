@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from fanin.protos.control import RoundPhase, RunState
 from fanin.server.rounds import events as e
-from fanin.server.rounds import machine as r
 from fanin.server.rounds.effects import RoundWork
+from fanin.server.rounds.machine import Round
 from fanin.server.rounds.opening import Moment, begin_round
 from fanin.server.rounds.recent import AtWork, OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
@@ -42,7 +42,7 @@ class Course:
         self.run = run
         self.setup = setup
         self.worker = worker
-        self.round: r.Round | None = None
+        self.round: Round | None = None
         self.work: RoundWork | None = None
         self.recent = RecentRounds(run.start.plan.aggregation.max_staleness)
         self.at_work = AtWork()
@@ -51,6 +51,7 @@ class Course:
         self.changed = asyncio.Event()
         self._on_change = on_change
         self._timer: asyncio.TimerHandle | None = None
+        self._wake_at: float | None = None
 
     @property
     def run_id(self) -> str:
@@ -140,6 +141,7 @@ class Course:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._wake_at = None
 
     def _queue(self, effects: tuple[e.Effect, ...]) -> None:
         for effect in effects:
@@ -147,7 +149,15 @@ class Course:
                 self.worker.put(self.work, effect)
 
     def _set_timer(self) -> None:
-        self.stop_clock()
         wake_at = None if self.round is None else self.round.wake_at
+        if wake_at == self._wake_at and self._timer is not None and not self._timer.cancelled():
+            return
+        self.stop_clock()
         if wake_at is not None:
-            self._timer = asyncio.get_running_loop().call_at(wake_at, self.step, e.TimePassed())
+            self._timer = asyncio.get_running_loop().call_at(wake_at, self._look_at_time)
+            self._wake_at = wake_at
+
+    def _look_at_time(self) -> None:
+        # This timer is used up: the next step sets another one, even for the same moment.
+        self.stop_clock()
+        self.step(e.TimePassed())

@@ -3,6 +3,7 @@
 import asyncio
 
 from fanin.protos.control import RoundInfo, RoundPhase, RunDescription, RunInfo
+from fanin.server.rounds.machine import Cohort
 from fanin.server.runs.driver import RunDriver
 from fanin.server.storage.sqlite.rounds import RoundMark, RoundSummary
 from fanin.server.storage.stores import Stores
@@ -22,7 +23,8 @@ async def describe(driver: RunDriver, info: RunInfo, num_rounds: int, stores: St
     latest = await stores.rounds.latest(driver.run_id, max(num_rounds, 1))
     machine = driver.course.round
     is_open = machine is not None and machine.is_open
-    at_work = sorted(machine.at_work) if machine is not None and is_open else []
+    cohort = machine.cohort if machine is not None and is_open else Cohort()
+    at_work = sorted(cohort.at_work)
     deadline = machine.deadline if machine is not None and is_open else None
     left_s = 0.0 if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
     return RunDescription(
@@ -31,6 +33,7 @@ async def describe(driver: RunDriver, info: RunInfo, num_rounds: int, stores: St
         grid=latest[0].record.grid if latest else (),
         num_at_work=len(at_work),
         at_work=tuple(at_work[:MAX_NAMED_DEVICES]),
+        num_gave_up=len(cohort.gave_up),
         deadline_s=left_s,
         num_devices=stores.devices.num_devices,
     )

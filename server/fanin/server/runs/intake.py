@@ -37,12 +37,17 @@ class Intake:
     def holds(self, device: str) -> bool:
         """Return whether a device holds an Assignment in the open Round."""
         machine = self._course.round
-        return machine is not None and device in machine.at_work
+        return machine is not None and device in machine.cohort.at_work
 
     def may_join(self, device: str) -> bool:
-        """Return whether a device has not taken part in the open Round yet."""
+        """Return whether a device may have one of the open Round's free places."""
         machine = self._course.round
-        return machine is not None and device not in machine.at_work and device not in machine.accepted
+        return machine is not None and machine.may_join(device, self._course.now())
+
+    def pause_s(self, device: str) -> float:
+        """Return the seconds until a device that gave up receives an Assignment again, 0.0 if it may have one now."""
+        machine = self._course.round
+        return 0.0 if machine is None else max(machine.cohort.returns_at(device) - self._course.now(), 0.0)
 
     def refusal(self, capabilities: m.Capabilities) -> str:
         """Return why a device with these capabilities cannot take part in the Run, or an empty string if it can."""
@@ -55,7 +60,7 @@ class Intake:
         course = self._course
         if course.work is None or course.round is None or not course.round.assigns:
             return None
-        is_new = device not in course.round.at_work
+        is_new = device not in course.round.cohort.at_work
         if e.Assign(device=device) not in course.step(e.CheckedIn(device=device)):
             return None
         now, rules = course.now(), course.round.rules
@@ -191,7 +196,7 @@ class Intake:
         work, machine = course.work, course.round
         if work is None or machine is None or update.round != work.record.round or not machine.is_open:
             return
-        if update.device_id not in machine.accepted:
+        if update.device_id not in machine.cohort.accepted:
             work.add_committed(update.device_id, update.header, resumed_bytes)
             course.at_work.end(update.device_id)
             course.step(e.UpdateCommitted(device=update.device_id))
