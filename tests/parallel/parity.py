@@ -34,7 +34,6 @@ from fanin.commands.demo.tasks import TASKS
 from fanin.datacenter.checkpoints.resumable import JobCheckpoints
 from fanin.datacenter.data.samples import DataSplit, ExampleSamples
 from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.jobs.job import train, whole_values
 from fanin.datacenter.jobs.settings import (
     CheckpointSettings,
@@ -49,9 +48,10 @@ from fanin.datacenter.models.fashion_app import FashionCnn
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import Engine, build_engine
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import Objective, ScoredObjective, padded_objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.devices import build_mesh
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.communication import CommunicationSettings
 from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.training.rates import RateSettings

@@ -21,9 +21,9 @@ from fanin.datacenter.models.pretrained import module_of
 from fanin.datacenter.models.pretrained_folder import CONFIG
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.engine import build_engine
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.transformers_layout import pretrained_layout, pretrained_model
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 

@@ -34,8 +34,8 @@ from fanin.datacenter.jobs.jobfiles import (
 )
 from fanin.datacenter.jobs.settings import DataSettings, EvaluationSettings, LayoutSettings, ModelSettings, StopSettings
 from fanin.datacenter.models.decoder import DecoderConfig
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.rates import RateSettings
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.errors import InvalidInput, UnsupportedModel

@@ -28,8 +28,8 @@ from fanin.datacenter.jobs.settings import (
     StopSettings,
 )
 from fanin.datacenter.jobs.torchrun import Elastic
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import Conflict, InvalidInput, UnsupportedModel
 
 APPS = Path(__file__).with_name("apps.py")
@@ -46,7 +46,7 @@ launch(read_config(Path(sys.argv[1])), 2, Path(sys.argv[2]))
 SLOW = """
 import os, signal, sys, time
 from pathlib import Path
-from fanin.datacenter.jobs.elastic import PARENT, end_with_parent
+from fanin.datacenter.ranks.elastic import PARENT, end_with_parent
 assert os.environ[PARENT] == str(os.getppid())
 end_with_parent()
 def save(number, frame):

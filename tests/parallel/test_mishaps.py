@@ -23,7 +23,6 @@ from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress, latest
 from fanin.datacenter.jobs.agent import Agent, belongs_to_job
 from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.elastic import OTHER_JOB, StopSignal
 from fanin.datacenter.jobs.folders import LOCK_FILE, locked_folders
 from fanin.datacenter.jobs.job import main, train
 from fanin.datacenter.jobs.jobfiles import (
@@ -51,8 +50,9 @@ from fanin.datacenter.jobs.settings import (
 )
 from fanin.datacenter.jobs.torchrun import ONE_MACHINE, Elastic, begin_logs, failure_reason
 from fanin.datacenter.parallel.engine import build_engine
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import TrainingSettings
+from fanin.datacenter.ranks.elastic import OTHER_JOB, StopSignal
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.model import build_job_model
 from fanin.datacenter.watch.hangs import HangReport, PendingOperation, attempt_folder, write_report
 from fanin.protos.errors import Conflict, InvalidInput, StorageFull

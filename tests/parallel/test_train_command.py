@@ -14,7 +14,7 @@ from support.nightly import nightly_but
 from fanin.datacenter.checkpoints.progress import latest
 from fanin.datacenter.jobs.config import read_train_config
 from fanin.datacenter.jobs.job import train
-from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.datacenter.ranks.mesh import MeshShape
 
 CONFIG = """
 [model.decoder]

@@ -17,7 +17,7 @@ from fanin.commands.demo.tasks import TASKS
 from fanin.datacenter.checkpoints.parameters import parameter_table, parameter_vector
 from fanin.datacenter.jobs.job import train
 from fanin.datacenter.jobs.launch import launch
-from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.edge.tensors import encode_parameters
 
 DEVICE_PYTHON = Path(__file__).parents[2] / ".venv-device" / "bin" / "python"

@@ -19,7 +19,6 @@ from fanin.commands.plan import progress_of
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.network.counters import ALL_REDUCE, SEND, Amount
 from fanin.datacenter.parallel.checks import check_job
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES, Pipeline
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.planner import LayoutRequest, plan, price
@@ -32,6 +31,7 @@ from fanin.datacenter.planner.presets import PRESETS, config_of
 from fanin.datacenter.planner.search import factorisations, jobs
 from fanin.datacenter.planner.timing import Machine, Timing, predict_timing
 from fanin.datacenter.planner.traffic import predict_traffic
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.watch.flops import HARDWARE
 from fanin.protos.errors import InvalidInput
 

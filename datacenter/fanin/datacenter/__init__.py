@@ -11,7 +11,8 @@ Importing this package does not import torch; the first use of a name does. Room
 - ``data``: samples and their order.
 - ``models``: the models that fanin trains.
 - ``training``: the training loop.
-- ``parallel``: the mesh, and the engine that computes one process's numbers on it.
+- ``parallel``: the engine that computes one process's numbers on any mesh of ranks.
+- ``ranks``: the mesh, and a rank's device and process group.
 - ``checkpoints``: saving, resuming, and weights in and out.
 - ``watch``: measurements, the watchdog and the diagnosis of hangs.
 - ``planner``: predictions of time and memory.

@@ -26,8 +26,8 @@ from fanin.datacenter.jobs.config import TrainConfig, check_config
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.jobs.publish import train_and_publish, with_drop_check
 from fanin.datacenter.jobs.settings import DataSettings, EvaluationSettings, ModelSettings, StopSettings
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.edge.bundles.keys import load_or_create_key
 from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.export import export

@@ -9,8 +9,6 @@ Modules, in reading order:
 - ``torchrun``: torchrun as a child process, restarts and machines.
 - ``agent``: the process that torchrun's ranks run under.
 - ``job``: the program of one rank.
-- ``elastic``: a rank's process group, stop signal and parent.
-- ``devices``: the device of a rank.
 - ``jobfiles``: the files between the launcher and the ranks.
 - ``folders``: checks and locks of folders.
 - ``publish``: from a training into a Run's next Version.

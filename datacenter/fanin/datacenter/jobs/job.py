@@ -27,8 +27,6 @@ from fanin.datacenter.checkpoints.parameters import parameter_table
 from fanin.datacenter.checkpoints.resumable import JobCheckpoints
 from fanin.datacenter.checkpoints.weights import export_weights, import_weights
 from fanin.datacenter.jobs.config import TrainConfig, check_config, fit_config
-from fanin.datacenter.jobs.devices import build_mesh, describe_device, device_type, rank_device
-from fanin.datacenter.jobs.elastic import StopSignal, end_with_parent, group_of_one, process_group
 from fanin.datacenter.jobs.jobfiles import (
     MACHINES,
     THREADS,
@@ -47,6 +45,8 @@ from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.pipelines.balance import balance_pipeline
 from fanin.datacenter.parallel.pipelines.stages import stage_times
 from fanin.datacenter.parallel.settings import ParallelSettings
+from fanin.datacenter.ranks.devices import build_mesh, describe_device, device_type, rank_device
+from fanin.datacenter.ranks.elastic import StopSignal, end_with_parent, group_of_one, process_group
 from fanin.datacenter.training.communication import check_checkpointable
 from fanin.datacenter.training.loop import TrainingLoop, data_groups
 from fanin.datacenter.training.model import build_job_model

@@ -30,7 +30,7 @@ from typing import Final
 
 from fanin.datacenter.jobs.config import TrainConfig
 from fanin.datacenter.jobs.records import record_of, row_of
-from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters, encode_parameters
 from fanin.protos.errors import FaninError, InvalidInput, error_named
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from fanin.datacenter.checkpoints.progress import MARKER
 from fanin.datacenter.jobs.config import TrainConfig, check_config, fit_config, read_train_config
-from fanin.datacenter.jobs.devices import device_type
-from fanin.datacenter.jobs.elastic import OTHER_JOB
 from fanin.datacenter.jobs.folders import check_folder, check_renamed, locked_folders
 from fanin.datacenter.jobs.jobfiles import (
     MACHINES,
@@ -33,6 +31,8 @@ from fanin.datacenter.jobs.torchrun import (
     folders_to_lock,
     run_locked,
 )
+from fanin.datacenter.ranks.devices import device_type
+from fanin.datacenter.ranks.elastic import OTHER_JOB
 from fanin.datacenter.training.communication import check_checkpointable
 from fanin.protos.errors import Conflict, FaninError, InvalidInput
 

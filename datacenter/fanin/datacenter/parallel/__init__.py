@@ -2,7 +2,6 @@
 
 Modules, in reading order:
 
-- ``mesh``: the shape of a job: ranks along each axis
 - ``layout``: the module names and the splitting plan of a model
 - ``settings``: the parallel and training settings of a job
 - ``checks``: whether a model, a mesh and a batch fit each other

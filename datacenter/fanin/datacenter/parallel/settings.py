@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Literal, get_args
 
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES, Pipeline
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import InvalidInput
 
 Recompute = Literal["none", "full", "selective"]

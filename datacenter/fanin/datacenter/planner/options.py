@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import Precision
 from fanin.datacenter.planner.choices import GIGABYTE, LayoutChoice, LayoutRequest
 from fanin.datacenter.planner.facts import decoder_facts
@@ -18,6 +17,7 @@ from fanin.datacenter.planner.presets import config_of
 from fanin.datacenter.planner.search import plan as search
 from fanin.datacenter.planner.search import price
 from fanin.datacenter.planner.timing import Machine
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.watch.flops import HARDWARE, Hardware, cpu_hardware
 from fanin.protos.errors import InvalidInput
 

@@ -22,8 +22,8 @@ from fanin.datacenter.jobs.config import TrainConfig
 from fanin.datacenter.jobs.jobfiles import HeldOutEvaluation, TrainingHistory
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.engine import Engine
-from fanin.datacenter.parallel.mesh import PIPELINE, REPLICATE, SHARD
 from fanin.datacenter.parallel.objective import ScoredObjective
+from fanin.datacenter.ranks.mesh import PIPELINE, REPLICATE, SHARD
 from fanin.datacenter.training.communication import apply_communication, average_copies
 from fanin.datacenter.training.rates import ADASCALE, Noise, Rates, rates_of
 from fanin.datacenter.training.snapshot import restore, snapshot
