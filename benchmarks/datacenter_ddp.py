@@ -27,9 +27,9 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from fanin.datacenter.config.settings import DataSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import DataSplit, WindowSamples
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.settings import DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine

@@ -15,7 +15,7 @@ from parallel.families import UNPLANNED, batches, pretrained_row
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fanin.datacenter.jobs.config import TrainConfig, check_config, parse_config
+from fanin.datacenter.config.train_config import TrainConfig, check_config, parse_config
 from fanin.datacenter.jobs.job import train
 from fanin.datacenter.models.pretrained import module_of
 from fanin.datacenter.models.pretrained_folder import CONFIG

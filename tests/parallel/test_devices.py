@@ -9,10 +9,10 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.config.settings import DataSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.jobs.job import use_threads
 from fanin.datacenter.jobs.launch import launch
-from fanin.datacenter.jobs.settings import DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.jobs.torchrun import rank_environment
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.devices import build_mesh, choose_type, describe_device, device_type, group_device_type

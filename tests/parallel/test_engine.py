@@ -185,9 +185,11 @@ def test_an_overflow_leaves_a_step_out_and_lowers_the_scale() -> None:
     assert all(torch.equal(before[name], value) for name, value in engine.full_parameters().items())
 
 
-@given(finite=st.lists(st.booleans(), max_size=60), patience=st.integers(1, 5))
-def test_the_scale_halves_at_each_overflow_and_doubles_after_patience(finite: list[bool], patience: int) -> None:
-    scale, calm, expected = LossScale(factor=8.0, patience=patience), 0, 8.0
+@given(finite=st.lists(st.booleans(), max_size=60), growth_interval=st.integers(1, 5))
+def test_the_scale_halves_at_each_overflow_and_doubles_after_the_growth_interval(
+    finite: list[bool], growth_interval: int
+) -> None:
+    scale, calm, expected = LossScale(factor=8.0, growth_interval=growth_interval), 0, 8.0
     for each in finite:
         if each:
             scale.succeeded()
@@ -196,12 +198,12 @@ def test_the_scale_halves_at_each_overflow_and_doubles_after_patience(finite: li
         calm = calm + 1 if each else 0
         if not each:
             expected = max(1.0, expected / 2)
-        elif calm == patience:
+        elif calm == growth_interval:
             expected, calm = expected * 2, 0
         assert scale.factor == expected
-    other = LossScale(patience=patience)
+    other = LossScale(growth_interval=growth_interval)
     other.load(scale.state)
-    for _ in range(patience):
+    for _ in range(growth_interval):
         other.succeeded()
         scale.succeeded()
         assert other.state == scale.state

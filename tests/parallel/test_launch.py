@@ -15,11 +15,7 @@ import pytest
 from support.nightly import nightly_but
 
 from fanin.clients.data.digits import split_digits
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.job import train
-from fanin.datacenter.jobs.jobfiles import CONFIG_FILE, METRICS_FILE, PARAMETERS_FILE, write_config
-from fanin.datacenter.jobs.launch import launch
-from fanin.datacenter.jobs.settings import (
+from fanin.datacenter.config.settings import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
@@ -27,6 +23,10 @@ from fanin.datacenter.jobs.settings import (
     ModelSettings,
     StopSettings,
 )
+from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.files.jobfiles import CONFIG_FILE, METRICS_FILE, PARAMETERS_FILE, write_config
+from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.jobs.torchrun import Elastic
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.mesh import MeshShape
@@ -39,7 +39,7 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from fanin.datacenter.jobs.job import train
-from fanin.datacenter.jobs.jobfiles import read_config
+from fanin.datacenter.files.jobfiles import read_config
 from fanin.datacenter.jobs.launch import launch
 launch(read_config(Path(sys.argv[1])), 2, Path(sys.argv[2]))
 """

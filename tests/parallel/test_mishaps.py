@@ -21,11 +21,17 @@ from fanin.clients.data.digits import split_digits
 from fanin.commands.train import Terminated, terminator
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress, latest
-from fanin.datacenter.jobs.agent import Agent, belongs_to_job
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.folders import LOCK_FILE, locked_folders
-from fanin.datacenter.jobs.job import main, train
-from fanin.datacenter.jobs.jobfiles import (
+from fanin.datacenter.config.settings import (
+    CheckpointSettings,
+    DataSettings,
+    EvaluationSettings,
+    ModelSettings,
+    StopSettings,
+    WatchSettings,
+)
+from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.files.folders import LOCK_FILE, locked_folders
+from fanin.datacenter.files.jobfiles import (
     CONFIG_FILE,
     LOGS_FOLDER,
     METRICS_FILE,
@@ -39,15 +45,9 @@ from fanin.datacenter.jobs.jobfiles import (
     write_error,
     write_result,
 )
+from fanin.datacenter.jobs.agent import Agent, belongs_to_job
+from fanin.datacenter.jobs.job import main, train
 from fanin.datacenter.jobs.launch import launch, outcome
-from fanin.datacenter.jobs.settings import (
-    CheckpointSettings,
-    DataSettings,
-    EvaluationSettings,
-    ModelSettings,
-    StopSettings,
-    WatchSettings,
-)
 from fanin.datacenter.jobs.torchrun import ONE_MACHINE, Elastic, begin_logs, failure_reason
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.settings import TrainingSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fanin.datacenter.jobs.config import TrainConfig, check_config, parse_config
+from fanin.datacenter.config.train_config import TrainConfig, check_config, parse_config
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.models.pretrained import module_of
 from fanin.datacenter.models.pretrained_folder import CONFIG
