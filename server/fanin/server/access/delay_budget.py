@@ -1,4 +1,6 @@
-"""Delay budget: how long a peer may delay a transfer. A peer that sends or reads almost nothing must not hold its place.
+"""Delay budget: how long a peer may delay a transfer.
+
+A peer that sends or reads almost nothing must not hold its place.
 
 A transfer starts with ``stall_s`` seconds. The time that the peer delays us is subtracted. Each ``LEAST_BYTES_PER_S``
 transferred bytes add one second, up to ``stall_s``. So a connection may be silent for ``stall_s`` and must carry that
