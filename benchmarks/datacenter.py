@@ -28,16 +28,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.layout import Layout, ModelSizes, decoder_layout
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import sample_objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
+from fanin.datacenter.ranks.devices import build_mesh
+from fanin.datacenter.ranks.mesh import MeshShape
 
 NUM_RANKS: Final = 2
 MICROBATCHES: Final = (2, 4, 6, 8, 12, 16)

@@ -27,17 +27,17 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from fanin.datacenter.config.settings import DataSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import DataSplit, WindowSamples
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.devices import build_mesh
-from fanin.datacenter.jobs.settings import DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import TOKENS, ScoredObjective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.devices import build_mesh
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.loop import TrainingLoop
 
 NUM_RANKS: Final = 2

@@ -5,10 +5,10 @@ from pathlib import Path
 from torch import nn
 
 from fanin.clients.data.examples import Examples
+from fanin.datacenter.config.settings import DataSettings, EvaluationSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import DataSplit, ExampleSamples
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.jobfiles import HeldOutEvaluation
-from fanin.datacenter.jobs.settings import DataSettings, EvaluationSettings, ModelSettings, StopSettings
+from fanin.datacenter.files.jobfiles import HeldOutEvaluation
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.objective import SampleLoss, ScoredObjective, padded_objective

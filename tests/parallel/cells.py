@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-from fanin.datacenter.parallel.mesh import AXES, MeshShape
 from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES
+from fanin.datacenter.ranks.mesh import AXES, MeshShape
 
 # A wrong gradient shows in the first steps; rounding that grows, and long accumulations, show in the nightly ones.
 NUM_STEPS, NUM_NIGHTLY_STEPS = 6, 20

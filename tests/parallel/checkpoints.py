@@ -28,8 +28,8 @@ from fanin.datacenter.checkpoints.weights import export_weights, import_weights
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import build
 from fanin.datacenter.parallel.engine import Engine
-from fanin.datacenter.parallel.mesh import AXES
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
+from fanin.datacenter.ranks.mesh import AXES
 from fanin.protos.errors import FaninError, StorageFull
 
 SAVED, STEPS = 2, 5

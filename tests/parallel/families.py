@@ -7,7 +7,7 @@ import torch
 from parallel.cells import BATCH, LENGTH, VOCABULARY, Cell
 from torch import nn
 
-from fanin.datacenter.jobs.settings import LayoutSettings
+from fanin.datacenter.config.settings import LayoutSettings
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.models.encoder import Encoder, EncoderConfig

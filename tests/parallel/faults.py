@@ -30,11 +30,11 @@ from parallel.matrix import CPU, model_of, parallel_of, training_of
 
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress, latest
-from fanin.datacenter.jobs.devices import build_mesh
-from fanin.datacenter.jobs.elastic import StopSignal, attempt, end_with_parent, process_group
 from fanin.datacenter.parallel.build import build
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
+from fanin.datacenter.ranks.devices import build_mesh
+from fanin.datacenter.ranks.elastic import StopSignal, attempt, end_with_parent, process_group
 from fanin.datacenter.watch.hangs import explain
 from fanin.datacenter.watch.watchdog import Watchdog
 

@@ -17,7 +17,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.config.communication import CommunicationSettings
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.network.bandwidths import measure
 from fanin.datacenter.network.collectives import COLLECTIVES, GLOO, check
 from fanin.datacenter.network.counters import ByteCounter, make_visible
@@ -25,7 +26,7 @@ from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.objective import padded_objective
-from fanin.datacenter.training.communication import CommunicationSettings, apply_communication
+from fanin.datacenter.training.communication import apply_communication
 from fanin.datacenter.training.loop import TrainingLoop
 from fanin.edge.export import squared_error
 

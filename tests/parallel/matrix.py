@@ -27,10 +27,10 @@ from parallel.families import MASKED, PRETRAINED, UNPLANNED, batches, model_of
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import RankModel, build
 from fanin.datacenter.parallel.engine import Engine
-from fanin.datacenter.parallel.mesh import AXES
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps.optimizer import build_optimizer
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
+from fanin.datacenter.ranks.mesh import AXES
 from fanin.edge.runtimes.graphs import NO_TOKEN
 
 CPU = torch.device("cpu")

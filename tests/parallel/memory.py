@@ -23,16 +23,16 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import TrainableModel, build
 from fanin.datacenter.parallel.layout import decoder_layout
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import TOKENS
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.memory import predict_memory
 from fanin.datacenter.planner.spread import Job
+from fanin.datacenter.ranks.devices import build_mesh
+from fanin.datacenter.ranks.mesh import MeshShape
 
 SMALL: Final = DecoderConfig(vocabulary=512, width=256, num_layers=8, num_heads=8, num_kv_heads=4, feed_forward=704)
 LARGE: Final = DecoderConfig(

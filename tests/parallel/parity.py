@@ -32,29 +32,29 @@ from fanin.clients.data.examples import Examples
 from fanin.commands.demo.steps import DEFAULT_MESH, job_config
 from fanin.commands.demo.tasks import TASKS
 from fanin.datacenter.checkpoints.resumable import JobCheckpoints
-from fanin.datacenter.data.samples import DataSplit, ExampleSamples
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.devices import build_mesh
-from fanin.datacenter.jobs.job import train, whole_values
-from fanin.datacenter.jobs.settings import (
+from fanin.datacenter.config.communication import CommunicationSettings
+from fanin.datacenter.config.rates import RateSettings
+from fanin.datacenter.config.settings import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
     ModelSettings,
     StopSettings,
 )
+from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.data.samples import DataSplit, ExampleSamples
+from fanin.datacenter.jobs.job import train, whole_values
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.models.digits_app import smoothed_cross_entropy
 from fanin.datacenter.models.fashion_app import FashionCnn
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import Engine, build_engine
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import Objective, ScoredObjective, padded_objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.training.communication import CommunicationSettings
+from fanin.datacenter.ranks.devices import build_mesh
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.loop import TrainingLoop
-from fanin.datacenter.training.rates import RateSettings
 from fanin.edge.export.app import cross_entropy
 from fanin.protos.errors import Corrupted, InvalidInput
 

@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 
 from fanin.datacenter.checkpoints.weights import export_weights, import_weights
-from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.devices import build_mesh
+from fanin.datacenter.ranks.mesh import MeshShape
 
 NUM_RANKS = 4
 SHAPE = MeshShape(dp_shard=NUM_RANKS)

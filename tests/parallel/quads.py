@@ -21,18 +21,19 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fanin.datacenter.checkpoints.weights import export_weights
-from fanin.datacenter.jobs.devices import build_mesh
-from fanin.datacenter.jobs.settings import UNKNOWN_LAYOUT, LayoutSettings
+from fanin.datacenter.config.communication import CommunicationSettings
+from fanin.datacenter.config.settings import UNKNOWN_LAYOUT, LayoutSettings
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.layout import Layout, decoder_layout
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import TOKENS, Objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
-from fanin.datacenter.training.communication import CommunicationSettings, apply_communication
+from fanin.datacenter.ranks.devices import build_mesh
+from fanin.datacenter.ranks.mesh import MeshShape
+from fanin.datacenter.training.communication import apply_communication
 from fanin.datacenter.training.snapshot import restore, snapshot
 from fanin.protos.errors import UnsupportedModel
 

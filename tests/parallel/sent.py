@@ -18,18 +18,18 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
-from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.network.counters import ByteCounter, make_visible
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.spread import Job
+from fanin.datacenter.ranks.devices import build_mesh
+from fanin.datacenter.ranks.mesh import MeshShape
 
 NUM_RANKS: Final = 4
 BATCH, LENGTH = 16, 8

@@ -15,15 +15,15 @@ from parallel.families import UNPLANNED, batches, pretrained_row
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fanin.datacenter.jobs.config import TrainConfig, check_config, parse_config
+from fanin.datacenter.config.train_config import TrainConfig, check_config, parse_config
 from fanin.datacenter.jobs.job import train
 from fanin.datacenter.models.pretrained import module_of
 from fanin.datacenter.models.pretrained_folder import CONFIG
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.engine import build_engine
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.transformers_layout import pretrained_layout, pretrained_model
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 

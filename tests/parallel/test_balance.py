@@ -13,19 +13,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_layer_times
-from fanin.datacenter.jobs.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.files.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_layer_times
+from fanin.datacenter.jobs.balance import balance_pipeline
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel, parameter_table
+from fanin.datacenter.parallel.layer_times import MeasurementHooks, measure_layer_times
 from fanin.datacenter.parallel.layout import Layout, ModelSizes
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import sample_objective
-from fanin.datacenter.parallel.pipelines.balance import balance_pipeline
-from fanin.datacenter.parallel.pipelines.layer_times import MeasurementHooks, measure_layer_times
 from fanin.datacenter.parallel.pipelines.stages import cut, stage_times
 from fanin.datacenter.parallel.settings import MEASURE, ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.model import JobModel, build_job_model
 from fanin.protos.errors import FaninError, InvalidInput
 

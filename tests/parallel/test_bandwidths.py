@@ -11,7 +11,7 @@ from support.commands import Fanin, fanin_in_process, one_line
 from fanin.datacenter.network.bandwidths import CollectiveTiming, fit_link, predicted_seconds
 from fanin.datacenter.network.collectives import COLLECTIVES, RING
 from fanin.datacenter.network.counters import ALL_REDUCE, SEND, Amount
-from fanin.datacenter.planner.links import Link
+from fanin.datacenter.network.links import Link
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from support.commands import Fanin, fanin_in_process
 from support.data import real_places
 
 from fanin.clients.data.files import DATA_VARIABLE
+from fanin.datacenter.config.settings import SHAKESPEARE
+from fanin.datacenter.config.train_config import read_train_config
 from fanin.datacenter.data.loading import read_characters, split_text
-from fanin.datacenter.jobs.config import read_train_config
-from fanin.datacenter.jobs.settings import SHAKESPEARE
 
 EXAMPLE = Path(__file__).parents[2] / "examples/char_decoder/train.toml"
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.jobs.config import TrainConfig, check_config, parse_config, read_train_config
-from fanin.datacenter.jobs.jobfiles import read_config, write_config
+from fanin.datacenter.config.communication import CommunicationSettings, check_checkpointable
+from fanin.datacenter.config.rates import RateSettings
+from fanin.datacenter.config.train_config import TrainConfig, check_config, parse_config, read_train_config
+from fanin.datacenter.files.jobfiles import read_config, write_config
 from fanin.datacenter.jobs.launch import launch
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.training.communication import CommunicationSettings, check_checkpointable
-from fanin.datacenter.training.rates import RateSettings
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import InvalidInput
 
 EXAMPLES = [Path(__file__).parents[2] / "examples" / name / "train.toml" for name in ("char_decoder", "masked_encoder")]

@@ -11,7 +11,7 @@ from parallel.saving import engine_of, step
 
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress, latest
-from fanin.datacenter.jobs.config import parse_config
+from fanin.datacenter.config.train_config import parse_config
 from fanin.datacenter.jobs.job import train
 from fanin.protos.errors import Corrupted
 

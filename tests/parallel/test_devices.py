@@ -9,15 +9,15 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.devices import build_mesh, choose_type, describe_device, device_type, group_device_type
-from fanin.datacenter.jobs.elastic import group_of_one
+from fanin.datacenter.config.settings import DataSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.jobs.job import use_threads
 from fanin.datacenter.jobs.launch import launch
-from fanin.datacenter.jobs.settings import DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.jobs.torchrun import rank_environment
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.devices import build_mesh, choose_type, describe_device, device_type, group_device_type
+from fanin.datacenter.ranks.elastic import group_of_one
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import InvalidInput
 
 

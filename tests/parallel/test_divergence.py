@@ -13,23 +13,23 @@ from torch import Tensor
 
 from fanin.clients.data.examples import Examples
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
-from fanin.datacenter.checkpoints.parameters import parameter_vector
 from fanin.datacenter.checkpoints.progress import Progress, latest
 from fanin.datacenter.checkpoints.resumable import JobCheckpoints
 from fanin.datacenter.checkpoints.trace import TRACE_FILE
+from fanin.datacenter.config.communication import CommunicationSettings
+from fanin.datacenter.config.rates import RateSettings
+from fanin.datacenter.config.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import DataSplit, ExampleSamples
-from fanin.datacenter.jobs.config import TrainConfig
+from fanin.datacenter.files.jobfiles import ROWS_FILE, read_error, read_result, write_config
 from fanin.datacenter.jobs.job import main
-from fanin.datacenter.jobs.jobfiles import ROWS_FILE, read_error, read_result, write_config
-from fanin.datacenter.jobs.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.training.communication import CommunicationSettings
 from fanin.datacenter.training.loop import TrainingLoop
-from fanin.datacenter.training.rates import RateSettings
+from fanin.datacenter.training.parameters import parameter_vector
 from fanin.edge.export import squared_error
 from fanin.protos.errors import Diverged, InvalidInput
 

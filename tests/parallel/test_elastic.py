@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel.machines import NUM_STEPS, Place, empty_place
 
-from fanin.datacenter.jobs.config import TrainConfig, fit_config, read_train_config
-from fanin.datacenter.jobs.elastic import PARENT, PARENT_POLL_S, end_with_parent
+from fanin.datacenter.config.communication import CommunicationSettings
+from fanin.datacenter.config.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.train_config import TrainConfig, fit_config, read_train_config
 from fanin.datacenter.jobs.job import train
-from fanin.datacenter.jobs.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.jobs.torchrun import Elastic, begin_logs, failure_reason
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.training.communication import CommunicationSettings
+from fanin.datacenter.ranks.elastic import PARENT, PARENT_POLL_S, end_with_parent
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.watch.hangs import HangReport, PendingOperation, attempt_folder, write_report
 from fanin.protos.errors import InvalidInput
 

@@ -19,19 +19,19 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fanin.datacenter.jobs.devices import build_mesh
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig, rotate, rotations
 from fanin.datacenter.models.encoder import Encoder, EncoderConfig
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel, divided_loss, layers_of
 from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import TOKENS, ScoredObjective, sample_objective
 from fanin.datacenter.parallel.pipelines.stages import Skip
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps.scaling import LossScale
 from fanin.datacenter.parallel.transformers_layout import pretrained_model
+from fanin.datacenter.ranks.devices import build_mesh
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.edge.export.app import cross_entropy
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput, UnsupportedModel
@@ -185,9 +185,11 @@ def test_an_overflow_leaves_a_step_out_and_lowers_the_scale() -> None:
     assert all(torch.equal(before[name], value) for name, value in engine.full_parameters().items())
 
 
-@given(finite=st.lists(st.booleans(), max_size=60), patience=st.integers(1, 5))
-def test_the_scale_halves_at_each_overflow_and_doubles_after_patience(finite: list[bool], patience: int) -> None:
-    scale, calm, expected = LossScale(factor=8.0, patience=patience), 0, 8.0
+@given(finite=st.lists(st.booleans(), max_size=60), growth_interval=st.integers(1, 5))
+def test_the_scale_halves_at_each_overflow_and_doubles_after_the_growth_interval(
+    finite: list[bool], growth_interval: int
+) -> None:
+    scale, calm, expected = LossScale(factor=8.0, growth_interval=growth_interval), 0, 8.0
     for each in finite:
         if each:
             scale.succeeded()
@@ -196,12 +198,12 @@ def test_the_scale_halves_at_each_overflow_and_doubles_after_patience(finite: li
         calm = calm + 1 if each else 0
         if not each:
             expected = max(1.0, expected / 2)
-        elif calm == patience:
+        elif calm == growth_interval:
             expected, calm = expected * 2, 0
         assert scale.factor == expected
-    other = LossScale(patience=patience)
+    other = LossScale(growth_interval=growth_interval)
     other.load(scale.state)
-    for _ in range(patience):
+    for _ in range(growth_interval):
         other.succeeded()
         scale.succeeded()
         assert other.state == scale.state

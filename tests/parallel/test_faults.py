@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fanin.datacenter.checkpoints.progress import latest
-from fanin.datacenter.jobs.elastic import StopSignal
 from fanin.datacenter.jobs.torchrun import Elastic, failure_reason, run_ranks
+from fanin.datacenter.ranks.elastic import StopSignal
 from fanin.datacenter.watch.hangs import (
     HangReport,
     PendingOperation,

@@ -14,10 +14,17 @@ from support import raw
 from support.raw import raw_app, raw_of
 
 from fanin.clients.data.digits import split_digits
+from fanin.datacenter.config.rates import RateSettings
+from fanin.datacenter.config.settings import (
+    DataSettings,
+    EvaluationSettings,
+    LayoutSettings,
+    ModelSettings,
+    StopSettings,
+)
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.loading import split_text
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.job import main, train
-from fanin.datacenter.jobs.jobfiles import (
+from fanin.datacenter.files.jobfiles import (
     ROWS_FILE,
     HeldOutEvaluation,
     Metrics,
@@ -32,11 +39,10 @@ from fanin.datacenter.jobs.jobfiles import (
     write_file,
     write_result,
 )
-from fanin.datacenter.jobs.settings import DataSettings, EvaluationSettings, LayoutSettings, ModelSettings, StopSettings
+from fanin.datacenter.jobs.job import main, train
 from fanin.datacenter.models.decoder import DecoderConfig
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.training.rates import RateSettings
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 

@@ -15,11 +15,7 @@ import pytest
 from support.nightly import nightly_but
 
 from fanin.clients.data.digits import split_digits
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.job import train
-from fanin.datacenter.jobs.jobfiles import CONFIG_FILE, METRICS_FILE, PARAMETERS_FILE, write_config
-from fanin.datacenter.jobs.launch import launch
-from fanin.datacenter.jobs.settings import (
+from fanin.datacenter.config.settings import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
@@ -27,9 +23,13 @@ from fanin.datacenter.jobs.settings import (
     ModelSettings,
     StopSettings,
 )
+from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.files.jobfiles import CONFIG_FILE, METRICS_FILE, PARAMETERS_FILE, write_config
+from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.jobs.torchrun import Elastic
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import Conflict, InvalidInput, UnsupportedModel
 
 APPS = Path(__file__).with_name("apps.py")
@@ -39,14 +39,14 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from fanin.datacenter.jobs.job import train
-from fanin.datacenter.jobs.jobfiles import read_config
+from fanin.datacenter.files.jobfiles import read_config
 from fanin.datacenter.jobs.launch import launch
 launch(read_config(Path(sys.argv[1])), 2, Path(sys.argv[2]))
 """
 SLOW = """
 import os, signal, sys, time
 from pathlib import Path
-from fanin.datacenter.jobs.elastic import PARENT, end_with_parent
+from fanin.datacenter.ranks.elastic import PARENT, end_with_parent
 assert os.environ[PARENT] == str(os.getppid())
 end_with_parent()
 def save(number, frame):

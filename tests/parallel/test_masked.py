@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fanin.datacenter.config.settings import CheckpointSettings, StopSettings
+from fanin.datacenter.config.train_config import TrainConfig, parse_config
 from fanin.datacenter.data.masked import MaskedSamples
 from fanin.datacenter.data.samples import batch_share
-from fanin.datacenter.jobs.config import TrainConfig, parse_config
 from fanin.datacenter.jobs.job import train
 from fanin.datacenter.jobs.launch import launch
-from fanin.datacenter.jobs.settings import CheckpointSettings, StopSettings
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.model import build_job_model
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput

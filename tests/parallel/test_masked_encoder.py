@@ -10,7 +10,7 @@ from support.commands import fanin_in_process
 from support.data import real_places
 
 from fanin.clients.data.files import DATA_VARIABLE
-from fanin.datacenter.jobs.settings import SHAKESPEARE
+from fanin.datacenter.config.settings import SHAKESPEARE
 
 EXAMPLE = Path(__file__).parents[2] / "examples/masked_encoder/train.toml"
 

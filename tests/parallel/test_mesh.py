@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.parallel.mesh import AXES, MeshShape
+from fanin.datacenter.ranks.mesh import AXES, MeshShape
 from fanin.protos.errors import InvalidInput
 
 sizes = st.tuples(*(st.integers(1, 9) for _ in AXES))

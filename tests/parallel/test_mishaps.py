@@ -21,12 +21,17 @@ from fanin.clients.data.digits import split_digits
 from fanin.commands.train import Terminated, terminator
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress, latest
-from fanin.datacenter.jobs.agent import Agent, belongs_to_job
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.elastic import OTHER_JOB, StopSignal
-from fanin.datacenter.jobs.folders import LOCK_FILE, locked_folders
-from fanin.datacenter.jobs.job import main, train
-from fanin.datacenter.jobs.jobfiles import (
+from fanin.datacenter.config.settings import (
+    CheckpointSettings,
+    DataSettings,
+    EvaluationSettings,
+    ModelSettings,
+    StopSettings,
+    WatchSettings,
+)
+from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.files.folders import LOCK_FILE, locked_folders
+from fanin.datacenter.files.jobfiles import (
     CONFIG_FILE,
     LOGS_FOLDER,
     METRICS_FILE,
@@ -40,19 +45,14 @@ from fanin.datacenter.jobs.jobfiles import (
     write_error,
     write_result,
 )
+from fanin.datacenter.jobs.agent import Agent, belongs_to_job
+from fanin.datacenter.jobs.job import main, train
 from fanin.datacenter.jobs.launch import launch, outcome
-from fanin.datacenter.jobs.settings import (
-    CheckpointSettings,
-    DataSettings,
-    EvaluationSettings,
-    ModelSettings,
-    StopSettings,
-    WatchSettings,
-)
 from fanin.datacenter.jobs.torchrun import ONE_MACHINE, Elastic, begin_logs, failure_reason
 from fanin.datacenter.parallel.engine import build_engine
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import TrainingSettings
+from fanin.datacenter.ranks.elastic import OTHER_JOB, StopSignal
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.model import build_job_model
 from fanin.datacenter.watch.hangs import HangReport, PendingOperation, attempt_folder, write_report
 from fanin.protos.errors import Conflict, InvalidInput, StorageFull

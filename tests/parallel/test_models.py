@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fanin.clients.data.digits import split_digits
-from fanin.datacenter.checkpoints.parameters import load_parameters, parameter_table, parameter_vector, trained_module
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.settings import DataSettings, LayoutSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.settings import DataSettings, LayoutSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.models.cnn import INPUT_SHAPE, NUM_CLASSES, DigitsCnn
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.models.digits_app import SMOOTHING, app, smoothed_cross_entropy
@@ -21,6 +20,7 @@ from fanin.datacenter.models.tiny.resnet8 import ResNet8
 from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.datacenter.parallel.transforms.tensor import apply_tensor_parallel
 from fanin.datacenter.training.model import build_job_model
+from fanin.datacenter.training.parameters import load_parameters, parameter_table, parameter_vector, trained_module
 from fanin.edge.export import Adapters, App, Recipe
 from fanin.edge.export.loading import load_app
 from fanin.edge.export.prepare import prepare

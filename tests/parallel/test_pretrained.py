@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fanin.datacenter.jobs.config import TrainConfig, check_config, parse_config
+from fanin.datacenter.config.train_config import TrainConfig, check_config, parse_config
 from fanin.datacenter.jobs.job import train
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.models import pretrained, pretrained_folder
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.model import build_job_model
 from fanin.protos.errors import InvalidInput, RuntimeMissing
 

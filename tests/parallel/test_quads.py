@@ -11,7 +11,7 @@ import torch
 from parallel.quads import BROKEN, HALVES, NUM_RANKS, Shared
 from torch import nn
 
-from fanin.datacenter.jobs.settings import UNKNOWN_LAYOUT
+from fanin.datacenter.config.settings import UNKNOWN_LAYOUT
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.training.rates import Noise, RateSettings, rates_of
+from fanin.datacenter.config.rates import RateSettings
+from fanin.datacenter.training.rates import Noise, rates_of
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.parallel.checks import check_job, check_sequence
 from fanin.datacenter.parallel.layout import decoder_layout
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES, Pipeline
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import InvalidInput
 
 LAYOUT = decoder_layout(

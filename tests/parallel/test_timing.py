@@ -10,7 +10,6 @@ from torch.distributed.pipelining._backward import stage_backward, stage_backwar
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.objective import token_loss_sum
 from fanin.datacenter.parallel.pipelines import stages as pipeline_stages
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
@@ -18,6 +17,7 @@ from fanin.datacenter.parallel.transforms.recompute import apply_recompute
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.spread import Job, StageSizes
 from fanin.datacenter.planner.timing import SELECTIVE, chunk_flops
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.watch.flops import PASSES
 
 CONFIG = DecoderConfig(vocabulary=24, width=16, num_layers=8, num_heads=2, num_kv_heads=1, feed_forward=40)

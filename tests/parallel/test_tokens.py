@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from fanin.datacenter.config.train_config import TrainConfig, parse_config
 from fanin.datacenter.data.loading import read_tokens
-from fanin.datacenter.jobs.config import TrainConfig, parse_config
 from fanin.datacenter.jobs.job import train
 from fanin.datacenter.training.model import build_job_model
 from fanin.edge.runtimes.graphs import NO_TOKEN

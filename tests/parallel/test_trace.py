@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from fanin.datacenter.checkpoints.trace import LOSS, TRACE_FILE, TraceWriter, read_trace
-from fanin.datacenter.jobs.jobfiles import HeldOutEvaluation, TrainingHistory
+from fanin.datacenter.files.jobfiles import HeldOutEvaluation, TrainingHistory
 
 
 def history(num_steps: int) -> TrainingHistory:

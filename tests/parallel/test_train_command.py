@@ -12,9 +12,9 @@ from support.commands import Fanin, fanin_in_process, one_line
 from support.nightly import nightly_but
 
 from fanin.datacenter.checkpoints.progress import latest
-from fanin.datacenter.jobs.config import read_train_config
+from fanin.datacenter.config.train_config import read_train_config
 from fanin.datacenter.jobs.job import train
-from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.datacenter.ranks.mesh import MeshShape
 
 CONFIG = """
 [model.decoder]

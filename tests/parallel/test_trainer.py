@@ -8,24 +8,24 @@ import pytest
 import torch
 
 from fanin.clients.data.examples import Examples
-from fanin.datacenter.checkpoints.parameters import parameter_vector
 from fanin.datacenter.checkpoints.resumable import JobCheckpoints
 from fanin.datacenter.checkpoints.trace import TRACE_FILE
-from fanin.datacenter.data.samples import DataSplit, ExampleSamples
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.settings import (
+from fanin.datacenter.config.rates import RateSettings
+from fanin.datacenter.config.settings import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
     ModelSettings,
     StopSettings,
 )
+from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.data.samples import DataSplit, ExampleSamples
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.training.loop import TrainingLoop
-from fanin.datacenter.training.rates import RateSettings
+from fanin.datacenter.training.parameters import parameter_vector
 from fanin.datacenter.training.state import LoopState
 from fanin.edge.export import cross_entropy, next_token, squared_error
 from fanin.protos.errors import Diverged, InvalidInput, StorageFull

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from fanin.datacenter.jobs.config import TrainConfig, check_config, parse_config
+from fanin.datacenter.config.train_config import TrainConfig, check_config, parse_config
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.models.pretrained import module_of
 from fanin.datacenter.models.pretrained_folder import CONFIG
 from fanin.datacenter.parallel.layout import Layout
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.pipelines.schedules import Pipeline
 from fanin.datacenter.parallel.pipelines.stages import split
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.parallel.transformers_layout import pretrained_layout, pretrained_model
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import UnsupportedModel
 
 ROW: dict[str, object] = {

@@ -8,15 +8,15 @@ import pytest
 from support.commands import Fanin, fanin_in_process, one_line
 
 from fanin.commands.train import metrics_row
-from fanin.datacenter.jobs.config import TrainConfig, read_train_config
-from fanin.datacenter.jobs.jobfiles import Metrics, TrainingHistory
+from fanin.datacenter.config.train_config import TrainConfig, read_train_config
+from fanin.datacenter.files.jobfiles import Metrics, TrainingHistory
+from fanin.datacenter.jobs.monitor import COUNTED_STEP, ROWS_FILE, predicted_traffic
 from fanin.datacenter.network.counters import by_axis
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.spread import Job
 from fanin.datacenter.planner.traffic import predict_traffic
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.watch.meters import DATA, STEP
-from fanin.datacenter.watch.monitor import COUNTED_STEP, ROWS_FILE, predicted_traffic
 from fanin.datacenter.watch.timeline import BACKWARD, FORWARD
 
 NUM_STEPS = 5

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from fanin.datacenter.checkpoints.weights import export_weights, import_weights
-from fanin.datacenter.jobs.settings import UNKNOWN_LAYOUT
+from fanin.datacenter.config.settings import UNKNOWN_LAYOUT
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import Engine, build_engine

@@ -14,10 +14,10 @@ from support.data import real_places
 from fanin.clients.data.digits import split_digits
 from fanin.commands.demo.steps import DEFAULT_MESH, job_config
 from fanin.commands.demo.tasks import TASKS
-from fanin.datacenter.checkpoints.parameters import parameter_table, parameter_vector
 from fanin.datacenter.jobs.job import train
 from fanin.datacenter.jobs.launch import launch
-from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.datacenter.ranks.mesh import MeshShape
+from fanin.datacenter.training.parameters import parameter_table, parameter_vector
 from fanin.edge.tensors import encode_parameters
 
 DEVICE_PYTHON = Path(__file__).parents[2] / ".venv-device" / "bin" / "python"

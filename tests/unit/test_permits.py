@@ -3,7 +3,7 @@
 import asyncio
 
 from fanin.clients.testing import run_virtual
-from fanin.server.access.permits import CHUNK_S, LENT_S, WAIT_S, Permit, Permits
+from fanin.server.access.permits import CHUNK_S, LENT_S, PERMIT_WAIT_S, Permit, Permits
 
 
 async def chunk(permit: Permit, *waits: float) -> float:
@@ -83,7 +83,7 @@ def test_nobody_waits_longer_in_all_than_a_proxy_does() -> None:
 
     waiting, begun = run_virtual(main())
     # It goes on without a permit, and is not made to wait for one again.
-    assert waiting == [WAIT_S / LENT_S, WAIT_S / LENT_S + 0.25]
+    assert waiting == [PERMIT_WAIT_S / LENT_S, PERMIT_WAIT_S / LENT_S + 0.25]
     assert begun[-1] == 639 * 1.5
 
 

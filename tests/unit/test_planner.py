@@ -18,20 +18,20 @@ from fanin.commands.main import main
 from fanin.commands.plan import progress_of
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.network.counters import ALL_REDUCE, SEND, Amount
+from fanin.datacenter.network.links import LINKS, Link, Topology, link_of
 from fanin.datacenter.parallel.checks import check_job
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES, Pipeline
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.planner import LayoutRequest, plan, price
 from fanin.datacenter.planner.bubble import bubble_share, bubble_units, max_in_flight
 from fanin.datacenter.planner.choices import describe
 from fanin.datacenter.planner.facts import decoder_facts
-from fanin.datacenter.planner.links import LINKS, Link, Topology, link_of
 from fanin.datacenter.planner.memory import worst_memory
 from fanin.datacenter.planner.presets import PRESETS, config_of
 from fanin.datacenter.planner.search import factorisations, jobs
 from fanin.datacenter.planner.timing import Machine, Timing, predict_timing
 from fanin.datacenter.planner.traffic import predict_traffic
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.watch.flops import HARDWARE
 from fanin.protos.errors import InvalidInput
 

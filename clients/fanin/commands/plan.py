@@ -14,9 +14,9 @@ import typer
 from fanin import datacenter
 from fanin.commands.console.terminal import JsonOption, run_command, write_json
 from fanin.datacenter.network.counters import by_axis
+from fanin.datacenter.network.links import LINKS
 from fanin.datacenter.planner import LayoutChoice, LayoutRequest
 from fanin.datacenter.planner.choices import GIGABYTE, describe
-from fanin.datacenter.planner.links import LINKS
 from fanin.datacenter.planner.options import PlanOptions
 from fanin.datacenter.planner.presets import PRESETS
 from fanin.datacenter.watch.flops import HARDWARE

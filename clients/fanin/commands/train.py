@@ -20,12 +20,12 @@ import typer
 
 from fanin import datacenter
 from fanin.commands.console.terminal import JsonOption, run_command, write_json
-from fanin.datacenter.jobs.config import TrainConfig, read_train_config
-from fanin.datacenter.jobs.devices import describe_device, device_type
-from fanin.datacenter.jobs.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, outcome_files, read_result
+from fanin.datacenter.config.records import record_of
+from fanin.datacenter.config.train_config import TrainConfig, read_train_config
+from fanin.datacenter.files.jobfiles import METRICS_FILE, ROWS_FILE, Metrics, outcome_files, read_result
 from fanin.datacenter.jobs.launch import ranks_per_machine
-from fanin.datacenter.jobs.records import record_of
 from fanin.datacenter.jobs.torchrun import Elastic
+from fanin.datacenter.ranks.devices import describe_device, device_type
 from fanin.datacenter.watch.meters import StepRecord
 from fanin.datacenter.watch.sinks import StatusLine
 from fanin.protos.errors import Conflict, InvalidInput

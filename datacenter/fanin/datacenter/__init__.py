@@ -7,22 +7,25 @@
 
 Importing this package does not import torch; the first use of a name does. Rooms, in reading order:
 
-- ``jobs``: a job's config, its launcher and its ranks.
+- ``jobs``: a job's launcher and its ranks.
+- ``config``: a job's config and its checks.
+- ``files``: the files that launcher and ranks exchange.
 - ``data``: samples and their order.
 - ``models``: the models that fanin trains.
 - ``training``: the training loop.
-- ``parallel``: the mesh, and the engine that computes one process's numbers on it.
+- ``parallel``: the engine that computes one process's numbers on any mesh of ranks.
+- ``ranks``: the mesh, and a rank's device and process group.
 - ``checkpoints``: saving, resuming, and weights in and out.
 - ``watch``: measurements, the watchdog and the diagnosis of hangs.
 - ``planner``: predictions of time and memory.
-- ``network``: collectives and the bytes that they send.
+- ``network``: links, collectives and the bytes that they send.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from fanin.datacenter.jobs.config import TrainConfig
+    from fanin.datacenter.config.train_config import TrainConfig
     from fanin.datacenter.jobs.launch import train
     from fanin.datacenter.jobs.torchrun import Elastic
     from fanin.datacenter.planner.options import PlanOptions, plan
@@ -32,7 +35,7 @@ __all__ = ["Elastic", "PlanOptions", "TrainConfig", "plan", "train"]
 _MODULES: Final = {
     "Elastic": "jobs.torchrun",
     "PlanOptions": "planner.options",
-    "TrainConfig": "jobs.config",
+    "TrainConfig": "config.train_config",
     "plan": "planner.options",
     "train": "jobs.launch",
 }

@@ -41,7 +41,7 @@ MAX_DELAY_S: Final = 0.3
 LOG = logging.getLogger("fanin.clients")
 RECHECK_S: Final = 1.0
 """Seconds between two calls of a ``may_work`` that returned False or raised."""
-WAIT_S: Final = 40.0
+CHECK_IN_WAIT_S: Final = 40.0
 """Seconds that a check-in waits for work; common proxies cut an idle connection after 60 s."""
 
 
@@ -252,7 +252,7 @@ class Client:
             codecs=tuple(CODECS), runtimes=(trainer.runtime,), graph_formats=(trainer.graph_format,)
         )
         served = None if serving is None else serving.latest
-        return m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=WAIT_S, served=served)
+        return m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=CHECK_IN_WAIT_S, served=served)
 
     def _fetch(self, publication: m.Publication) -> None:
         needed: list[ChunkRef] = []

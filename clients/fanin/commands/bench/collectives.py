@@ -17,7 +17,7 @@ import typer
 
 from fanin.commands.bench.harness.report import machine
 from fanin.commands.console.terminal import JsonOption, run_command, write_json
-from fanin.datacenter.jobs.records import record_of
+from fanin.datacenter.config.records import record_of
 from fanin.datacenter.jobs.torchrun import failure_reason, run_ranks
 from fanin.datacenter.network.bandwidths import CollectivesReport, check_backend
 from fanin.datacenter.planner.choices import GIGABYTE

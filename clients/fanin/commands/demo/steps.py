@@ -21,13 +21,13 @@ from fanin.commands.demo.measure import measure_test
 from fanin.commands.demo.processes import DeviceEnvironment, Processes, probe
 from fanin.commands.demo.report import Findings, json_row, print_table
 from fanin.commands.demo.tasks import TASKS, Task, TrainingPhase
-from fanin.datacenter.checkpoints.parameters import load_parameters, parameter_table, parameter_vector
-from fanin.datacenter.jobs.config import TrainConfig, check_config
+from fanin.datacenter.config.settings import DataSettings, EvaluationSettings, ModelSettings, StopSettings
+from fanin.datacenter.config.train_config import TrainConfig, check_config
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.jobs.publish import train_and_publish, with_drop_check
-from fanin.datacenter.jobs.settings import DataSettings, EvaluationSettings, ModelSettings, StopSettings
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.mesh import MeshShape
+from fanin.datacenter.training.parameters import load_parameters, parameter_table, parameter_vector
 from fanin.edge.bundles.keys import load_or_create_key
 from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.export import export

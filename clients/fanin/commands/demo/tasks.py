@@ -8,7 +8,7 @@ from typing import Final
 from fanin.clients.data.digits import split_digits
 from fanin.clients.data.examples import Split
 from fanin.clients.data.public import split_fashion_mnist
-from fanin.datacenter.jobs.settings import LayoutSettings
+from fanin.datacenter.config.settings import LayoutSettings
 from fanin.datacenter.models.digits_app import app as digits_app
 from fanin.datacenter.models.fashion_app import HIDDEN
 from fanin.datacenter.models.fashion_app import app as fashion_app

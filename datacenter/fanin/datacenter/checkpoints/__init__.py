@@ -12,5 +12,4 @@ Modules, in reading order:
 - ``named_state``: an engine's tensors by name.
 - ``slices``: the true bounds of a rank's shard.
 - ``weights``: safetensors files.
-- ``parameters``: a module's parameters as one flat vector.
 """

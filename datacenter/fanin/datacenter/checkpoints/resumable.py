@@ -16,9 +16,9 @@ import torch.distributed as dist
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress
 from fanin.datacenter.checkpoints.trace import TraceWriter, read_trace
+from fanin.datacenter.config.settings import CheckpointSettings
 from fanin.datacenter.data.samples import Cursor
-from fanin.datacenter.jobs.folders import check_folder
-from fanin.datacenter.jobs.settings import CheckpointSettings
+from fanin.datacenter.files.folders import check_folder
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.training.rates import Noise

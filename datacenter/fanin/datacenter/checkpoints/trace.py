@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from fanin.datacenter.jobs.jobfiles import HeldOutEvaluation, TrainingHistory
-from fanin.datacenter.jobs.records import record_of
+from fanin.datacenter.config.records import record_of
+from fanin.datacenter.files.jobfiles import HeldOutEvaluation, TrainingHistory
 from fanin.protos.errors import StorageFull
 
 TRACE_FILE: Final = "steps.jsonl"

@@ -14,10 +14,10 @@ from fanin.clients.data.files import default_places, read_files
 from fanin.clients.data.npz import UNREADABLE, read_npz
 from fanin.clients.data.partitions import hold_out
 from fanin.clients.data.public import SHAKESPEARE as SHAKESPEARE_FILES
+from fanin.datacenter.config.settings import SHAKESPEARE, DataSettings
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.masked import MaskedSamples
 from fanin.datacenter.data.samples import DataSplit, ExampleSamples, Tokens, WindowSamples
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.settings import SHAKESPEARE, DataSettings
 from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:

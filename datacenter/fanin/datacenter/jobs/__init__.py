@@ -1,17 +1,12 @@
-"""Jobs: a training job from its config file to its result.
+"""Jobs: the launcher of a training job, and the program of its ranks.
 
 Modules, in reading order:
 
-- ``settings``: the tables of a config.
-- ``records``: frozen records from TOML and JSON, and back.
-- ``config``: the whole config, and its checks.
 - ``launch``: the launcher; ``train`` is the public function.
 - ``torchrun``: torchrun as a child process, restarts and machines.
 - ``agent``: the process that torchrun's ranks run under.
 - ``job``: the program of one rank.
-- ``elastic``: a rank's process group, stop signal and parent.
-- ``devices``: the device of a rank.
-- ``jobfiles``: the files between the launcher and the ranks.
-- ``folders``: checks and locks of folders.
+- ``balance``: cuts the pipeline of a job by measured layer times.
+- ``monitor``: everything that one rank observes while it trains.
 - ``publish``: from a training into a Run's next Version.
 """

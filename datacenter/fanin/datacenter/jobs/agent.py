@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from torch.distributed.launcher import api
 from torch.distributed.run import main
 
-from fanin.datacenter.jobs.elastic import OTHER_JOB, PARENT, RENDEZVOUS, end_with_parent
+from fanin.datacenter.ranks.elastic import OTHER_JOB, PARENT, RENDEZVOUS, end_with_parent
 
 
 class Agent(LocalElasticAgent):

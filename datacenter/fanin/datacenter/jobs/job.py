@@ -23,13 +23,12 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from fanin.datacenter.checkpoints.parameters import parameter_table
 from fanin.datacenter.checkpoints.resumable import JobCheckpoints
 from fanin.datacenter.checkpoints.weights import export_weights, import_weights
-from fanin.datacenter.jobs.config import TrainConfig, check_config, fit_config
-from fanin.datacenter.jobs.devices import build_mesh, describe_device, device_type, rank_device
-from fanin.datacenter.jobs.elastic import StopSignal, end_with_parent, group_of_one, process_group
-from fanin.datacenter.jobs.jobfiles import (
+from fanin.datacenter.config.communication import check_checkpointable
+from fanin.datacenter.config.settings import SAFETENSORS
+from fanin.datacenter.config.train_config import TrainConfig, check_config, fit_config
+from fanin.datacenter.files.jobfiles import (
     MACHINES,
     THREADS,
     Metrics,
@@ -41,17 +40,18 @@ from fanin.datacenter.jobs.jobfiles import (
     write_file,
     write_result,
 )
-from fanin.datacenter.jobs.settings import SAFETENSORS
+from fanin.datacenter.jobs.balance import balance_pipeline
+from fanin.datacenter.jobs.monitor import RankMonitor, predicted_traffic
 from fanin.datacenter.models.pretrained_folder import CONFIG
 from fanin.datacenter.parallel.engine import Engine, build_engine
-from fanin.datacenter.parallel.pipelines.balance import balance_pipeline
 from fanin.datacenter.parallel.pipelines.stages import stage_times
 from fanin.datacenter.parallel.settings import ParallelSettings
-from fanin.datacenter.training.communication import check_checkpointable
+from fanin.datacenter.ranks.devices import build_mesh, describe_device, device_type, rank_device
+from fanin.datacenter.ranks.elastic import StopSignal, end_with_parent, group_of_one, process_group
 from fanin.datacenter.training.loop import TrainingLoop, data_groups
 from fanin.datacenter.training.model import build_job_model
+from fanin.datacenter.training.parameters import parameter_table
 from fanin.datacenter.watch import hangs
-from fanin.datacenter.watch.monitor import RankMonitor, predicted_traffic
 from fanin.protos.errors import Diverged, FaninError, InvalidInput
 
 KIB: Final = 1024

@@ -9,11 +9,10 @@ import tempfile
 from pathlib import Path
 
 from fanin.datacenter.checkpoints.progress import MARKER
-from fanin.datacenter.jobs.config import TrainConfig, check_config, fit_config, read_train_config
-from fanin.datacenter.jobs.devices import device_type
-from fanin.datacenter.jobs.elastic import OTHER_JOB
-from fanin.datacenter.jobs.folders import check_folder, check_renamed, locked_folders
-from fanin.datacenter.jobs.jobfiles import (
+from fanin.datacenter.config.communication import check_checkpointable
+from fanin.datacenter.config.train_config import TrainConfig, check_config, fit_config, read_train_config
+from fanin.datacenter.files.folders import check_folder, check_renamed, locked_folders
+from fanin.datacenter.files.jobfiles import (
     MACHINES,
     METRICS_FILE,
     ROWS_FILE,
@@ -33,7 +32,8 @@ from fanin.datacenter.jobs.torchrun import (
     folders_to_lock,
     run_locked,
 )
-from fanin.datacenter.training.communication import check_checkpointable
+from fanin.datacenter.ranks.devices import device_type
+from fanin.datacenter.ranks.elastic import OTHER_JOB
 from fanin.protos.errors import Conflict, FaninError, InvalidInput
 
 

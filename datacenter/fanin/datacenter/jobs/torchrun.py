@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fanin.datacenter.jobs.elastic import OTHER_JOB, PARENT, RENDEZVOUS
-from fanin.datacenter.jobs.folders import locked_folders
-from fanin.datacenter.jobs.jobfiles import DIGEST_CHARS, LOGS_FOLDER, THREADS, machine_name
+from fanin.datacenter.files.folders import locked_folders
+from fanin.datacenter.files.jobfiles import DIGEST_CHARS, LOGS_FOLDER, THREADS, machine_name
+from fanin.datacenter.ranks.elastic import OTHER_JOB, PARENT, RENDEZVOUS
 from fanin.datacenter.watch import hangs
 from fanin.protos.errors import InvalidInput
 from fanin.protos.release import __version__

@@ -28,13 +28,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from fanin.datacenter.jobs.devices import rank_device
-from fanin.datacenter.jobs.elastic import end_with_parent, process_group
-from fanin.datacenter.jobs.jobfiles import write_file
-from fanin.datacenter.jobs.records import row_of
+from fanin.datacenter.config.records import row_of
+from fanin.datacenter.files.jobfiles import write_file
 from fanin.datacenter.network.collectives import COLLECTIVES, GLOO, RING, check
 from fanin.datacenter.network.counters import ALL_REDUCE, Amount, ByteCounter
-from fanin.datacenter.planner.links import Link
+from fanin.datacenter.network.links import Link
+from fanin.datacenter.ranks.devices import rank_device
+from fanin.datacenter.ranks.elastic import end_with_parent, process_group
 from fanin.protos.errors import InvalidInput
 
 NCCL: Final = "nccl"

@@ -2,7 +2,6 @@
 
 Modules, in reading order:
 
-- ``mesh``: the shape of a job: ranks along each axis
 - ``layout``: the module names and the splitting plan of a model
 - ``settings``: the parallel and training settings of a job
 - ``checks``: whether a model, a mesh and a batch fit each other
@@ -11,9 +10,10 @@ Modules, in reading order:
 - ``engine``: trains the model on this rank: ``step`` and ``evaluate``
 - ``batch``: a rank's part of a global batch
 - ``gather``: whole parameters out of the ranks' shards, and back
+- ``layer_times``: measures the time of each layer on this machine
 - ``transformers_layout``: layouts for models of the ``transformers`` library
 - ``torch_messages``: torch's expected messages, silenced
 - ``transforms/``: the changes that ``build`` makes to a model
-- ``pipelines/``: stages, schedules and measured layer times
+- ``pipelines/``: stages and schedules
 - ``steps/``: the parts of one training step
 """

@@ -24,7 +24,6 @@ from torch.optim import Optimizer
 
 from fanin.datacenter.parallel.checks import check_job
 from fanin.datacenter.parallel.layout import Layout
-from fanin.datacenter.parallel.mesh import PIPELINE, TENSOR
 from fanin.datacenter.parallel.objective import TOKENS, Objective
 from fanin.datacenter.parallel.pipelines.shape_inference import keep_buffers
 from fanin.datacenter.parallel.pipelines.stages import Skip, StageModule, clone_view_output, split, stage_of_parameters
@@ -41,6 +40,7 @@ from fanin.datacenter.parallel.transforms.ties import (
     retie,
     shared_names,
 )
+from fanin.datacenter.ranks.mesh import PIPELINE, TENSOR
 from fanin.protos.errors import InvalidInput
 
 TorchSchedule = PipelineScheduleSingle | PipelineScheduleMulti

@@ -5,8 +5,8 @@ names no setting. This module needs no torch.
 """
 
 from fanin.datacenter.parallel.layout import Layout
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.settings import MEASURE, ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 

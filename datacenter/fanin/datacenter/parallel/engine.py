@@ -24,12 +24,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from fanin.datacenter.jobs.devices import device_type, rank_device
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import ParameterEntry, RankModel, TrainableModel, build
 from fanin.datacenter.parallel.checks import check_sequence
 from fanin.datacenter.parallel.gather import load_whole, whole_parameters
-from fanin.datacenter.parallel.mesh import PIPELINE, REPLICATE, SHARD
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps import gradients
 from fanin.datacenter.parallel.steps.noise import PartNorms, RateOf
@@ -37,6 +35,8 @@ from fanin.datacenter.parallel.steps.passes import Passes
 from fanin.datacenter.parallel.steps.scaling import LossScale
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 from fanin.datacenter.parallel.transforms.data import reshard
+from fanin.datacenter.ranks.devices import device_type, rank_device
+from fanin.datacenter.ranks.mesh import PIPELINE, REPLICATE, SHARD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fanin.datacenter.parallel.build import RankModel
-from fanin.datacenter.parallel.mesh import PIPELINE
+from fanin.datacenter.ranks.mesh import PIPELINE
 
 
 @torch.no_grad()

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Literal, get_args
 
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES, Pipeline
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import InvalidInput
 
 Recompute = Literal["none", "full", "selective"]
@@ -32,7 +32,7 @@ class ParallelSettings:
         stages_per_rank: pipeline stages on each rank; 0 is the default of the schedule.
         layer_times: times of the inputs, each layer and the outputs, in seconds or any other unit. The pipeline is cut
             by them, or evenly if there are none. ``measure``: the job measures them before it starts
-            (``pipelines.layer_times``).
+            (``layer_times``).
         recompute: which activations are recomputed in the backward pass.
         compile: whether each layer is compiled.
         reshard: whether the ranks of dp_shard free a layer's gathered parameters between forward and backward. None is

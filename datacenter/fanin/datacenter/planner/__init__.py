@@ -11,7 +11,6 @@ Modules, in reading order:
 - ``traffic``: the bytes that a rank sends in a step.
 - ``memory``: the peak memory of a rank in bytes.
 - ``bubble``: the idle time of each pipeline schedule.
-- ``links``: latency and bandwidth between ranks.
 - ``timing``: the seconds of a step.
 - ``choices``: the request, and one layout with its predictions.
 - ``search``: enumerates all layouts and sorts them.

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.datacenter.network.links import Topology, link_of
 from fanin.datacenter.parallel.settings import Precision
 from fanin.datacenter.planner.choices import GIGABYTE, LayoutChoice, LayoutRequest
 from fanin.datacenter.planner.facts import decoder_facts
-from fanin.datacenter.planner.links import Topology, link_of
 from fanin.datacenter.planner.presets import config_of
 from fanin.datacenter.planner.search import plan as search
 from fanin.datacenter.planner.search import price
 from fanin.datacenter.planner.timing import Machine
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.watch.flops import HARDWARE, Hardware, cpu_hardware
 from fanin.protos.errors import InvalidInput
 

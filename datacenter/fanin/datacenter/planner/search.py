@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Final, get_args
 
-from fanin.datacenter.parallel.mesh import MeshShape
 from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES
 from fanin.datacenter.parallel.settings import DEFAULT_SCHEDULE, ParallelSettings, Recompute
 from fanin.datacenter.planner.choices import LayoutChoice, LayoutRequest, describe, gigabytes
 from fanin.datacenter.planner.memory import STATE_VALUES, Memory, worst_memory
 from fanin.datacenter.planner.spread import FULL_BYTES, Job
 from fanin.datacenter.planner.timing import predict_timing
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import InvalidInput
 
 MAX_MICROBATCHES_PER_STAGE: Final = 64

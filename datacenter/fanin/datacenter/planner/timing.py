@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from fanin.datacenter.network.counters import Counts
-from fanin.datacenter.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
+from fanin.datacenter.network.links import Topology
 from fanin.datacenter.planner.bubble import bubble_units
-from fanin.datacenter.planner.links import Topology
 from fanin.datacenter.planner.spread import FULL_BYTES, HALF_BYTES, Job, StageSizes
 from fanin.datacenter.planner.traffic import predict_traffic
+from fanin.datacenter.ranks.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
 from fanin.datacenter.watch.flops import PASSES, Hardware
 
 SELECTIVE: Final = 0.05

@@ -17,8 +17,8 @@ pipeline have.
 """
 
 from fanin.datacenter.network.counters import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, Amount, Counts
-from fanin.datacenter.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
 from fanin.datacenter.planner.spread import FULL_BYTES, SUM_BYTES, Job, StageSizes
+from fanin.datacenter.ranks.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
 
 BUCKET_BYTES = 25 * 2**20
 """Bytes of a gradient bucket of DistributedDataParallel. Its actual number of calls may differ."""

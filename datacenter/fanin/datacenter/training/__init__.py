@@ -3,6 +3,7 @@
 Modules, in reading order:
 
 - ``model``: a job's model and data, from its config.
+- ``parameters``: a module's parameters as one flat vector.
 - ``loop``: the training loop.
 - ``state``: the loop's state, and the results of its steps.
 - ``rates``: learning rates.

@@ -17,15 +17,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from fanin.datacenter.config.rates import ADASCALE
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import DataSplit, SampleOrder, Samples, batch_share
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.jobfiles import HeldOutEvaluation, TrainingHistory
+from fanin.datacenter.files.jobfiles import HeldOutEvaluation, TrainingHistory
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.engine import Engine
-from fanin.datacenter.parallel.mesh import PIPELINE, REPLICATE, SHARD
 from fanin.datacenter.parallel.objective import ScoredObjective
+from fanin.datacenter.ranks.mesh import PIPELINE, REPLICATE, SHARD
 from fanin.datacenter.training.communication import apply_communication, average_copies
-from fanin.datacenter.training.rates import ADASCALE, Noise, Rates, rates_of
+from fanin.datacenter.training.rates import Noise, Rates, rates_of
 from fanin.datacenter.training.snapshot import restore, snapshot
 from fanin.datacenter.training.state import LastStep, LoopState, Throughput, check_resumed
 from fanin.datacenter.watch.meters import DATA, STEP

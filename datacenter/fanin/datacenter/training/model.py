@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from fanin.datacenter.checkpoints.parameters import load_parameters, trained_module
+from fanin.datacenter.config.settings import SAFETENSORS, ModelSettings
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.loading import load_data
 from fanin.datacenter.data.samples import DataSplit
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.jobfiles import read_parameters
-from fanin.datacenter.jobs.settings import SAFETENSORS, ModelSettings
+from fanin.datacenter.files.jobfiles import read_parameters
 from fanin.datacenter.models.decoder import Decoder
 from fanin.datacenter.models.encoder import Encoder
 from fanin.datacenter.models.pretrained import Pretrained, positions_of, pretrained_module, vocabulary_of
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective, token_objective
 from fanin.datacenter.parallel.transformers_layout import pretrained_model
+from fanin.datacenter.training.parameters import load_parameters, trained_module
 from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:

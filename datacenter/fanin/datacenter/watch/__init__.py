@@ -2,7 +2,6 @@
 
 Modules, in reading order:
 
-- ``monitor``: everything that one rank observes while it trains.
 - ``meters``: one record of measurements per step.
 - ``sinks``: JSON lines, a status line, TensorBoard.
 - ``timeline``: the spans of a rank's steps, as a trace.

@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from fanin.datacenter.parallel.mesh import AXES, MeshShape
+from fanin.datacenter.ranks.mesh import AXES, MeshShape
 from fanin.protos.errors import InvalidInput
 
 FOLDER: Final = "hang"

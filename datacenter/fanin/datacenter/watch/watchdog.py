@@ -28,9 +28,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fanin.datacenter.jobs.elastic import attempt
 from fanin.datacenter.parallel.engine import Engine
-from fanin.datacenter.parallel.mesh import PIPELINE
+from fanin.datacenter.ranks.elastic import attempt
+from fanin.datacenter.ranks.mesh import PIPELINE
 from fanin.datacenter.watch.activity import (
     CollectiveRecord,
     describe_line,

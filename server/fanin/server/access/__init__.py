@@ -11,5 +11,5 @@ Modules, in reading order:
     limits.py        the limits of a coordinator's load
     connections.py   the limits of gRPC connections
     permits.py       uploads at full speed
-    patience.py      how long a slow device may occupy a transfer
+    delay_budget.py  how long a slow device may occupy a transfer
 """

@@ -12,7 +12,7 @@ class Limits:
         max_uploads: Uploads at a time. Each has an open file.
         max_wait_s: Seconds that a check-in waits at most. Common proxies close a silent connection after 60 s.
         stall_s: Seconds without progress after which the coordinator ends a transfer. It also ends one that is too slow
-            on average (``patience``). The device resumes the transfer later.
+            on average (``delay_budget``). The device resumes the transfer later.
     """
 
     max_parked: int = 10_000

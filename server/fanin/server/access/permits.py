@@ -18,7 +18,7 @@ LENT_S: Final = 0.1
 CHUNK_S: Final = 2.5 * LENT_S
 """Seconds that a Chunk may take. A connection of 4 MB/s is fast, a device that sends a byte now and then is not. All
 Chunks have one size, so no device gets this time repeatedly for a few bytes."""
-WAIT_S: Final = 45.0
+PERMIT_WAIT_S: Final = 45.0
 """Longest total wait of an upload, in seconds. Proxies close a connection that is silent for a minute, and connections
 that are barely fast must not delay the others without end."""
 
@@ -47,12 +47,12 @@ class Permit:
         self._has = False
         self._is_quick = True
         self._left_s = CHUNK_S
-        self._wait_s = WAIT_S
+        self._wait_s = PERMIT_WAIT_S
 
     async def get(self) -> None:
         """Wait for the permit before a Chunk is requested or read.
 
-        An upload whose last Chunk was slow needs none, and neither does one that has waited for ``WAIT_S`` in total.
+        An upload whose last Chunk was slow needs none. Neither does one that has waited for ``PERMIT_WAIT_S`` in total.
         """
         if self._is_quick and not self._has:
             await self._wait()

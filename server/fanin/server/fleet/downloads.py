@@ -9,8 +9,8 @@ from typing import Final
 
 from fanin.protos import messages as m
 from fanin.protos.errors import Corrupted, NotFound
+from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limits import Limits
-from fanin.server.access.patience import Patience
 from fanin.server.fleet.lookup import driver_of
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import Files
@@ -29,7 +29,7 @@ class Downloads:
 
     async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
         """Yield the bytes of Chunks, with an empty piece between two Chunks. See ``Coordinator.download``."""
-        patience, offset = Patience(self._stall_s), download.offset
+        budget, offset = DelayBudget(self._stall_s), download.offset
         for number, sha256 in enumerate((download.sha256, *download.more_sha256)):
             if number:
                 # The empty piece marks the end of a Chunk, so that a Chunk cut short on disk is noticed.
@@ -38,9 +38,9 @@ class Downloads:
             data = await self._read(sha256, offset)
             offset = 0
             for start in range(0, len(data), PIECE_BYTES):
-                with patience.writing():
+                with budget.writing():
                     yield data[start : start + PIECE_BYTES]
-                patience.gain(PIECE_BYTES)
+                budget.gain(PIECE_BYTES)
 
     async def _check(self, device: str, download_id: str, sha256: str) -> None:
         intake = driver_of(self._runs, download_id).intake

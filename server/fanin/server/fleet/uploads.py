@@ -5,7 +5,7 @@ row in the database commits the Update, then the device receives ACCEPTED. A rej
 whose Round closes ends with DISCARDED.
 
 Three limits protect the coordinator: uploads at a time (``Limits.max_uploads``), uploads at full speed (``permits``),
-and the time that a slow device may take (``patience``).
+and the time that a slow device may take (``delay_budget``).
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidUpdate, StorageFull, Unavailable
+from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.limits import Limits
-from fanin.server.access.patience import Patience
 from fanin.server.access.permits import Permit, Permits
 from fanin.server.fleet.lookup import driver_of
 from fanin.server.fleet.validation import Expected, check_header, labels_of
@@ -95,7 +95,7 @@ class Uploads:
         """End the uploads whose Updates no longer count."""
         for transfer in self._transfers:
             if not transfer.is_known_to_count():
-                transfer.patience.wake()
+                transfer.budget.wake()
 
     async def _receive(self, request: "_Request") -> AsyncGenerator[m.UploadReply, None]:
         driver, header, device = request.driver, request.header, request.device
@@ -107,10 +107,10 @@ class Uploads:
         with ExitStack() as resources:
             # To the end, even if the device disconnects: the file must be closed in any case.
             upload = await run_to_end(self._files.run(self._open, resources, header, device))
-            transfer = _Transfer(request, upload, Patience(self._limits.stall_s))
+            transfer = _Transfer(request, upload, DelayBudget(self._limits.stall_s))
             resources.enter_context(self._listed(transfer))
             permit = resources.enter_context(self._permits.one())
-            source = _Pieces(request.pieces, transfer.patience, permit)
+            source = _Pieces(request.pieces, transfer.budget, permit)
             try:
                 if not upload.is_complete():
                     with suppress(TimeoutError):
@@ -124,7 +124,7 @@ class Uploads:
                         if not await self._store_chunk(upload, source):
                             return
                     except TimeoutError as exc:
-                        if transfer.patience.is_over and request.may_count():
+                        if transfer.budget.is_spent and request.may_count():
                             raise Unavailable(self._stalled) from exc
                         # Otherwise ``on_change`` ended the wait, and the loop asks whether the Update still counts.
                         continue
@@ -232,7 +232,7 @@ class _Transfer:
 
     request: _Request
     upload: Upload
-    patience: Patience
+    budget: DelayBudget
 
     def is_known_to_count(self) -> bool:
         """Return whether the Update counts. False if that is undecided: the upload then ends with Unavailable."""
@@ -244,30 +244,30 @@ class _Transfer:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """The pieces that one device sends, within its patience and its permit."""
+    """The pieces that one device sends, within its delay budget and its permit."""
 
     requests: AsyncIterator[m.Piece]
-    patience: Patience
+    budget: DelayBudget
     permit: Permit
 
     async def wait_for_permit(self) -> None:
         """Wait until the device may send a Chunk. Raises TimeoutError if a Run changes."""
-        async with self.patience.waiting():
+        async with self.budget.waiting():
             await self.permit.get()
 
     async def next(self) -> m.Piece | None:
         """Return the next piece, or None at the end. Raises TimeoutError."""
         with self.permit.lent():
-            async with self.patience.reading():
+            async with self.budget.reading():
                 piece = await anext(self.requests, None)
         if piece is not None:
-            self.patience.gain(len(piece.data))
+            self.budget.gain(len(piece.data))
         return piece
 
     @contextmanager
     def replying(self) -> Iterator[None]:
         """Yield a reply to the device within this context: the device's time to read it is limited."""
-        with self.permit.lent(), self.patience.writing():
+        with self.permit.lent(), self.budget.writing():
             yield
 
 

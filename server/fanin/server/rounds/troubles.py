@@ -13,7 +13,7 @@ from fanin.server.rounds import events as e
 
 RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds between tries of an effect. The last pause repeats."""
-WAIT_S: Final = 86_400.0
+STORAGE_WAIT_S: Final = 86_400.0
 """How long an effect waits for disk space or for the database: an operator must notice and act."""
 UNFORESEEN_S: Final = 60.0
 """How long an effect is repeated after an error of unknown kind: a network disk may pause for that long."""
@@ -32,12 +32,12 @@ class Trouble:
     Attributes:
         effect: The name of the effect.
         cause: The cause, for operators.
-        patience_s: Seconds after the first try at which the effect is given up.
+        give_up_after_s: Seconds after the first try at which the effect is given up.
     """
 
     effect: str
     cause: str
-    patience_s: float
+    give_up_after_s: float
 
     @property
     def reason(self) -> str:
@@ -46,24 +46,24 @@ class Trouble:
 
     def given_up(self, tried_s: float) -> str:
         """Return the text for operators once the effect is given up, ``tried_s`` seconds after the first try."""
-        return f"{self.effect} failed for {tried_s:.0f} s: {self.cause}" if self.patience_s else self.cause
+        return f"{self.effect} failed for {tried_s:.0f} s: {self.cause}" if self.give_up_after_s else self.cause
 
 
 def trouble_of(effect: e.Effect, error: Exception) -> Trouble:
     """Return the Trouble of an effect that raised an error."""
     match error:
         case Damaged():
-            patience_s = 0.0
+            give_up_after_s = 0.0
         case StorageFull() | Unavailable():
-            patience_s = WAIT_S
+            give_up_after_s = STORAGE_WAIT_S
         case FaninError():
-            patience_s = 0.0
+            give_up_after_s = 0.0
         case _:
-            patience_s = UNFORESEEN_S
+            give_up_after_s = UNFORESEEN_S
     if isinstance(effect, e.Fail):
         # A failure has no failure exit of its own, so the Round waits until it is recorded.
-        patience_s = math.inf
-    return Trouble(effect=type(effect).__name__, cause=reason_of(error), patience_s=patience_s)
+        give_up_after_s = math.inf
+    return Trouble(effect=type(effect).__name__, cause=reason_of(error), give_up_after_s=give_up_after_s)
 
 
 def reason_of(error: Exception) -> str:

@@ -99,7 +99,9 @@ class Worker:
                 trouble = trouble_of(effect, exc)
                 LOG.error("run %s: %s failed: %s", self._run_id, trouble.effect, exc, exc_info=_needs_trace(exc))
             tried_s = asyncio.get_running_loop().time() - began_s
-            if tried_s >= trouble.patience_s and await self._is_given_up(queued, trouble.given_up(tried_s), give_up):
+            if tried_s >= trouble.give_up_after_s and await self._is_given_up(
+                queued, trouble.given_up(tried_s), give_up
+            ):
                 return
             self.trouble = trouble.reason
             with contextlib.suppress(TimeoutError):

@@ -24,7 +24,7 @@ from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact, artifact_of
 from fanin.protos.errors import Conflict
 
-WAIT_S: Final = 40.0
+CHECK_IN_WAIT_S: Final = 40.0
 CAPABILITIES: Final = m.Capabilities(codecs=tuple(CODECS), runtimes=(RUNTIME,), graph_formats=("onnx",))
 
 
@@ -50,7 +50,7 @@ class LightDevice:
     def begin(self) -> m.Assignment:
         """Check in until there is work."""
         while True:
-            check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=WAIT_S)
+            check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=CHECK_IN_WAIT_S)
             match self.transport.check_in(check_in):
                 case m.Assigned(assignment=assignment):
                     return assignment

@@ -5,6 +5,4 @@ Modules, in reading order:
 - ``schedules``: the schedules and their rules; needs no torch
 - ``stages``: cuts a model into the stages of a pipeline
 - ``shape_inference``: protects buffers while torch infers the shapes of activations
-- ``layer_times``: measures the time of each layer on this machine
-- ``balance``: cuts the pipeline of a job by measured layer times
 """

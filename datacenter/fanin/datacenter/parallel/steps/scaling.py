@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 INITIAL: Final = 2.0**16
-PATIENCE: Final = 2000
+GROWTH_INTERVAL: Final = 2000
 """Steps without an overflow after which the factor doubles, as in torch's GradScaler."""
 LOWEST: Final = 1.0
 """The smallest factor. Gradients that overflow here also overflow without a loss scale."""
@@ -19,11 +19,11 @@ STABLE_STEPS: Final = "loss_scale_calm"
 
 
 class LossScale:
-    """A power of two that is halved at each overflow and doubled after ``patience`` steps without one."""
+    """A power of two that is halved at each overflow and doubled after ``growth_interval`` steps without one."""
 
-    def __init__(self, factor: float = INITIAL, patience: int = PATIENCE) -> None:
+    def __init__(self, factor: float = INITIAL, growth_interval: int = GROWTH_INTERVAL) -> None:
         self.factor = factor
-        self._patience = patience
+        self._growth_interval = growth_interval
         self._stable_steps = 0
 
     @property
@@ -41,7 +41,7 @@ class LossScale:
     def succeeded(self) -> None:
         """Record a step with finite gradients."""
         self._stable_steps += 1
-        if self._stable_steps >= self._patience:
+        if self._stable_steps >= self._growth_interval:
             self.factor, self._stable_steps = self.factor * 2, 0
 
     def overflowed(self) -> bool:

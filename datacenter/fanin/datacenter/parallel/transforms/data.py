@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from fanin.datacenter.parallel.mesh import REPLICATE, SHARD
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.parallel.transforms.ties import unshared
+from fanin.datacenter.ranks.mesh import REPLICATE, SHARD
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fanin.datacenter.parallel.layout import Layout
-from fanin.datacenter.parallel.mesh import PIPELINE, MeshShape
 from fanin.datacenter.parallel.pipelines.schedules import Pipeline
+from fanin.datacenter.ranks.mesh import PIPELINE, MeshShape
 from fanin.protos.errors import UnsupportedModel
 
 

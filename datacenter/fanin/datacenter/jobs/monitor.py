@@ -15,16 +15,16 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.nn.parallel import DistributedDataParallel
 
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.jobfiles import ROWS_FILE
-from fanin.datacenter.jobs.settings import WatchSettings
+from fanin.datacenter.config.rates import ADASCALE
+from fanin.datacenter.config.settings import WatchSettings
+from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.files.jobfiles import ROWS_FILE
 from fanin.datacenter.network.counters import ByteCounter, by_axis, make_visible
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.spread import Job
 from fanin.datacenter.planner.traffic import predict_traffic
 from fanin.datacenter.training.loop import TrainingLoop
-from fanin.datacenter.training.rates import ADASCALE
 from fanin.datacenter.watch.flops import best_gemm, hardware_of
 from fanin.datacenter.watch.meters import Meter, Scale, Sink
 from fanin.datacenter.watch.sinks import JsonLines, open_tensorboard

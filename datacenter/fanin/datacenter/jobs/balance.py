@@ -11,13 +11,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import batch_share
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.folders import check_folder
-from fanin.datacenter.jobs.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_layer_times
+from fanin.datacenter.files.folders import check_folder
+from fanin.datacenter.files.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_layer_times
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import apply_freeze
-from fanin.datacenter.parallel.pipelines.layer_times import MeasurementHooks, measure_layer_times
+from fanin.datacenter.parallel.layer_times import MeasurementHooks, measure_layer_times
 from fanin.datacenter.parallel.settings import MEASURE
 from fanin.datacenter.training.model import JobModel
 from fanin.protos.errors import FaninError, InvalidInput

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from fanin.datacenter.parallel.mesh import AXES, MeshShape
+from fanin.datacenter.ranks.mesh import AXES, MeshShape
 from fanin.protos.errors import InvalidInput
 
 BACKENDS: Final = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}

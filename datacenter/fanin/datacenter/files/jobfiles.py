@@ -28,9 +28,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from fanin.datacenter.jobs.config import TrainConfig
-from fanin.datacenter.jobs.records import record_of, row_of
-from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.datacenter.config.records import record_of, row_of
+from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters, encode_parameters
 from fanin.protos.errors import FaninError, InvalidInput, error_named
 

@@ -16,8 +16,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from fanin.datacenter.jobs.records import record_of
-from fanin.datacenter.jobs.settings import (
+from fanin.datacenter.config.communication import CommunicationSettings, check_communication, check_skips, check_traffic
+from fanin.datacenter.config.rates import RateSettings, check_rate
+from fanin.datacenter.config.records import record_of
+from fanin.datacenter.config.settings import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
@@ -28,13 +30,6 @@ from fanin.datacenter.jobs.settings import (
 from fanin.datacenter.models.pretrained_folder import ONE_FILE, weights_in
 from fanin.datacenter.parallel.checks import check_job, check_sequence
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.training.communication import (
-    CommunicationSettings,
-    check_communication,
-    check_skips,
-    check_traffic,
-)
-from fanin.datacenter.training.rates import RateSettings, check_rate
 from fanin.datacenter.watch.sinks import check_tensorboard
 from fanin.protos.errors import InvalidInput
 

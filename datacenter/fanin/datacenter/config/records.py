@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from fanin.datacenter.parallel.mesh import MeshShape
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import InvalidInput
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.datacenter.network.counters import ALL_REDUCE, SEND, Amount
-from fanin.datacenter.parallel.mesh import AXES, PIPELINE
+from fanin.datacenter.ranks.mesh import AXES, PIPELINE
 from fanin.protos.errors import InvalidInput
 
 OWN_LATENCY_S: Final = 10e-6

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from fanin.datacenter.jobs.devices import BACKENDS, device_type
+from fanin.datacenter.ranks.devices import BACKENDS, device_type
 
 TIMEOUT_S: Final = 120.0
 """Seconds after which the other ranks notice a rank that hangs. They notice a dead rank at once."""

@@ -1,23 +1,23 @@
-"""A transfer's patience, on a virtual clock."""
+"""The delay budget of a transfer, on a virtual clock."""
 
 import asyncio
 
 import pytest
 
 from fanin.clients.testing import run_virtual
-from fanin.server.access.patience import Patience
+from fanin.server.access.delay_budget import DelayBudget
 
 
 def test_what_is_woken_between_two_reads_ends_the_next_at_once() -> None:
     async def main() -> float:
-        patience = Patience(60.0)
+        budget = DelayBudget(60.0)
         # While it waits for a permit, say: nobody is reading.
-        patience.wake()
+        budget.wake()
         with pytest.raises(TimeoutError):
-            async with patience.reading():
+            async with budget.reading():
                 await asyncio.sleep(10.0)
         # Only that one: it may count again.
-        async with patience.reading():
+        async with budget.reading():
             await asyncio.sleep(1.0)
         return asyncio.get_running_loop().time()
 
@@ -26,12 +26,12 @@ def test_what_is_woken_between_two_reads_ends_the_next_at_once() -> None:
 
 def test_what_is_woken_while_it_reads_ends_then() -> None:
     async def main() -> float:
-        patience = Patience(60.0)
-        asyncio.get_running_loop().call_later(2.0, patience.wake)
+        budget = DelayBudget(60.0)
+        asyncio.get_running_loop().call_later(2.0, budget.wake)
         with pytest.raises(TimeoutError):
-            async with patience.reading():
+            async with budget.reading():
                 await asyncio.sleep(10.0)
-        async with patience.reading():
+        async with budget.reading():
             await asyncio.sleep(1.0)
         return asyncio.get_running_loop().time()
 
@@ -40,28 +40,28 @@ def test_what_is_woken_while_it_reads_ends_then() -> None:
 
 def test_only_the_peers_time_is_taken_and_waking_takes_none() -> None:
     async def main() -> list[bool]:
-        patience, over = Patience(60.0), []
-        asyncio.get_running_loop().call_later(100.0, patience.wake)
+        budget, over = DelayBudget(60.0), []
+        asyncio.get_running_loop().call_later(100.0, budget.wake)
         with pytest.raises(TimeoutError):
-            async with patience.waiting():
+            async with budget.waiting():
                 await asyncio.sleep(1000.0)
-        over.append(patience.is_over)
+        over.append(budget.is_spent)
         with pytest.raises(TimeoutError):
-            async with patience.reading():
+            async with budget.reading():
                 await asyncio.sleep(1000.0)
-        return [*over, patience.is_over]
+        return [*over, budget.is_spent]
 
     assert run_virtual(main()) == [False, True]
 
 
 def test_what_is_woken_as_the_last_bytes_come_is_heard_before_the_next() -> None:
     async def main() -> float:
-        patience, clock = Patience(60.0), asyncio.get_running_loop().time
-        async with patience.reading():
+        budget, clock = DelayBudget(60.0), asyncio.get_running_loop().time
+        async with budget.reading():
             await asyncio.sleep(1.0)
-            patience.wake()
+            budget.wake()
         with pytest.raises(TimeoutError):
-            async with patience.reading():
+            async with budget.reading():
                 await asyncio.sleep(10.0)
         return clock()
 

@@ -1,9 +1,11 @@
-"""Patience: how long a peer may delay a transfer. A peer that sends or reads almost nothing must not hold its place.
+"""Delay budget: how long a peer may delay a transfer.
+
+A peer that sends or reads almost nothing must not hold its place.
 
 A transfer starts with ``stall_s`` seconds. The time that the peer delays us is subtracted. Each ``LEAST_BYTES_PER_S``
 transferred bytes add one second, up to ``stall_s``. So a connection may be silent for ``stall_s`` and must carry that
 many bytes per second on average. The time of our own disk does not count: only ``reading`` and ``writing`` measure
-time. After a TimeoutError, ``is_over`` tells whether the peer was too slow.
+time. After a TimeoutError, ``is_spent`` tells whether the peer was too slow.
 """
 
 import asyncio
@@ -17,8 +19,8 @@ LEAST_BYTES_PER_S: Final = 4096
 """One piece of 256 KiB per minute: a tenth of the rate of the slowest mobile connection."""
 
 
-class Patience:
-    """The patience with one transfer. Only the task that serves the transfer uses it."""
+class DelayBudget:
+    """The seconds for which the peer may still delay one transfer. Only the task that serves the transfer uses it."""
 
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
@@ -27,7 +29,7 @@ class Patience:
         self._is_woken = False
 
     @property
-    def is_over(self) -> bool:
+    def is_spent(self) -> bool:
         """Whether the peer delayed the transfer for too long."""
         return self._left_s <= 0.0
 
@@ -43,7 +45,7 @@ class Patience:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """Limit a wait for the peer's bytes. Raises TimeoutError if the patience is used up, or on ``wake``."""
+        """Limit a wait for the peer's bytes. Raises TimeoutError if the budget is spent, or on ``wake``."""
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
@@ -77,7 +79,7 @@ class Patience:
         """Measure a ``yield`` to the peer. The rim ends a call whose peer does not read at all.
 
         Raises:
-            Unavailable: The patience is used up.
+            Unavailable: The budget is spent.
         """
         clock = asyncio.get_running_loop().time
         began = clock()

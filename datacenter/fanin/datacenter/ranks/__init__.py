@@ -1,0 +1,8 @@
+"""Ranks: the processes of a job, their mesh, their device and their process group.
+
+Modules, in reading order:
+
+- ``mesh``: the shape of a job: ranks along each axis.
+- ``devices``: the device of a rank.
+- ``elastic``: a rank's process group, stop signal and parent.
+"""
