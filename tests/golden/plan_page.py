@@ -35,9 +35,9 @@ learning_rate = 0.05
 
     fanin run PLAN.toml --set cohort.concurrency=8 --set aggregation.max_staleness=2
 
-The value is a TOML value. Any other text is a string, so `--set codec.name=int8` needs no quotes. A string that reads like
-another TOML value needs them: `--set 'name="8"'`. If an option sets a key twice, the last value counts. `fanin describe RUN`
-shows the Plan that the Run has.
+The value is a TOML value. Any other text is a string, so `--set codec.name=int8` needs no quotes. A string that reads
+like another TOML value needs them: `--set 'name="8"'`. If an option sets a key twice, the last value counts.
+`fanin describe RUN` shows the Plan that the Run has.
 
 An unknown key, a wrong type or a value out of range is an error, and no Run starts.
 

@@ -118,7 +118,7 @@ class KeyField:
         if not isinstance(value, int | float):
             return False
         return not (
-            math.isnan(value)
+            (isinstance(value, float) and math.isnan(value))
             or (key.at_least is not None and value < key.at_least)
             or (key.at_most is not None and value > key.at_most)
             or (key.above is not None and value <= key.above)
