@@ -9,7 +9,7 @@ within the section, and ``tuple[X, ...]`` of a dataclass X is a list of sections
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import MappingProxyType
@@ -142,11 +142,14 @@ class SectionField:
 Fields = Mapping[str, KeyField | SectionField]
 
 
-@cache
-def fields_of(section: Hashable) -> Fields:
+def fields_of(section: type) -> Fields:
     """Return the keys and sections that a dataclass declares, by name, in the order of the declaration."""
-    assert isinstance(section, type)
-    assert is_dataclass(section)
+    return _declared(section)
+
+
+@cache
+def _declared(section: type) -> Fields:
+    assert is_dataclass(section), f"{section}: expected a dataclass"
     hints = get_type_hints(section, include_extras=True)
     members = {}
     for field in fields(section):
