@@ -242,7 +242,7 @@ BAD_OPTIONS = [
         "cohort.concurency=8",
         f"--set: cohort.concurency: unknown key, expected one of {COHORT_KEYS}; did you mean cohort.concurrency?",
     ),
-    ("cohrt.concurrency=8", f"--set: cohrt: unknown key, expected one of {TOP}; did you mean cohort?"),
+    ("cohrt.concurrency=8", f"--set: cohrt: unknown section, expected one of {TOP}; did you mean cohort?"),
     ("cohort={}", "--set: cohort.concurrency: missing, expected an integer from 1 to 1000000; add the key"),
     ("cohort=8", "--set: cohort: got 8, expected a section [cohort]"),
     ("name.x=8", "--set: name.x: name is not a section; set name as a whole"),

@@ -118,7 +118,7 @@ class _Reader:
             table: object = root
             fields, path = ROOT, ""
             for section in sections:
-                field = self.known(section, fields, path)
+                field = _declaration(section, fields, path, "--set: {}: unknown section")
                 path = joined(path, section)
                 if isinstance(field, KeyField) or field.is_list:
                     raise InvalidPlan(f"--set: {override.path}: {path} is not a section; set {path} as a whole")
@@ -128,20 +128,11 @@ class _Reader:
             if isinstance(table, dict):
                 table[name] = override.value
 
-    def known(self, name: str, fields: Fields, path: str, what: str = "key") -> KeyField | SectionField:
-        """Return the declaration of a name within a section. Raises InvalidPlan with the nearest name."""
-        if name in fields:
-            return fields[name]
-        names = ", ".join(each if isinstance(field, KeyField) else f"[{each}]" for each, field in fields.items())
-        nearest = _nearest(name, path, fields)
-        advice = f"did you mean {nearest}?" if nearest else f"{PAGE} lists the keys"
-        full = joined(path, name)
-        raise InvalidPlan(f"{self.source(full)}: {full}: unknown {what}, expected one of {names}; {advice}")
-
     def row(self, fields: Fields, table: Mapping[str, object], path: str) -> dict[str, object]:
         """Return the values of a section by name: those of its table, and the defaults of the other keys."""
         for name, value in table.items():
-            self.known(name, fields, path, "section" if isinstance(value, dict) else "key")
+            kind = "section" if isinstance(value, dict) else "key"
+            _declaration(name, fields, path, f"{self.source(joined(path, name))}: {{}}: unknown {kind}")
         values: dict[str, object] = {}
         for name, field in fields.items():
             full = joined(path, name)
@@ -186,6 +177,16 @@ class _Reader:
         if field.default is MISSING:
             raise InvalidPlan(f"{self.source(path)}: {path}: missing, expected {field.expected}; add the key")
         return field.default
+
+
+def _declaration(name: str, fields: Fields, path: str, problem: str) -> KeyField | SectionField:
+    """Return the declaration of a name in a section. Raises InvalidPlan: ``problem`` of the path, and the nearest name."""
+    if name in fields:
+        return fields[name]
+    names = ", ".join(each if isinstance(field, KeyField) else f"[{each}]" for each, field in fields.items())
+    nearest = _nearest(name, path, fields)
+    advice = f"did you mean {nearest}?" if nearest else f"{PAGE} lists the keys"
+    raise InvalidPlan(f"{problem.replace('{}', joined(path, name))}, expected one of {names}; {advice}")
 
 
 def _nearest(name: str, path: str, fields: Fields) -> str:
