@@ -180,7 +180,7 @@ class _Reader:
 
 
 def _declaration(name: str, fields: Fields, path: str, problem: str) -> KeyField | SectionField:
-    """Return the declaration of a name in a section. Raises InvalidPlan: ``problem`` of the path, and the nearest name."""
+    """Return the declaration of a name in a section. Raises InvalidPlan with the nearest name."""
     if name in fields:
         return fields[name]
     names = ", ".join(each if isinstance(field, KeyField) else f"[{each}]" for each, field in fields.items())
