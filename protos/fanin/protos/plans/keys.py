@@ -23,7 +23,7 @@ MAX_SHOWN_CHARS: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Derived:
+class DerivedDefault:
     """A default that depends on other keys.
 
     Attributes:
@@ -62,7 +62,7 @@ class Key:
     choices: tuple[str, ...] = ()
     form: str = ""
     is_valid: Callable[[str], bool] | None = None
-    derived: Derived | None = None
+    derived: DerivedDefault | None = None
     see: str = ""
 
 

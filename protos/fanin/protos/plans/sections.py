@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans.keys import Derived, Key, range_problem
+from fanin.protos.plans.keys import DerivedDefault, Key, range_problem
 
 CODEC_BITS: Final = MappingProxyType({"fixed32": 32, "int8": 8})
 """Codecs that a Plan may name, with the bits of one value including its sign."""
@@ -56,7 +56,7 @@ class CohortPlan:
             unit="Updates",
             at_least=1,
             at_most=MAX_COHORT,
-            derived=Derived(text="`concurrency`", value=itemgetter("concurrency")),
+            derived=DerivedDefault(text="`concurrency`", value=itemgetter("concurrency")),
             see=COHORT_SECTION,
         ),
     ]
@@ -67,7 +67,7 @@ class CohortPlan:
             unit="Updates",
             at_least=1,
             at_most=MAX_COHORT,
-            derived=Derived(text="`buffer`", value=itemgetter("buffer")),
+            derived=DerivedDefault(text="`buffer`", value=itemgetter("buffer")),
         ),
     ]
     deadline_s: Annotated[
@@ -154,7 +154,7 @@ class CodecSpec:
             unit="bits",
             at_least=0,
             at_most=MAX_CODEC_SHIFT,
-            derived=Derived(
+            derived=DerivedDefault(
                 text=", ".join(f"{shift} for `{name}`" for name, shift in DEFAULT_MAX_SHIFTS.items()),
                 value=_default_shift,
             ),
