@@ -23,8 +23,6 @@ PAIRS: Final[dict[str, Pair]] = {
     "bundle": (s.BUNDLES, c.bundle_to_proto, c.bundle_from_proto, fleet_pb2.BundleRef),
     "delegation": (s.DELEGATIONS, c.delegation_to_proto, c.delegation_from_proto, fleet_pb2.Delegation),
     "version": (s.versions(), c.version_to_proto, c.version_from_proto, fleet_pb2.Version),
-    "codec": (s.CODEC_SPECS, c.codec_to_proto, c.codec_from_proto, fleet_pb2.Codec),
-    "training": (s.TRAININGS, c.training_to_proto, c.training_from_proto, fleet_pb2.Training),
     "assignment": (s.ASSIGNMENTS, c.assignment_to_proto, c.assignment_from_proto, fleet_pb2.Assignment),
     "publication": (s.PUBLICATIONS, c.publication_to_proto, c.publication_from_proto, fleet_pb2.Publication),
     "enrollment": (s.ENROLLMENTS, c.enrollment_to_proto, c.enrollment_from_proto, fleet_pb2.EnrollRequest),

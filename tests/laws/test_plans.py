@@ -4,11 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.laws import plans
 
-from fanin.clients.planfile import parse_plan
+from fanin.clients.planfile import ROOT, parse_plan
 from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import CODEC_BITS, Plan
+from fanin.protos.plans.keys import SectionField, fields_of
 
 
 def toml_of(wanted: Plan) -> str:
@@ -34,15 +35,8 @@ VALUES = st.one_of(
     st.booleans().map(lambda value: str(value).lower()),
     st.sampled_from(('""', '"fixed32"', '"int8"', "[]", "{}", "{ x = 1 }", "1e400", "2026-01-01", "1" + "0" * 400)),
 )
-TOP_KEYS = ("name", "app", "bundle", "cohort", "training", "codec", "aggregation", "stop", "other")
-TABLE_KEYS = (
-    ("cohort", ("concurrency", "buffer", "quorum", "deadline_s")),
-    ("training", ("epochs", "learning_rate", "seed")),
-    ("codec", ("name", "max_shift")),
-    ("aggregation", ("max_examples", "outer_learning_rate")),
-    ("stop", ("max_rounds", "patience", "min_delta", "other")),
-)
-KEYS = st.sampled_from([*TOP_KEYS, *(f"{table}.{key}" for table, keys in TABLE_KEYS for key in keys)])
+SECTIONS = {name: fields_of(field.section) for name, field in ROOT.items() if isinstance(field, SectionField)}
+KEYS = st.sampled_from([*ROOT, "other", *(f"{section}.{key}" for section in SECTIONS for key in SECTIONS[section])])
 GOOD = {"app": '"digits"', "cohort.concurrency": "3", "training.learning_rate": "0.1"}
 
 

@@ -58,14 +58,14 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
     ("text", "said"),
     [
         ("name = ", "{plan}: not TOML ("),
-        (PLAN + "epochs = 0", "plan: got epochs 0, learning_rate 0.1, expected "),
-        (PLAN + "[extra]", "{plan}: got ['extra'], expected only ["),
+        (PLAN + "epochs = 0", "{plan}: training.epochs: got 0, expected an integer from 1 to "),
+        (PLAN + "[extra]", "{plan}: extra: unknown section, expected one of app, "),
         (PLAN.replace('bundle = "bundle"', ""), "{plan}: expected either app or bundle, got neither"),
-        (PLAN.replace("3", "'three'"), "{plan}: [cohort]: "),
-        (PLAN.replace("concurrency = 3", ""), "{plan}: [cohort]: "),
-        (PLAN.replace("3", "3\nquorum = 4"), "plan: got quorum 4, buffer 3, concurrency 3, expected 1 <= quorum <="),
+        (PLAN.replace("3", "'three'"), "{plan}: cohort.concurrency: got 'three', "),
+        (PLAN.replace("concurrency = 3", ""), "{plan}: cohort.concurrency: missing, "),
+        (PLAN.replace("3", "3\nquorum = 4"), "{plan}: cohort: got quorum 4, buffer 3, concurrency 3, expected "),
         (PLAN.replace('"bundle"', '"nowhere"'), "nowhere: does not exist, "),
-        (PLAN.replace('"story"', '"a/b"'), "plan: name: got 'a/b', expected 1 to 128 letters, digits"),
+        (PLAN.replace('"story"', '"a/b"'), "{plan}: name: got 'a/b', expected a string of 1 to 128 letters, digits"),
     ],
 )
 def test_run_with_a_plan_that_cannot_be_carried_out(fanin: Fanin, host: Hosted, text: str, said: str) -> None:
@@ -104,6 +104,20 @@ def test_a_run_is_started_once_and_another_plan_under_its_id_is_a_conflict(fanin
     assert one_line(other, "run") == "run mine: the id is taken by another run; choose another"
     listed = json.loads(fanin("runs", "--state", host.state, "--json").out)["runs"]
     assert [row["run_id"] for row in listed] == ["run", "mine"]
+
+
+def test_an_option_overrides_a_key_and_the_run_is_described_with_it(fanin: Fanin, host: Hosted) -> None:
+    words = ("run", host.folder / "plan.toml", "--state", host.state, "--key", host.folder / "publisher.key")
+    before = snapshot(host.state)
+    wrong = one_line(fanin(*words, "--set", "cohort.concurency=2"), "run")
+    assert wrong.startswith("--set: cohort.concurency: unknown key, ")
+    assert wrong.endswith("; did you mean cohort.concurrency?")
+    assert snapshot(host.state) == before
+    options = ("--set", "cohort.concurrency=2", "--set", "aggregation.max_staleness=2", "--set", "codec.name=int8")
+    assert fanin(*words, "--run-id", "overridden", *options).status == 0
+    plan = json.loads(fanin("describe", "overridden", "--state", host.state, "--json").out)["plan"]
+    assert (plan["cohort"]["concurrency"], plan["cohort"]["quorum"]) == (2, 2)
+    assert (plan["aggregation"]["max_staleness"], plan["codec"]) == (2, {"name": "int8", "max_shift": 12})
 
 
 def test_a_run_that_is_followed_is_told_before_its_events(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:

@@ -54,10 +54,10 @@ def versions(draw: st.DrawFn) -> m.Version:
     )
 
 
-CODEC_SPECS: Final = st.builds(m.CodecSpec, name=NAMES, max_shift=st.integers(0, m.MAX_CODEC_SHIFT))
+CODEC_SPECS: Final = st.builds(m.CodecSpec, name=NAMES, max_shift=st.integers(0, p.MAX_CODEC_SHIFT))
 TRAININGS: Final = st.builds(
     m.Training,
-    epochs=st.integers(1, m.MAX_EPOCHS),
+    epochs=st.integers(1, p.MAX_EPOCHS),
     learning_rate=RATES,
     seed=UINT64,
     proximal_weight=st.just(0.0) | RATES,

@@ -9,7 +9,8 @@ from support.errors import raises
 from fanin.edge.codecs.fixed import CODECS, SLICE_VALUES, Encoded, codec_named, largest_value
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidUpdate
-from fanin.protos.messages import MAX_CODEC_SHIFT, MAX_GRID_EXPONENT, MIN_GRID_EXPONENT
+from fanin.protos.messages import MAX_GRID_EXPONENT, MIN_GRID_EXPONENT
+from fanin.protos.plans import MAX_CODEC_SHIFT
 
 TABLE = TensorTable.of({"a": (2,), "b": (2,)})
 

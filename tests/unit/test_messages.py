@@ -12,6 +12,7 @@ from fanin.protos import messages as m
 from fanin.protos.control import Adopt
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import check_name
+from fanin.protos.plans.keys import PAGE
 
 BAD_NAMES = ("", ".", "..", ".hidden", "a/b", "a\\b", "a b", "a\n", "\u00e9", "\u0661", "x" * 129, "a\0b")
 
@@ -78,14 +79,17 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     *(
         (
             lambda epochs=epochs: replace(assignment(), training=replace(assignment().training, epochs=epochs)),
-            f"assignment: got epochs {epochs}, expected 1 to 10000",
+            f"assignment: training.epochs: got {epochs}, expected an integer from 1 to 10000; {PAGE} describes the key",
         )
         for epochs in (0, 10_001)
     ),
     *(
         (
             lambda rate=rate: replace(assignment(), training=replace(assignment().training, learning_rate=rate)),
-            f"assignment: got learning_rate {rate}, expected a finite number above 0",
+            (
+                f"assignment: training.learning_rate: got {rate}, expected a number from 1.2e-38 to 1.7e+38; "
+                f"{PAGE} describes the key"
+            ),
         )
         for rate in (0.0, -1.0, float("inf"), float("nan"))
     ),

@@ -7,8 +7,8 @@ from support.errors import raises
 
 from fanin.clients.planfile import PlanFile, parse_plan, read_plan
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.messages import MAX_EPOCHS, CodecSpec, Training
-from fanin.protos.plans import MAX_COHORT, AggregationPlan, CohortPlan, Plan, StopPlan
+from fanin.protos.messages import CodecSpec, Training
+from fanin.protos.plans import MAX_COHORT, MAX_EPOCHS, AggregationPlan, CohortPlan, Plan, StopPlan
 
 SHORTEST = 'app = "digits"\n[cohort]\nconcurrency = 8\n[training]\nlearning_rate = 1\n'
 TIMES = (1 << 32) - 1
@@ -34,167 +34,139 @@ def test_a_quorum_left_out_is_the_buffer() -> None:
     assert (found.concurrency, found.buffer, found.quorum) == (8, 5, 5)
 
 
-COHORT_RULE = "expected 1 <= quorum <= buffer <= concurrency <= 1000000"
-STOP_RULE = f"expected max_rounds of at least 1, the others of at least 0, and counts of at most {TIMES}"
-TRAINING_RULE = f"expected 1 to {MAX_EPOCHS} epochs and a learning rate from 1.2e-38 to 1.7e38 (float32)"
-NAME_RULE = "expected 1 to 128 letters, digits or ._:+- that do not begin with a dot"
-TOP = "['aggregation', 'app', 'bundle', 'codec', 'cohort', 'name', 'stop', 'training']"
-
+SEE = "; docs/plan.md describes the key"
+COHORT_RULE = "expected quorum <= buffer <= concurrency; lower quorum or buffer, or raise concurrency"
+DEVICES_RULE = f"expected an integer from 1 to 1000000{SEE}"
+RATE_RULE = f"expected a number from 1.2e-38 to 1.7e+38{SEE}"
+SECONDS_RULE = f"expected a number above 0 and below inf{SEE}"
+TIMES_RULE = f"expected an integer from 1 to {TIMES}{SEE}"
+NAME_RULE = f"expected a string of 1 to 128 letters, digits or ._:+- that do not begin with a dot{SEE}"
+TOP = "app, bundle, name, [cohort], [training], [codec], [aggregation], [stop]"
+COHORT_KEYS = "concurrency, buffer, quorum, deadline_s, min_report_s"
 OVERFLOW = (
-    "plan: the sum of a Round could overflow: (32 - 1) bits of fixed32 + max_shift 9 + 23 bits of weight "
+    "the sum of a Round could overflow: (32 - 1) bits of fixed32 + max_shift 9 + 23 bits of weight "
     "(buffer 8 x max_examples 4096 x 256) = 63, expected at most 62; lower max_examples, max_shift or buffer"
 )
+APP, COHORT, RATE = 'app = "digits"', "concurrency = 8", "learning_rate = 1"
 
-# What stands in SHORTEST, what it is replaced by, and what is said.
+# A text of SHORTEST, its replacement, and the error without the name of the file.
 WRONG = [
-    ("app =", "apps =", f"plan.toml: got ['apps'], expected only {TOP}"),
-    ('app = "digits"\n', "", "plan.toml: expected either app or bundle, got neither"),
-    ('app = "digits"', 'app = "a"\nbundle = "b"', "plan.toml: expected either app or bundle, got both"),
-    ('app = "digits"', "app = 5", "plan.toml: app = 5, expected str"),
-    ('app = "digits"', "bundle = ['a']", "plan.toml: bundle = ['a'], expected str"),
-    ('app = "digits"', 'name = 1\napp = "a"', "plan.toml: name = 1, expected str"),
-    ('app = "digits"', 'name = "a/b"\napp = "a"', f"plan: name: got 'a/b', {NAME_RULE}"),
-    ('app = "digits"', 'codec = 3\napp = "a"', "plan.toml: got codec = 3, expected a table [codec]"),
+    ("app =", "apps =", f"apps: unknown key, expected one of {TOP}; did you mean app?"),
+    (APP, f"{APP}\n[extra]", f"extra: unknown section, expected one of {TOP}; docs/plan.md lists the keys"),
     (
-        "concurrency = 8\n",
-        "",
-        "plan.toml: [cohort]: got no concurrency, expected a value",
+        APP,
+        f"{APP}\nconcurrency = 3",
+        f"concurrency: unknown key, expected one of {TOP}; did you mean cohort.concurrency?",
+    ),
+    (APP, f"{APP}\n[cohorts]", f"cohorts: unknown section, expected one of {TOP}; did you mean cohort?"),
+    (f"{APP}\n", "", "expected either app or bundle, got neither"),
+    (APP, 'app = "a"\nbundle = "b"', "expected either app or bundle, got both"),
+    (APP, "app = 5", f"app: got 5, expected a string{SEE}"),
+    (APP, "bundle = ['a']", f"bundle: got ['a'], expected a string{SEE}"),
+    (APP, 'name = 1\napp = "a"', f"name: got 1, {NAME_RULE}"),
+    (APP, 'name = "a/b"\napp = "a"', f"name: got 'a/b', {NAME_RULE}"),
+    (APP, 'codec = 3\napp = "a"', "codec: got 3, expected a section [codec]"),
+    (f"{COHORT}\n", "", "cohort.concurrency: missing, expected an integer from 1 to 1000000; add the key"),
+    (
+        COHORT,
+        "concurency = 8",
+        f"cohort.concurency: unknown key, expected one of {COHORT_KEYS}; did you mean cohort.concurrency?",
     ),
     (
-        "concurrency = 8",
-        "size = 8",
+        COHORT,
+        f"{COHORT}\nmax_stalenes = 8",
+        f"cohort.max_stalenes: unknown key, expected one of {COHORT_KEYS}; did you mean aggregation.max_staleness?",
+    ),
+    (
+        COHORT,
+        f"{COHORT}\nx = 8",
+        f"cohort.x: unknown key, expected one of {COHORT_KEYS}; docs/plan.md lists the keys",
+    ),
+    (COHORT, "concurrency = 8.0", f"cohort.concurrency: got 8.0, {DEVICES_RULE}"),
+    (COHORT, "concurrency = true", f"cohort.concurrency: got True, {DEVICES_RULE}"),
+    (COHORT, "concurrency = 0", f"cohort.concurrency: got 0, {DEVICES_RULE}"),
+    (COHORT, f"concurrency = 0x{'f' * 5000}", f"cohort.concurrency: got an integer of 20000 bits, {DEVICES_RULE}"),
+    (COHORT, "concurrency = 1000001\nbuffer = 1", f"cohort.concurrency: got 1000001, {DEVICES_RULE}"),
+    (COHORT, f"{COHORT}\nquorum = 0", f"cohort.quorum: got 0, {DEVICES_RULE}"),
+    (COHORT, f"{COHORT}\nbuffer = 9", f"cohort: got quorum 9, buffer 9, concurrency 8, {COHORT_RULE}"),
+    (COHORT, f"{COHORT}\nbuffer = 4\nquorum = 5", f"cohort: got quorum 5, buffer 4, concurrency 8, {COHORT_RULE}"),
+    (COHORT, f"{COHORT}\ndeadline_s = 0", f"cohort.deadline_s: got 0.0, {SECONDS_RULE}"),
+    (COHORT, f"{COHORT}\ndeadline_s = nan", f"cohort.deadline_s: got nan, {SECONDS_RULE}"),
+    (COHORT, f"{COHORT}\ndeadline_s = {HUGE}", f"cohort.deadline_s: got inf, {SECONDS_RULE}"),
+    (COHORT, f'{COHORT}\ndeadline_s = "1 h"', f"cohort.deadline_s: got '1 h', {SECONDS_RULE}"),
+    (COHORT, f"{COHORT}\ndeadline_s = true", f"cohort.deadline_s: got True, {SECONDS_RULE}"),
+    (COHORT, f"{COHORT}\nmin_report_s = 0", f"cohort.min_report_s: got 0.0, expected a number above 0{SEE}"),
+    (f"{RATE}\n", "", "training.learning_rate: missing, expected a number from 1.2e-38 to 1.7e+38; add the key"),
+    *(
+        (RATE, f"learning_rate = {rate}", f"training.learning_rate: got {shown}, {RATE_RULE}")
+        for rate, shown in (("0", "0.0"), ("1e-60", "1e-60"), ("1e300", "1e+300"), ("inf", "inf"), ("nan", "nan"))
+    ),
+    *(
+        (RATE, f"{RATE}\nepochs = {number}", f"training.epochs: got {number}, expected an integer from 1 to 10000{SEE}")
+        for number in (0, MAX_EPOCHS + 1)
+    ),
+    *(
         (
-            "plan.toml: [cohort]: got ['size'], expected only ['buffer', 'concurrency', 'deadline_s', 'min_report_s', "
-            "'quorum']"
-        ),
-    ),
-    ("concurrency = 8", "concurrency = 8.0", "plan.toml: [cohort]: concurrency = 8.0, expected int"),
-    ("concurrency = 8", "concurrency = true", "plan.toml: [cohort]: concurrency = True, expected int"),
-    ("concurrency = 8", "concurrency = 0", f"plan: got quorum 0, buffer 0, concurrency 0, {COHORT_RULE}"),
-    ("concurrency = 8", "concurrency = 8\nbuffer = 9", f"plan: got quorum 9, buffer 9, concurrency 8, {COHORT_RULE}"),
-    ("concurrency = 8", "concurrency = 8\nquorum = 0", f"plan: got quorum 0, buffer 8, concurrency 8, {COHORT_RULE}"),
-    (
-        "concurrency = 8",
-        "concurrency = 1000001\nbuffer = 1",
-        f"plan: got quorum 1, buffer 1, concurrency 1000001, {COHORT_RULE}",
+            RATE,
+            f"{RATE}\nseed = {seed}",
+            f"training.seed: got {seed}, expected an integer from 0 to {(1 << 64) - 1}{SEE}",
+        )
+        for seed in (-1, 1 << 64)
     ),
     (
-        "concurrency = 8",
-        "concurrency = 8\ndeadline_s = 0",
-        "plan: got deadline_s 0.0, expected a positive number of seconds",
+        RATE,
+        f"{RATE}\nproximal_weight = -0.1",
+        f"training.proximal_weight: got -0.1, expected a number from 0 to 1.7e+38{SEE}",
     ),
     (
-        "concurrency = 8",
-        "concurrency = 8\ndeadline_s = nan",
-        "plan: got deadline_s nan, expected a positive number of seconds",
+        RATE,
+        f"{RATE}\nbatch_size = {TIMES + 1}",
+        f"training.batch_size: got {TIMES + 1}, expected an integer from 0 to {TIMES}{SEE}",
+    ),
+    (RATE, f"{RATE}\n[stop]\nmax_rounds = 0", f"stop.max_rounds: got 0, {TIMES_RULE}"),
+    (RATE, f"{RATE}\n[stop]\nmax_rounds = {TIMES + 1}", f"stop.max_rounds: got {TIMES + 1}, {TIMES_RULE}"),
+    (
+        RATE,
+        f"{RATE}\n[stop]\npatience = -1",
+        f"stop.patience: got -1, expected an integer from 0 to {TIMES}{SEE}",
     ),
     (
-        "concurrency = 8",
-        f"concurrency = 8\ndeadline_s = {HUGE}",
-        "plan: got deadline_s inf, expected a positive number of seconds",
+        RATE,
+        f"{RATE}\n[stop]\nmin_delta = nan",
+        f"stop.min_delta: got nan, expected a number of at least 0 and below inf{SEE}",
     ),
     (
-        "concurrency = 8",
-        'concurrency = 8\ndeadline_s = "1 h"',
-        "plan.toml: [cohort]: deadline_s = '1 h', expected float",
+        RATE,
+        f"{RATE}\n[stop]\nmax_int8_drop = -0.5",
+        f"stop.max_int8_drop: got -0.5, expected a number from 0 to 100{SEE}",
     ),
-    ("learning_rate = 1\n", "", "plan.toml: [training]: got no learning_rate, expected a value"),
-    ("learning_rate = 1", "learning_rate = 0", f"plan: got epochs 1, learning_rate 0.0, {TRAINING_RULE}"),
-    ("learning_rate = 1", "learning_rate = 1e-60", f"plan: got epochs 1, learning_rate 1e-60, {TRAINING_RULE}"),
-    ("learning_rate = 1", "learning_rate = 1e300", f"plan: got epochs 1, learning_rate 1e+300, {TRAINING_RULE}"),
-    ("learning_rate = 1", "learning_rate = inf", f"plan: got epochs 1, learning_rate inf, {TRAINING_RULE}"),
-    ("learning_rate = 1", "learning_rate = 1\nepochs = 0", f"plan: got epochs 0, learning_rate 1.0, {TRAINING_RULE}"),
+    (RATE, f"{RATE}\n[aggregation]\nmax_examples = 0", f"aggregation.max_examples: got 0, {TIMES_RULE}"),
     (
-        "learning_rate = 1",
-        f"learning_rate = 1\nepochs = {MAX_EPOCHS + 1}",
-        f"plan: got epochs {MAX_EPOCHS + 1}, learning_rate 1.0, {TRAINING_RULE}",
-    ),
-    ("learning_rate = 1", "learning_rate = 1\nseed = -1", "plan: got seed -1, expected 0 <= seed < 2^64"),
-    (
-        "learning_rate = 1",
-        f"learning_rate = 1\nseed = {1 << 64}",
-        f"plan: got seed {1 << 64}, expected 0 <= seed < 2^64",
+        RATE,
+        f"{RATE}\n[aggregation]\nmax_examples = {TIMES + 1}",
+        f"aggregation.max_examples: got {TIMES + 1}, {TIMES_RULE}",
     ),
     (
-        "learning_rate = 1",
-        "learning_rate = 1\n[stop]\nmax_rounds = 0",
-        f"plan: got max_rounds 0, patience 0, min_delta 0.0, {STOP_RULE}",
+        RATE,
+        f"{RATE}\n[aggregation]\nouter_learning_rate = -1",
+        f"aggregation.outer_learning_rate: got -1.0, {SECONDS_RULE}",
     ),
     (
-        "learning_rate = 1",
-        f"learning_rate = 1\n[stop]\nmax_rounds = {TIMES + 1}",
-        f"plan: got max_rounds {TIMES + 1}, patience 0, min_delta 0.0, {STOP_RULE}",
+        RATE,
+        f"{RATE}\n[aggregation]\nmax_staleness = 1001",
+        f"aggregation.max_staleness: got 1001, expected an integer from 0 to 1000{SEE}",
     ),
-    (
-        "learning_rate = 1",
-        "learning_rate = 1\n[stop]\npatience = -1",
-        f"plan: got max_rounds 100, patience -1, min_delta 0.0, {STOP_RULE}",
-    ),
-    (
-        "learning_rate = 1",
-        "learning_rate = 1\n[stop]\nmin_delta = nan",
-        f"plan: got max_rounds 100, patience 0, min_delta nan, {STOP_RULE}",
-    ),
-    (
-        "learning_rate = 1",
-        "learning_rate = 1\n[aggregation]\nmax_examples = 0",
-        f"plan: got max_examples 0, expected 1 to {TIMES}",
-    ),
-    (
-        "learning_rate = 1",
-        f"learning_rate = 1\n[aggregation]\nmax_examples = {TIMES + 1}",
-        f"plan: got max_examples {TIMES + 1}, expected 1 to {TIMES}",
-    ),
-    (
-        "learning_rate = 1",
-        "learning_rate = 1\n[aggregation]\nouter_learning_rate = -1",
-        "plan: got outer_learning_rate -1.0, expected a positive number",
-    ),
-    (
-        "learning_rate = 1",
-        "learning_rate = 1\n[aggregation]\nmax_staleness = 1001",
-        "plan: got max_staleness 1001, expected 0 (none) to 1000 versions",
-    ),
-    (
-        "learning_rate = 1",
-        "learning_rate = 1\n[stop]\nmax_int8_drop = -0.5",
-        (
-            "plan: got max_int8_drop -0.5, expected 0.0 (never pause) to 100: points of accuracy, or percent of a "
-            "regression model's squared error"
-        ),
-    ),
-    (
-        "concurrency = 8",
-        "concurrency = 8\nmin_report_s = 0",
-        "plan: got min_report_s 0.0, expected a positive number of seconds",
-    ),
-    (
-        "learning_rate = 1",
-        'learning_rate = 1\n[codec]\nname = "int4"',
-        "plan: got codec 'int4', expected one of ['fixed32', 'int8']",
-    ),
-    (
-        "learning_rate = 1",
-        "learning_rate = 1\n[codec]\nname = []",
-        "plan.toml: [codec]: name = [], expected str",
-    ),
-    (
-        "learning_rate = 1",
-        "learning_rate = 1\n[codec]\nmax_shift = -1",
-        "plan: got max_shift -1, expected at least 0",
-    ),
-    (
-        "learning_rate = 1",
-        "learning_rate = 1\n[codec]\nmax_shift = 9",
-        OVERFLOW,
-    ),
+    (RATE, f'{RATE}\n[codec]\nname = "int4"', f"codec.name: got 'int4', expected one of fixed32, int8{SEE}"),
+    (RATE, f"{RATE}\n[codec]\nname = []", f"codec.name: got [], expected one of fixed32, int8{SEE}"),
+    (RATE, f"{RATE}\n[codec]\nmax_shift = -1", f"codec.max_shift: got -1, expected an integer from 0 to 62{SEE}"),
+    (RATE, f"{RATE}\n[codec]\nmax_shift = 9", OVERFLOW),
 ]
 
 
 @pytest.mark.parametrize(("good", "bad", "text"), WRONG, ids=[bad[:40] or text for _, bad, text in WRONG])
 def test_each_mistake_has_its_sentence(good: str, bad: str, text: str) -> None:
     assert good in SHORTEST
-    with raises(InvalidPlan, text):
+    with raises(InvalidPlan, f"plan.toml: {text}"):
         parse_plan(SHORTEST.replace(good, bad), "plan.toml")
 
 
@@ -219,6 +191,12 @@ def test_what_is_not_toml_is_said_with_its_place() -> None:
         parse_plan("name = ]", "plan.toml")
 
 
+@pytest.mark.parametrize("text", [f"name = {'9' * 5000}", f"name = {'[' * 100_000}"], ids=["long", "deep"])
+def test_a_document_beyond_the_limits_of_the_parser_is_refused(text: str) -> None:
+    with pytest.raises(InvalidPlan, match=r"^plan\.toml: not TOML \("):
+        parse_plan(text, "plan.toml")
+
+
 def test_a_plan_is_read_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     with pytest.raises(InvalidPlan, match=r"plan\.toml: cannot be read \(.*No such file"):
@@ -228,3 +206,61 @@ def test_a_plan_is_read_from_its_file(tmp_path: Path) -> None:
         read_plan(path)
     path.write_text(SHORTEST)
     assert read_plan(path) == parse_plan(SHORTEST, "plan.toml")
+
+
+OVERRIDES = [
+    ("cohort.concurrency=9", "cohort", "concurrency", 9),
+    ("cohort.concurrency = 9", "cohort", "concurrency", 9),
+    ("codec.name=int8", "codec", "name", "int8"),
+    ('codec.name="int8"', "codec", "name", "int8"),
+    ("codec={name = 'int8', max_shift = 3}", "codec", "max_shift", 3),
+    ("aggregation.max_staleness=2", "aggregation", "max_staleness", 2),
+    ("training.learning_rate=2", "training", "learning_rate", 2.0),
+]
+
+
+@pytest.mark.parametrize(("option", "section", "key", "value"), OVERRIDES)
+def test_an_option_overrides_a_key(option: str, section: str, key: str, value: object) -> None:
+    plan = parse_plan(SHORTEST, "plan.toml", [option]).plan
+    assert getattr(getattr(plan, section), key) == value
+
+
+def test_the_last_option_counts_and_defaults_follow_the_options() -> None:
+    file = parse_plan(SHORTEST, "plan.toml", ["cohort.concurrency=3", "name=a=b", "cohort.concurrency=5", "name=a-b"])
+    assert (file.plan.name, file.plan.cohort.concurrency, file.plan.cohort.quorum) == ("a-b", 5, 5)
+
+
+def test_an_option_replaces_the_app_by_a_bundle() -> None:
+    file = parse_plan(SHORTEST, "plan.toml", ["app=", "bundle=folder"])
+    assert (file.app, file.bundle) == ("", "folder")
+
+
+BAD_OPTIONS = [
+    ("cohort.concurrency=0", f"--set: cohort.concurrency: got 0, {DEVICES_RULE}"),
+    ("cohort.concurrency=many", f"--set: cohort.concurrency: got 'many', {DEVICES_RULE}"),
+    (
+        "cohort.concurency=8",
+        f"--set: cohort.concurency: unknown key, expected one of {COHORT_KEYS}; did you mean cohort.concurrency?",
+    ),
+    ("cohrt.concurrency=8", f"--set: cohrt: unknown section, expected one of {TOP}; did you mean cohort?"),
+    ("cohort={}", "--set: cohort.concurrency: missing, expected an integer from 1 to 1000000; add the key"),
+    ("cohort=8", "--set: cohort: got 8, expected a section [cohort]"),
+    ("name.x=8", "--set: name.x: name is not a section; set name as a whole"),
+    ("cohort.quorum=9", f"plan.toml with --set: cohort: got quorum 9, buffer 8, concurrency 8, {COHORT_RULE}"),
+    ("codec.max_shift=9", f"plan.toml with --set: {OVERFLOW}"),
+    ("bundle=b", "plan.toml with --set: expected either app or bundle, got both"),
+    ("name=8\nx=1", f"--set: name: got '8\\nx=1', {NAME_RULE}"),
+    ("cohort.concurrency", "--set cohort.concurrency: expected KEY=VALUE, for example --set cohort.concurrency=8"),
+    ("=8", "--set =8: expected KEY=VALUE, for example --set cohort.concurrency=8"),
+]
+
+
+@pytest.mark.parametrize(("option", "text"), BAD_OPTIONS)
+def test_a_wrong_option_has_the_error_of_the_file_and_names_the_option(option: str, text: str) -> None:
+    with raises(InvalidPlan, text):
+        parse_plan(SHORTEST, "plan.toml", [option])
+
+
+def test_an_option_does_not_hide_a_mistake_of_the_file() -> None:
+    with raises(InvalidPlan, "plan.toml: stop: got 3, expected a section [stop]"):
+        parse_plan(f"stop = 3\n{SHORTEST}", "plan.toml", ["stop.max_rounds=5"])

@@ -126,7 +126,13 @@ def test_the_mean_divides_by_what_the_updates_would_weigh_were_they_fresh() -> N
 
 @pytest.mark.parametrize("max_staleness", [-1, 1001])
 def test_a_plan_says_how_stale_an_update_may_be(max_staleness: int) -> None:
-    with raises(InvalidPlan, f"plan: got max_staleness {max_staleness}, expected 0 (none) to 1000 versions"):
+    with raises(
+        InvalidPlan,
+        (
+            f"plan: aggregation.max_staleness: got {max_staleness}, expected an integer from 0 to 1000; "
+            "docs/plan.md describes the key"
+        ),
+    ):
         AggregationPlan(max_staleness=max_staleness)
 
 

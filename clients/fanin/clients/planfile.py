@@ -1,114 +1,212 @@
-"""The Plan as a TOML file: how operators write it.
+"""The Plan as a TOML file: how operators write it, and how options override it.
 
-Every key has the name of the field that it sets (``fanin.protos.plans``). The file is read strictly: an unknown key or
-a wrong type is an error that names the file and the table. ``parse_plan`` lists the defaults of omitted keys.
+Every key is declared in ``fanin.protos.plans``; docs/plan.md lists them. The file is read strictly: an unknown key, a
+wrong type or a value out of range is an error that names the key and its source, the file or ``--set``.
 """
 
 import tomllib
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Final, TypeVar
 
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.messages import CodecSpec, Training
-from fanin.protos.plans import DEFAULT_MAX_SHIFTS, AggregationPlan, CohortPlan, Plan, StopPlan
+from fanin.protos.plans import Plan
+from fanin.protos.plans.keys import PAGE, Fields, Key, KeyField, SectionField, fields_of, joined, keys_of, shown
 
 T = TypeVar("T")
+MAX_FLOAT_BITS: Final = 1000
+"""A longer integer has no float. As infinity it is out of the range of its key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFile:
-    """A Plan and the model that it trains: either an App to export or a Bundle folder.
-
-    Attributes:
-        plan: The Plan.
-        app: Name or path of the App; "" if there is a Bundle.
-        bundle: Folder of the Bundle, relative to the file; "" if there is an App.
-    """
+    """A Plan and the model that it trains: either an App to export or a Bundle folder."""
 
     plan: Plan
-    app: str = ""
-    bundle: str = ""
+    app: Annotated[
+        str,
+        Key(
+            text="The App to export: `package.module:name`, or `path/to/file.py:name` relative to the working "
+            "directory. A Plan has either `app` or `bundle`.",
+            see="edge.md",
+        ),
+    ] = ""
+    bundle: Annotated[str, Key(text="The folder of a Bundle, relative to the Plan's file.")] = ""
 
 
-def parse_plan(text: str, where: str) -> PlanFile:
+ROOT: Final[Fields] = {field.name: field for field in keys_of(PlanFile)} | dict(fields_of(Plan))
+"""The keys and sections at the top level of a file."""
+
+
+def parse_plan(text: str, where: str, overrides: Sequence[str] = ()) -> PlanFile:
     """Parse a Plan from TOML.
-
-    The top level has ``name`` and one of ``app`` and ``bundle``. The tables are [cohort], [training], [codec],
-    [aggregation] and [stop]. Defaults: ``buffer`` is ``concurrency``, ``quorum`` is ``buffer``, the codec is
-    ``fixed32``, one epoch, seed 0.
 
     Args:
         text: The TOML document.
         where: Name of the document in error messages.
+        overrides: Keys that replace those of the document, each as ``key=value`` with a dotted key. The value is a TOML
+            value; any other text is a string. A later override of the same key wins.
 
     Raises:
-        InvalidPlan: The document is not TOML, has an unknown key or a wrong type, or is not a valid Plan.
+        InvalidPlan: The document is not TOML, has an unknown key or a wrong value, or is not a valid Plan.
     """
     try:
-        root = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as exc:
+        # A ValueError that is no TOMLDecodeError: Python refuses integers of thousands of digits.
         raise InvalidPlan(f"{where}: not TOML ({exc})") from exc
-    known = {"name", "app", "bundle", "cohort", "training", "codec", "aggregation", "stop"}
-    if unknown := sorted(set(root) - known):
-        raise InvalidPlan(f"{where}: got {unknown}, expected only {sorted(known)}")
-    app, bundle = _text(root, "app", "", where), _text(root, "bundle", "", where)
+    reader = _Reader(where, tuple(map(_parse_override, overrides)))
+    reader.override(tables)
+    row = reader.row(ROOT, tables, "")
+    app, bundle = str(row.pop("app")), str(row.pop("bundle"))
     if bool(app) == bool(bundle):
-        raise InvalidPlan(f"{where}: expected either app or bundle, got {'both' if app else 'neither'}")
-    codec = {"name": "fixed32"} | _table(root, "codec", where)
-    codec = {"max_shift": DEFAULT_MAX_SHIFTS.get(str(codec["name"]), 0)} | codec
-    training = {"epochs": 1, "seed": 0} | _table(root, "training", where)
-    cohort = _table(root, "cohort", where)
-    if "concurrency" in cohort:
-        cohort = {"buffer": cohort["concurrency"]} | cohort
-        cohort = {"quorum": cohort["buffer"]} | cohort
-    plan = Plan(
-        name=_text(root, "name", "run", where),
-        cohort=_build(CohortPlan, cohort, f"{where}: [cohort]"),
-        training=_build(Training, training, f"{where}: [training]"),
-        codec=_build(CodecSpec, codec, f"{where}: [codec]"),
-        aggregation=_build(AggregationPlan, _table(root, "aggregation", where), f"{where}: [aggregation]"),
-        stop=_build(StopPlan, _table(root, "stop", where), f"{where}: [stop]"),
-    )
-    return PlanFile(plan=plan, app=app, bundle=bundle)
+        raise InvalidPlan(f"{reader.sources}: expected either app or bundle, got {'both' if app else 'neither'}")
+    return PlanFile(plan=reader.build(Plan, row), app=app, bundle=bundle)
 
 
-def read_plan(path: Path) -> PlanFile:
+def read_plan(path: Path, overrides: Sequence[str] = ()) -> PlanFile:
     """Read a Plan from a TOML file. Raises InvalidPlan (see ``parse_plan``)."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as exc:
         raise InvalidPlan(f"{path}: cannot be read ({exc})") from exc
-    return parse_plan(text, str(path))
+    return parse_plan(text, str(path), overrides)
 
 
-def _table(root: dict[str, object], name: str, where: str) -> dict[str, object]:
-    table = root.get(name, {})
-    if not isinstance(table, dict):
-        raise InvalidPlan(f"{where}: got {name} = {table!r}, expected a table [{name}]")
-    return dict(table)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Override:
+    path: str
+    value: object
 
 
-def _text(root: dict[str, object], name: str, default: str, where: str) -> str:
-    text = root.get(name, default)
-    if not isinstance(text, str):
-        raise InvalidPlan(f"{where}: {name} = {text!r}, expected str")
-    return text
+def _parse_override(text: str) -> _Override:
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise InvalidPlan(f"--set {text}: expected KEY=VALUE, for example --set cohort.concurrency=8")
+    try:
+        tables = tomllib.loads(f"value = {value}")
+    except (ValueError, RecursionError):
+        tables = {}
+    # A line break in the text could begin another key.
+    parsed = tables["value"] if set(tables) == {"value"} else value
+    return _Override(path=path.strip(), value=parsed)
 
 
-def _build(kind: type[T], row: dict[str, object], where: str) -> T:
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    if unknown := sorted(set(row) - set(known)):
-        raise InvalidPlan(f"{where}: got {unknown}, expected only {sorted(known)}")
-    for name, field in known.items():
-        if name not in row:
-            if field.default is MISSING:
-                raise InvalidPlan(f"{where}: got no {name}, expected a value")
-            continue
-        expected, value = field.type, row[name]
-        if expected is float and type(value) is int:
-            # An integer beyond 2^1000 has no float. As infinity the Plan rejects it with its own message.
-            row[name] = float(value) if abs(value) < 1 << 1000 else float("inf")
-        elif type(value) is not expected:
-            raise InvalidPlan(f"{where}: {name} = {value!r}, expected {getattr(expected, '__name__', expected)}")
-    return kind(**row)
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the tables of a document, and knows the source of each key for error messages."""
+
+    where: str
+    overrides: tuple[_Override, ...]
+
+    @property
+    def sources(self) -> str:
+        """The sources of a condition on several keys."""
+        return f"{self.where} with --set" if self.overrides else self.where
+
+    def source(self, path: str) -> str:
+        """Return the source of a key: ``--set`` if an option has set it or a section around it."""
+        is_overridden = any(f"{path}.".startswith(f"{override.path}.") for override in self.overrides)
+        return "--set" if is_overridden else self.where
+
+    def override(self, root: dict[str, object]) -> None:
+        """Write the values of the options into the tables of the document."""
+        for override in self.overrides:
+            *sections, name = override.path.split(".")
+            table: object = root
+            fields, path = ROOT, ""
+            for section in sections:
+                field = _declaration(section, fields, path, "--set: {}: unknown section")
+                path = joined(path, section)
+                if isinstance(field, KeyField) or field.is_list:
+                    raise InvalidPlan(f"--set: {override.path}: {path} is not a section; set {path} as a whole")
+                fields = fields_of(field.section)
+                table = table.setdefault(section, {}) if isinstance(table, dict) else None
+            # A value in place of a table is an error of the document: ``row`` reports it.
+            if isinstance(table, dict):
+                table[name] = override.value
+
+    def row(self, fields: Fields, table: Mapping[str, object], path: str) -> dict[str, object]:
+        """Return the values of a section by name: those of its table, and the defaults of the other keys."""
+        for name, value in table.items():
+            kind = "section" if isinstance(value, dict) else "key"
+            _declaration(name, fields, path, f"{self.source(joined(path, name))}: {{}}: unknown {kind}")
+        values: dict[str, object] = {}
+        for name, field in fields.items():
+            full = joined(path, name)
+            if isinstance(field, SectionField):
+                values[name] = self._section(field, table.get(name, [] if field.is_list else {}), full)
+            elif name in table:
+                values[name] = self._value(field, table[name], full)
+            else:
+                values[name] = self._default(field, values, full)
+        return values
+
+    def build(self, kind: type[T], row: Mapping[str, object]) -> T:
+        """Construct a section. Raises InvalidPlan with the sources if a condition on several keys fails."""
+        try:
+            return kind(**row)
+        except InvalidPlan as exc:
+            raise InvalidPlan(f"{self.sources}: {str(exc).removeprefix('plan: ')}") from exc
+
+    def _section(self, field: SectionField, value: object, path: str) -> object:
+        if field.is_list:
+            if not isinstance(value, list):
+                form = f"a list of sections [[{path}]]"
+                raise InvalidPlan(f"{self.source(path)}: {path}: got {shown(value)}, expected {form}")
+            return tuple(self._table(field, table, joined(path, str(index))) for index, table in enumerate(value))
+        return self._table(field, value, path)
+
+    def _table(self, field: SectionField, value: object, path: str) -> object:
+        if not isinstance(value, dict):
+            raise InvalidPlan(f"{self.source(path)}: {path}: got {shown(value)}, expected a section [{path}]")
+        return self.build(field.section, self.row(fields_of(field.section), value, path))
+
+    def _value(self, field: KeyField, value: object, path: str) -> object:
+        if field.type is float and type(value) is int:
+            value = float(value) if value.bit_length() <= MAX_FLOAT_BITS else float("inf")
+        if type(value) is not field.type or not field.accepts(value):
+            raise InvalidPlan(f"{self.source(path)}: {field.problem(path, value)}")
+        return value
+
+    def _default(self, field: KeyField, values: Mapping[str, object], path: str) -> object:
+        if field.key.derived is not None:
+            return field.key.derived.value(values)
+        if field.default is MISSING:
+            raise InvalidPlan(f"{self.source(path)}: {path}: missing, expected {field.expected}; add the key")
+        return field.default
+
+
+def _declaration(name: str, fields: Fields, path: str, problem: str) -> KeyField | SectionField:
+    """Return the declaration of a name in a section. Raises InvalidPlan with the nearest name."""
+    if name in fields:
+        return fields[name]
+    names = ", ".join(each if isinstance(field, KeyField) else f"[{each}]" for each, field in fields.items())
+    nearest = _nearest(name, path, fields)
+    advice = f"did you mean {nearest}?" if nearest else f"{PAGE} lists the keys"
+    raise InvalidPlan(f"{problem.replace('{}', joined(path, name))}, expected one of {names}; {advice}")
+
+
+def _nearest(name: str, path: str, fields: Fields) -> str:
+    """Return the dotted path of the key or section that an unknown name most probably stands for; "" if none is near.
+
+    The same name elsewhere is the nearest, then a similar one in the same section, then a similar one elsewhere.
+    """
+    elsewhere = {each: joined(section, each) for section, each in _all_names(ROOT, "")}
+    if name in elsewhere:
+        return elsewhere[name]
+    if near := get_close_matches(name, fields, n=1):
+        return joined(path, near[0])
+    near = get_close_matches(name, elsewhere, n=1)
+    return elsewhere[near[0]] if near else ""
+
+
+def _all_names(fields: Fields, path: str) -> list[tuple[str, str]]:
+    """Return each key and section as the path of its section and its name."""
+    names = [(path, name) for name in fields]
+    for name, field in fields.items():
+        if isinstance(field, SectionField):
+            names += _all_names(fields_of(field.section), joined(path, name))
+    return names

@@ -5,8 +5,8 @@ Rooms and modules in reading order:
     errors             all errors, and what a peer may see of each
     names              forms of ids, keys and signatures
     chunks             Artifacts as content-addressed Chunks
+    plans/             the Plan (``plan.proto``): its keys, and the proof that its sums cannot overflow
     messages/          the device protocol (``fleet.proto``) as dataclasses
-    plans              the Plan (``plan.proto``) as a dataclass that proves that its sums cannot overflow
     control/           the operator's protocol (``control.proto``) as dataclasses
     convert/           device protocol: dataclasses to protobuf and back
     convert_control/   operator's protocol: dataclasses to protobuf and back

@@ -8,22 +8,25 @@ PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 MAX_NAME_CHARS: Final = 128
 """Longest id, codec or runtime name. A longer one is a mistake or an attack."""
+NAME_FORM: Final = f"1 to {MAX_NAME_CHARS} letters, digits or ._:+- that do not begin with a dot"
 MAX_RUN_ID_CHARS: Final = 64
 MAX_NUMBER: Final = (1 << 63) - 1
 """Highest number of a Version or an event: the largest integer of the database."""
 
 
-def check_name(what: str, name: str) -> None:
-    """Raise InvalidInput unless ``name`` is short, printable ASCII without spaces or slashes.
+def is_name(text: str) -> bool:
+    """Return whether a text is a short name in printable ASCII without spaces or slashes.
 
     Ids become file names and metadata, so the alphabet is the intersection of what those allow.
     """
-    allowed = name.isascii() and all(char.isalnum() or char in "._:+-" for char in name)
-    if not name or len(name) > MAX_NAME_CHARS or not allowed or name.startswith("."):
-        raise InvalidInput(
-            f"{what}: got {name[:MAX_NAME_CHARS]!r}, expected 1 to {MAX_NAME_CHARS} letters, digits or ._:+- "
-            "that do not begin with a dot"
-        )
+    allowed = text.isascii() and all(char.isalnum() or char in "._:+-" for char in text)
+    return allowed and 0 < len(text) <= MAX_NAME_CHARS and not text.startswith(".")
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise InvalidInput unless ``name`` is a name (``is_name``)."""
+    if not is_name(name):
+        raise InvalidInput(f"{what}: got {name[:MAX_NAME_CHARS]!r}, expected {NAME_FORM}")
 
 
 def check_run_id(run_id: str) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
-from fanin.protos.messages import EXAMPLES, MAX_CODEC_SHIFT, Piece, Statistics, UpdateHeader
+from fanin.protos.messages import EXAMPLES, Piece, Statistics, UpdateHeader
+from fanin.protos.plans import MAX_CODEC_SHIFT
 
 
 class Lie(Enum):

@@ -51,14 +51,10 @@ def describe(
 
 
 def description_row(description: RunDescription) -> dict[str, object]:
-    """Return the JSON row of a described Run; ``min_report_s`` is null if the Plan sets none."""
-    plan = asdict(description.run.plan)
-    if plan["cohort"]["min_report_s"] == float("inf"):
-        # JSON has no infinity.
-        plan["cohort"]["min_report_s"] = None
+    """Return the JSON row of a described Run. JSON writes an infinite number as null."""
     return {
         **run_row(description.run),
-        "plan": plan,
+        "plan": asdict(description.run.plan),
         "num_devices": description.num_devices,
         "num_at_work": description.num_at_work,
         "at_work": list(description.at_work),

@@ -55,6 +55,14 @@ def run(
             "--run-id", help="Name of the run; repeating the command with the same name starts no second run."
         ),
     ] = "",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a key of the plan, as in cohort.concurrency=8; may be repeated.",
+        ),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
     max_int8_drop: Annotated[
         float | None,
@@ -64,7 +72,7 @@ def run(
     json: JsonOption = "",
 ) -> int:
     """Start a run from a plan: publish its bundle, sign version 0 and delegate to the run's key."""
-    source = read_plan(plan)
+    source = read_plan(plan, overrides or ())
     publisher = publisher_key(key)
     with connect(state, server, ca, token_file) as operator:
         with progress("run", quiet=quiet) as step, tempfile.TemporaryDirectory(prefix="fanin-bundle-") as scratch:

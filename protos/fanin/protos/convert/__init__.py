@@ -4,6 +4,7 @@ Modules in reading order:
 
     checkin_wire      enrollment, check-ins and their answers
     assignment_wire   Assignments
+    section_wire      sections of a Plan
     version_wire      Artifacts, Bundles, delegations, Versions, publications
     transfer_wire     downloads, uploads, reports
 
@@ -12,14 +13,7 @@ never fails. ``x_from_proto`` raises InvalidInput for an unknown enum number, a 
 Unknown fields are ignored, as proto3 requires.
 """
 
-from fanin.protos.convert.assignment_wire import (
-    assignment_from_proto,
-    assignment_to_proto,
-    codec_from_proto,
-    codec_to_proto,
-    training_from_proto,
-    training_to_proto,
-)
+from fanin.protos.convert.assignment_wire import assignment_from_proto, assignment_to_proto
 from fanin.protos.convert.checkin_wire import (
     answer_from_proto,
     answer_to_proto,
@@ -28,6 +22,7 @@ from fanin.protos.convert.checkin_wire import (
     enrollment_from_proto,
     enrollment_to_proto,
 )
+from fanin.protos.convert.section_wire import section_from_proto, write_section
 from fanin.protos.convert.transfer_wire import (
     download_from_proto,
     download_to_proto,
@@ -67,8 +62,6 @@ __all__ = [
     "bundle_to_proto",
     "check_in_from_proto",
     "check_in_to_proto",
-    "codec_from_proto",
-    "codec_to_proto",
     "delegation_from_proto",
     "delegation_to_proto",
     "download_from_proto",
@@ -82,14 +75,14 @@ __all__ = [
     "report_from_proto",
     "report_reply_to_proto",
     "report_to_proto",
+    "section_from_proto",
     "telemetry_from_proto",
     "telemetry_to_proto",
-    "training_from_proto",
-    "training_to_proto",
     "upload_from_proto",
     "upload_reply_from_proto",
     "upload_reply_to_proto",
     "upload_to_proto",
     "version_from_proto",
     "version_to_proto",
+    "write_section",
 ]

@@ -3,7 +3,8 @@
 Modules in reading order:
 
     checkins      enrollment, capabilities, check-in and its answers
-    assignments   the Assignment: training, codec and grid of one device in one Round
+    assignments   the Assignment: training, codec and grid of one device in one Round; its training and codec are
+                  sections of the Plan (``fanin.protos.plans``)
     versions      references to Bundles, Versions, delegations, publications
     transfers     downloads and uploads
     reports       telemetry, statistics, giving an Assignment up
@@ -15,13 +16,9 @@ back.
 """
 
 from fanin.protos.messages.assignments import (
-    MAX_CODEC_SHIFT,
-    MAX_EPOCHS,
     MAX_GRID_EXPONENT,
     MIN_GRID_EXPONENT,
     Assignment,
-    CodecSpec,
-    Training,
 )
 from fanin.protos.messages.checkins import (
     MAX_CAPABILITIES,
@@ -64,6 +61,7 @@ from fanin.protos.messages.transfers import (
     UploadReply,
 )
 from fanin.protos.messages.versions import BundleRef, Delegation, Publication, ServedVersion, Version
+from fanin.protos.plans import CodecSpec, Training
 
 __all__ = [
     "EVAL_AGREE",
@@ -75,10 +73,8 @@ __all__ = [
     "EXAMPLES",
     "LOSS_UNIT",
     "MAX_CAPABILITIES",
-    "MAX_CODEC_SHIFT",
     "MAX_COUNT",
     "MAX_COUNTS",
-    "MAX_EPOCHS",
     "MAX_GRID_EXPONENT",
     "MIN_GRID_EXPONENT",
     "OLDEST_PROTOCOL",

@@ -1,0 +1,45 @@
+"""Wire form of the sections of a Plan: each key is the field of the same name of the section's message.
+
+An infinite default means "never". The wire has 0 for it, which the range of such a key excludes.
+"""
+
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from fanin.protos.plans.keys import KeyField, fields_of
+
+T = TypeVar("T")
+
+
+def write_section(section: object, message: Message) -> None:
+    """Write the keys of a section, and the sections within it, to a message.
+
+    Args:
+        section: The section, a dataclass of ``fanin.protos.plans``.
+        message: An empty message that has a field for each key.
+    """
+    for name, field in fields_of(type(section)).items():
+        value = getattr(section, name)
+        if isinstance(field, KeyField):
+            is_never = field.is_never_by_default and value == field.default
+            setattr(message, name, 0.0 if is_never else value)
+        elif field.is_list:
+            for item in value:
+                write_section(item, getattr(message, name).add())
+        else:
+            write_section(value, getattr(message, name))
+
+
+def section_from_proto(kind: type[T], message: Message) -> T:
+    """Read a section from its message. The constructor of the section raises InvalidPlan if it is not valid."""
+    values = {}
+    for name, field in fields_of(kind).items():
+        value = getattr(message, name)
+        if isinstance(field, KeyField):
+            values[name] = field.default if field.is_never_by_default and value == 0 else value
+        elif field.is_list:
+            values[name] = tuple(section_from_proto(field.section, item) for item in value)
+        else:
+            values[name] = section_from_proto(field.section, value)
+    return kind(**values)

@@ -1,0 +1,50 @@
+"""The Plan: how a Run proceeds, as a frozen value.
+
+Each key of a Plan is declared once, in ``sections`` or ``plan``. The TOML reader and the ``--set`` option
+(``fanin.clients.planfile``), the range checks of the constructors, the wire form (``fanin.protos.convert``) and the
+page docs/plan.md read that declaration. To add a key, declare it, add the field of the same name to the .proto file,
+and print the page again with ``tests/golden/plan_page.py``.
+
+Modules in reading order:
+
+    keys       how a key is declared, and the checks and texts that follow from a declaration
+    sections   the sections of a Plan with their keys, and the conditions within a section
+    plan       the Plan, and the conditions between sections
+"""
+
+from fanin.protos.plans.plan import CONSTRAINTS, HEADROOM_BITS, WEIGHT_UNIT, Plan
+from fanin.protos.plans.sections import (
+    CODEC_BITS,
+    DEFAULT_MAX_SHIFTS,
+    MAX_CODEC_SHIFT,
+    MAX_COHORT,
+    MAX_EPOCHS,
+    MAX_RATE,
+    MAX_TIMES,
+    MIN_RATE,
+    AggregationPlan,
+    CodecSpec,
+    CohortPlan,
+    StopPlan,
+    Training,
+)
+
+__all__ = [
+    "CODEC_BITS",
+    "CONSTRAINTS",
+    "DEFAULT_MAX_SHIFTS",
+    "HEADROOM_BITS",
+    "MAX_CODEC_SHIFT",
+    "MAX_COHORT",
+    "MAX_EPOCHS",
+    "MAX_RATE",
+    "MAX_TIMES",
+    "MIN_RATE",
+    "WEIGHT_UNIT",
+    "AggregationPlan",
+    "CodecSpec",
+    "CohortPlan",
+    "Plan",
+    "StopPlan",
+    "Training",
+]

@@ -1,0 +1,214 @@
+"""The declaration of a key, and what follows from it: its range check and the texts of errors and of docs/plan.md.
+
+A section of a Plan is a frozen dataclass. The annotation of a field declares a key::
+
+    deadline_s: Annotated[float, Key(text="Seconds until the deadline.", unit="s", above=0)] = 600.0
+
+The field has the key's name, type and default; ``Key`` has the rest. A field whose type is a dataclass is a section
+within the section, and ``tuple[X, ...]`` of a dataclass X is a list of sections: ``[[name]]`` in TOML.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Annotated, Final, get_args, get_origin, get_type_hints
+
+TYPE_NAMES: Final = MappingProxyType({int: "an integer", float: "a number", str: "a string", bool: "true or false"})
+"""The types that a key may have."""
+PAGE: Final = "docs/plan.md"
+MAX_SHOWN_BITS: Final = 256
+MAX_SHOWN_CHARS: Final = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivedDefault:
+    """A default that depends on other keys.
+
+    Attributes:
+        text: The default in words, as Markdown.
+        value: A function of the values of the keys that the same section declares before this one.
+    """
+
+    text: str
+    value: Callable[[Mapping[str, object]], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """What the declaration of a key adds to the name, type and default of its field.
+
+    Attributes:
+        text: What the key sets: a sentence in Markdown, or a few.
+        unit: The unit of the value.
+        at_least: Smallest value.
+        at_most: Largest value.
+        above: The value is above this one.
+        below: The value is below this one.
+        choices: All values, if there are few.
+        form: The form of a string in words; ``is_valid`` tests it.
+        is_valid: Whether a string has that form.
+        derived: The default, if other keys determine it. The field itself then has none.
+        see: Target of a link from docs/plan.md.
+    """
+
+    text: str
+    unit: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    form: str = ""
+    is_valid: Callable[[str], bool] | None = None
+    derived: DerivedDefault | None = None
+    see: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyField:
+    """A key of a section. ``default`` is ``MISSING`` if the key is required or its default is derived."""
+
+    name: str
+    type: type
+    default: object
+    key: Key
+
+    @property
+    def is_required(self) -> bool:
+        """Whether a Plan must have the key."""
+        return self.default is MISSING and self.key.derived is None
+
+    @property
+    def is_never_by_default(self) -> bool:
+        """Whether the default is infinite: it stands for "never", and the wire writes it as 0."""
+        return self.default == math.inf
+
+    @property
+    def range(self) -> str:
+        """The range in words, such as "from 1 to 10"; "" for any value of the type."""
+        key = self.key
+        if key.choices:
+            return f"one of {', '.join(key.choices)}"
+        if key.form:
+            return key.form
+        if key.at_least is not None and key.at_most is not None:
+            return f"from {number_text(key.at_least)} to {number_text(key.at_most)}"
+        limits = (
+            ("above", key.above),
+            ("of at least", key.at_least),
+            ("and at most", key.at_most),
+            ("and below", key.below),
+        )
+        return " ".join(f"{word} {number_text(limit)}" for word, limit in limits if limit is not None)
+
+    @property
+    def expected(self) -> str:
+        """The accepted values in words, such as "an integer from 1 to 10"."""
+        if self.key.choices:
+            return self.range
+        return " ".join(filter(None, (TYPE_NAMES[self.type], self.key.form and "of", self.range)))
+
+    def accepts(self, value: object) -> bool:
+        """Return whether a value of the key's type is within the range. NaN is in no range."""
+        key = self.key
+        if isinstance(value, str):
+            return (not key.choices or value in key.choices) and (key.is_valid is None or key.is_valid(value))
+        if not isinstance(value, int | float):
+            return False
+        return not (
+            (isinstance(value, float) and math.isnan(value))
+            or (key.at_least is not None and value < key.at_least)
+            or (key.at_most is not None and value > key.at_most)
+            or (key.above is not None and value <= key.above)
+            or (key.below is not None and value >= key.below)
+        )
+
+    def problem(self, path: str, value: object) -> str:
+        """Return the text of the error for a wrong value at a dotted path."""
+        return f"{path}: got {shown(value)}, expected {self.expected}; {PAGE} describes the key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SectionField:
+    """A section within a section. ``is_list`` is whether it may occur several times, in an order."""
+
+    name: str
+    section: type
+    is_list: bool
+
+
+Fields = Mapping[str, KeyField | SectionField]
+
+
+def fields_of(section: type) -> Fields:
+    """Return the keys and sections that a dataclass declares, by name, in the order of the declaration."""
+    return _declared(section)
+
+
+@cache
+def _declared(section: type) -> Fields:
+    assert is_dataclass(section), f"{section}: expected a dataclass"
+    hints = get_type_hints(section, include_extras=True)
+    members = {}
+    for field in fields(section):
+        hint = hints[field.name]
+        members[field.name] = _key_field(field.name, hint, field.default) or _section_field(field.name, hint)
+    return MappingProxyType(members)
+
+
+def _key_field(name: str, hint: object, default: object) -> KeyField | None:
+    if get_origin(hint) is not Annotated:
+        return None
+    kind, *metadata = get_args(hint)
+    (key,) = (item for item in metadata if isinstance(item, Key))
+    assert kind in TYPE_NAMES, f"{name}: got type {kind}, expected one of {list(TYPE_NAMES)}"
+    return KeyField(name=name, type=kind, default=default, key=key)
+
+
+def _section_field(name: str, hint: object) -> SectionField:
+    is_list = get_origin(hint) is tuple
+    section = get_args(hint)[0] if is_list else hint
+    assert isinstance(section, type), f"{name}: got {hint}, expected a section or Annotated[type, Key(...)]"
+    assert is_dataclass(section), f"{name}: got {hint}, expected a section or Annotated[type, Key(...)]"
+    return SectionField(name=name, section=section, is_list=is_list)
+
+
+def keys_of(section: type) -> Iterator[KeyField]:
+    """Yield the keys of a section, without those of the sections within."""
+    return (field for field in fields_of(section).values() if isinstance(field, KeyField))
+
+
+def range_problem(section: object, path: str) -> str:
+    """Check the values of a section against the ranges of its keys.
+
+    Args:
+        section: The section, a dataclass.
+        path: Its dotted path in the Plan; "" for the Plan itself.
+
+    Returns:
+        The text of the error for the first key that is out of range; "" if there is none.
+    """
+    for field in keys_of(type(section)):
+        value = getattr(section, field.name)
+        if not field.accepts(value):
+            return field.problem(joined(path, field.name), value)
+    return ""
+
+
+def joined(path: str, name: str) -> str:
+    """Return the dotted path of a name within a section."""
+    return f"{path}.{name}" if path else name
+
+
+def shown(value: object) -> str:
+    """Return a received value for an error message, shortened. Python refuses to print very long integers."""
+    if isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)[:MAX_SHOWN_CHARS]
+
+
+def number_text(value: float) -> str:
+    """Return a number in the shortest way that a person would write it."""
+    return str(value) if isinstance(value, int) else f"{value:.2g}"

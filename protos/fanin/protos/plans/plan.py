@@ -1,0 +1,79 @@
+"""The whole Plan, and the conditions between its sections.
+
+Above all the constructor proves that the integer sum of a Round cannot overflow. The values of an Update have ``bits``
+bits including the sign. A device may encode them up to W bits coarser, and the coordinator multiplies each by a weight.
+The sum stays below 2^62 in magnitude, within int64 with one bit to spare, if
+
+    (bits - 1) + W + ceil(log2(max total weight)) <= 62,
+    max total weight = buffer * max_examples * 256
+
+where 256 is the weight of one example of a fresh Update. Staleness can only lower the weight.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.names import NAME_FORM, is_name
+from fanin.protos.plans.keys import Key, range_problem
+from fanin.protos.plans.sections import (
+    CODEC_BITS,
+    AggregationPlan,
+    CodecSpec,
+    CohortPlan,
+    StopPlan,
+    Training,
+    check_quorum,
+)
+
+WEIGHT_UNIT: Final = 256
+"""The integer weight of one example in a fresh Update."""
+HEADROOM_BITS: Final = 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A complete Plan."""
+
+    name: Annotated[
+        str,
+        Key(text="Name of the Run. Its id is this name and a random number.", form=NAME_FORM, is_valid=is_name),
+    ] = "run"
+    cohort: CohortPlan
+    training: Training
+    codec: CodecSpec
+    aggregation: AggregationPlan
+    stop: StopPlan
+
+    def __post_init__(self) -> None:
+        problem = (
+            range_problem(self, "") or range_problem(self.training, "training") or range_problem(self.codec, "codec")
+        )
+        if problem:
+            raise InvalidPlan(f"plan: {problem}")
+        check_headroom(self)
+
+    @property
+    def max_total_weight(self) -> int:
+        """Largest sum of the weights of one Round."""
+        return self.cohort.buffer * self.aggregation.max_examples * WEIGHT_UNIT
+
+
+def check_headroom(plan: Plan) -> None:
+    """The integer sum of a Round fits in 62 bits: the bits of a value without its sign (`codec.name`), plus
+    `codec.max_shift`, plus the bits of the largest total weight, `cohort.buffer` x `aggregation.max_examples` x 256.
+    """
+    bits = CODEC_BITS[plan.codec.name]
+    weight_bits = (plan.max_total_weight - 1).bit_length()
+    needed = bits - 1 + plan.codec.max_shift + weight_bits
+    if needed > HEADROOM_BITS:
+        raise InvalidPlan(
+            f"plan: the sum of a Round could overflow: ({bits} - 1) bits of {plan.codec.name} + max_shift "
+            f"{plan.codec.max_shift} + {weight_bits} bits of weight (buffer {plan.cohort.buffer} x max_examples "
+            f"{plan.aggregation.max_examples} x {WEIGHT_UNIT}) = {needed}, expected at most {HEADROOM_BITS}; "
+            "lower max_examples, max_shift or buffer"
+        )
+
+
+CONSTRAINTS: Final = (check_quorum, check_headroom)
+"""The conditions on several keys. Their docstrings are the text of docs/plan.md."""

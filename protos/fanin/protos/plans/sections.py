@@ -1,0 +1,246 @@
+"""The sections of a Plan: every key with its type, default, range and meaning.
+
+The values of ``CohortPlan``, ``AggregationPlan`` and ``StopPlan`` are checked when they are constructed. ``Training``
+and ``CodecSpec`` also travel to devices in an Assignment, so the Plan and the Assignment check them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from types import MappingProxyType
+from typing import Annotated, Final
+
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans.keys import DerivedDefault, Key, range_problem
+
+CODEC_BITS: Final = MappingProxyType({"fixed32": 32, "int8": 8})
+"""Codecs that a Plan may name, with the bits of one value including its sign."""
+DEFAULT_MAX_SHIFTS: Final = MappingProxyType({"fixed32": 0, "int8": 12})
+"""Default of W by codec. With 12, an ``int8`` update uses all bits of a block if its largest value is between 1/32 and
+127 times the block's reach (``fanin.edge.codecs.grid``). The headroom still admits a million full Updates."""
+MAX_CODEC_SHIFT: Final = 62
+"""A larger shift leaves no bits of an int64 sum for values."""
+MAX_COHORT: Final = 1_000_000
+MAX_EPOCHS: Final = 10_000
+"""With more epochs a device would train for weeks, so a larger number is a mistake or an attack."""
+MIN_RATE: Final = 2.0**-126
+MAX_RATE: Final = 2.0**127
+"""Range of a learning rate. The graphs compute in float32, in which others are 0 or infinite."""
+MAX_STALENESS: Final = 1000
+"""A staler Update would count for less than 1/30, and the coordinator would have to remember that many Rounds."""
+MAX_TIMES: Final = (1 << 32) - 1
+"""Most Rounds of a Run, and most examples of one Update: the largest uint32, which the wire uses."""
+MAX_SEED: Final = (1 << 64) - 1
+COHORT_SECTION: Final = "operating.md#cohort-and-when-a-round-closes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CohortPlan:
+    """Size and deadlines of a Round."""
+
+    concurrency: Annotated[
+        int,
+        Key(
+            text="Devices that work at the same time.",
+            unit="devices",
+            at_least=1,
+            at_most=MAX_COHORT,
+            see=COHORT_SECTION,
+        ),
+    ]
+    buffer: Annotated[
+        int,
+        Key(
+            text="Updates that close the Round at once. Equal to `concurrency`: FedAvg.",
+            unit="Updates",
+            at_least=1,
+            at_most=MAX_COHORT,
+            derived=DerivedDefault(text="`concurrency`", value=itemgetter("concurrency")),
+            see=COHORT_SECTION,
+        ),
+    ]
+    quorum: Annotated[
+        int,
+        Key(
+            text="Updates that suffice at the deadline. With fewer the Round fails and is repeated.",
+            unit="Updates",
+            at_least=1,
+            at_most=MAX_COHORT,
+            derived=DerivedDefault(text="`buffer`", value=itemgetter("buffer")),
+        ),
+    ]
+    deadline_s: Annotated[
+        float,
+        Key(
+            text="Time until the deadline, counted from the Assignment that completes a quorum of devices.",
+            unit="s",
+            above=0,
+            below=math.inf,
+        ),
+    ] = 600.0
+    min_report_s: Annotated[
+        float,
+        Key(
+            text="Time from the same Assignment until a quorum closes the Round before its deadline. "
+            "`inf`: only at the deadline.",
+            unit="s",
+            above=0,
+        ),
+    ] = math.inf
+
+    def __post_init__(self) -> None:
+        _check_range(self, "cohort")
+        check_quorum(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Training on a device. Random seeds derive from (seed, partition, round)."""
+
+    epochs: Annotated[
+        int, Key(text="Passes over the device's examples.", unit="epochs", at_least=1, at_most=MAX_EPOCHS)
+    ] = 1
+    learning_rate: Annotated[
+        float,
+        Key(
+            text="Learning rate of the optimizer in the train graph, within the range of float32.",
+            at_least=MIN_RATE,
+            at_most=MAX_RATE,
+        ),
+    ]
+    seed: Annotated[int, Key(text="Seed of the Run.", at_least=0, at_most=MAX_SEED)] = 0
+    proximal_weight: Annotated[
+        float,
+        Key(
+            text="FedProx's mu. Above 0.0 the Bundle's App needs `Recipe(proximal=True)`.",
+            at_least=0,
+            at_most=MAX_RATE,
+            see="edge.md",
+        ),
+    ] = 0.0
+    batch_size: Annotated[
+        int,
+        Key(
+            text="The batch size for which the Plan is written. The App sets it at export; with another one in the "
+            "Bundle the Run does not start. 0 accepts any.",
+            unit="examples",
+            at_least=0,
+            at_most=MAX_TIMES,
+        ),
+    ] = 0
+
+
+def _default_shift(values: Mapping[str, object]) -> int:
+    return DEFAULT_MAX_SHIFTS[str(values["name"])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecSpec:
+    """The codec that encodes the Updates of a Round."""
+
+    name: Annotated[
+        str,
+        Key(
+            text="Name of the codec. `int8` sends a quarter of the bytes of `fixed32`.",
+            choices=tuple(CODEC_BITS),
+            see="decisions/0006-int8-rounds-by-chance.md",
+        ),
+    ] = "fixed32"
+    max_shift: Annotated[
+        int,
+        Key(
+            text="W: by how many bits a device may encode a block more coarsely than the Round's grid.",
+            unit="bits",
+            at_least=0,
+            at_most=MAX_CODEC_SHIFT,
+            derived=DerivedDefault(
+                text=", ".join(f"{shift} for `{name}`" for name, shift in DEFAULT_MAX_SHIFTS.items()),
+                value=_default_shift,
+            ),
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregationPlan:
+    """How the Updates of a Round become a Version."""
+
+    max_examples: Annotated[
+        int,
+        Key(
+            text="Cap on the weight of one Update, in the mean and in the Round's statistics.",
+            unit="examples",
+            at_least=1,
+            at_most=MAX_TIMES,
+        ),
+    ] = 4096
+    outer_learning_rate: Annotated[
+        float, Key(text="Factor of the aggregate in the outer step.", above=0, below=math.inf)
+    ] = 1.0
+    max_staleness: Annotated[
+        int,
+        Key(
+            text="Most Versions by which the base of an Update may be behind the Round's. Stale Updates have less "
+            "weight. With 0, Updates beyond the buffer are discarded; with more, they count in a later Round, as in "
+            "FedBuff.",
+            unit="Versions",
+            at_least=0,
+            at_most=MAX_STALENESS,
+            see="decisions/0010-stale-updates-move-to-the-rounds-grid.md",
+        ),
+    ] = 0
+
+    def __post_init__(self) -> None:
+        _check_range(self, "aggregation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopPlan:
+    """When a Run finishes or pauses."""
+
+    max_rounds: Annotated[
+        int, Key(text="The Run finishes after this many Rounds.", unit="Rounds", at_least=1, at_most=MAX_TIMES)
+    ] = 100
+    patience: Annotated[
+        int,
+        Key(
+            text="The Run finishes after this many Rounds in which the validation loss did not fall by `min_delta`. "
+            "0: never.",
+            unit="Rounds",
+            at_least=0,
+            at_most=MAX_TIMES,
+        ),
+    ] = 0
+    min_delta: Annotated[
+        float,
+        Key(text="Smallest decrease of the validation loss that counts.", unit="nats", at_least=0, below=math.inf),
+    ] = 0.0
+    max_int8_drop: Annotated[
+        float,
+        Key(
+            text="The Run pauses when int8 costs more than this on the devices' validation data: points of accuracy, "
+            "or percent of a regression model's squared error. 0.0: never.",
+            unit="points or percent",
+            at_least=0,
+            at_most=100,
+            see="operating.md#when-int8-falls-behind",
+        ),
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        _check_range(self, "stop")
+
+
+def check_quorum(cohort: CohortPlan) -> None:
+    """`cohort.quorum` <= `cohort.buffer` <= `cohort.concurrency`."""
+    if not cohort.quorum <= cohort.buffer <= cohort.concurrency:
+        raise InvalidPlan(
+            f"plan: cohort: got quorum {cohort.quorum}, buffer {cohort.buffer}, concurrency {cohort.concurrency}, "
+            "expected quorum <= buffer <= concurrency; lower quorum or buffer, or raise concurrency"
+        )
+
+
+def _check_range(section: object, path: str) -> None:
+    if problem := range_problem(section, path):
+        raise InvalidPlan(f"plan: {problem}")
