@@ -23,6 +23,11 @@ from fanin.commands.main import SUBCOMMANDS
 
 WRONG = {
     "layers": ("server/fanin/server/wrong.py", "import fanin.clients.device.session.machine"),
+    "datacenter-layers": ("datacenter/fanin/datacenter/models/wrong.py", "import fanin.datacenter.training.loop"),
+    "parallel-layers": (
+        "datacenter/fanin/datacenter/parallel/pipelines/wrong.py",
+        "import fanin.datacenter.parallel.steps",
+    ),
     "commands": ("datacenter/fanin/datacenter/wrong.py", "import fanin.commands.main"),
     "subcommands": ("clients/fanin/commands/control/watch.py", "import fanin.commands.control.run"),
     "torch": ("edge/fanin/edge/wrong.py", "def later():\n    import torch.nn"),
