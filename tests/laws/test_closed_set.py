@@ -26,8 +26,9 @@ from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
 from fanin.protos.plans import DEFAULT_MAX_SHIFTS, Plan
-from fanin.server.aggregation.fold import PartialSum, accept, begin, merge
+from fanin.server.aggregation.fold import PartialSum, accept, begin, finish, merge
 from fanin.server.aggregation.folding import Lag, OuterStep, contribution_of
+from fanin.server.aggregation.sets import Aggregate
 
 NUM_DEVICES = 3
 HABITS = st.builds(
@@ -111,7 +112,12 @@ class Closed:
     def published(self, total: PartialSum, rng: random.Random) -> tuple[bytes, object]:
         """The next parameters' bytes, all else that the next Round is made of, and the sum itself, which has more bits
         than any of them."""
-        step = OuterStep(total, self.table, self.grid, self.plan)
+        aggregate = Aggregate(
+            part=lambda first, last: finish(total, self.table, self.grid, (first, last)),
+            reaches=total.reaches,
+            counts=total.counts,
+        )
+        step = OuterStep(aggregate, self.table, self.grid, self.plan)
         cuts = sorted(rng.randint(0, self.parent.size) for _ in range(rng.randint(0, 3)))
         after = b"".join(piece.tobytes() for piece in step.pieces(np.split(self.parent, cuts)))
         return after, (step.result(), total.values.tobytes(), total.total_weight, total.num_updates)

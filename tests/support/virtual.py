@@ -27,7 +27,7 @@ SHAPES = {"a": (3, 5), "b": (7,)}
 def plan(**changes: object) -> Plan:
     """Four devices, four Updates a Round."""
     fields = {"concurrency": 4, "buffer": 4, "quorum": 4, "deadline_s": 600.0, "max_rounds": 3} | changes
-    max_staleness = int(fields.pop("max_staleness", 0))
+    aggregation = {key: fields.pop(key) for key in ("max_staleness", "rule", "trim") if key in fields}
     stop = StopPlan(max_rounds=int(fields.pop("max_rounds")))
     codec = fields.pop("codec", CodecSpec(name="fixed32", max_shift=0))
     return Plan(
@@ -35,7 +35,7 @@ def plan(**changes: object) -> Plan:
         cohort=CohortPlan(**fields),
         training=Training(epochs=1, learning_rate=0.1, seed=7),
         codec=codec,
-        aggregation=AggregationPlan(max_staleness=max_staleness),
+        aggregation=AggregationPlan(**aggregation),
         stop=stop,
     )
 

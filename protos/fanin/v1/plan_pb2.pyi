@@ -99,24 +99,39 @@ class Aggregation(_message.Message):
     MAX_EXAMPLES_FIELD_NUMBER: _builtins.int
     OUTER_LEARNING_RATE_FIELD_NUMBER: _builtins.int
     MAX_STALENESS_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    TRIM_FIELD_NUMBER: _builtins.int
     max_examples: _builtins.int
     """Cap on the weight of one Update, in examples."""
     outer_learning_rate: _builtins.float
     """The server learning rate of FedAvg's outer step."""
     max_staleness: _builtins.int
     """Most Versions by which the base of an Update may be behind the Round's; 0: stale Updates do not count."""
+    rule: _builtins.str
+    """The rule that makes one aggregate of the Updates; absent: weighted_mean."""
+    trim: _builtins.float
+    """The part of the Updates that trimmed_mean leaves out at each end; absent: 0.1."""
     def __init__(
         self,
         *,
         max_examples: _builtins.int = ...,
         outer_learning_rate: _builtins.float = ...,
         max_staleness: _builtins.int = ...,
+        rule: _builtins.str | None = ...,
+        trim: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rule", b"_rule", "_trim", b"_trim", "rule", b"rule", "trim", b"trim"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_examples", b"max_examples", "max_staleness", b"max_staleness", "outer_learning_rate", b"outer_learning_rate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rule", b"_rule", "_trim", b"_trim", "max_examples", b"max_examples", "max_staleness", b"max_staleness", "outer_learning_rate", b"outer_learning_rate", "rule", b"rule", "trim", b"trim"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__rule: _TypeAlias = _typing.Literal["rule"]  # noqa: Y015
+    _WhichOneofArgType__rule: _TypeAlias = _typing.Literal["_rule", b"_rule"]  # noqa: Y015
+    _WhichOneofReturnType__trim: _TypeAlias = _typing.Literal["trim"]  # noqa: Y015
+    _WhichOneofArgType__trim: _TypeAlias = _typing.Literal["_trim", b"_trim"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rule) -> _WhichOneofReturnType__rule | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trim) -> _WhichOneofReturnType__trim | None: ...
 
 Global___Aggregation: _TypeAlias = Aggregation  # noqa: Y015
 

@@ -36,7 +36,11 @@ def section_from_proto(kind: type[T], message: Message) -> T:
     values = {}
     for name, field in fields_of(kind).items():
         value = getattr(message, name)
-        if isinstance(field, KeyField):
+        wire_field = message.DESCRIPTOR.fields_by_name[name]
+        if isinstance(field, KeyField) and wire_field.has_presence and not message.HasField(name):
+            # A Plan from before this key was declared.
+            values[name] = field.default
+        elif isinstance(field, KeyField):
             values[name] = field.default if field.is_never_by_default and value == 0 else value
         elif field.is_list:
             values[name] = tuple(section_from_proto(field.section, item) for item in value)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
+from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.keys import DerivedDefault, Key, range_problem
 
 CODEC_BITS: Final = MappingProxyType({"fixed32": 32, "int8": 8})
@@ -165,6 +166,27 @@ class CodecSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationPlan:
     """How the Updates of a Round become a Version."""
+
+    rule: Annotated[
+        str,
+        Key(
+            text="How Updates become one change of the parameters: `weighted_mean`, `trimmed_mean`, or a rule that is "
+            "installed at the coordinator.",
+            form=NAME_FORM,
+            is_valid=is_name,
+            see="rules.md",
+        ),
+    ] = "weighted_mean"
+    trim: Annotated[
+        float,
+        Key(
+            text="The part of the Updates that `trimmed_mean` leaves out at each end of each value, rounded down to "
+            "whole Updates.",
+            above=0,
+            below=0.5,
+            see="rules.md",
+        ),
+    ] = 0.1
 
     max_examples: Annotated[
         int,

@@ -7,14 +7,16 @@ Version can be recomputed anywhere, and the result after a restart is bit-identi
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fanin.edge.codecs.fixed import codec_named
+from fanin.edge.codecs.fixed import Integers, codec_named
 from fanin.edge.codecs.grid import first_grid, next_grid
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.messages import CodecSpec, UpdateHeader
 from fanin.protos.plans import Plan
-from fanin.server.aggregation.fold import Contribution, PartialSum, blocks_within, finish
+from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.outer import apply_fedavg
+from fanin.server.aggregation.sets import Aggregate, Submission
 from fanin.server.aggregation.weights import capped_counts, weight_of
+from fanin.server.storage.spool import Spool
 from fanin.server.storage.sqlite.rounds import RoundRecord
 
 
@@ -73,11 +75,23 @@ def contribution_of(header: UpdateHeader, payload: Iterable[memoryview], plan: P
     )
 
 
-class OuterStep:
-    """The step from a sum to the next parameters, in slices: for a large model, only the sum is in memory."""
+def submission_of(header: UpdateHeader, device: str, spool: Spool, plan: Plan, lag: Lag) -> Submission:
+    """Return a committed Update of the spool, ready to be folded. Reading it raises Corrupted if it is damaged."""
+    codec = codec_named(header.codec)
+    value_bytes = codec.bits // 8
 
-    def __init__(self, total: PartialSum, table: TensorTable, grid: Sequence[int], plan: Plan) -> None:
-        self._total = total
+    def read(first: int, last: int) -> Integers:
+        size_bytes = (last - first) * value_bytes
+        return codec.decode(memoryview(spool.read_part(header, device, first * value_bytes, size_bytes)))
+
+    return Submission(update=contribution_of(header, spool.read(header, device), plan, lag), read=read)
+
+
+class OuterStep:
+    """The step from an aggregate to the next parameters, in slices: for a large model, only a sum is in memory."""
+
+    def __init__(self, aggregate: Aggregate, table: TensorTable, grid: Sequence[int], plan: Plan) -> None:
+        self._aggregate = aggregate
         self._table = table
         self._grid = grid
         self._plan = plan
@@ -88,7 +102,7 @@ class OuterStep:
         first = 0
         for before in parent:
             last = first + before.size
-            mean = finish(self._total, self._table, self._grid, (first, last))
+            mean = self._aggregate.part(first, last)
             self._maxima.add(before)
             yield apply_fedavg(before, mean, self._plan.aggregation.outer_learning_rate)
             first = last
@@ -97,8 +111,8 @@ class OuterStep:
         """Return the result of the fold. Call this after the last slice."""
         codec = self._plan.codec
         first = first_grid(self._maxima.largest, codec)
-        grid = next_grid(self._grid, self._total.reaches, first, codec)
-        return FoldResult(next_grid=grid, counts=dict(self._total.counts))
+        grid = next_grid(self._grid, self._aggregate.reaches, first, codec)
+        return FoldResult(next_grid=grid, counts=self._aggregate.counts)
 
 
 def first_grid_of(table: TensorTable, parameters: Iterable[Float32s], codec: CodecSpec) -> tuple[int, ...]:

@@ -16,14 +16,15 @@ from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import Corrupted, FaninError, NotFound
 from fanin.protos.messages import UpdateHeader, Version
 from fanin.protos.plans import Plan
-from fanin.server.aggregation import fold as aggregation
-from fanin.server.aggregation.folding import OuterStep, contribution_of, lag_of
+from fanin.server.aggregation.folding import OuterStep, lag_of, submission_of
 from fanin.server.aggregation.parameters import (
     encode_parameters,
     first_grid_from,
     load_parameters,
     parameter_pieces,
 )
+from fanin.server.aggregation.rules import ColumnRule, Rule, rule_of
+from fanin.server.aggregation.sets import SetFold, Submission
 from fanin.server.storage.blobs import Blobs
 from fanin.server.storage.spool import Spool
 from fanin.server.storage.sqlite.grids import recorded_grid
@@ -78,6 +79,7 @@ class Verdict:
 class _History:
     archive: Archive
     plan: Plan
+    rule: Rule | ColumnRule
     table: TensorTable
     rounds: Mapping[int, RoundRecord]
 
@@ -88,6 +90,7 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
     Raises:
         NotFound: There is no such Run.
         Corrupted: The Run's Bundle is missing or damaged.
+        InvalidPlan: The Run's rule is not installed here.
     """
     run = archive.runs.run(run_id)
     if run is None:
@@ -101,6 +104,7 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
     history = _History(
         archive=archive,
         plan=run.start.plan,
+        rule=rule_of(run.start.plan),
         table=bundle.manifest.table,
         rounds={record.round: record for record in archive.rounds.rounds(run_id)},
     )
@@ -176,13 +180,14 @@ def _outer_step(history: _History, record: RoundRecord, lineage_start: int) -> t
     base = archive.runs.version(record.run_id, record.base_version)
     if missing or base is None:
         raise Corrupted(f"round {record.round}: no record of {missing or f'version {record.base_version}'}")
-    total = aggregation.begin(table)
-    for device in record.accepted:
+
+    def submission(device: str) -> Submission:
         header = headers[device]
         lag = lag_of(_made_for(history, record, header, lineage_start), record)
-        payload = archive.spool.read(header, device)
-        total = aggregation.accept(total, table, contribution_of(header, payload, plan, lag))
-    return OuterStep(total, table, record.grid, plan), base
+        return submission_of(header, device, archive.spool, plan, lag)
+
+    aggregate = SetFold(history.rule, table, record.grid, submission).complete(record.accepted)
+    return OuterStep(aggregate, table, record.grid, plan), base
 
 
 def _made_for(history: _History, record: RoundRecord, header: UpdateHeader, lineage_start: int) -> RoundRecord:

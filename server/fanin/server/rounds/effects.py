@@ -10,14 +10,15 @@ The driver (``runs.driver``) calls these methods in the order that the round mac
 from dataclasses import replace
 
 from fanin.edge.bundles.versions import sign_version
+from fanin.edge.codecs.fixed import Integers
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
 from fanin.protos.control import VersionPublished
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, FaninError, NotFound
-from fanin.server.aggregation import fold as aggregation
-from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, contribution_of, lag_of
+from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, lag_of, submission_of
 from fanin.server.aggregation.parameters import encode_parameters, parameter_pieces
+from fanin.server.aggregation.sets import SetFold, Submission
 from fanin.server.aggregation.statistics import evaluation_of, runtimes_of, train_loss_of
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
@@ -48,8 +49,7 @@ class RoundWork:
         self._files = files
         self._headers: dict[str, m.UpdateHeader] = {}
         self._resumed_bytes = 0
-        self._sum = aggregation.begin(setup.table)
-        self._summed: set[str] = set()
+        self._set_fold = SetFold(setup.rule, setup.table, opened.record.grid, self._submission)
         self._folded: tuple[FoldResult, Artifact] | None = None
 
     def add_committed(self, device: str, header: m.UpdateHeader, resumed_bytes: int = 0) -> None:
@@ -124,20 +124,22 @@ class RoundWork:
         )
 
     def _accumulate(self, device: str) -> None:
-        if device in self._summed:
-            return
-        header, table = self._headers[device], self._setup.table
-        payload = self._files.spool.read(header, device)
         try:
-            update = contribution_of(header, payload, self._setup.plan, self._lag(header))
-            self._sum = aggregation.accept(self._sum, table, update)
-        except BaseException as exc:
-            # Half of the Update may be in the sum. Start a new one: ``_fold`` adds the Updates that are missing.
-            self._sum, self._summed = aggregation.begin(table), set()
-            if isinstance(exc, FaninError | ValueError):
-                raise Damaged(f"the update of device {device} is damaged on the coordinator's disk") from exc
-            raise
-        self._summed.add(device)
+            self._set_fold.add(device)
+        except (FaninError, ValueError) as exc:
+            raise _damaged_update(device) from exc
+
+    def _submission(self, device: str) -> Submission:
+        header = self._headers[device]
+        submission = submission_of(header, device, self._files.spool, self._setup.plan, self._lag(header))
+
+        def read(first: int, last: int) -> Integers:
+            try:
+                return submission.read(first, last)
+            except Corrupted as exc:
+                raise _damaged_update(device) from exc
+
+        return replace(submission, read=read)
 
     def _lag(self, header: m.UpdateHeader) -> Lag:
         made_for = self._recent.get(header.round)
@@ -147,16 +149,20 @@ class RoundWork:
     def _fold(self, accepted: tuple[str, ...]) -> tuple[FoldResult, Artifact]:
         for device in accepted:
             self._accumulate(device)
-        assert self._summed == set(accepted), f"sum over {self._summed}, expected {accepted}"
+        aggregate = self._set_fold.complete(accepted)
         blobs, table = self._files.blobs, self._setup.table
         # In slices: besides the sum, a model of 2 GB needs no more memory than a small one.
-        step = OuterStep(self._sum, table, self.record.grid, self._setup.plan)
+        step = OuterStep(aggregate, table, self.record.grid, self._setup.plan)
         try:
             pieces = step.pieces(parameter_pieces(blobs, self.base, table))
             parameters = blobs.put_pieces(encode_parameters(table, pieces))
         except (Corrupted, NotFound) as exc:
             raise Damaged(f"version {self.base.number} is damaged on the coordinator's disk") from exc
         return step.result(), parameters
+
+
+def _damaged_update(device: str) -> Damaged:
+    return Damaged(f"the update of device {device} is damaged on the coordinator's disk")
 
 
 def _wire_bytes(header: m.UpdateHeader) -> int:

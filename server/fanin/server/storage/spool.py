@@ -161,6 +161,20 @@ class Spool:
         if not is_own and digest.hexdigest() != header.payload.sha256:
             raise Corrupted(f"{what}: a committed update was changed on disk; its digest does not match its record")
 
+    def read_part(self, header: UpdateHeader, device: str, offset: int, size_bytes: int) -> bytes:
+        """Return bytes of a committed payload that ``read`` has verified in this process. Raises Corrupted."""
+        path = self._payload(header, device)
+        what = path.relative_to(self._updates.parent)
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(offset)
+                data = file.read(size_bytes)
+        except FileNotFoundError as exc:
+            raise Corrupted(f"{what}: a committed update is missing") from exc
+        if len(data) != size_bytes:
+            raise Corrupted(f"{what}: got {len(data)} bytes at offset {offset}, expected {size_bytes}")
+        return data
+
     def _take_back(self, payload: Path, part: Path) -> None:
         """Turn a payload that was never recorded into an upload again, so that the device sends no byte twice.
 

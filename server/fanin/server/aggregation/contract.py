@@ -1,0 +1,102 @@
+"""The contract of rules, as a check for the tests of a rule of one's own.
+
+``check_rule`` folds the same Updates in several ways. The aggregate must be the same, bit by bit: a coordinator that
+restarts, and ``fanin verify`` on another machine, fold in another order and in other parts.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from fanin.edge.codecs.fixed import Integers
+from fanin.edge.tensors import Float64s, Int32s, TensorTable
+from fanin.server.aggregation.fold import Contribution, PartialSum
+from fanin.server.aggregation.rules import ColumnRule, Rule
+from fanin.server.aggregation.sets import SetFold, Submission
+
+_TABLE: Final = TensorTable.of({"weights": (7, 9), "bias": (9,), "none": (0,)})
+_GRID: Final = (-12, -9, 0)
+_MAX_SHIFT: Final = 4
+
+
+def check_rule(rule: Rule | ColumnRule, *, num_updates: int = 7, seed: int = 1) -> None:
+    """Check that a rule keeps the contract that the coordinator relies on.
+
+    Args:
+        rule: The rule.
+        num_updates: Number of Updates that are folded, as many as the rule needs.
+        seed: Seed of their values.
+
+    Raises:
+        AssertionError: The rule breaks the contract. The text says how.
+        FaninError: A state or a result of the rule is refused.
+    """
+    updates, rng = _updates(num_updates, seed), random.Random(seed)
+    devices = list(updates)
+    expected = _whole(rule, updates, devices)
+    assert expected.shape == (_TABLE.num_values,), f"aggregate: got shape {expected.shape}, expected one value each"
+    assert expected.dtype == np.float64, f"aggregate: got {expected.dtype}, expected float64"
+    assert np.isfinite(expected).all(), "aggregate: got NaN or infinity of finite updates"
+    assert np.array_equal(_whole(rule, updates, devices), expected), "aggregate: a repetition gave other bits"
+    other_order = _whole(rule, updates, rng.sample(devices, num_updates))
+    assert np.array_equal(other_order, expected), "aggregate: the order of the updates changed bits"
+    cuts = sorted(rng.sample(range(1, _TABLE.num_values), 4))
+    aggregate = _fold(rule, updates).complete(devices)
+    parts = [aggregate.part(first, last) for first, last in pairwise([0, *cuts, _TABLE.num_values])]
+    assert np.array_equal(np.concatenate(parts), expected), "aggregate: the lengths of the parts changed bits"
+    if not isinstance(rule, ColumnRule):
+        _check_merge(rule, updates, devices, expected)
+
+
+def _check_merge(rule: Rule, updates: Mapping[str, Int32s], devices: Sequence[str], expected: Float64s) -> None:
+    """Check sums of sums, as relays send them."""
+
+    def partial(some: Sequence[str]) -> PartialSum:
+        total = rule.begin(_TABLE)
+        for device in some:
+            total = rule.accept(total, _TABLE, _submission(device, updates[device]).update)
+        return total
+
+    half = len(devices) // 2
+    for left, right in ((devices[:half], devices[half:]), (devices[half:], devices[:half]), (devices, [])):
+        total = rule.merge(partial(left), partial(right))
+        merged = rule.finish(total, _TABLE, _GRID, (0, _TABLE.num_values))
+        assert np.array_equal(merged, expected), "merge: a sum of two partial sums gave other bits"
+
+
+def _updates(num_updates: int, seed: int) -> dict[str, Int32s]:
+    rng = np.random.default_rng(seed)
+    scales = 2.0 ** rng.integers(0, 20, num_updates)
+    return {
+        f"device-{index}": np.rint(rng.normal(0.0, scale, _TABLE.num_values)).astype(np.int32)
+        for index, scale in enumerate(scales)
+    }
+
+
+def _whole(rule: Rule | ColumnRule, updates: Mapping[str, Int32s], devices: Sequence[str]) -> Float64s:
+    return _fold(rule, updates).complete(devices).part(0, _TABLE.num_values)
+
+
+def _fold(rule: Rule | ColumnRule, updates: Mapping[str, Int32s]) -> SetFold:
+    return SetFold(rule, _TABLE, _GRID, lambda device: _submission(device, updates[device]))
+
+
+def _submission(device: str, values: Int32s) -> Submission:
+    number = int(device.rsplit("-", 1)[1])
+
+    def read(first: int, last: int) -> Integers:
+        return values[first:last]
+
+    update = Contribution(
+        weight=256 * (number + 1),
+        fresh_weight=256 * (number + 1),
+        shifts=tuple((number + block) % (_MAX_SHIFT + 1) for block in range(len(_TABLE.specs))),
+        bits=32,
+        max_shift=_MAX_SHIFT,
+        counts={},
+        pieces=[values],
+    )
+    return Submission(update=update, read=read)

@@ -1,0 +1,229 @@
+"""Rules: how the Updates of a Round become one aggregate.
+
+There are two kinds. A ``Rule`` adds Updates up, in any order and in a tree of partial sums. A ``ColumnRule`` sees all
+Updates of a value at once, so it can be robust: it may leave out what is extreme. A Plan names its rule in
+``aggregation.rule``. An installed distribution adds rules of its own by the entry point group ``fanin.rules``.
+
+``weighted_mean`` is the mean of FedAvg (McMahan et al. 2017, arXiv 1602.05629, algorithm 1). ``trimmed_mean`` is the
+coordinate-wise trimmed mean (Yin et al. 2018, arXiv 1803.01498, definition 2).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Final, Protocol, runtime_checkable
+
+import numpy as np
+
+from fanin.edge.tensors import Float64s, Int64s, TensorTable
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans import Plan
+from fanin.server.aggregation import fold
+from fanin.server.aggregation.fold import Contribution, PartialSum
+
+GROUP: Final = "fanin.rules"
+"""The entry point group of rules in other distributions. An entry is a function ``(plan) -> Rule | ColumnRule``."""
+MAX_COLUMN_UPDATES: Final = 1024
+"""Most Updates of a Round with a column rule: all of them are read side by side."""
+MAX_STATE_BYTES: Final = 64 << 20
+"""Most bytes of the state that a column rule takes from pass to pass."""
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """A rule that adds Updates up. ``accept`` and ``merge`` must not depend on an order (tests/laws/test_fold.py)."""
+
+    def begin(self, table: TensorTable) -> PartialSum:
+        """Return the sum of no Updates."""
+        ...
+
+    def accept(self, state: PartialSum, table: TensorTable, update: Contribution) -> PartialSum:
+        """Add one Update to a sum, in place, and return the sum. Raises ValueError for an Update that does not fit."""
+        ...
+
+    def merge(self, left: PartialSum, right: PartialSum) -> PartialSum:
+        """Add ``right`` to ``left``, in place, and return ``left``."""
+        ...
+
+    def finish(self, state: PartialSum, table: TensorTable, grid: Sequence[int], part: tuple[int, int]) -> Float64s:
+        """Return the aggregate for the values from ``part[0]`` to ``part[1]``.
+
+        Args:
+            state: The sum.
+            table: The layout of the values.
+            grid: An exponent for each block.
+            part: The first and the last position (exclusive).
+
+        Returns:
+            The change of the parameters (part[1] - part[0],).
+        """
+        ...
+
+
+@runtime_checkable
+class ColumnRule(Protocol):
+    """A rule that sees the Updates of a value side by side. It ignores weights: each Update counts the same.
+
+    The rule is called for consecutive parts of the values, from the first to the last, once in each pass. All passes
+    but the last call ``look``; the last one calls ``reduce``. The results must not depend on the lengths of the parts.
+    """
+
+    @property
+    def num_passes(self) -> int:
+        """Number of passes over the Updates, at least 1."""
+        ...
+
+    def begin(self, num_updates: int) -> Mapping[str, np.ndarray]:
+        """Return the state before the first pass, at most ``MAX_STATE_BYTES``."""
+        ...
+
+    def look(self, state: Mapping[str, np.ndarray], columns: Int64s, number: int) -> Mapping[str, np.ndarray]:
+        """Return the state after one part of a pass.
+
+        Args:
+            state: The state so far.
+            columns: The Updates' values in steps of the Round's grid (num_values_of_part, num_updates).
+            number: The number of the pass, from 0.
+        """
+        ...
+
+    def reduce(self, state: Mapping[str, np.ndarray], columns: Int64s) -> Float64s:
+        """Return the aggregate of one part in steps of the Round's grid (num_values_of_part,).
+
+        Args:
+            state: The state after all passes before.
+            columns: The Updates' values in steps of the Round's grid (num_values_of_part, num_updates).
+        """
+        ...
+
+
+class WeightedMean:
+    """The mean, in which an Update counts by its examples."""
+
+    def begin(self, table: TensorTable) -> PartialSum:
+        """See ``Rule.begin``."""
+        return fold.begin(table)
+
+    def accept(self, state: PartialSum, table: TensorTable, update: Contribution) -> PartialSum:
+        """See ``fold.accept``."""
+        return fold.accept(state, table, update)
+
+    def merge(self, left: PartialSum, right: PartialSum) -> PartialSum:
+        """See ``fold.merge``."""
+        return fold.merge(left, right)
+
+    def finish(self, state: PartialSum, table: TensorTable, grid: Sequence[int], part: tuple[int, int]) -> Float64s:
+        """See ``fold.finish``."""
+        return fold.finish(state, table, grid, part)
+
+
+class TrimmedMean:
+    """The mean of each value without its largest and its smallest Updates.
+
+    Args:
+        trim: The part of the Updates that is left out at each end, above 0 and below 0.5. It is rounded down to whole
+            Updates.
+    """
+
+    def __init__(self, trim: float) -> None:
+        self._trim = trim
+
+    @property
+    def num_passes(self) -> int:
+        """See ``ColumnRule.num_passes``."""
+        return 1
+
+    def begin(self, num_updates: int) -> Mapping[str, np.ndarray]:
+        """See ``ColumnRule.begin``."""
+        return {}
+
+    def look(self, state: Mapping[str, np.ndarray], columns: Int64s, number: int) -> Mapping[str, np.ndarray]:
+        """See ``ColumnRule.look``."""
+        raise AssertionError("a trimmed mean has one pass")
+
+    def reduce(self, state: Mapping[str, np.ndarray], columns: Int64s) -> Float64s:
+        """See ``ColumnRule.reduce``. The integers are summed exactly; the division is one rounding."""
+        num_updates = columns.shape[1]
+        num_left_out = num_trimmed(self._trim, num_updates)
+        first, last = num_left_out, num_updates - num_left_out
+        ordered = np.partition(columns, sorted({first, last - 1}), axis=1)
+        total: Int64s = ordered[:, first:last].sum(axis=1, dtype=np.int64)
+        return total.astype(np.float64) / float(last - first)
+
+
+RuleFactory = Callable[[Plan], Rule | ColumnRule]
+"""Returns the rule for a Plan. Raises InvalidPlan if the rule cannot carry out the Plan."""
+
+
+def num_trimmed(trim: float, num_updates: int) -> int:
+    """Return how many Updates a trimmed mean leaves out at each end."""
+    return int(trim * num_updates)
+
+
+def _trimmed_mean(plan: Plan) -> ColumnRule:
+    trim, quorum = plan.aggregation.trim, plan.cohort.quorum
+    if not num_trimmed(trim, quorum):
+        raise InvalidPlan(
+            f"plan: got aggregation.trim {trim:g} and cohort.quorum {quorum}, so that a trimmed mean of {quorum} "
+            f"updates leaves out none; expected trim x quorum of at least 1: raise one of them"
+        )
+    return TrimmedMean(trim)
+
+
+RULES: Final[Mapping[str, RuleFactory]] = MappingProxyType(
+    {"weighted_mean": lambda _plan: WeightedMean(), "trimmed_mean": _trimmed_mean}
+)
+"""The rules of fanin, by name."""
+
+
+def rule_of(plan: Plan) -> Rule | ColumnRule:
+    """Return the rule that a Plan names.
+
+    Raises:
+        InvalidPlan: No rule has this name, or the rule cannot do what the Plan asks for.
+    """
+    name = plan.aggregation.rule
+    make = RULES.get(name)
+    if make is None:
+        entries = {entry.name: entry for entry in entry_points(group=GROUP)}
+        if name not in entries:
+            known = sorted({*RULES, *entries})
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise InvalidPlan(
+                f"plan: aggregation.rule: got {name!r}, expected one of {known}, the rules that are installed at the "
+                f"coordinator{hint}"
+            )
+        make = _loaded(entries[name])
+    rule = make(plan)
+    if isinstance(rule, ColumnRule):
+        _check_column_plan(plan)
+    elif not isinstance(rule, Rule):
+        raise InvalidPlan(f"plan: aggregation.rule: {name!r} is neither a Rule nor a ColumnRule; correct that package")
+    return rule
+
+
+def _loaded(entry: EntryPoint) -> RuleFactory:
+    try:
+        make: RuleFactory = entry.load()
+    except Exception as exc:  # Of any kind: the code is another package's.
+        raise InvalidPlan(
+            f"plan: aggregation.rule: {entry.name!r} cannot be imported from {entry.value} ({type(exc).__name__}: "
+            f"{exc}); repair that package at the coordinator"
+        ) from exc
+    return make
+
+
+def _check_column_plan(plan: Plan) -> None:
+    name, buffer, staleness = plan.aggregation.rule, plan.cohort.buffer, plan.aggregation.max_staleness
+    if buffer > MAX_COLUMN_UPDATES:
+        raise InvalidPlan(
+            f"plan: got cohort.buffer {buffer} with the rule {name}, expected at most {MAX_COLUMN_UPDATES}: this rule "
+            "reads all updates of a round side by side"
+        )
+    if staleness:
+        raise InvalidPlan(
+            f"plan: got aggregation.max_staleness {staleness} with the rule {name}, expected 0: this rule compares "
+            "updates of one round"
+        )

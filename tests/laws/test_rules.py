@@ -1,0 +1,229 @@
+"""Rules compared with plain Python, for any Updates, order and parts; and the contract, which catches breaches."""
+
+import random
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.errors import raises
+from support.virtual import plan
+
+from fanin.edge.tensors import Float64s, Int64s, TensorTable
+from fanin.protos.errors import InvalidPlan
+from fanin.server.aggregation.contract import check_rule
+from fanin.server.aggregation.fold import Contribution, PartialSum
+from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean, rule_of
+from fanin.server.aggregation.sets import COLUMN_BYTES, Aggregate, SetFold, Submission
+
+TABLE = TensorTable.of({"first": (3, 4), "second": (5,)})
+GRID = (-10, -7)
+NUM_VALUES = TABLE.num_values
+VALUES = st.lists(st.integers(-(2**31) + 1, 2**31 - 1), min_size=NUM_VALUES, max_size=NUM_VALUES)
+UPDATES = st.lists(st.tuples(VALUES, st.tuples(st.integers(0, 6), st.integers(0, 6))), min_size=1, max_size=9)
+Drawn = Sequence[tuple[Sequence[int], tuple[int, int]]]
+
+
+def submissions(drawn: Drawn) -> dict[str, Submission]:
+    outcome = {}
+    for index, (values, shifts) in enumerate(drawn):
+        encoded = np.array(values, np.int32)
+        update = Contribution(
+            weight=256, fresh_weight=256, shifts=shifts, bits=32, max_shift=6, counts={"n": index}, pieces=[encoded]
+        )
+        outcome[f"device-{index}"] = Submission(update=update, read=lambda a, b, encoded=encoded: encoded[a:b])
+    return outcome
+
+
+def folded(
+    rule: Rule | ColumnRule, drawn: Drawn, order: Sequence[str] = (), column_bytes: int = COLUMN_BYTES
+) -> Aggregate:
+    known = submissions(drawn)
+    return SetFold(rule, TABLE, GRID, known.__getitem__, column_bytes).complete(order or tuple(known))
+
+
+@given(UPDATES, st.floats(0.01, 0.49), st.randoms(use_true_random=False), st.integers(8, 400))
+def test_a_trimmed_mean_is_that_of_fractions(drawn: Drawn, trim: float, rng: random.Random, column_bytes: int) -> None:
+    num, left_out = len(drawn), int(trim * len(drawn))
+    expected = []
+    for position in range(NUM_VALUES):
+        block = 0 if position < 12 else 1
+        column = sorted(values[position] << shifts[block] for values, shifts in drawn)
+        kept = column[left_out : num - left_out]
+        exact = Fraction(sum(kept), len(kept)) * Fraction(2) ** GRID[block]
+        expected.append(float(Fraction(float(sum(kept))) / len(kept) * Fraction(2) ** GRID[block]))
+        assert abs(Fraction(expected[-1]) - exact) <= abs(exact) * Fraction(2) ** -51
+    names = [f"device-{index}" for index in range(num)]
+    aggregate = folded(TrimmedMean(trim), drawn, rng.sample(names, num), column_bytes)
+    cut = rng.randint(0, NUM_VALUES)
+    outcome = np.concatenate([aggregate.part(0, cut), aggregate.part(cut, NUM_VALUES)])
+    assert outcome.tolist() == expected
+    assert aggregate.counts == {"n": sum(range(num))}
+    assert aggregate.reaches.sum() == num * len(TABLE.specs)
+
+
+@given(UPDATES.filter(lambda drawn: len(drawn) >= 4), st.integers(0, 1000))
+def test_fewer_liars_than_are_left_out_stay_within_the_honest_values(drawn: Drawn, seed: int) -> None:
+    """Whatever they send: each value is between the smallest and the largest of the honest devices."""
+    rng = np.random.default_rng(seed)
+    left_out = len(drawn) // 4
+    lies = [(rng.choice([-(2**31) + 1, 0, 2**31 - 1], NUM_VALUES).tolist(), (6, 6)) for _ in range(left_out)]
+    honest, trim = list(drawn[left_out:]), left_out / len(drawn)
+    outcome = folded(TrimmedMean(np.nextafter(trim, 1)), [*lies, *honest]).part(0, NUM_VALUES)
+    steps = [GRID[0] if position < 12 else GRID[1] for position in range(NUM_VALUES)]
+    for position, step in enumerate(steps):
+        column = [values[position] << shifts[position >= 12] for values, shifts in honest]
+        slack = 2.0**-50 * max(map(abs, column))
+        assert (min(column) - slack) * 2.0**step <= outcome[position] <= (max(column) + slack) * 2.0**step
+
+
+@pytest.mark.parametrize("rule", [WeightedMean(), TrimmedMean(0.2), TrimmedMean(0.49)], ids=["mean", "20 %", "49 %"])
+def test_our_rules_keep_the_contract(rule: Rule | ColumnRule) -> None:
+    for num_updates in (3, 7, 16):
+        check_rule(rule, num_updates=num_updates, seed=num_updates)
+
+
+class Broken(TrimmedMean):
+    """A trimmed mean that breaks the contract as a sketch of an author might."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(0.2)
+        self.fault, self.calls = fault, 0
+
+    def begin(self, num_updates: int) -> Mapping[str, np.ndarray]:
+        return {"distances": np.zeros(9 << 20)} if self.fault == "state" else {}
+
+    def reduce(self, state: Mapping[str, np.ndarray], columns: Int64s) -> Float64s:
+        self.calls += 1
+        mean = super().reduce(state, columns)
+        match self.fault:
+            case "clock":
+                return mean + self.calls
+            case "order":
+                return columns[:, 0].astype(np.float64)
+            case "parts":
+                return mean - mean.mean()
+            case "shape":
+                return mean[:-1]
+            case "nan":
+                return mean / 0.0 if mean.any() else mean
+            case "float32":
+                return mean.astype(np.float32)
+        return mean
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("clock", "aggregate: a repetition gave other bits"),
+        ("order", "aggregate: the order of the updates changed bits"),
+        ("parts", "aggregate: the lengths of the parts changed bits"),
+    ],
+)
+def test_the_contract_catches_a_rule_whose_result_depends_on_how_it_is_folded(fault: str, error: str) -> None:
+    with raises(AssertionError, error):
+        check_rule(Broken(fault))
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero|invalid value")
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("state", "rule Broken: its state has 75497472 bytes, expected at most 67108864; keep less between its passes"),
+        (
+            "shape",
+            "rule Broken: reduce returned float64 values of shape (71,), expected finite float64 values of shape",
+        ),
+        ("nan", "rule Broken: reduce returned float64 values of shape (72,), expected finite float64 values of shape"),
+        ("float32", "rule Broken: reduce returned float32 values of shape (72,), expected finite float64 values of"),
+    ],
+)
+def test_what_no_aggregate_can_be_is_refused(fault: str, error: str) -> None:
+    with pytest.raises(InvalidPlan) as caught:
+        check_rule(Broken(fault))
+    assert str(caught.value).startswith(error), caught.value
+
+
+class Spread(TrimmedMean):
+    """A mean that is reduced in the third pass, after two that count values and sum each Update."""
+
+    expected: Sequence[int] = ()
+
+    @property
+    def num_passes(self) -> int:
+        return 3
+
+    def begin(self, num_updates: int) -> Mapping[str, np.ndarray]:
+        return {"sum": np.zeros(num_updates, np.int64), "passes": np.zeros(2, np.int64)}
+
+    def look(self, state: Mapping[str, np.ndarray], columns: Int64s, number: int) -> Mapping[str, np.ndarray]:
+        passes = state["passes"].copy()
+        passes[number] += len(columns)
+        return {"sum": state["sum"] + columns.sum(axis=0), "passes": passes}
+
+    def reduce(self, state: Mapping[str, np.ndarray], columns: Int64s) -> Float64s:
+        assert state["passes"].tolist() == [NUM_VALUES, NUM_VALUES], state
+        assert state["sum"].tolist() == self.expected
+        return columns.mean(axis=1)
+
+
+def test_a_rule_with_several_passes_sees_all_values_in_each() -> None:
+    rng = np.random.default_rng(1)
+    drawn = [(rng.integers(-1000, 1000, NUM_VALUES).tolist(), (0, 0)) for _ in range(5)]
+    rule = Spread(0.2)
+    rule.expected = [2 * sum(values) for values, _ in drawn]
+    outcome = folded(rule, drawn, column_bytes=100).part(0, NUM_VALUES)
+    mean = np.array([values for values, _ in drawn]).mean(axis=0)
+    assert np.allclose(outcome, mean * np.ldexp(1.0, np.repeat(GRID, (12, 5))), rtol=1e-12)
+
+
+class Lossy(WeightedMean):
+    """A sum that forgets what a relay below it sent."""
+
+    def merge(self, left: PartialSum, right: PartialSum) -> PartialSum:
+        return left
+
+
+def test_the_contract_catches_a_sum_that_does_not_merge() -> None:
+    with raises(AssertionError, "merge: a sum of two partial sums gave other bits"):
+        check_rule(Lossy())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        (
+            {"rule": "trimed_mean"},
+            (
+                "plan: aggregation.rule: got 'trimed_mean', expected one of ['trimmed_mean', 'weighted_mean'], the "
+                "rules that are installed at the coordinator; did you mean trimmed_mean?"
+            ),
+        ),
+        (
+            {"rule": "trimmed_mean", "trim": 0.1, "concurrency": 8, "buffer": 8, "quorum": 8},
+            (
+                "plan: got aggregation.trim 0.1 and cohort.quorum 8, so that a trimmed mean of 8 updates leaves out "
+                "none; expected trim x quorum of at least 1: raise one of them"
+            ),
+        ),
+        (
+            {"rule": "trimmed_mean", "concurrency": 2000, "buffer": 2000, "quorum": 100},
+            (
+                "plan: got cohort.buffer 2000 with the rule trimmed_mean, expected at most 1024: this rule reads all "
+                "updates of a round side by side"
+            ),
+        ),
+        (
+            {"rule": "trimmed_mean", "concurrency": 20, "buffer": 20, "quorum": 20, "max_staleness": 2},
+            (
+                "plan: got aggregation.max_staleness 2 with the rule trimmed_mean, expected 0: this rule compares "
+                "updates of one round"
+            ),
+        ),
+    ],
+)
+def test_a_plan_that_its_rule_cannot_carry_out_is_refused(changes: dict[str, object], error: str) -> None:
+    with raises(InvalidPlan, error):
+        rule_of(plan(**changes))

@@ -1,0 +1,143 @@
+"""Runs with a trimmed mean through the production coordinator: liars, restarts, damage, and Plans that cannot be."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.staleness import TABLE, assignment, check_in, settle, update
+from support.virtual import Place, bundle_in, open_place, plan, start
+
+from fanin.clients.testing import LoopbackTransport, run_virtual
+from fanin.edge.tensors import Float32s
+from fanin.protos import messages as m
+from fanin.protos.control import RoundFailed, RunState
+from fanin.protos.convert_control import plan_from_proto, plan_to_proto
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans import AggregationPlan, Plan
+from fanin.server.aggregation.parameters import load_parameters
+from fanin.server.aggregation.verify import verify_run
+
+SIZES = {"a": 0.01, "b": 0.02, "c": 0.04, "d": 0.05, "liar": 1e4}
+"""By how much the Update of each device moves every parameter."""
+TRIMMED = plan(concurrency=5, buffer=5, quorum=5, max_rounds=1, rule="trimmed_mean", trim=0.2)
+MEAN = plan(concurrency=5, buffer=5, quorum=5, max_rounds=1)
+
+
+async def send(place: Place, device: str) -> m.UploadReply:
+    work = await assignment(place, device)
+    line = LoopbackTransport(fleet=place.coordinator, device=device, latency_s=0.01)
+    return await line.upload(*update(work, SIZES[device]))
+
+
+async def newest(place: Place) -> Float32s:
+    version = await place.state.stores.runs.newest_version("run")
+    assert version.number == 1
+    return load_parameters(place.state.blobs, version, TABLE)
+
+
+def outcome(folder: Path, wanted: Plan, *, restart_after: int = 99) -> Float32s:
+    """The parameters after one Round with one liar of five devices, verified; perhaps by two processes."""
+
+    async def main() -> Float32s:
+        place = open_place(folder)
+        await start(place.runs, bundle_in(folder), wanted)
+        await settle()
+        for index, device in enumerate(SIZES):
+            if index == restart_after:
+                await place.runs.stop()
+                place = open_place(folder)
+                await place.runs.start()
+                await settle()
+            assert (await send(place, device)).update_state is m.UpdateState.ACCEPTED
+        await settle()
+        parameters = await newest(place)
+        assert [verdict.problem for verdict in verify_run(place.state, "run")] == ["", ""]
+        await place.runs.stop()
+        return parameters
+
+    return run_virtual(main())
+
+
+def test_a_liar_of_five_moves_a_mean_and_no_trimmed_mean(tmp_path: Path) -> None:
+    # The liar's values are the largest. At the other end the smallest honest ones are left out.
+    trimmed = outcome(tmp_path / "trimmed", TRIMMED)
+    assert np.allclose(trimmed, (0.02 + 0.04 + 0.05) / 3, rtol=1e-3)
+    mean = outcome(tmp_path / "mean", MEAN)
+    assert mean.min() > 0.1
+
+
+@pytest.mark.parametrize("restart_after", [1, 4])
+def test_a_trimmed_mean_is_the_same_after_a_restart(tmp_path: Path, restart_after: int) -> None:
+    undisturbed = outcome(tmp_path / "one", TRIMMED)
+    assert np.array_equal(outcome(tmp_path / "two", TRIMMED, restart_after=restart_after), undisturbed)
+
+
+def test_a_payload_that_is_damaged_before_it_is_read_again_fails_the_round(tmp_path: Path) -> None:
+    """A column rule reads a payload twice: at its commit and in the fold."""
+
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), replace(TRIMMED, cohort=replace(TRIMMED.cohort, quorum=5)))
+        await settle()
+        for device in list(SIZES)[:4]:
+            await send(place, device)
+        await settle()
+        (path,) = (tmp_path / "state" / "updates").glob("run/1/b.*.payload")
+        path.write_bytes(path.read_bytes()[:-1])
+        await send(place, "liar")
+        await settle()
+        events = [recorded.event for recorded in await place.state.stores.runs.event_page("run", 0)]
+        failed = [event for event in events if isinstance(event, RoundFailed)]
+        assert [event.reason for event in failed][:1] == [
+            "the update of device b is damaged on the coordinator's disk; the coordinator's log has the details"
+        ]
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_run_with_an_unknown_rule_does_not_start_and_leaves_no_record(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        wanted = replace(MEAN, aggregation=AggregationPlan(rule="krum"))
+        with pytest.raises(InvalidPlan, match=r"aggregation\.rule: got 'krum', expected one of"):
+            await start(place.runs, bundle_in(tmp_path), wanted)
+        assert await place.runs.infos() == ()
+
+    run_virtual(main())
+
+
+def test_a_run_whose_rule_is_gone_waits_for_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        info_folder = tmp_path / "site" / "own_rule-1.0.dist-info"
+        info_folder.mkdir(parents=True)
+        (info_folder / "METADATA").write_text("Metadata-Version: 2.1\nName: own-rule\nVersion: 1.0\n")
+        (info_folder / "entry_points.txt").write_text("[fanin.rules]\nown = own_rule:own\n")
+        source = "from fanin.server.aggregation.rules import WeightedMean\ndef own(plan): return WeightedMean()\n"
+        (tmp_path / "site" / "own_rule.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path / "site")
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), replace(MEAN, aggregation=AggregationPlan(rule="own")))
+        await settle()
+        await place.runs.stop()
+        monkeypatch.undo()
+        place = open_place(tmp_path)
+        await place.runs.start()
+        (info,) = await place.runs.infos()
+        assert info.state is RunState.RUNNING
+        assert info.reason.startswith("run run: cannot be taken up: plan: aggregation.rule: got 'own', expected one of")
+        with pytest.raises(InvalidPlan, match=r"aggregation\.rule: got 'own'"):
+            list(verify_run(place.state, "run"))
+        # Its devices wait for the repair.
+        assert isinstance(await check_in(place, "a"), m.Wait)
+
+    run_virtual(main())
+
+
+def test_a_plan_from_before_there_were_rules_has_the_weighted_mean() -> None:
+    message = plan_to_proto(TRIMMED)
+    assert plan_from_proto(message) == TRIMMED
+    message.aggregation.ClearField("rule")
+    message.aggregation.ClearField("trim")
+    assert plan_from_proto(message).aggregation == AggregationPlan(rule="weighted_mean", trim=0.1)
