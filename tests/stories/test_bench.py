@@ -83,6 +83,7 @@ def test_memory_is_that_of_the_coordinator_over_idle(fanin: Fanin) -> None:
     assert row["peak_rss_over_idle_models"] == row["peak_rss_over_idle_bytes"] / MODEL_BYTES
     # Python with numpy, gRPC and SQLAlchemy takes that much, and not ten times of it.
     assert 30 << 20 < row["idle_rss_bytes"] < 300 << 20
+    assert row["rule"] == "weighted_mean"
 
 
 @pytest.mark.nightly

@@ -7,6 +7,7 @@ once a Run, by one caller.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Final
 
 import typer
@@ -41,11 +42,12 @@ def memory(
     clients: ClientsOption = 64,
     megabytes: MegabytesOption = 64.0,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 2,
+    rule: Annotated[str, typer.Option("--rule", help="The aggregation rule of the rounds.")] = "weighted_mean",
     folder: FolderOption = None,
     json: JsonOption = "",
 ) -> None:
     """Measure a coordinator's peak memory above idle, with its children, while all devices upload at once."""
-    load = load_of(clients, megabytes, rounds)
+    load = replace(load_of(clients, megabytes, rounds), rule=rule)
     with place(folder) as used, Children(used) as children:
         process = children.serve(state_of(used))
         with PeakRss(process.pid) as publishing:
@@ -63,6 +65,7 @@ def memory(
         "clients": clients,
         "model_bytes": load.model_bytes,
         "rounds": rounds,
+        "rule": rule,
         "idle_rss_bytes": publishing.idle_bytes,
         "peak_rss_bytes": working.peak_bytes,
         "peak_rss_over_idle_bytes": over,

@@ -39,11 +39,12 @@ FolderOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The load on the coordinator: number of devices, size of the model, number of Rounds."""
+    """The load on the coordinator: number of devices, size of the model, number of Rounds, aggregation rule."""
 
     num_clients: int
     num_values: int
     num_rounds: int
+    rule: str = "weighted_mean"
 
     @property
     def model_bytes(self) -> int:
@@ -97,7 +98,7 @@ def begin_run(folder: Path, load: Load) -> None:
         ),
         training=Training(epochs=1, learning_rate=0.1, seed=1),
         codec=CodecSpec(name="fixed32", max_shift=0),
-        aggregation=AggregationPlan(max_examples=MAX_EXAMPLES),
+        aggregation=AggregationPlan(max_examples=MAX_EXAMPLES, rule=load.rule),
         stop=StopPlan(max_rounds=load.num_rounds),
     )
     with operating(folder) as operator:
