@@ -19,7 +19,7 @@ from fanin.protos.errors import InvalidPlan
 from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.rules import MAX_STATE_BYTES, ColumnRule, Rule
 
-COLUMN_BYTES: Final = 16 << 20
+COLUMN_BYTES: Final = 4 << 20
 """Bytes of the values that a column rule sees at a time."""
 
 
