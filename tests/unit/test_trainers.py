@@ -143,7 +143,7 @@ class Deaf:
             case "random":
                 return replace(change, values=change.values + np.float32(self.num_trainings))
             case "base":
-                model.parameters += change.values
+                np.add(model.parameters, change.values, out=model.parameters)
         return change
 
 
