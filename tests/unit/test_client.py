@@ -1,6 +1,8 @@
 """The device's client over a line that is made by hand: what each failure is to it, and what it keeps and counts."""
 
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -359,3 +361,23 @@ def test_may_work_is_asked_at_most_ten_times_a_second_inside_a_step() -> None:
         now_s = step / 1000
         assert checked.should_continue()
     assert 9 <= len(asked_s) <= 10
+
+
+def test_two_threads_never_ask_may_work_at_once() -> None:
+    num_inside, most_inside = 0, 0
+
+    def may_work() -> bool:
+        nonlocal num_inside, most_inside
+        num_inside += 1
+        most_inside = max(most_inside, num_inside)
+        time.sleep(0.05)
+        num_inside -= 1
+        return True
+
+    conditions = Conditions(may_work, time.monotonic)
+    threads = [threading.Thread(target=conditions.hold) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most_inside == 1

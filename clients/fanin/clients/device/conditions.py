@@ -49,6 +49,8 @@ class Conditions:
         self._now = now
         self._asked_s = float("-inf")
         self._has_failed = False
+        # The end of an upload does not wait for gRPC's thread, which may still be in ``may_work``.
+        self._asking = threading.Lock()
         self._is_stopping = threading.Event()
 
     @property
@@ -65,7 +67,21 @@ class Conditions:
         return self._is_stopping.wait(seconds)
 
     def hold(self) -> bool:
-        """Return whether the device may work now. Calls ``may_work``."""
+        """Return whether the device may work now. Calls ``may_work``, one thread at a time."""
+        with self._asking:
+            may_work = self._ask()
+            self._asked_s = self._now()
+        return may_work
+
+    def should_continue(self) -> bool:
+        """Return True. Raises Interrupted if the client is to stop, or if ``may_work`` returned False."""
+        if self.is_stopping:
+            raise Interrupted("the client stops")
+        if self._now() - self._asked_s >= self._ask_every_s and not self.hold():
+            raise Interrupted("may_work no longer holds")
+        return True
+
+    def _ask(self) -> bool:
         try:
             may_work = bool(self._may_work())
         except Exception as exc:  # the app's code may raise anything
@@ -80,13 +96,4 @@ class Conditions:
             may_work = False
         else:
             self._has_failed = False
-        self._asked_s = self._now()
         return may_work
-
-    def should_continue(self) -> bool:
-        """Return True. Raises Interrupted if the client is to stop, or if ``may_work`` returned False."""
-        if self.is_stopping:
-            raise Interrupted("the client stops")
-        if self._now() - self._asked_s >= self._ask_every_s and not self.hold():
-            raise Interrupted("may_work no longer holds")
-        return True

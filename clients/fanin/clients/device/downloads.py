@@ -17,7 +17,7 @@ from fanin.clients.device.models import (
     open_parameters,
     verify_version,
 )
-from fanin.clients.device.storage.protocols import DeviceStore
+from fanin.clients.device.storage.protocols import DeviceFolder
 from fanin.protos.chunks import ChunkRef
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import Publication
@@ -43,7 +43,7 @@ class Downloader:
     the cost of its earlier tries.
     """
 
-    def __init__(self, calls: DownloadCalls, store: DeviceStore, trusted: Collection[str], graph_format: str) -> None:
+    def __init__(self, calls: DownloadCalls, store: DeviceFolder, trusted: Collection[str], graph_format: str) -> None:
         self._calls = calls
         self._store = store
         self._trusted = trusted

@@ -3,7 +3,7 @@
     session --action--> driver --calls, training, folder--> event --> session
 
 Three Protocols hide the differences between the two: ``DeviceCalls``, ``SessionHost`` (clock and errors) and
-``DeviceStore`` (the folder). The driver is a coroutine. A simulation awaits on its virtual clock. In a process every
+``DeviceFolder`` (the folder). The driver is a coroutine. A simulation awaits on its virtual clock. In a process every
 call blocks its thread, so no await suspends, and ``run_blocking`` needs no event loop.
 """
 
@@ -20,7 +20,7 @@ from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session.machine import Session
 from fanin.clients.device.session.outcomes import event_of
-from fanin.clients.device.storage.protocols import DeviceStore
+from fanin.clients.device.storage.protocols import DeviceFolder
 from fanin.clients.device.updates import Change, Trainer, make_update
 from fanin.edge.codecs.fixed import CODECS
 from fanin.protos import messages as m
@@ -95,7 +95,7 @@ class DriverParts:
 
     host: SessionHost
     calls: DeviceCalls
-    store: DeviceStore
+    store: DeviceFolder
     trainer: Trainer
     trusted: Collection[str]
     rng: random.Random
@@ -144,7 +144,7 @@ class SessionDriver:
         try:
             return await self._do(action)
         except Interrupted as exc:
-            return e.Paused(reason=str(exc))
+            return e.WorkPaused(reason=str(exc))
         except (FaninError, OSError) as exc:
             return event_of(action, exc)
 

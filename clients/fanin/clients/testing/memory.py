@@ -74,7 +74,7 @@ class MemoryRecords(dict[str, int]):
 
 
 class MemoryFolder:
-    """A ``DeviceStore``: it survives ``VirtualDevice.restart``."""
+    """A ``DeviceFolder``: it survives ``VirtualDevice.restart``."""
 
     def __init__(self) -> None:
         self.chunks = MemoryChunks()

@@ -87,14 +87,14 @@ class Denied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paused:
+class WorkPaused:
     """A condition of this device no longer holds (charger, network, the app). The device's folder keeps the work."""
 
     reason: str
 
 
 SessionEvent = (
-    Enrolled | Answered | Refreshed | Fetched | UpdateStored | Replied | Lost | Moot | Unable | Denied | Paused
+    Enrolled | Answered | Refreshed | Fetched | UpdateStored | Replied | Lost | Moot | Unable | Denied | WorkPaused
 )
 
 

@@ -37,7 +37,6 @@ from fanin.clients.device.session.events import (
     Fetched,
     Lost,
     Moot,
-    Paused,
     Poll,
     Refresh,
     Refreshed,
@@ -50,6 +49,7 @@ from fanin.clients.device.session.events import (
     Train,
     Unable,
     UpdateStored,
+    WorkPaused,
 )
 from fanin.protos.messages import (
     Assigned,
@@ -270,6 +270,6 @@ TRANSITIONS: Final[Mapping[tuple[SessionPhase, type[SessionEvent]], SessionTrans
         (SessionPhase.REPORTING, Moot): _moot,
         **{(phase, Lost): _lost for phase in _REPEATED},
         **{(phase, Denied): _denied for phase in _CALLING},
-        **{(phase, Paused): _paused for phase in _WORKING},
+        **{(phase, WorkPaused): _paused for phase in _WORKING},
     }
 )

@@ -41,7 +41,7 @@ class HighestVersions(Protocol):
     def raise_version(self, run_id: str, number: int) -> None: ...
 
 
-class DeviceStore(Protocol):
+class DeviceFolder(Protocol):
     """Everything that a session keeps: it survives the end of a process."""
 
     @property
