@@ -16,8 +16,9 @@ from support.hosted import Hosted
 from support.peers import Peer
 from support.snapshot import snapshot
 
+from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.updates import TrainingOutcome
+from fanin.clients.device.updates import Change
 from fanin.clients.testing import SyntheticTrainer
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
@@ -157,10 +158,10 @@ class LoadingTrainer:
     runtime: str = "synthetic 1"
     graph_format: str = "onnx"
 
-    def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         """Reads the graph, verified, before anything else."""
         assert model.bundle.graph("train", "onnx") == b"not a graph"
-        return self.inner.train(model, assignment, bytes_downloaded)
+        return self.inner.train(model, assignment, should_continue)
 
 
 class LoadingPeer(Peer):

@@ -15,8 +15,9 @@ from support.virtual import PUBLISHER, open_place, plan, start
 
 from fanin.clients.data.digits import split_digits
 from fanin.clients.data.examples import Examples
+from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.updates import TrainingOutcome
+from fanin.clients.device.updates import Change
 from fanin.clients.testing import LoopbackTransport, VirtualDevice, run_virtual, synthetic_bundle
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos import messages as m
@@ -46,18 +47,15 @@ class SoftmaxTrainer:
     runtime: str = "numpy"
     graph_format: str = "onnx"
 
-    def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         flat, x, y = model.parameters.copy(), self.examples.x, self.examples.y
         wanted = np.eye(10, dtype=np.float32)[y]
         for _ in range(10):
+            should_continue()
             slope = (np.exp(log_softmax(flat, x)) - wanted) / np.float32(len(y))
             gradient = {"bias": slope.sum(axis=0), "weight": x.reshape(len(x), -1).T @ slope}
             flat -= np.float32(assignment.training.learning_rate) * TABLE.flatten(gradient)
-        return TrainingOutcome(
-            change=flat - model.parameters,
-            counts={m.EXAMPLES: len(y)},
-            telemetry=m.Telemetry(runtime=self.runtime, bytes_downloaded=bytes_downloaded),
-        )
+        return Change(values=flat - model.parameters, counts={m.EXAMPLES: len(y)}, num_steps=10)
 
 
 async def federate(folder: Path, codec: m.CodecSpec) -> tuple[Float32s, list[VersionPublished]]:

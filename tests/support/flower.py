@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.updates import TrainingOutcome
+from fanin.clients.device.updates import Change
 from fanin.clients.testing import Member, SyntheticTrainer, synthetic_bundle
 from fanin.edge.codecs.grid import FIRST_RANGE
 from fanin.edge.tensors import Float32s
@@ -35,11 +36,11 @@ class Recording:
     runtime: str = "synthetic 1"
     graph_format: str = "onnx"
 
-    def train(self, model: OpenedModel, assignment: Assignment, bytes_downloaded: int) -> TrainingOutcome:
+    def train(self, model: OpenedModel, assignment: Assignment, should_continue: ShouldContinue) -> Change:
         """Draw the change."""
-        outcome = self.drawn.train(model, assignment, bytes_downloaded)
-        self.changes[assignment.round] = outcome.change
-        return outcome
+        change = self.drawn.train(model, assignment, should_continue)
+        self.changes[assignment.round] = change.values
+        return change
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,9 @@ class Peer:
         """What this device would upload for its ``work``, having trained nothing."""
         table = self.bundle.manifest.table
         model = OpenedModel(bundle=self.bundle, parameters=np.zeros(table.num_values, np.float32))
-        return make_update(self.work, table, self.trainer().train(model, self.work, 0))
+        return make_update(
+            self.work, table, self.trainer().train(model, self.work, lambda: True), m.Telemetry(runtime="synthetic 1")
+        )
 
     def upload(self, header: m.UpdateHeader, payload: bytes) -> m.UploadReply:
         """Upload as the production transport does; the last reply."""

@@ -4,7 +4,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from fanin.clients.device.updates import TrainingOutcome, make_update
+from fanin.clients.device.updates import Change, make_update
 from fanin.clients.testing import LoopbackTransport
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
@@ -15,10 +15,8 @@ TABLE = TensorTable.of(SHAPES)
 
 async def finish_round(line: LoopbackTransport, work: m.Assignment, change: float = 0.5) -> None:
     """Upload an Update that changes all parameters by the same; it must be accepted."""
-    outcome = TrainingOutcome(
-        change=np.full(TABLE.num_values, change, np.float32),
-        counts=MappingProxyType({m.EXAMPLES: 10}),
-        telemetry=m.Telemetry(runtime="synthetic 1"),
-    )
-    reply = await line.upload(*make_update(work, TABLE, outcome))
+    values = np.full(TABLE.num_values, change, np.float32)
+    result = Change(values=values, counts=MappingProxyType({m.EXAMPLES: 10}))
+    header, payload = make_update(work, TABLE, result, m.Telemetry(runtime="synthetic 1"))
+    reply = await line.upload(header, lambda offset, size_bytes: payload[offset : offset + size_bytes])
     assert reply.update_state is m.UpdateState.ACCEPTED, reply

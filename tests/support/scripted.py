@@ -10,9 +10,10 @@ import numpy as np
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
+from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.cache import Cache
-from fanin.clients.device.updates import Trainer, TrainingOutcome
+from fanin.clients.device.updates import Change, Trainer
 from fanin.clients.operator import ref_of
 from fanin.clients.testing import SyntheticTrainer, synthetic_bundle
 from fanin.clients.transport import ReadPayload
@@ -111,11 +112,11 @@ class FailingTrainer:
     runtime: str = "synthetic 1"
     graph_format: str = "onnx"
 
-    def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         fault, self.fault = self.fault, None
         if fault is not None:
             raise fault
-        return SyntheticTrainer(partition=0).train(model, assignment, bytes_downloaded)
+        return SyntheticTrainer(partition=0).train(model, assignment, should_continue)
 
 
 def client_of(
@@ -133,7 +134,9 @@ def client_of(
         trusted=(PUBLISHER.public,),
         rng=random.Random(1),
     )
-    client = Client(parts, ClientOptions(token="token", max_updates=1, may_work=may_work, recheck_s=0.001))
+    client = Client(
+        parts, ClientOptions(token="token", max_updates=1, may_work=may_work, recheck_s=0.001, ask_every_s=0.0)
+    )
     script.stop = client.stop
     return client
 

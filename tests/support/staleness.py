@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fanin.clients.device.updates import TrainingOutcome, make_update
+from fanin.clients.device.updates import Change, make_update
 from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
@@ -58,15 +58,15 @@ async def assignment(place: Place, device: str) -> m.Assignment:
 
 def update(made_for: m.Assignment, size: float = 0.01, table: TensorTable = TABLE) -> tuple[m.UpdateHeader, bytes]:
     """An Update of 10 examples that moves every parameter alike."""
-    change = np.full(table.num_values, size, np.float32)
-    outcome = TrainingOutcome(change=change, counts={m.EXAMPLES: 10}, telemetry=m.Telemetry(runtime="synthetic 1"))
-    return make_update(made_for, table, outcome)
+    change = Change(values=np.full(table.num_values, size, np.float32), counts={m.EXAMPLES: 10})
+    return make_update(made_for, table, change, m.Telemetry(runtime="synthetic 1"))
 
 
 async def send(place: Place, device: str, made_for: m.Assignment | None = None) -> m.UploadReply:
     """Send an Update for an Assignment, by default for a new one."""
     line = LoopbackTransport(fleet=place.coordinator, device=device, latency_s=0.01)
-    return await line.upload(*update(made_for or await assignment(place, device)))
+    header, payload = update(made_for or await assignment(place, device))
+    return await line.upload(header, lambda offset, size_bytes: payload[offset : offset + size_bytes])
 
 
 async def settle() -> None:

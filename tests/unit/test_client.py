@@ -1,6 +1,9 @@
 """The device's client over a line that is made by hand: what each failure is to it, and what it keeps and counts."""
 
 import shutil
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,8 +12,12 @@ import pytest
 from support.errors import raises
 from support.scripted import FailingTrainer, LosingRuntime, Script, Store, client_of, run, scripted
 
+from fanin.clients.device.conditions import Conditions, ShouldContinue
+from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.updates import Change
+from fanin.clients.testing import SyntheticTrainer
 from fanin.clients.transport import ReadPayload
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact, ChunkRef, artifact_of
@@ -236,3 +243,141 @@ def test_a_version_whose_loss_is_no_number_is_told(script: Script, tmp_path: Pat
     run(script, tmp_path, RuntimeTrainer(LosingRuntime(loss_sum), Store()))
     (reason,) = script.failures
     assert reason.startswith(f"training: the Version's loss is not finite on these examples (got {loss_sum})")
+
+
+@dataclass
+class Charger:
+    """A ``may_work`` that the test switches; the client asks it at each step."""
+
+    is_plugged: bool = True
+    num_refused: int = 0
+
+    def __call__(self) -> bool:
+        if not self.is_plugged:
+            self.num_refused += 1
+            # The charger is back at the second question.
+            self.is_plugged = self.num_refused > 1
+            return False
+        return True
+
+
+@dataclass
+class Unplugging:
+    """Unplugs the charger before the first batch of its first training."""
+
+    charger: Charger
+    num_trainings: int = 0
+    runtime: str = "synthetic 1"
+    graph_format: str = "onnx"
+
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
+        self.num_trainings += 1
+        self.charger.is_plugged = self.num_trainings > 1
+        return SyntheticTrainer(partition=0).train(model, assignment, should_continue)
+
+
+def test_a_training_stops_when_the_charger_is_unplugged_and_begins_again(script: Script, tmp_path: Path) -> None:
+    charger = Charger()
+    trainer = Unplugging(charger)
+    client = client_of(script, tmp_path, trainer, may_work=charger)
+    client.run()
+    assert (client.num_accepted, trainer.num_trainings, script.failures) == (1, 2, [])
+    # It checks in once more, and only when the charger is back. Nothing is downloaded twice.
+    assert (script.calls["check_in"], charger.num_refused) == (2, 2)
+    assert set(script.served.values()) == {
+        script.work.bundle.manifest.size_bytes,
+        *(artifact.size_bytes for artifact in script.bundle.manifest.artifacts.values()),
+    }
+
+
+def test_a_download_stops_within_one_piece_and_resumes_from_its_offset(script: Script, tmp_path: Path) -> None:
+    charger = Charger()
+    unplug_at = script.work.bundle.manifest.size_bytes + 5
+
+    class Pulling(Script):
+        def download(self, download: m.Download) -> Iterator[bytes]:
+            for data in super().download(download):
+                if sum(self.served.values()) == unplug_at and not charger.num_refused:
+                    charger.is_plugged = False
+                assert charger.is_plugged or sum(self.served.values()) == unplug_at
+                yield data
+
+    pulling = Pulling(bundle=script.bundle, work=script.work)
+    client = client_of(pulling, tmp_path, may_work=charger)
+    client.run()
+    assert (client.num_accepted, pulling.calls["check_in"]) == (1, 2)
+    (header,) = pulling.headers
+    # Every byte came once: the piece of the interruption was kept.
+    total = script.work.bundle.manifest.size_bytes + sum(
+        a.size_bytes for a in script.bundle.manifest.artifacts.values()
+    )
+    assert header.telemetry.bytes_downloaded == sum(pulling.served.values()) == total
+
+
+def test_an_upload_stops_before_its_next_piece_and_keeps_the_update(script: Script, tmp_path: Path) -> None:
+    charger = Charger()
+    num_read = []
+
+    class Reading(Script):
+        def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
+            num_read.append(len(read(0, 4)))
+            charger.is_plugged = len(num_read) > 1
+            num_read.append(len(read(4, 4)))
+            return super().upload(header, read)
+
+    reading = Reading(bundle=script.bundle, work=script.work)
+    trainer = Unplugging(Charger())
+    trainer.num_trainings = 1
+    client = client_of(reading, tmp_path, trainer, may_work=charger)
+    client.run()
+    assert (client.num_accepted, num_read, reading.failures) == (1, [4, 4, 4], [])
+    # The stored Update was sent; no second training.
+    assert trainer.num_trainings == 2
+
+
+def test_a_stop_ends_a_training_within_one_batch(script: Script, tmp_path: Path) -> None:
+    class Endless(Unplugging):
+        def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
+            client.stop()
+            while should_continue():
+                self.num_trainings += 1
+            raise AssertionError("should_continue returns True or raises")
+
+    trainer = Endless(Charger())
+    client = client_of(script, tmp_path, trainer)
+    client.run()
+    assert (client.num_accepted, trainer.num_trainings, client.failure) == (0, 0, None)
+
+
+def test_may_work_is_asked_at_most_ten_times_a_second_inside_a_step() -> None:
+    now_s, asked_s = 0.0, []
+
+    def may_work() -> bool:
+        asked_s.append(now_s)
+        return True
+
+    checked = Conditions(may_work, lambda: now_s)
+    for step in range(1000):
+        now_s = step / 1000
+        assert checked.should_continue()
+    assert 9 <= len(asked_s) <= 10
+
+
+def test_two_threads_never_ask_may_work_at_once() -> None:
+    num_inside, most_inside = 0, 0
+
+    def may_work() -> bool:
+        nonlocal num_inside, most_inside
+        num_inside += 1
+        most_inside = max(most_inside, num_inside)
+        time.sleep(0.05)
+        num_inside -= 1
+        return True
+
+    conditions = Conditions(may_work, time.monotonic)
+    threads = [threading.Thread(target=conditions.hold) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most_inside == 1

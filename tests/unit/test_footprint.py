@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.values import PUBLISHER, assignment
 
+from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.footprint import PAUSE_S, SparingTrainer, unchanged
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.updates import TrainingOutcome
+from fanin.clients.device.updates import Change
 from fanin.clients.testing import SyntheticTrainer, synthetic_bundle
 from fanin.protos.messages import Assignment
 
@@ -137,12 +138,12 @@ class Place:
     runtime: str = "library 1"
     graph_format: str = "onnx"
 
-    def train(self, model: OpenedModel, assignment: Assignment, bytes_downloaded: int) -> TrainingOutcome:
+    def train(self, model: OpenedModel, assignment: Assignment, should_continue: ShouldContinue) -> Change:
         self.happened.append("train")
         self.now_s += self.train_s
         if self.fault is not None:
             raise self.fault
-        return SyntheticTrainer(partition=0).train(model, assignment, bytes_downloaded)
+        return SyntheticTrainer(partition=0).train(model, assignment, should_continue)
 
     def sparing(self) -> SparingTrainer:
         return SparingTrainer(self, spare=lambda: self.happened.append("spare"), now=lambda: self.now_s)
@@ -159,16 +160,16 @@ def test_a_trainer_gives_back_before_and_after_but_not_each_time(model: OpenedMo
     trainer = place.sparing()
     assert (trainer.runtime, trainer.graph_format) == ("library 1", "onnx")
     for _ in range(2):
-        trainer.train(model, assignment(), 0)
+        trainer.train(model, assignment(), lambda: True)
     assert place.happened == ["spare", "train", "spare", "train"]
     # The pause is counted from the end of a training that gave back.
     place.now_s += PAUSE_S - place.train_s
-    trainer.train(model, assignment(), 0)
+    trainer.train(model, assignment(), lambda: True)
     assert place.happened[4:] == ["spare", "train", "spare"]
 
 
 def test_a_training_that_fails_gives_back_too(model: OpenedModel) -> None:
     place = Place(fault=ValueError("loss became nan"))
     with pytest.raises(ValueError, match="loss became nan"):
-        place.sparing().train(model, assignment(), 7)
+        place.sparing().train(model, assignment(), lambda: True)
     assert place.happened == ["spare", "train", "spare"]

@@ -14,8 +14,9 @@ import pytest
 from sqlalchemy import text
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
+from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.updates import TrainingOutcome
+from fanin.clients.device.updates import Change
 from fanin.clients.operator import next_version
 from fanin.clients.testing import Fleet, LoopbackTransport, VirtualDevice, run_virtual
 from fanin.edge.tensors import Float32s
@@ -44,10 +45,10 @@ class Honest:
     runtime: str = "numpy"
     graph_format: str = "onnx"
 
-    def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         own = TARGET * np.float32(1.0 + 0.01 * self.partition)
         change = (own - model.parameters) / np.float32(3.0)
-        return TrainingOutcome(change=change, counts={m.EXAMPLES: HONEST_EXAMPLES}, telemetry=m.Telemetry())
+        return Change(values=change, counts={m.EXAMPLES: HONEST_EXAMPLES})
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class Liar:
     runtime: str = "numpy"
     graph_format: str = "onnx"
 
-    def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         change = np.full_like(model.parameters, self.change)
-        return TrainingOutcome(change=change, counts={m.EXAMPLES: 1}, telemetry=m.Telemetry())
+        return Change(values=change, counts={m.EXAMPLES: 1})
 
 
 @dataclass(frozen=True)

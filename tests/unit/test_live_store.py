@@ -46,12 +46,9 @@ class Recording:
     graph_format: str = "onnx"
 
     def open_train(self, bundle: Bundle) -> TrainStep:
-        self.trained.append([])
         return Step(self)
 
     def open_evaluate(self, bundle: Bundle) -> Evaluate:
-        self.validated.append([])
-
         def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
             self.validated[-1].append(float(batch.x[0, 0]))
             return BatchEvaluation(loss_sum=0.0, predicted=batch.y)
@@ -59,6 +56,7 @@ class Recording:
         return evaluate
 
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+        self.validated.append([])
         return lambda x: np.zeros((len(x), 1), np.float32)
 
 
@@ -69,6 +67,7 @@ class Step:
     runtime: Recording
 
     def begin(self, parameters: Float32s) -> TrainState:
+        self.runtime.trained.append([])
         return TrainState(parameters=parameters, optimizer=np.zeros(0, np.float32))
 
     def __call__(self, state: TrainState, batch: PaddedBatch, settings: StepSettings) -> tuple[TrainState, float]:

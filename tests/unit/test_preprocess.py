@@ -23,8 +23,9 @@ from fanin.edge.export import App, inputs_of
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.preprocess import ENCODERS, trace_preprocess, verify_preprocess
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import ModelPort, Runtime
+from fanin.edge.runtimes.base import LoadedModel, ModelPort, Runtime
 from fanin.edge.runtimes.models import model_inputs, open_preprocess, run_rows
+from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidBundle, UnsupportedModel
 
 RAW = {"pixels": ("uint8", (8, 8, 1)), "spectrogram": ("float32", (512,)), "characters": ("uint8", (12,))}
@@ -102,7 +103,7 @@ def test_raw_examples_train_as_those_that_the_model_takes(name: str) -> None:
     for raw in (True, False):
         trainer = RuntimeTrainer(open_runtime("onnx"), store(name, raw=raw))
         model = OpenedModel(bundle=bundle(name), parameters=bundle(name).initial_parameters())
-        changes.append(trainer.train(model, assignment(), 0).change)
+        changes.append(trainer.train(model, assignment(), lambda: True).values)
     np.testing.assert_allclose(*changes, rtol=0, atol=ROUNDING)
     assert np.abs(changes[0]).max() > 10 * ROUNDING
 
@@ -113,19 +114,34 @@ def store(name: str, *, raw: bool) -> MemoryStore:
     return MemoryStore(partition=0, train=found, validation=found)
 
 
+@dataclass
+class Counted:
+    """A model that counts its runs."""
+
+    counting: "Counting"
+    inner: LoadedModel
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def __call__(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        self.counting.num_runs += 1
+        return self.inner(feed)
+
+
 class Counting:
-    """A runtime that counts how often a model file is opened."""
+    """A runtime that counts how often a model file is opened and run."""
 
     def __init__(self, inner: Runtime) -> None:
         self._inner = inner
-        self.num_opened = 0
+        self.num_opened = self.num_runs = 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
     def open_model(self, *given: object) -> object:
         self.num_opened += 1
-        return self._inner.open_model(*given)
+        return Counted(self, self._inner.open_model(*given))
 
 
 def test_examples_are_mapped_once_for_each_bundle() -> None:
@@ -133,11 +149,11 @@ def test_examples_are_mapped_once_for_each_bundle() -> None:
     trainer = RuntimeTrainer(runtime, store("pixels", raw=True))
     renamed = with_manifest(bundle("pixels"), replace(bundle("pixels").manifest, name="other"))
     for found, opened in ((bundle("pixels"), 1), (bundle("pixels"), 1), (renamed, 2), (bundle("pixels"), 3)):
-        trainer.train(OpenedModel(bundle=found, parameters=found.initial_parameters()), assignment(), 0)
+        trainer.train(OpenedModel(bundle=found, parameters=found.initial_parameters()), assignment(), lambda: True)
         assert runtime.num_opened == opened
     plain = OpenedModel(bundle=without(renamed), parameters=renamed.initial_parameters())
     with pytest.raises(ValueError, match=r"x: got uint8 \(8, 8, 8, 1\), expected float32 \(-1, 1, 8, 8\)$"):
-        trainer.train(plain, assignment(), 0)
+        trainer.train(plain, assignment(), lambda: True)
 
 
 @dataclass
@@ -155,14 +171,18 @@ def test_only_the_part_that_changed_is_mapped_again() -> None:
     store = Live(train=raw, validation=raw)
     trainer = RuntimeTrainer(runtime, store)
     model = OpenedModel(bundle=found, parameters=found.initial_parameters())
-    first = trainer.train(model, assignment(), 0)
+    first = trainer.train(model, assignment(), lambda: True)
+    # Both parts have the same size.
+    num_runs = runtime.num_runs
     store.train = Examples(x=255 - raw.x, y=raw.y)
-    second = trainer.train(model, assignment(), 0)
-    assert runtime.num_opened == 2
-    assert np.abs(first.change - second.change).max() > 10 * ROUNDING
-    again = trainer.train(model, assignment(), 0)
-    assert runtime.num_opened == 2
-    np.testing.assert_array_equal(second.change, again.change)
+    second = trainer.train(model, assignment(), lambda: True)
+    assert 2 * runtime.num_runs == 3 * num_runs
+    assert np.abs(first.values - second.values).max() > 10 * ROUNDING
+    again = trainer.train(model, assignment(), lambda: True)
+    assert 2 * runtime.num_runs == 3 * num_runs
+    # The graph stays open.
+    assert runtime.num_opened == 1
+    np.testing.assert_array_equal(second.values, again.values)
 
 
 def test_what_is_neither_raw_nor_x_is_told() -> None:

@@ -36,6 +36,7 @@ SAMPLES: tuple[e.SessionEvent, ...] = (
     e.Lost(reason="line"),
     e.Moot(reason="moot"),
     e.Unable(reason="unable"),
+    e.WorkPaused(reason="unplugged"),
     e.Denied(reason="denied"),
 )
 # Where each row may lead: the phases of the walk in the module's docstring.
@@ -50,6 +51,10 @@ TARGETS: dict[tuple[SessionPhase, type[e.SessionEvent]], set[SessionPhase]] = {
     (SessionPhase.REFRESHING, e.Refreshed): {SessionPhase.IDLE},
     (SessionPhase.REFRESHING, e.Moot): {SessionPhase.IDLE},
     (SessionPhase.REFRESHING, e.Unable): {SessionPhase.IDLE},
+    (SessionPhase.REFRESHING, e.WorkPaused): {SessionPhase.IDLE},
+    (SessionPhase.FETCHING, e.WorkPaused): {SessionPhase.IDLE},
+    (SessionPhase.TRAINING, e.WorkPaused): {SessionPhase.IDLE},
+    (SessionPhase.SENDING, e.WorkPaused): {SessionPhase.IDLE},
     (SessionPhase.REFRESHING, e.Lost): {SessionPhase.IDLE},
     (SessionPhase.REFRESHING, e.Denied): {SessionPhase.STOPPED},
     (SessionPhase.FETCHING, e.Fetched): {SessionPhase.TRAINING},
@@ -274,3 +279,11 @@ def test_a_version_that_never_arrives_does_not_keep_a_device_from_work(failure: 
     assert s.LONGEST_PAUSE_S / 2 <= pauses[-1] <= s.LONGEST_PAUSE_S
     state, _ = follow(state, e.Answered(answer=m.Assigned(assignment=WORK)))
     assert (state.phase, state.num_lost) == (SessionPhase.FETCHING, 0)
+
+
+@pytest.mark.parametrize("phase", [SessionPhase.FETCHING, SessionPhase.TRAINING, SessionPhase.SENDING])
+def test_a_device_that_pauses_checks_in_next_and_keeps_its_update(phase: SessionPhase) -> None:
+    state, todo = follow(session(phase), e.WorkPaused(reason="unplugged"))
+    assert (state.phase, state.assignment) == (SessionPhase.IDLE, None)
+    assert (todo.action, todo.forget) == (e.Poll(), "")
+    assert 0.0 < todo.pause_s <= s.FIRST_PAUSE_S

@@ -22,39 +22,42 @@ if TYPE_CHECKING:
     from fanin.clients.data.npz import open_npz
     from fanin.clients.data.stores import ExampleStore, MemoryStore, memory_store
     from fanin.clients.device.client import Client, ClientOptions, ClientParts
+    from fanin.clients.device.conditions import Interrupted
     from fanin.clients.device.embed import DeviceSettings, join
     from fanin.clients.device.training import RuntimeTrainer
-    from fanin.clients.device.updates import Trainer, TrainingOutcome
+    from fanin.clients.device.updates import Change, Trainer
     from fanin.clients.operator import Operator
 
 __all__ = [
+    "Change",
     "Client",
     "ClientOptions",
     "ClientParts",
     "DeviceSettings",
     "ExampleStore",
     "Examples",
+    "Interrupted",
     "MemoryStore",
     "Operator",
     "RuntimeTrainer",
     "Trainer",
-    "TrainingOutcome",
     "join",
     "memory_store",
     "open_npz",
 ]
 _MODULES = {
+    "Change": "device.updates",
     "Client": "device.client",
     "ClientOptions": "device.client",
     "ClientParts": "device.client",
     "DeviceSettings": "device.embed",
     "ExampleStore": "data.stores",
     "Examples": "data.examples",
+    "Interrupted": "device.conditions",
     "MemoryStore": "data.stores",
     "Operator": "operator",
     "RuntimeTrainer": "device.training",
     "Trainer": "device.updates",
-    "TrainingOutcome": "device.updates",
     "join": "device.embed",
     "memory_store": "data.stores",
     "open_npz": "data.npz",

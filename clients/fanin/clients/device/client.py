@@ -13,36 +13,32 @@ their traceback, and they never end ``run``. ``failure`` is the error that did e
 
 import logging
 import random
-import threading
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, assert_never
+from typing import Final
 
-from fanin.clients.device.downloads import Downloader
-from fanin.clients.device.models import OpenedModel, graph_chunks
+from fanin.clients.device.conditions import ASK_EVERY_S, RECHECK_S, Conditions, ShouldContinue
+from fanin.clients.device.downloads import StoreChunk
+from fanin.clients.device.driver import DriverParts, SessionDriver, run_blocking
+from fanin.clients.device.fetching import Fetching
+from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session import machine as s
-from fanin.clients.device.session.outcomes import event_of
 from fanin.clients.device.session.progress import progress
 from fanin.clients.device.storage.cache import Cache
-from fanin.clients.device.updates import Trainer, make_update
-from fanin.clients.transport import Transport
-from fanin.edge.codecs.fixed import CODECS
+from fanin.clients.device.updates import Change, Trainer
+from fanin.clients.transport import ReadPayload, Transport
 from fanin.edge.runtimes.base import Inputs
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
-from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, NotFound
 
 MAX_DELAY_S: Final = 0.3
 """Longest delay before an upload with a ``delay_seed``."""
 LOG = logging.getLogger("fanin.clients")
-RECHECK_S: Final = 1.0
-"""Seconds between two calls of a ``may_work`` that returned False or raised."""
-CHECK_IN_WAIT_S: Final = 40.0
-"""Seconds that a check-in waits for work; common proxies cut an idle connection after 60 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +71,13 @@ class ClientOptions:
         max_updates: Number of accepted Updates after which ``run`` returns; 0 for no limit.
         delay_seed: Seed of a random delay of at most ``MAX_DELAY_S`` before each upload. Another seed changes the order
             of arrival, which must not change the Versions.
-        may_work: Called before each step (a check-in, a download, training, an upload) on the thread of ``run``.
-            Return False to pause, for example on battery. The client then keeps its state and calls again after
-            ``recheck_s``. An exception counts as False; the first of several is logged with its traceback.
+        may_work: Called before each step (a check-in, a download, training, an upload), and inside it between batches
+            and pieces, at most every ``ask_every_s``. Never called by two threads at once; an upload calls it on a
+            thread of gRPC. Return False to pause, for example on battery. The client then stops within one batch or
+            piece, keeps its state and calls again after ``recheck_s``. An exception counts as False; the first of
+            several is logged with its traceback.
         recheck_s: Seconds between two calls of a ``may_work`` that returned False.
+        ask_every_s: Shortest time between two calls of ``may_work`` inside a step.
     """
 
     token: str
@@ -86,6 +85,7 @@ class ClientOptions:
     delay_seed: str | None = None
     may_work: Callable[[], bool] = lambda: True
     recheck_s: float = RECHECK_S
+    ask_every_s: float = ASK_EVERY_S
 
 
 class Client:
@@ -93,19 +93,25 @@ class Client:
 
     def __init__(self, parts: ClientParts, options: ClientOptions) -> None:
         self._parts = parts
-        self._options = options
-        self._session = s.Session()
-        self._model: OpenedModel | None = None
-        self._downloader = Downloader(parts.transport, parts.cache, parts.trusted, parts.trainer)
-        self._stopping = threading.Event()
         self._failure: BaseException | None = None
-        self._may_work_failed = False
-        self._delays = None if options.delay_seed is None else random.Random(options.delay_seed)
+        self._conditions = Conditions(options.may_work, time.monotonic, options.recheck_s, options.ask_every_s)
+        self._driver = SessionDriver(
+            DriverParts(
+                host=_ClientHost(self, parts.trainer, self._conditions, options.max_updates),
+                calls=_BlockingCalls(parts.transport, options, self._conditions),
+                store=parts.cache,
+                trainer=parts.trainer,
+                trusted=parts.trusted,
+                rng=parts.rng,
+                conditions=self._conditions,
+                serving=parts.serving,
+            )
+        )
 
     @property
     def num_accepted(self) -> int:
         """Number of accepted Updates since this client was created."""
-        return self._session.num_accepted
+        return self._driver.session.num_accepted
 
     @property
     def failure(self) -> BaseException | None:
@@ -136,161 +142,85 @@ class Client:
         return serving.predict(x)
 
     def stop(self) -> None:
-        """Make ``run`` return after its current step."""
-        self._stopping.set()
+        """Make ``run`` return: a training or a transfer ends within one batch or piece."""
+        self._conditions.stop()
 
     def run(self) -> None:
         """Take part until ``stop``. Raises Conflict if the coordinator rejects this device permanently."""
         try:
-            self._run()
+            run_blocking(self._driver.run())
         except BaseException as exc:
             # An app may run this on a thread that it never joins; it reads the reason here.
             self._failure = exc
             raise
 
-    def _run(self) -> None:
-        step = self._session.begin()
-        pause_s = step.pause_s
-        while not self._stopping.wait(pause_s):
-            if not self._may_work():
-                pause_s = self._options.recheck_s
-                continue
-            if isinstance(step.action, e.EndSession):
-                raise Conflict(f"stopped: {step.action.reason}")
-            event = self._attempt(step.action)
-            # After ``stop`` the app closes the connection, so the call under way fails as intended.
-            if isinstance(event, e.Lost | e.Moot | e.Unable | e.Denied) and not self._stopping.is_set():
-                LOG.warning("%s: %s", step.action.label, event.reason)
-            if isinstance(event, e.Answered) and isinstance(event.answer, m.Rejected):
-                LOG.warning("checkin: rejected (%s): %s", event.answer.reason.value, event.answer.text)
-            line = progress(self._session, event)
-            if line is not None:
-                LOG.info(line)
-            self._session, step = self._session.step(event, self._parts.rng)
-            pause_s = step.pause_s
-            if step.forget:
-                self._forget_updates()
-            if self._options.max_updates and self.num_accepted >= self._options.max_updates:
-                return
 
-    def _may_work(self) -> bool:
-        try:
-            may_work = bool(self._options.may_work())
-        except Exception as exc:  # the app's code may raise anything
-            if not self._may_work_failed:
-                LOG.exception(
-                    "may_work: %s: %s; the client pauses and calls it again every %g s",
-                    type(exc).__name__,
-                    exc,
-                    self._options.recheck_s,
-                )
-            self._may_work_failed = True
+class _ClientHost:
+    """The ``SessionHost`` of a process."""
+
+    def __init__(self, client: Client, trainer: Trainer, conditions: Conditions, max_updates: int) -> None:
+        self._client = client
+        self._trainer = trainer
+        self._conditions = conditions
+        self._max_updates = max_updates
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def pause(self, seconds: float) -> bool:
+        if self._max_updates and self._client.num_accepted >= self._max_updates:
             return False
-        self._may_work_failed = False
-        return may_work
+        return not self._conditions.wait(seconds)
 
-    def _forget_updates(self) -> None:
-        try:
-            self._parts.cache.updates.clear()
-        except OSError as exc:
-            # The next training removes them before it begins, and retries until it succeeds.
-            LOG.warning("updates cannot be removed (%s); the client tries again before it trains", exc)
+    async def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
+        return self._trainer.train(model, assignment, should_continue)
 
-    def _attempt(self, action: e.SessionAction) -> e.SessionEvent:
-        """Carry out one action and return its outcome as an event."""
+    def observe(self, session: s.Session, action: e.SessionAction, event: e.SessionEvent) -> None:
+        # After ``stop`` the app closes the connection, so the call under way fails as intended.
+        if isinstance(event, e.Lost | e.Moot | e.Unable | e.Denied) and not self._conditions.is_stopping:
+            LOG.warning("%s: %s", action.label, event.reason)
+        if isinstance(event, e.Answered) and isinstance(event.answer, m.Rejected):
+            LOG.warning("checkin: rejected (%s): %s", event.answer.reason.value, event.answer.text)
+        line = progress(session, event)
+        if line is not None:
+            LOG.info(line)
+
+    async def guard(self, action: e.SessionAction, work: Awaitable[e.SessionEvent]) -> e.SessionEvent:
         try:
-            return self._do(action)
-        except (FaninError, OSError) as exc:
-            event = event_of(action, exc)
-            if isinstance(event, e.Unable):
-                self._skip(action)
-            return event
+            return await work
         except Exception as exc:
             # The only handler of unexpected errors. A device that ends here would be restarted and end again, unseen.
             # The coordinator receives a report and selects another device.
             LOG.exception("%s: unexpected error", action.label)
             reason = f"unexpected error: {type(exc).__name__}: {exc}"
-            self._skip(action)
-            is_work = isinstance(action, e.Refresh | e.Fetch | e.Train | e.Send)
-            return e.Unable(reason=reason) if is_work else e.Lost(reason=reason)
+        is_work = isinstance(action, e.Refresh | e.Fetch | e.Train | e.Send)
+        return e.Unable(reason=reason) if is_work else e.Lost(reason=reason)
 
-    def _skip(self, action: e.SessionAction) -> None:
-        """Do not request this Version again, if it did not verify."""
-        if isinstance(action, e.Refresh) and self._parts.serving is not None:
-            self._parts.serving.skip(action.publication)
 
-    def _do(self, action: e.SessionAction) -> e.SessionEvent:
-        transport = self._parts.transport
-        match action:
-            case e.Enroll():
-                transport.enroll(self._options.token)
-                return e.Enrolled()
-            case e.Poll():
-                return e.Answered(answer=transport.check_in(self._check_in()))
-            case e.Refresh():
-                self._fetch(action.publication)
-                return e.Refreshed()
-            case e.Fetch():
-                self._fetch(action.assignment.publication)
-                return e.Fetched()
-            case e.Train():
-                self._train(action.assignment)
-                return e.UpdateStored()
-            case e.Send():
-                return e.Replied(reply=self._send(action.assignment))
-            case e.Abandon():
-                report = m.Report(assignment_id=action.assignment.assignment_id, failure=action.reason)
-                return e.Replied(reply=transport.report(report))
-            case e.EndSession():
-                raise AssertionError("run ends at EndSession")
-            case _:
-                assert_never(action)
+class _BlockingCalls:
+    """The ``DeviceCalls`` over a Transport: each call blocks the thread until it ends."""
 
-    def _check_in(self) -> m.CheckIn:
-        trainer, serving = self._parts.trainer, self._parts.serving
-        capabilities = m.Capabilities(
-            codecs=tuple(CODECS), runtimes=(trainer.runtime,), graph_formats=(trainer.graph_format,)
-        )
-        served = None if serving is None else serving.latest
-        return m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=CHECK_IN_WAIT_S, served=served)
+    def __init__(self, transport: Transport, options: ClientOptions, conditions: Conditions) -> None:
+        self._transport = transport
+        self._token = options.token
+        self._conditions = conditions
+        self._delays = None if options.delay_seed is None else random.Random(options.delay_seed)
 
-    def _fetch(self, publication: m.Publication) -> None:
-        needed: list[ChunkRef] = []
-        try:
-            self._model = self._downloader.fetch(publication, needed)
-            if self._parts.serving is not None:
-                self._parts.serving.offer(publication, self._model)
-        finally:
-            # Also after a failure: otherwise failed Assignments would fill this disk. The Chunks that the next try
-            # resumes from are kept.
-            keep = [ref.sha256 for ref in needed]
-            served = () if self._parts.serving is None else self._parts.serving.chunks
-            self._parts.cache.chunks.trim((*keep, *(f"{sha256}.part" for sha256 in keep), *served))
+    async def enroll(self) -> None:
+        self._transport.enroll(self._token)
 
-    def _train(self, assignment: m.Assignment) -> None:
-        cache = self._parts.cache
-        if cache.updates.header(assignment.assignment_id) is not None:
-            return
-        cache.updates.clear()
-        assert self._model is not None, "training comes after fetching"
-        try:
-            outcome = self._parts.trainer.train(self._model, assignment, self._downloader.num_bytes)
-            telemetry = replace(outcome.telemetry, bytes_resumed=self._downloader.num_bytes_resumed)
-            outcome = replace(outcome, telemetry=telemetry)
-            header, payload = make_update(assignment, self._model.bundle.manifest.table, outcome)
-        except InvalidBundle:
-            # A graph was damaged on this disk after its download: the next try downloads it again.
-            cache.chunks.remove_damaged(graph_chunks(self._model.bundle, self._parts.trainer.graph_format))
-            raise
-        except ValueError as exc:
-            raise InvalidInput(f"training: {exc}") from exc
-        cache.updates.put(header, payload)
+    async def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
+        return self._transport.check_in(check_in)
 
-    def _send(self, assignment: m.Assignment) -> m.UploadReply:
-        cache, name = self._parts.cache, assignment.assignment_id
-        header = cache.updates.header(name)
-        if header is None:
-            raise NotFound(f"update of {name}: it is no longer in the cache")
+    async def download(self, download_id: str, missing: tuple[ChunkRef, ...], store: StoreChunk) -> None:
+        with Fetching(self._transport.download, download_id, missing) as fetching:
+            for ref in missing:
+                store(ref, partial(fetching.chunk, ref))
+
+    async def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
         if self._delays is not None:
-            self._stopping.wait(self._delays.uniform(0.0, MAX_DELAY_S))
-        return self._parts.transport.upload(header, partial(cache.updates.read, name))
+            self._conditions.wait(self._delays.uniform(0.0, MAX_DELAY_S))
+        return self._transport.upload(header, read)
+
+    async def report(self, report: m.Report) -> m.UploadReply:
+        return self._transport.report(report)

@@ -56,7 +56,7 @@ def join(
 ) -> Iterator[Client]:
     """Take part in federated training on a background thread, until the context ends.
 
-    Leaving the context closes the connection and waits until the current training step of the client has ended. An
+    Leaving the context closes the connection and waits until the current batch or piece of a transfer has ended. An
     app that cannot wait may be killed at any moment.
 
     A permanent failure, such as a rejected token, is logged as an error and kept in ``client.failure``. ``predict``
@@ -66,7 +66,7 @@ def join(
     Args:
         settings: The coordinator and the device's folder.
         store: The device's examples; read at the start of each Round.
-        may_work: Called before each step. Return False to pause.
+        may_work: Called before each step and inside it (see ``ClientOptions``). Return False to pause.
 
     Yields:
         The client; ``predict`` may be called from any thread.

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.updates import Trainer, TrainingOutcome
+from fanin.clients.device.updates import Change, Trainer
 from fanin.protos.messages import Assignment
 
 SMAPS: Final = Path("/proc/self/smaps")
@@ -58,13 +59,13 @@ class SparingTrainer:
         """The format of the graphs that the trainer runs."""
         return self._trainer.graph_format
 
-    def train(self, model: OpenedModel, assignment: Assignment, bytes_downloaded: int) -> TrainingOutcome:
+    def train(self, model: OpenedModel, assignment: Assignment, should_continue: ShouldContinue) -> Change:
         """See Trainer."""
         if self._now() < self._due_s:
-            return self._trainer.train(model, assignment, bytes_downloaded)
+            return self._trainer.train(model, assignment, should_continue)
         self._spare()
         try:
-            return self._trainer.train(model, assignment, bytes_downloaded)
+            return self._trainer.train(model, assignment, should_continue)
         finally:
             self._spare()
             self._due_s = self._now() + PAUSE_S

@@ -6,6 +6,9 @@ random order each epoch. The seed is (seed, partition, round), so a repeated tra
 The example store is read once at the start of each Round, so a Round uses one state of data that may grow. The Bundle's
 ``preprocess`` converts raw examples once for each Bundle and ``Examples`` object.
 
+The graphs of the newest Bundle stay open between Rounds. An interruption waits for the current batch. It also waits for
+``preprocess``, which converts all new examples at once.
+
 Before it trains, a device evaluates the Version on its validation part, in float and in int8. It reports sums over
 examples, never examples.
 
@@ -13,8 +16,8 @@ Reference:
     McMahan et al. 2017, arXiv 1602.05629, algorithm 1.
 """
 
-import time
 import weakref
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,47 +25,48 @@ import numpy as np
 from fanin.clients.data.batching import batches, batches_in_order
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import ExampleStore, MemoryStore, snapshot
+from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.updates import TrainingOutcome
+from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.runtimes.base import Preprocess, Runtime, StepSettings
+from fanin.edge.runtimes.base import PaddedBatch, Preprocess, Runtime, StepSettings
 from fanin.edge.runtimes.evaluations import counts_of, loss_count
 from fanin.edge.runtimes.measure import measure
-from fanin.edge.runtimes.models import model_inputs, open_preprocess
+from fanin.edge.runtimes.models import model_inputs
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
-from fanin.protos.release import __version__
 
 
 class RuntimeTrainer:
     """A Trainer over a runtime and an example store."""
 
     def __init__(self, runtime: Runtime, store: ExampleStore) -> None:
-        self._runtime = runtime
+        self._graphs = BundleGraphs(runtime)
         self._store = store
         self._mapped: dict[str, _Mapped] = {}
 
     @property
     def runtime(self) -> str:
         """The library and its version."""
-        return self._runtime.name
+        return self._graphs.name
 
     @property
     def graph_format(self) -> str:
         """The format of the runtime's graphs."""
-        return self._runtime.graph_format
+        return self._graphs.graph_format
 
-    def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         """Validate the Version, then run local SGD from it. See Trainer.
 
         Raises:
+            Interrupted: ``should_continue`` raised it.
             ValueError: Training diverged, or the examples do not fit the model.
             InvalidInput: The store cannot be read.
         """
-        started_s = time.monotonic()
         examples = self._examples(model.bundle)
-        counts = self._evaluate(model, examples.validation)
-        step = self._runtime.open_train(model.bundle)
+        counts = self._evaluate(model, examples.validation, should_continue)
+        step = self._graphs.open_train(model.bundle)
         training, batch_size = assignment.training, model.bundle.manifest.batch_size
         rng = np.random.default_rng(np.random.SeedSequence((training.seed, examples.partition, assignment.round)))
         state = step.begin(model.parameters)
@@ -71,7 +75,7 @@ class RuntimeTrainer:
         )
         loss_sum, num_steps = 0.0, 0
         for _ in range(training.epochs):
-            for batch in batches(examples.train, batch_size, rng):
+            for batch in interruptible(batches(examples.train, batch_size, rng), should_continue):
                 state, loss = step(state, batch, settings)
                 if not np.isfinite(loss):
                     raise ValueError(
@@ -84,14 +88,7 @@ class RuntimeTrainer:
             m.EXAMPLES: len(examples.train),
             m.TRAIN_LOSS: loss_count(loss_sum / training.epochs),
         }
-        telemetry = m.Telemetry(
-            runtime=self._runtime.name,
-            train_s=time.monotonic() - started_s,
-            num_steps=num_steps,
-            bytes_downloaded=bytes_downloaded,
-            fanin_version=__version__,
-        )
-        return TrainingOutcome(change=_change(state.parameters, model.parameters), counts=counts, telemetry=telemetry)
+        return Change(values=_difference(state.parameters, model.parameters), counts=counts, num_steps=num_steps)
 
     def _examples(self, bundle: Bundle) -> MemoryStore:
         """Return the store's current examples as inputs of the Bundle's model."""
@@ -100,7 +97,7 @@ class RuntimeTrainer:
         # Free the outdated parts before new ones are allocated.
         self._mapped = {name: self._mapped[name] for name in parts if self._is_mapped(bundle, name, parts[name])}
         if len(self._mapped) < len(parts):
-            preprocess = open_preprocess(self._runtime, bundle)
+            preprocess = self._graphs.preprocess(bundle)
             for name, part in parts.items():
                 if name not in self._mapped:
                     self._mapped[name] = _mapped(name, bundle, part, preprocess)
@@ -114,14 +111,17 @@ class RuntimeTrainer:
         mapped = self._mapped.get(name)
         return mapped is not None and mapped.bundle_sha256 == bundle.sha256 and mapped.source() is source
 
-    def _evaluate(self, model: OpenedModel, validation: Examples) -> dict[str, int]:
-        measured = measure(
-            self._runtime,
-            model.bundle,
-            model.parameters,
-            batches_in_order(validation, model.bundle.manifest.batch_size),
-        )
+    def _evaluate(self, model: OpenedModel, validation: Examples, should_continue: ShouldContinue) -> dict[str, int]:
+        in_order = batches_in_order(validation, model.bundle.manifest.batch_size)
+        measured = measure(self._graphs, model.bundle, model.parameters, interruptible(in_order, should_continue))
         return counts_of(measured, model.bundle.manifest.num_classes)
+
+
+def interruptible(batches: Iterable[PaddedBatch], should_continue: ShouldContinue) -> Iterator[PaddedBatch]:
+    """Yield batches, and call ``should_continue`` before each."""
+    for batch in batches:
+        should_continue()
+        yield batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +153,6 @@ def _mapped(part: str, bundle: Bundle, examples: Examples, preprocess: Preproces
     )
 
 
-def _change(after: Float32s, before: Float32s) -> Float32s:
+def _difference(after: Float32s, before: Float32s) -> Float32s:
     """Return the change of the parameters: computed in float64, rounded once to float32."""
     return (after.astype(np.float64) - before).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The Protocol ``Trainer``, and the encoding of its outcome as an Update on the Round's grid."""
+"""The Protocol ``Trainer``, and the encoding of its Change as an Update on the Round's grid."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.edge.codecs.fixed import codec_named
 from fanin.edge.tensors import Float32s, TensorTable, sha256_hex
@@ -18,22 +19,25 @@ ROUNDING_STREAM: Final = 0x726E6464
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOutcome:
-    """The result of training.
+class Change:
+    """The result of training. The session adds the encoding, the duration and the traffic.
 
     Attributes:
-        change: Change of the parameters (num_values,).
-        counts: Statistics: integer sums over examples.
-        telemetry: Runtime, times and traffic.
+        values: New parameters minus the parameters of the Version (num_values,), float32, finite.
+        counts: Statistics: integer sums over examples. ``examples`` is the weight of the Update.
+        num_steps: Optimizer steps, for the telemetry.
     """
 
-    change: Float32s
+    values: Float32s
     counts: Mapping[str, int]
-    telemetry: m.Telemetry
+    num_steps: int = 0
 
 
 class Trainer(Protocol):
-    """Trains a model on a device's examples."""
+    """Trains a model on a device's examples.
+
+    ``fanin.clients.testing.check_trainer`` checks an implementation.
+    """
 
     @property
     def runtime(self) -> str:
@@ -45,40 +49,48 @@ class Trainer(Protocol):
         """The format of the graphs that the trainer runs."""
         ...
 
-    def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         """Train for one Round.
 
+        A training may be repeated, after an interruption or a crash. It must then return bit-identical values, so
+        derive random numbers from ``assignment.training.seed``, the data's partition and ``assignment.round``.
+
         Args:
-            model: The Bundle and the parameters to start from.
+            model: The Bundle and the parameters to start from. Do not change them.
             assignment: Epochs, learning rate and seed.
-            bytes_downloaded: Traffic of this Assignment, for the telemetry.
+            should_continue: Call it before each batch, also before each batch of an evaluation. It returns True, or
+                raises Interrupted if the device must stop. Let the exception pass.
 
         Raises:
+            Interrupted: ``should_continue`` raised it.
             ValueError: Training diverged.
             InvalidInput: The graph or the examples do not fit the model.
         """
         ...
 
 
-def make_update(assignment: m.Assignment, table: TensorTable, outcome: TrainingOutcome) -> tuple[m.UpdateHeader, bytes]:
-    """Encode the outcome of a training as an Update.
+def make_update(
+    assignment: m.Assignment, table: TensorTable, change: Change, telemetry: m.Telemetry
+) -> tuple[m.UpdateHeader, bytes]:
+    """Encode a Change as an Update.
 
     Args:
         assignment: Names the codec and the grid.
         table: Names and shapes of the parameters.
-        outcome: The result of training.
+        change: The result of training.
+        telemetry: Runtime, times and traffic.
 
     Returns:
         The Update's header and payload.
 
     Raises:
         InvalidUpdate: The codec is unknown.
-        ValueError: The change is not finite.
+        ValueError: The change has another shape, or is not finite.
     """
     codec = codec_named(assignment.codec.name)
-    rng = _rounding(assignment, outcome.change) if codec.is_stochastic else np.random.default_rng(0)
-    encoded = codec.encode(table, outcome.change, assignment.grid, assignment.codec.max_shift, rng)
-    counts = dict(outcome.counts) | {m.ROUNDED: encoded.num_rounded, m.SATURATED: encoded.num_saturated}
+    rng = _rounding(assignment, change.values) if codec.is_stochastic else np.random.default_rng(0)
+    encoded = codec.encode(table, change.values, assignment.grid, assignment.codec.max_shift, rng)
+    counts = dict(change.counts) | {m.ROUNDED: encoded.num_rounded, m.SATURATED: encoded.num_saturated}
     header = m.UpdateHeader(
         format=m.UPDATE_FORMAT,
         assignment_id=assignment.assignment_id,
@@ -89,17 +101,17 @@ def make_update(assignment: m.Assignment, table: TensorTable, outcome: TrainingO
         shifts=encoded.shifts,
         payload=artifact_of(encoded.payload),
         statistics=m.Statistics(counts=MappingProxyType(counts)),
-        telemetry=outcome.telemetry,
+        telemetry=telemetry,
     )
     return header, encoded.payload
 
 
-def _rounding(assignment: m.Assignment, change: Float32s) -> np.random.Generator:
+def _rounding(assignment: m.Assignment, values: Float32s) -> np.random.Generator:
     """Return the generator that rounds this change; it is the same for a repeated training.
 
     Its seed contains the change instead of the partition. Devices with equal seeds would add up their rounding errors,
     and many devices use the default partition.
     """
-    digest = int(sha256_hex(change.astype("<f4", copy=False).tobytes()), 16)
+    digest = int(sha256_hex(values.astype("<f4", copy=False).tobytes()), 16)
     seeds = np.random.SeedSequence((ROUNDING_STREAM, assignment.training.seed, assignment.round, digest))
     return np.random.default_rng(seeds)

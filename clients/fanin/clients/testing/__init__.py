@@ -8,7 +8,9 @@ Reading order:
 - ``habits``: ``Habits``, the fault model of a device, drawn from a seed
 - ``unreliable``, ``interruptible``: coordinators whose calls break
 - ``member``: ``Member``, a device with habits that leaves and returns
+- ``memory``: the folder of a ``VirtualDevice``
 - ``synthetic``: a trainer and a Bundle for tests of everything but training
+- ``trainers``: ``check_trainer``, the contract of a Trainer
 
 ``fanin.simulation`` combines them with the production coordinator.
 """
@@ -20,9 +22,11 @@ from fanin.clients.testing.interruptible import InterruptibleFleet
 from fanin.clients.testing.loopback import Fleet, LoopbackTransport
 from fanin.clients.testing.member import Member, Surroundings, take_part
 from fanin.clients.testing.synthetic import SyntheticTrainer, synthetic_bundle
+from fanin.clients.testing.trainers import Countdown, check_trainer, example_assignment, example_model
 from fanin.clients.testing.unreliable import UnreliableFleet
 
 __all__ = [
+    "Countdown",
     "Fleet",
     "Habits",
     "InterruptibleFleet",
@@ -34,6 +38,9 @@ __all__ = [
     "UnreliableFleet",
     "VirtualDevice",
     "VirtualTimeLoop",
+    "check_trainer",
+    "example_assignment",
+    "example_model",
     "run_virtual",
     "synthetic_bundle",
     "take_part",

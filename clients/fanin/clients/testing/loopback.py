@@ -1,7 +1,7 @@
 """The calls of a device to a coordinator in the same process."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -52,14 +52,14 @@ class LoopbackTransport:
         request = m.Download(assignment_id=assignment_id, sha256=sha256, offset=0)
         return b"".join([data async for data in self.fleet.download(self.device, request)])
 
-    async def upload(self, header: m.UpdateHeader, payload: bytes) -> m.UploadReply:
+    async def upload(self, header: m.UpdateHeader, read: Callable[[int, int], bytes]) -> m.UploadReply:
         """See Transport."""
         await asyncio.sleep(self.latency_s)
         offset: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         async def pieces() -> AsyncIterator[m.Piece]:
-            for start in range(await offset, len(payload), PIECE_BYTES):
-                yield m.Piece(offset=start, data=payload[start : start + PIECE_BYTES])
+            for start in range(await offset, header.payload.size_bytes, PIECE_BYTES):
+                yield m.Piece(offset=start, data=read(start, PIECE_BYTES))
 
         last = None
         async for reply in self.fleet.upload(self.device, header, pieces()):

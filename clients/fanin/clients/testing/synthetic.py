@@ -7,8 +7,9 @@ from types import MappingProxyType
 
 import numpy as np
 
+from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.updates import TrainingOutcome
+from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Manifest, Port, Signature
@@ -33,13 +34,12 @@ class SyntheticTrainer:
     runtime: str = "synthetic 1"
     graph_format: str = "onnx"
 
-    def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         """Draw the change."""
+        should_continue()
         seeds = np.random.SeedSequence((assignment.training.seed, self.partition, assignment.round))
-        change = np.random.default_rng(seeds).normal(0.0, self.scale, model.parameters.size).astype(np.float32)
-        telemetry = m.Telemetry(runtime=self.runtime, bytes_downloaded=bytes_downloaded)
-        counts = {m.EXAMPLES: self.num_examples} | dict(self.counts)
-        return TrainingOutcome(change=change, counts=counts, telemetry=telemetry)
+        values = np.random.default_rng(seeds).normal(0.0, self.scale, model.parameters.size).astype(np.float32)
+        return Change(values=values, counts={m.EXAMPLES: self.num_examples} | dict(self.counts))
 
 
 def synthetic_bundle(folder: Path, key: SigningKey, shapes: Mapping[str, tuple[int, ...]]) -> Bundle:

@@ -1,7 +1,7 @@
 """The vocabulary of a device's session: its phases, the events that it accepts and the actions that it requests.
 
-A driver (``client``, or ``testing.device`` on a virtual clock) carries out one action and reports its outcome as an
-event. ``machine`` has the table that leads from one to the other.
+The driver (``device.driver``) carries out one action and reports its outcome as an event. ``machine`` has the table
+that leads from one to the other.
 """
 
 from dataclasses import dataclass
@@ -86,7 +86,16 @@ class Denied:
     reason: str
 
 
-SessionEvent = Enrolled | Answered | Refreshed | Fetched | UpdateStored | Replied | Lost | Moot | Unable | Denied
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkPaused:
+    """A condition of this device no longer holds (charger, network, the app). The device's folder keeps the work."""
+
+    reason: str
+
+
+SessionEvent = (
+    Enrolled | Answered | Refreshed | Fetched | UpdateStored | Replied | Lost | Moot | Unable | Denied | WorkPaused
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The device's session as a state machine: which action follows which event.
 
 1. Every transition is in ``TRANSITIONS``.
-2. The machine has no clock and no IO. ``step(event, rng)`` returns the next session and the next action. A driver
-   (``client`` on threads, ``testing`` on a virtual clock) carries the action out and reports its outcome as an event.
+2. The machine has no clock and no IO. ``step(event, rng)`` returns the next session and the next action. The driver
+   (``device.driver``) carries the action out and reports its outcome as an event.
 3. An event that the table does not list raises ``IllegalSessionEvent`` and changes nothing.
 
 The usual path is ENROLLING once, then IDLE (check in) -> FETCHING -> TRAINING -> SENDING -> IDLE. After a failure of
@@ -11,6 +11,10 @@ Assignment that has become moot.
 
 The answer to a check-in without work may name a newer Version than the served one: IDLE -> REFRESHING -> IDLE. A
 failure there returns to IDLE after the same doubling pause, because work is more important than a newer Version.
+
+A device whose conditions no longer hold stops within a step and returns to IDLE. It keeps its folder and its place in
+the Round. Once the conditions hold again, it checks in like a device that restarts. While the Round is open, the
+coordinator returns the same Assignment.
 
 A session is never stored. A device that restarts checks in and receives the same Assignment again. Its cache still
 holds the downloaded Chunks and the Update.
@@ -45,6 +49,7 @@ from fanin.clients.device.session.events import (
     Train,
     Unable,
     UpdateStored,
+    WorkPaused,
 )
 from fanin.protos.messages import (
     Assigned,
@@ -199,6 +204,12 @@ def _moot(state: Session, _event: SessionEvent, rng: random.Random) -> tuple[Ses
     return _drop(state, rng.uniform(FIRST_PAUSE_S / 2, FIRST_PAUSE_S))
 
 
+def _paused(state: Session, _event: SessionEvent, rng: random.Random) -> tuple[Session, Step]:
+    # The stored Update is kept (no ``forget``): the check-in may return the same Assignment.
+    after = replace(state, assignment=None, newest=None)
+    return _to(after, SessionPhase.IDLE, rng.uniform(FIRST_PAUSE_S / 2, FIRST_PAUSE_S))
+
+
 def _unable(state: Session, event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
     assert isinstance(event, Unable)
     return _to(replace(state, failure=event.reason), SessionPhase.REPORTING)
@@ -233,6 +244,13 @@ _CALLING: Final = (
     SessionPhase.SENDING,
     SessionPhase.REPORTING,
 )
+_WORKING: Final = (
+    SessionPhase.REFRESHING,
+    SessionPhase.FETCHING,
+    SessionPhase.TRAINING,
+    SessionPhase.SENDING,
+)
+"""The phases whose step is long, and so checks the device's conditions."""
 
 TRANSITIONS: Final[Mapping[tuple[SessionPhase, type[SessionEvent]], SessionTransition]] = MappingProxyType(
     {
@@ -252,5 +270,6 @@ TRANSITIONS: Final[Mapping[tuple[SessionPhase, type[SessionEvent]], SessionTrans
         (SessionPhase.REPORTING, Moot): _moot,
         **{(phase, Lost): _lost for phase in _REPEATED},
         **{(phase, Denied): _denied for phase in _CALLING},
+        **{(phase, WorkPaused): _paused for phase in _WORKING},
     }
 )

@@ -1,7 +1,7 @@
 """The translation of errors to session events: one event for each pair of action and error.
 
 Every event returned here has a row in ``machine.TRANSITIONS``, so no error of a coordinator or an app stops a session
-unexpectedly. The client and the virtual device share this function.
+unexpectedly.
 """
 
 from fanin.clients.device.session import events as e

@@ -26,6 +26,8 @@ def progress(session: s.Session, event: e.SessionEvent) -> str | None:
             session.phase is e.SessionPhase.SENDING
         ):
             return f"{_round(session)}: update discarded, the round has closed; waiting for work"
+        case e.WorkPaused(reason=reason) if session.assignment is not None:
+            return f"{_round(session)}: paused ({reason})"
         case e.Replied() if session.phase is e.SessionPhase.REPORTING:
             return f"{_round(session)}: given up; waiting for work"
         case _:

@@ -12,6 +12,7 @@ Files with other names (``.DS_Store``, ``lost+found``) are ignored and never rem
 
 Reading order:
 
+- ``protocols``: the stores as a session uses them
 - ``cache``: the folder as a whole, its lock and its key
 - ``chunks``: downloaded Chunks
 - ``updates``: Updates that the coordinator has not accepted yet

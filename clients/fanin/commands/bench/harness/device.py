@@ -12,9 +12,10 @@ from typing import Final
 import numpy as np
 
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
+from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.cache import Cache
-from fanin.clients.device.updates import TrainingOutcome
+from fanin.clients.device.updates import Change
 from fanin.clients.textfiles import read_token
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.edge.tensors import Float32s
@@ -41,12 +42,12 @@ class RandomTrainer:
         """The format of the synthetic model's graphs."""
         return "onnx"
 
-    def train(self, model: OpenedModel, assignment: m.Assignment, bytes_downloaded: int) -> TrainingOutcome:
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         """Draw a value between -1/2 and 1/2 for each parameter."""
-        change: Float32s = self._rng.random(model.parameters.size, dtype=np.float32)
-        change -= np.float32(0.5)
-        telemetry = m.Telemetry(runtime=RUNTIME, bytes_downloaded=bytes_downloaded)
-        return TrainingOutcome(change=change, counts={m.EXAMPLES: 1}, telemetry=telemetry)
+        should_continue()
+        values: Float32s = self._rng.random(model.parameters.size, dtype=np.float32)
+        values -= np.float32(0.5)
+        return Change(values=values, counts={m.EXAMPLES: 1})
 
 
 def open_line(folder: Path) -> Connection:

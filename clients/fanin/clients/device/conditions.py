@@ -1,0 +1,99 @@
+"""The conditions under which a device works: the app's ``may_work``, and whether the client is to stop.
+
+A training or a transfer takes minutes, so they are checked inside it as well: ``should_continue`` is called before each
+batch and before each piece of a download or an upload. It returns True or raises ``Interrupted``. A trainer that lets
+the exception pass stops within one batch.
+
+``may_work`` may read files or ask a system service, while a batch may take less than a millisecond. So inside a step
+it is called at most every ``ASK_EVERY_S``. A device stops after at most that time and one batch or piece.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+ASK_EVERY_S: Final = 0.1
+"""Shortest time between two calls of ``may_work`` inside a step."""
+LOG = logging.getLogger("fanin.clients")
+RECHECK_S: Final = 1.0
+"""Seconds between two calls of a ``may_work`` that returned False or raised."""
+ShouldContinue = Callable[[], bool]
+"""Returns True, or raises Interrupted if the device must stop now."""
+
+
+class Interrupted(Exception):
+    """The device must stop: a condition no longer holds, or the client is to stop. Do not catch it."""
+
+
+class Conditions:
+    """The conditions of one device.
+
+    Args:
+        may_work: The app's function; an exception in it counts as False.
+        now: A monotonic clock, in seconds.
+        recheck_s: Seconds between two calls of a ``may_work`` that returned False.
+        ask_every_s: Shortest time between two calls inside a step.
+    """
+
+    def __init__(
+        self,
+        may_work: Callable[[], bool],
+        now: Callable[[], float],
+        recheck_s: float = RECHECK_S,
+        ask_every_s: float = ASK_EVERY_S,
+    ) -> None:
+        self.recheck_s = recheck_s
+        self._ask_every_s = ask_every_s
+        self._may_work = may_work
+        self._now = now
+        self._asked_s = float("-inf")
+        self._has_failed = False
+        # The end of an upload does not wait for gRPC's thread, which may still be in ``may_work``.
+        self._asking = threading.Lock()
+        self._is_stopping = threading.Event()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether ``stop`` was called."""
+        return self._is_stopping.is_set()
+
+    def stop(self) -> None:
+        """Interrupt the current step, and let no other begin. May be called from any thread."""
+        self._is_stopping.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait this long, or until ``stop`` is called. Returns whether it was called."""
+        return self._is_stopping.wait(seconds)
+
+    def hold(self) -> bool:
+        """Return whether the device may work now. Calls ``may_work``, one thread at a time."""
+        with self._asking:
+            may_work = self._ask()
+            self._asked_s = self._now()
+        return may_work
+
+    def should_continue(self) -> bool:
+        """Return True. Raises Interrupted if the client is to stop, or if ``may_work`` returned False."""
+        if self.is_stopping:
+            raise Interrupted("the client stops")
+        if self._now() - self._asked_s >= self._ask_every_s and not self.hold():
+            raise Interrupted("may_work no longer holds")
+        return True
+
+    def _ask(self) -> bool:
+        try:
+            may_work = bool(self._may_work())
+        except Exception as exc:  # the app's code may raise anything
+            if not self._has_failed:
+                LOG.exception(
+                    "may_work: %s: %s; the client pauses and calls it again every %g s",
+                    type(exc).__name__,
+                    exc,
+                    self.recheck_s,
+                )
+            self._has_failed = True
+            may_work = False
+        else:
+            self._has_failed = False
+        return may_work

@@ -1,0 +1,265 @@
+"""The driver of a session: it carries out the session's actions, in a process and in a simulation alike.
+
+    session --action--> driver --calls, training, folder--> event --> session
+
+Three Protocols hide the differences between the two: ``DeviceCalls``, ``SessionHost`` (clock and errors) and
+``DeviceFolder`` (the folder). The driver is a coroutine. A simulation awaits on its virtual clock. In a process every
+call blocks its thread, so no await suspends, and ``run_blocking`` needs no event loop.
+"""
+
+import logging
+import random
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar, assert_never
+
+from fanin.clients.device.conditions import Conditions, Interrupted, ShouldContinue
+from fanin.clients.device.downloads import DownloadCalls, Downloader
+from fanin.clients.device.models import OpenedModel, graph_chunks
+from fanin.clients.device.serving import Serving
+from fanin.clients.device.session import events as e
+from fanin.clients.device.session.machine import Session
+from fanin.clients.device.session.outcomes import event_of
+from fanin.clients.device.storage.protocols import DeviceFolder
+from fanin.clients.device.updates import Change, Trainer, make_update
+from fanin.edge.codecs.fixed import CODECS
+from fanin.protos import messages as m
+from fanin.protos.chunks import ChunkRef
+from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, NotFound, Unavailable
+from fanin.protos.release import __version__
+
+LOG = logging.getLogger("fanin.clients")
+T = TypeVar("T")
+CHECK_IN_WAIT_S: Final = 40.0
+"""Seconds that a check-in waits for work; common proxies cut an idle connection after 60 s."""
+
+
+class DeviceCalls(DownloadCalls, Protocol):
+    """The calls of a session to its coordinator. They raise FaninError."""
+
+    async def enroll(self) -> None:
+        """Register this device."""
+        ...
+
+    async def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
+        """Ask for an Assignment."""
+        ...
+
+    async def upload(self, header: m.UpdateHeader, read: Callable[[int, int], bytes]) -> m.UploadReply:
+        """Upload an Update. ``read(offset, size_bytes)`` returns a slice of it; its FaninError ends the upload."""
+        ...
+
+    async def report(self, report: m.Report) -> m.UploadReply:
+        """Give up an Assignment."""
+        ...
+
+
+class SessionHost(Protocol):
+    """What surrounds a session: a clock, and the handling of errors."""
+
+    def now(self) -> float:
+        """Return the seconds of a monotonic clock."""
+        ...
+
+    async def pause(self, seconds: float) -> bool:
+        """Wait. Returns False if the session is to end."""
+        ...
+
+    async def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
+        """Call the trainer."""
+        ...
+
+    def observe(self, session: Session, action: e.SessionAction, event: e.SessionEvent) -> None:
+        """Log the outcome of an action, before the session processes it."""
+        ...
+
+    async def guard(self, action: e.SessionAction, work: Awaitable[e.SessionEvent]) -> e.SessionEvent:
+        """Await the work on an action. Its unexpected errors become events, or end the session."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverParts:
+    """The parts of a driver.
+
+    Attributes:
+        host: The clock, and the handling of errors.
+        calls: The calls to the coordinator.
+        store: The device's folder.
+        trainer: Names its runtime and its graph format.
+        trusted: Public keys (hex) of the publishers whose Bundles the device runs.
+        rng: Source of the session's random pauses.
+        conditions: Whether the device may work now.
+        serving: The model for ``predict``; None for a device that only trains.
+    """
+
+    host: SessionHost
+    calls: DeviceCalls
+    store: DeviceFolder
+    trainer: Trainer
+    trusted: Collection[str]
+    rng: random.Random
+    conditions: Conditions
+    serving: Serving | None = None
+
+
+class SessionDriver:
+    """Drives one session. ``session`` is its current state."""
+
+    def __init__(self, parts: DriverParts, session: Session | None = None) -> None:
+        self.session = session or Session()
+        self._parts = parts
+        self._model: OpenedModel | None = None
+        self._downloader = Downloader(parts.calls, parts.store, parts.trusted, parts.trainer.graph_format)
+
+    async def run(self) -> None:
+        """Take part until the host ends the session. Raises Conflict if the coordinator rejects this device."""
+        host, conditions = self._parts.host, self._parts.conditions
+        step = self.session.begin()
+        pause_s = step.pause_s
+        while await host.pause(pause_s):
+            if not conditions.hold():
+                pause_s = conditions.recheck_s
+                continue
+            if isinstance(step.action, e.EndSession):
+                raise Conflict(f"stopped: {step.action.reason}")
+            event = await host.guard(step.action, self._attempt(step.action))
+            if isinstance(event, e.Unable):
+                self._skip(step.action)
+            host.observe(self.session, step.action, event)
+            self.session, step = self.session.step(event, self._parts.rng)
+            pause_s = step.pause_s
+            if step.forget:
+                self._forget_updates()
+
+    def _forget_updates(self) -> None:
+        try:
+            self._parts.store.updates.clear()
+        except OSError as exc:
+            # The next training removes them before it begins, and retries until it succeeds.
+            LOG.warning("updates cannot be removed (%s); the client tries again before it trains", exc)
+
+    async def _attempt(self, action: e.SessionAction) -> e.SessionEvent:
+        """Carry out one action and return its outcome as an event."""
+        try:
+            return await self._do(action)
+        except Interrupted as exc:
+            return e.WorkPaused(reason=str(exc))
+        except (FaninError, OSError) as exc:
+            return event_of(action, exc)
+
+    def _skip(self, action: e.SessionAction) -> None:
+        """Do not request this Version again, if it did not verify."""
+        if isinstance(action, e.Refresh) and self._parts.serving is not None:
+            self._parts.serving.skip(action.publication)
+
+    async def _do(self, action: e.SessionAction) -> e.SessionEvent:
+        calls = self._parts.calls
+        match action:
+            case e.Enroll():
+                await calls.enroll()
+                return e.Enrolled()
+            case e.Poll():
+                return e.Answered(answer=await calls.check_in(self._check_in()))
+            case e.Refresh():
+                await self._fetch(action.publication)
+                return e.Refreshed()
+            case e.Fetch():
+                await self._fetch(action.assignment.publication)
+                return e.Fetched()
+            case e.Train():
+                await self._train(action.assignment)
+                return e.UpdateStored()
+            case e.Send():
+                return e.Replied(reply=await self._send(action.assignment))
+            case e.Abandon():
+                report = m.Report(assignment_id=action.assignment.assignment_id, failure=action.reason)
+                return e.Replied(reply=await calls.report(report))
+            case e.EndSession():
+                raise AssertionError("run ends at EndSession")
+            case _:
+                assert_never(action)
+
+    def _check_in(self) -> m.CheckIn:
+        trainer, serving = self._parts.trainer, self._parts.serving
+        capabilities = m.Capabilities(
+            codecs=tuple(CODECS), runtimes=(trainer.runtime,), graph_formats=(trainer.graph_format,)
+        )
+        served = None if serving is None else serving.latest
+        return m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=CHECK_IN_WAIT_S, served=served)
+
+    async def _fetch(self, publication: m.Publication) -> None:
+        needed: list[ChunkRef] = []
+        serving = self._parts.serving
+        try:
+            self._model = await self._downloader.fetch(publication, needed, self._parts.conditions.should_continue)
+            if serving is not None:
+                serving.offer(publication, self._model)
+        finally:
+            # Also after a failure: otherwise failed Assignments would fill this disk. The Chunks that the next try
+            # resumes from are kept.
+            keep = [ref.sha256 for ref in needed]
+            served = () if serving is None else serving.chunks
+            self._parts.store.chunks.trim((*keep, *(f"{sha256}.part" for sha256 in keep), *served))
+
+    async def _train(self, assignment: m.Assignment) -> None:
+        host, store = self._parts.host, self._parts.store
+        if store.updates.header(assignment.assignment_id) is not None:
+            return
+        store.updates.clear()
+        assert self._model is not None, "training comes after fetching"
+        started_s = host.now()
+        try:
+            change = await host.train(self._model, assignment, self._parts.conditions.should_continue)
+            telemetry = self._telemetry(change, host.now() - started_s)
+            header, payload = make_update(assignment, self._model.bundle.manifest.table, change, telemetry)
+        except InvalidBundle:
+            # A graph was damaged on this disk after its download: the next try downloads it again.
+            store.chunks.remove_damaged(graph_chunks(self._model.bundle, self._parts.trainer.graph_format))
+            raise
+        except ValueError as exc:
+            raise InvalidInput(f"training: {exc}") from exc
+        store.updates.put(header, payload)
+
+    def _telemetry(self, change: Change, train_s: float) -> m.Telemetry:
+        return m.Telemetry(
+            runtime=self._parts.trainer.runtime,
+            train_s=train_s,
+            num_steps=change.num_steps,
+            bytes_downloaded=self._downloader.num_bytes,
+            bytes_resumed=self._downloader.num_bytes_resumed,
+            fanin_version=__version__,
+        )
+
+    async def _send(self, assignment: m.Assignment) -> m.UploadReply:
+        header = self._parts.store.updates.header(assignment.assignment_id)
+        if header is None:
+            raise NotFound(f"update of {assignment.assignment_id}: it is no longer in the cache")
+        interruptions: list[Interrupted] = []
+
+        def read(offset: int, size_bytes: int) -> bytes:
+            try:
+                self._parts.conditions.should_continue()
+            except Interrupted as exc:
+                # A transport may read on a thread of its own, where only its own errors are handled.
+                interruptions.append(exc)
+                raise Unavailable(str(exc)) from exc
+            return self._parts.store.updates.read(assignment.assignment_id, offset, size_bytes)
+
+        try:
+            return await self._parts.calls.upload(header, read)
+        except FaninError:
+            if interruptions:
+                raise interruptions[0] from None
+            raise
+
+
+def run_blocking(work: Coroutine[object, object, T]) -> T:
+    """Run a coroutine whose awaits never suspend, and return its result."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    work.close()
+    raise AssertionError("a blocking call has suspended")

@@ -1,0 +1,54 @@
+"""The folder of a device as its session uses it: on disk (``cache``), or in memory in a simulation."""
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from fanin.protos.chunks import ChunkRef
+from fanin.protos.messages import UpdateHeader
+
+
+class StoredChunks(Protocol):
+    """Downloaded Chunks, by their SHA-256. ``chunks.ChunkStore`` documents the methods."""
+
+    def has(self, ref: ChunkRef) -> bool: ...
+
+    def read(self, sha256: str) -> bytes: ...
+
+    def fetch(self, ref: ChunkRef, download: Callable[[int], Iterable[bytes]]) -> int: ...
+
+    def remove_damaged(self, refs: Iterable[ChunkRef]) -> None: ...
+
+    def trim(self, keep: Iterable[str]) -> None: ...
+
+
+class StoredUpdates(Protocol):
+    """Updates by the id of their Assignment. ``updates.UpdateStore`` documents the methods."""
+
+    def put(self, header: UpdateHeader, payload: bytes) -> None: ...
+
+    def header(self, assignment_id: str) -> UpdateHeader | None: ...
+
+    def read(self, assignment_id: str, offset: int, size_bytes: int) -> bytes: ...
+
+    def clear(self) -> None: ...
+
+
+class HighestVersions(Protocol):
+    """The highest verified Version number of each Run. ``records.Records`` documents the methods."""
+
+    def highest_version(self, run_id: str) -> int: ...
+
+    def raise_version(self, run_id: str, number: int) -> None: ...
+
+
+class DeviceFolder(Protocol):
+    """Everything that a session keeps: it survives the end of a process."""
+
+    @property
+    def chunks(self) -> StoredChunks: ...
+
+    @property
+    def updates(self) -> StoredUpdates: ...
+
+    @property
+    def records(self) -> HighestVersions: ...

@@ -1,0 +1,177 @@
+"""Trainers: what ``check_trainer`` finds, and a training over a real runtime that is stopped after k batches."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from house.tree import ROOT
+from support.linear import NUM_CLASSES, NUM_INPUTS, linear_graphs
+from support.values import PUBLISHER
+
+from fanin.clients.data.examples import Examples
+from fanin.clients.data.stores import MemoryStore
+from fanin.clients.device.conditions import Interrupted, ShouldContinue
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.updates import Change
+from fanin.clients.testing import (
+    Countdown,
+    SyntheticTrainer,
+    check_trainer,
+    example_assignment,
+    example_model,
+    synthetic_bundle,
+)
+from fanin.edge.assembly.assemble import assemble
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import Evaluate, Predict, TrainStep
+from fanin.edge.tensors import Float32s
+from fanin.protos import messages as m
+
+NUM_EVALUATED, NUM_TRAINED = 2, 6
+"""Batches of 4: 7 validation examples, and 3 for each of 2 epochs over 10 training examples."""
+
+
+@pytest.fixture
+def linear(tmp_path: Path) -> Bundle:
+    return assemble(linear_graphs(), tmp_path / "bundle", PUBLISHER)
+
+
+def store() -> MemoryStore:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((17, NUM_INPUTS)).astype(np.float32)
+    y = rng.integers(0, NUM_CLASSES, 17).astype(np.int32)
+    return MemoryStore(partition=0, train=Examples(x=x[:10], y=y[:10]), validation=Examples(x=x[10:], y=y[10:]))
+
+
+class CountingRuntime:
+    """onnxruntime, which counts what it opens and the steps that it runs."""
+
+    def __init__(self) -> None:
+        self._inner = open_runtime("onnx")
+        self.name, self.graph_format = self._inner.name, self._inner.graph_format
+        self.counts: Counter[str] = Counter()
+
+    def open_train(self, bundle: Bundle) -> TrainStep:
+        self.counts["train"] += 1
+        return self._inner.open_train(bundle)
+
+    def open_evaluate(self, bundle: Bundle) -> Evaluate:
+        self.counts["evaluate"] += 1
+        return self._inner.open_evaluate(bundle)
+
+    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+        self.counts["predict"] += 1
+        return self._inner.open_predict(bundle, parameters)
+
+
+def test_a_training_over_a_runtime_keeps_the_contract(linear: Bundle) -> None:
+    trainer = RuntimeTrainer(open_runtime("onnx"), store())
+    change = check_trainer(trainer, example_model(linear), example_assignment(linear))
+    assert change.num_steps == NUM_TRAINED
+    assert np.abs(change.values).max() > 0.0
+
+
+@pytest.mark.parametrize("num_batches", range(NUM_EVALUATED + NUM_TRAINED))
+def test_a_training_stops_after_k_batches_and_is_bit_identical_afterwards(linear: Bundle, num_batches: int) -> None:
+    trainer = RuntimeTrainer(open_runtime("onnx"), store())
+    model, work = example_model(linear), example_assignment(linear)
+    countdown = Countdown(num_batches)
+    with pytest.raises(Interrupted):
+        trainer.train(model, work, countdown)
+    assert countdown.num_calls == num_batches + 1
+    fresh = RuntimeTrainer(open_runtime("onnx"), store()).train(model, work, Countdown())
+    again = trainer.train(model, work, Countdown())
+    assert (again.values.tobytes(), again.counts) == (fresh.values.tobytes(), fresh.counts)
+
+
+def test_graphs_stay_open_between_rounds_until_the_bundle_changes(linear: Bundle, tmp_path: Path) -> None:
+    runtime = CountingRuntime()
+    trainer = RuntimeTrainer(runtime, store())  # type: ignore[arg-type]  # opens no other models
+    work = example_assignment(linear)
+    versions = [np.float32(0.1 * number) + linear.initial_parameters() for number in range(3)]
+    for parameters in versions:
+        model = OpenedModel(bundle=linear, parameters=parameters)
+        kept = trainer.train(model, work, Countdown())
+        fresh = RuntimeTrainer(open_runtime("onnx"), store()).train(model, work, Countdown())
+        assert (kept.values.tobytes(), kept.counts) == (fresh.values.tobytes(), fresh.counts)
+    # The slots of ``infer`` belong to a Version.
+    assert runtime.counts == {"train": 1, "evaluate": 1, "predict": 3}
+    other = assemble(replace(linear_graphs(), name="other"), tmp_path / "other", PUBLISHER)
+    trainer.train(example_model(other), work, Countdown())
+    assert runtime.counts == {"train": 2, "evaluate": 2, "predict": 4}
+
+
+@dataclass
+class Deaf:
+    """Breaks one rule of the contract."""
+
+    rule: str
+    runtime: str = "synthetic 1"
+    graph_format: str = "onnx"
+    num_trainings: int = 0
+
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
+        self.num_trainings += 1
+        if self.rule == "swallows":
+            with suppress(Interrupted):
+                should_continue()
+        elif self.rule == "continues":
+            try:
+                should_continue()
+            except Interrupted:
+                should_continue()
+        elif self.rule != "silent":
+            should_continue()
+        change = SyntheticTrainer(partition=0).train(model, assignment, lambda: True)
+        match self.rule:
+            case "shape":
+                return replace(change, values=change.values[1:])
+            case "diverged":
+                return replace(change, values=change.values * np.float32(np.nan))
+            case "counts":
+                return replace(change, counts={})
+            case "steps":
+                return replace(change, num_steps=2)
+            case "random":
+                return replace(change, values=change.values + np.float32(self.num_trainings))
+            case "base":
+                np.add(model.parameters, change.values, out=model.parameters)
+        return change
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("shape", r"values: got float32 \(5,\), expected float32 \(6,\)"),
+        ("diverged", "cannot be encoded as an Update .*NaN"),
+        ("counts", "expected 'examples' of at least 1"),
+        ("silent", "should_continue: called 0 times"),
+        ("steps", "should_continue: called 1 times in 2 steps"),
+        ("base", "model.parameters: changed by the training"),
+        ("random", "a repeated training: returned another change"),
+        ("swallows", "did not leave train"),
+        ("continues", "continued, expected the end"),
+    ],
+)
+def test_a_trainer_that_breaks_a_rule_is_found(tmp_path: Path, rule: str, message: str) -> None:
+    bundle = synthetic_bundle(tmp_path, PUBLISHER, {"a": (2, 3)})
+    model = OpenedModel(bundle=bundle, parameters=np.zeros(6, np.float32))
+    with pytest.raises(AssertionError, match=message):
+        check_trainer(Deaf(rule), model, example_assignment(bundle))
+
+
+def test_the_documented_trainer_runs_outside_the_package(tmp_path: Path) -> None:
+    section = (ROOT / "docs" / "edge.md").read_text().split("## Your own trainer\n", 1)[1].split("\n## ", 1)[0]
+    (code,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    (expected,) = re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert len(code.splitlines()) < 40
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (expected, "")
