@@ -30,6 +30,7 @@ from fanin.edge.export.preprocess import with_preprocess
 from fanin.edge.export.tracing.examples import check_kept, example_batch
 from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.export.verify import verify
+from fanin.edge.files import new_folder
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.measure import compare, measure
 from fanin.edge.runtimes.quality import Agreement, Quality, check_drop
@@ -63,7 +64,7 @@ class Exported:
 
 def export(
     app: App,
-    folder: Path,
+    folder: Path | str,
     key: SigningKey,
     formats: Sequence[str] = tuple(FORMATS),
     max_drop: float | None = None,
@@ -72,7 +73,7 @@ def export(
 
     Args:
         app: The App.
-        folder: Folder of the Bundle. It is written only if every step succeeds.
+        folder: A new or empty folder for the Bundle. It is written only if every step succeeds.
         key: The publisher's key, which signs the manifest.
         formats: Graph formats to write: ``"onnx"``, ``"tflite"``, or both.
         max_drop: Limit on the cost of int8 on the validation data: points of accuracy, or percent of squared error for
@@ -84,12 +85,11 @@ def export(
     Raises:
         UnsupportedModel: The module cannot be trained by a graph, or int8 costs more than ``max_drop``. The message
             names the part of the module and a remedy.
-        InvalidInput: A format is unknown, or ``max_drop`` is not a number of at least 0.
+        InvalidInput: ``folder`` holds files or is no path, a format is unknown, or ``max_drop`` is not a number of at
+            least 0. All of them are checked first.
     """
-    if not formats or set(formats) - set(FORMATS):
-        raise InvalidInput(f"export: got formats {list(formats)}, expected one or more of {sorted(FORMATS)}")
-    if max_drop is not None and not 0.0 <= max_drop < math.inf:
-        raise InvalidInput(f"export: got max_drop {max_drop:g} for the cost of int8, expected a number of at least 0")
+    path = new_folder("export: folder", folder)
+    _check_options(formats, max_drop)
     check_recipe(app)
     LOG.info("preparing the module")
     prepared = prepare(app)
@@ -121,13 +121,20 @@ def export(
             except (InvalidBundle, InvalidVersion, ValueError) as exc:
                 raise UnsupportedModel(f"{prepared.what}: {exc}") from exc
     LOG.info("writing the bundle")
-    write_bundle(folder, data, artifacts, key)
+    write_bundle(path, data, artifacts, key)
     return Exported(
-        bundle=open_folder(folder, trusted=[key.public]),
+        bundle=open_folder(path, trusted=[key.public]),
         notes=tuple(notes),
         measured=MappingProxyType(measured),
         compared=MappingProxyType(compared),
     )
+
+
+def _check_options(formats: Sequence[str], max_drop: float | None) -> None:
+    if not formats or set(formats) - set(FORMATS):
+        raise InvalidInput(f"export: got formats {list(formats)}, expected one or more of {sorted(FORMATS)}")
+    if max_drop is not None and not 0.0 <= max_drop < math.inf:
+        raise InvalidInput(f"export: got max_drop {max_drop:g} for the cost of int8, expected a number of at least 0")
 
 
 def validation_batches(app: App) -> Iterator[PaddedBatch]:
