@@ -82,7 +82,9 @@ class RuntimeTrainer:
                 num_steps += 1
         counts |= {
             m.EXAMPLES: len(examples.train),
-            m.TRAIN_LOSS: loss_count(loss_sum / training.epochs),
+            m.TRAIN_LOSS: loss_count(
+                loss_sum / training.epochs, len(examples.train), model.bundle.manifest.num_classes
+            ),
         }
         telemetry = m.Telemetry(
             runtime=self._runtime.name,
