@@ -156,7 +156,7 @@ class Client:
                 pause_s = self._options.recheck_s
                 continue
             if isinstance(step.action, e.EndSession):
-                raise Conflict(f"stopped: {step.action.reason}")
+                raise Conflict(step.action.reason)
             event = self._attempt(step.action)
             # After ``stop`` the app closes the connection, so the call under way fails as intended.
             if isinstance(event, e.Lost | e.Moot | e.Unable | e.Denied) and not self._stopping.is_set():

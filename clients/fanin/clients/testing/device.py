@@ -57,7 +57,7 @@ class VirtualDevice:
         while True:
             await asyncio.sleep(step.pause_s)
             if isinstance(step.action, e.EndSession):
-                raise Conflict(f"stopped: {step.action.reason}")
+                raise Conflict(step.action.reason)
             event = await self._attempt(step.action)
             self.session, step = self.session.step(event, self._rng)
             if step.forget:
