@@ -41,7 +41,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
         raise
 
 
-def new_folder(what: str, folder: Path | str) -> Path:
+def new_folder(what: str, folder: object) -> Path:
     """Return the path of a folder to write, which must not exist yet or must be empty. Nothing is created.
 
     Args:
