@@ -203,7 +203,7 @@ def test_the_deadline_counts_from_the_assignment_that_makes_the_quorum(quorum: i
 
 @pytest.mark.parametrize(("paused_at", "left_s"), [(10.0, 50.0), (59.0, 1.0), (75.0, 0.0)])
 def test_a_resumed_round_has_the_seconds_that_were_left(paused_at: float, left_s: float) -> None:
-    state, _ = follow(Round(rules=SYNCHRONOUS), *check_in("a", "b"))
+    state, _ = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a", "b"))
     assert state.deadline == 60.0
     state, asked = follow(state, e.Paused(), now=paused_at)
     assert (state.deadline, state.left_s, asked) == (None, left_s, [])
@@ -215,7 +215,7 @@ def test_a_resumed_round_has_the_seconds_that_were_left(paused_at: float, left_s
 
 
 def test_a_round_that_was_paused_without_a_deadline_resumes_without_one() -> None:
-    state, _ = follow(Round(rules=SYNCHRONOUS), *check_in("a"), e.Paused(), now=10.0)
+    state, _ = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a"), e.Paused(), now=10.0)
     state, asked = follow(state, e.Resumed(), now=1000.0)
     assert (state.deadline, state.left_s, asked) == (None, None, [])
 
