@@ -141,7 +141,7 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
         (("--state", "/dev/null/state"), "datacenter job: got folder /dev/null/state, expected a place that can be"),
         (
             ("--restarts", "3"),
-            "got 3 restarts (--restarts) and no checkpoints on the way, expected a folder and a period",
+            "restarts (--restarts): got 3 and no checkpoints on the way, expected a folder and a period",
         ),
         (("--restarts", "3", "--checkpoints", "kept"), "a job that lost a rank would start from its first step"),
         (OFTEN, "checkpoints: got every 6 and no folder, expected a folder for them"),
@@ -151,7 +151,7 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
         (("--nodes", "1:2", "--endpoint", "a:1"), "got 1 to 2 nodes and max_restarts 0, expected at least 1"),
         (
             (*ELASTIC, "--nodes", "1:2"),
-            "got mesh none of 1 ranks for 2 machines, expected a number of ranks that 2 divides; give",
+            "mesh: got none of 1 ranks for 2 machines, expected a number of ranks that 2 divides; give",
         ),
         (
             (*ELASTIC, "--nodes", "1:2", "--nproc", "1"),
