@@ -232,7 +232,7 @@ def test_a_run_that_its_publisher_did_not_sign_is_refused(host: Hosted, devices:
         before = snapshot(host.state)
         with pytest.raises(InvalidVersion, match=r"signed by .*, expected the publisher .* or a run key that it deleg"):
             operator.start_run("foreign", f.plan(), devices[0].bundle, STRANGER)
-        with pytest.raises(InvalidInput, match="run: got 'a/b', expected 1 to 128 letters, digits"):
+        with pytest.raises(InvalidInput, match="run id: got 'a/b', expected 1 to 128 letters, digits"):
             operator.start_run("a/b", f.plan(), devices[0].bundle, STRANGER)
         with pytest.raises(NotFound, match="run 'none': there is none of this id here"):
             operator.run("none")

@@ -48,9 +48,9 @@ def check_name(what: str, name: str) -> None:
 
 def check_run_id(run_id: str) -> None:
     """Raise InvalidInput unless ``run_id`` is a valid name, short enough to be a part of Assignment ids."""
-    check_name("run", run_id)
+    check_name("run id", run_id)
     if len(run_id) > MAX_RUN_ID_CHARS:
-        raise InvalidInput(f"run: got an id of {len(run_id)} characters, expected at most {MAX_RUN_ID_CHARS}")
+        raise InvalidInput(f"run id: got {len(run_id)} characters, expected at most {MAX_RUN_ID_CHARS}")
 
 
 def check_key(what: str, public_key: str) -> None:

@@ -24,6 +24,7 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Manifest, Signature
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.export.app import App, check_recipe
+from fanin.edge.export.check import with_parts
 from fanin.edge.export.formats import FORMATS, Graphs
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import with_preprocess
@@ -97,7 +98,7 @@ def export(
     graphs: dict[str, Graphs] = {}
     for name in formats:
         LOG.info("%s: tracing, converting and quantizing", name)
-        graphs[name] = with_preprocess(prepared, name, FORMATS[name].make(prepared))
+        graphs[name] = with_preprocess(prepared, name, _graphs(prepared, name))
     manifest, artifacts = _assemble(prepared, graphs)
     data = dump_manifest(manifest)
     notes, measured, compared = list(prepared.notes), {}, {}
@@ -128,6 +129,13 @@ def export(
         measured=MappingProxyType(measured),
         compared=MappingProxyType(compared),
     )
+
+
+def _graphs(prepared: Prepared, name: str) -> Graphs:
+    try:
+        return FORMATS[name].make(prepared)
+    except UnsupportedModel as exc:
+        raise with_parts(prepared, name, exc) from exc
 
 
 def _check_options(formats: Sequence[str], max_drop: float | None) -> None:
