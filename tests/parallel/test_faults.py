@@ -261,6 +261,25 @@ def test_who_left_nothing_hangs(missing: set[int]) -> None:
     assert {int(rank) for rank in re.findall(r"rank (\d) \([^)]*\) hangs", told)} == missing
 
 
+def test_the_first_rule_that_matches_decides_alone() -> None:
+    behind = PendingOperation(axis="tp", kind="all_reduce", ranks=(0, 1), sequence=8)
+    ahead = PendingOperation(axis="tp", kind="all_reduce", ranks=(0, 1), sequence=9)
+    reports = {
+        0: report(0, behind, done={"tp": 8}),
+        1: report(1, ahead, done={"tp": 9}),
+        2: report(2, None, done={"tp": 9}),
+        3: report(3, ahead, done={"tp": 9}),
+    }
+    for missing, idle, expected in (({3}, {2}, {3}), ({3}, set(), {3}), (set(), {2}, {2}), (set(), set(), {0})):
+        left = {
+            rank: each if rank in idle or each.waits is not None else replace(each, waits=ahead)
+            for rank, each in reports.items()
+            if rank not in missing
+        }
+        told = diagnose(left)
+        assert {int(rank) for rank in re.findall(r"rank (\d) \([^)]*\) hangs", told)} == expected
+
+
 def test_reports_come_back_and_one_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     assert explain(tmp_path) is None
     waits = PendingOperation(axis="tp", kind="all_reduce", ranks=(0, 1), sequence=3)

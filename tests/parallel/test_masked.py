@@ -39,7 +39,9 @@ def test_windows_are_the_text_and_what_is_asked_for_is_what_stands_there(
     num: int, length: int, seed: int, epoch: int, data: st.DataObject
 ) -> None:
     if num < length:
-        with pytest.raises(InvalidInput, match=f"got {num} tokens, expected at least {length}, one window"):
+        with pytest.raises(
+            InvalidInput, match=f"^tokens: got {num}, expected at least {length}, one window; use more data"
+        ):
             samples(num, length)
         return
     found = samples(num, length, seed, epoch)

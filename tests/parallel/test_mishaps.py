@@ -148,7 +148,7 @@ def test_who_is_stopped_while_it_waits_for_machines_has_no_earlier_result(
     teller.start()
     said = fanin("train", tmp_path / "train.toml", "--nodes", "2", "--endpoint", "127.0.0.1:1", "--state", state)
     teller.join()
-    assert one_line(said, "train").startswith("train: stopped before the first result")
+    assert one_line(said, "train").startswith("stopped before the first result")
     assert (state / METRICS_FILE).exists()
 
 

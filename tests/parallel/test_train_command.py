@@ -141,17 +141,17 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
         (("--state", "/dev/null/state"), "datacenter job: got folder /dev/null/state, expected a place that can be"),
         (
             ("--restarts", "3"),
-            "got 3 restarts (--restarts) and no checkpoints on the way, expected a folder and a period",
+            "restarts (--restarts): got 3 and no checkpoints on the way, expected a folder and a period",
         ),
         (("--restarts", "3", "--checkpoints", "kept"), "a job that lost a rank would start from its first step"),
         (OFTEN, "checkpoints: got every 6 and no folder, expected a folder for them"),
-        (("--nodes", "2-3"), "train: got --nodes '2-3', expected the fewest and the most machines, such as 1:4"),
+        (("--nodes", "2-3"), "--nodes: got '2-3', expected the fewest and the most machines, such as 1:4"),
         (("--nodes", "2"), "got 2 nodes and endpoint '', expected host:port of one of the machines"),
         (("--endpoint", "a:1"), "got 1 nodes and endpoint 'a:1', expected host:port of one of the machines"),
         (("--nodes", "1:2", "--endpoint", "a:1"), "got 1 to 2 nodes and max_restarts 0, expected at least 1"),
         (
             (*ELASTIC, "--nodes", "1:2"),
-            "got mesh none of 1 ranks for 2 machines, expected a number of ranks that 2 divides; give",
+            "mesh: got none of 1 ranks for 2 machines, expected a number of ranks that 2 divides; give",
         ),
         (
             (*ELASTIC, "--nodes", "1:2", "--nproc", "1"),
@@ -187,7 +187,7 @@ def test_weights_may_go_where_the_job_makes_a_folder(fanin: Fanin, config: Path,
 
 def test_machines_without_a_folder_that_they_share_are_told_in_one_line(fanin: Fanin, config: Path) -> None:
     said = one_line(fanin("train", config, *ELASTIC, "--nodes", "1:2", "--nproc", "1"), "train")
-    assert said == "train: got 1 to 2 machines and no folder (--state), expected a folder that all machines share"
+    assert said == "machines: got 1 to 2 and no folder (--state), expected a folder that all machines share"
 
 
 def test_a_config_that_is_none_is_told_in_one_line(fanin: Fanin, tmp_path: Path) -> None:

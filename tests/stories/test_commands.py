@@ -189,6 +189,6 @@ def test_join_with_a_broken_key_or_a_wrong_token(
     (tmp_path / "device" / "device.key").unlink()
     (tmp_path / "token").write_text("wrong")
     assert one_line(fanin("join", *words), "join") == (
-        f"stopped: {host.address}: not authenticated; it expects an enrollment token that was made there (--token-file)"
+        f"{host.address}: not authenticated; it expects an enrollment token that was made there (--token-file)"
     )
     assert snapshot(host.state) == before

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import socket
 import sqlite3
 import time
@@ -113,6 +114,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda state: (state / "tls" / "ca.key").write_bytes(b"garbage"),
         "tls/ca.key: not readable as a private key without a password; restore ",
     ),
+    "tls is missing": (
+        lambda state: shutil.rmtree(state / "tls"),
+        "tls: has no authority, expected ca.key and ca.pem beside fanin.db of an earlier coordinator; restore ",
+    ),
+    "tls has no authority": (
+        lambda state: [(state / "tls" / name).unlink() for name in ("ca.key", "ca.pem")],
+        "tls: has no authority, expected ca.key and ca.pem beside fanin.db of an earlier coordinator; restore ",
+    ),
     "garbage ca.pem, and a token that would be issued": (
         lambda state: ((state / "tls" / "ca.pem").write_bytes(b"garbage"), (state / OPERATOR_TOKEN).unlink()),
         "tls/ca.pem: damaged, or not a certificate; restore it from a backup or from a device, or remove this file ",
@@ -138,6 +147,18 @@ def test_a_foreign_file_among_the_updates_does_not_prove_an_earlier_coordinator(
         outcome = fanin("serve", "--state", tmp_path, "--listen", address)
     # It comes as far as the port.
     assert one_line(outcome, "serve").startswith(f"{address}: cannot be listened on (Address already in use); ")
+
+
+def test_an_empty_folder_in_place_of_the_authority_gets_a_new_one(state: Path, fanin: Fanin) -> None:
+    before = (state / "tls" / "ca.pem").read_bytes()
+    shutil.rmtree(state / "tls")
+    (state / "tls").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        outcome = fanin("serve", "--state", state, "--listen", address)
+    # It comes as far as the port.
+    assert one_line(outcome, "serve").startswith(f"{address}: cannot be listened on (Address already in use); ")
+    assert (state / "tls" / "ca.pem").read_bytes() != before
 
 
 def test_verify_does_not_make_a_database_where_one_is_missing(fanin: Fanin, state: Path) -> None:

@@ -95,7 +95,7 @@ def test_the_documented_app_waits_until_it_may_trains_and_answers_without_a_coor
 
 
 def test_what_the_app_says_is_refused_without_a_trusted_publisher(tmp_path: Path, host: Hosted) -> None:
-    (tmp_path / "publisher.pub").write_text("00" * 32 + "\n")
+    (tmp_path / "publisher.pub").write_text("5a" * 32 + "\n")
     with app_in(tmp_path, host.address) as out, host.operator() as operator:
         until = time.monotonic() + WAIT_S
         while "fetch: " not in (tmp_path / "err").read_text() and time.monotonic() < until:
@@ -114,7 +114,7 @@ def test_a_coordinator_that_refuses_for_good_is_told_in_the_log(
         until = time.monotonic() + WAIT_S
         while "the client stopped" not in caplog.text and time.monotonic() < until:
             time.sleep(0.05)
-        assert re.search("the client stopped: stopped: .*token", caplog.text)
+        assert re.search(r"the client stopped: 127\.0\.0\.1:\d+: .*token", caplog.text)
         assert client.served_version is None
         assert isinstance(client.failure, Conflict)
 

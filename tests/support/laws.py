@@ -32,9 +32,11 @@ def _artifact(sha256: str, chunks: list[ChunkRef]) -> Artifact:
 
 
 ARTIFACTS: Final = st.builds(_artifact, DIGESTS, st.lists(CHUNKS, max_size=3))
-BUNDLES: Final = st.builds(m.BundleRef, manifest=ARTIFACTS, public_key=DIGESTS, signature=SIGNATURES)
+KEYS: Final = DIGESTS.map(lambda digest: f"{digest[:2]}5a{digest[4:]}")
+"""Public keys. None of them is a point of small order."""
+BUNDLES: Final = st.builds(m.BundleRef, manifest=ARTIFACTS, public_key=KEYS, signature=SIGNATURES)
 DELEGATIONS: Final = st.builds(
-    m.Delegation, run_id=NAMES, bundle_sha256=DIGESTS, run_public_key=DIGESTS, signature=SIGNATURES
+    m.Delegation, run_id=NAMES, bundle_sha256=DIGESTS, run_public_key=KEYS, signature=SIGNATURES
 )
 
 
@@ -48,7 +50,7 @@ def versions(draw: st.DrawFn) -> m.Version:
         parent=draw(st.integers(0, max(number - 1, 0))),
         bundle_sha256=draw(DIGESTS),
         parameters=draw(ARTIFACTS),
-        public_key=draw(DIGESTS),
+        public_key=draw(KEYS),
         signature=draw(SIGNATURES),
         delegation=draw(st.none() | DELEGATIONS),
     )
@@ -76,7 +78,7 @@ ASSIGNMENTS: Final = st.builds(
     deadline_s=FLOATS,
     relay=TEXTS,
 )
-ENROLLMENTS: Final = st.builds(m.Enrollment, protocol=UINT32, token=TEXTS, public_key=DIGESTS)
+ENROLLMENTS: Final = st.builds(m.Enrollment, protocol=UINT32, token=TEXTS, public_key=KEYS)
 CHECK_INS: Final = st.builds(
     m.CheckIn,
     protocol=UINT32,

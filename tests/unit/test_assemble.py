@@ -78,6 +78,20 @@ def test_the_numbers_in_the_infer_graph_are_taken_out(tmp_path: Path) -> None:
     np.testing.assert_allclose(got, x @ WEIGHT + BIAS, atol=1e-6)
 
 
+def test_a_folder_with_files_is_refused_before_a_graph_is_read(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("kept")
+    with pytest.raises(InvalidInput) as caught:
+        assemble(with_graphs(infer=b"no graph"), str(tmp_path), PUBLISHER)
+    assert str(caught.value) == f"assemble: folder: {tmp_path} is not empty, expected a new folder"
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"^name: got 'my digits!', expected 1 to 128 letters"):
+        assemble(replace(linear_graphs(), name="my digits!"), tmp_path / "bundle", PUBLISHER)
+    assert not (tmp_path / "bundle").exists()
+
+
 def test_slots_that_are_given_are_used(tmp_path: Path) -> None:
     spec = with_graphs(infer=linear.infer_graph(("weight:0", "bias:0")))
     slots = tuple(

@@ -208,7 +208,7 @@ def test_a_run_id_is_short_enough_for_its_assignments(tmp_path: Path) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
         bundle = bundle_in(tmp_path)
-        with pytest.raises(InvalidInput, match="run: got an id of 65 characters, expected at most 64"):
+        with pytest.raises(InvalidInput, match="run id: got 65 characters, expected at most 64"):
             await start(place.runs, bundle, plan(), "r" * 65)
         await start(place.runs, bundle, plan(), "r" * 64)
         await asyncio.sleep(1.0)

@@ -101,3 +101,10 @@ def test_no_device_says_of_which_kind_a_model_is() -> None:
 def test_a_loss_of_any_scale_can_be_told(loss: float) -> None:
     counts = counts_of(Quality(num_examples=1, loss_sum=loss), 0)
     assert m.Statistics(counts=counts).counts[m.EVAL_LOSS] == (m.MAX_COUNT if loss > 0 else -m.MAX_COUNT)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_classifier_reports_at_most_the_loss_that_is_accepted(sign: int) -> None:
+    for loss, expected in ((3.5, 7 * m.LOSS_UNIT // 2), (1e30, 3 * m.MAX_LOSS * m.LOSS_UNIT)):
+        counts = counts_of(Quality(num_examples=3, loss_sum=sign * loss), 10)
+        assert counts[m.EVAL_LOSS] == sign * expected

@@ -20,7 +20,7 @@ from fanin.edge.export.onnx.writer import quiet_exporter
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.available import open_runtime
-from fanin.protos.errors import UnsupportedModel
+from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 SMALL_GAP = 0.15
 """Of logits of size 1, before and after rounding to 8 bits in every layer. Int8 kernels differ between processors: the
@@ -234,7 +234,7 @@ def plain(*layers: nn.Module) -> nn.Module:
             r"module itself .* changes its buffers \['0.running_mean', '0.running_var'\] in training",
         ),
         (Reserved(nn.Identity()), r"parameters \['mask'\] are named like a graph's own ports; rename them"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), r"the module returned \(8, 9\), expected logits of shape"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), r"the module returned \(2, 9\), expected logits of shape"),
         (plain().requires_grad_(False), r"no parameter requires a gradient \(trains: 'full'\), expected at least one"),
     ],
     ids=[
@@ -274,6 +274,36 @@ def test_a_loss_must_be_one_number_a_sample() -> None:
         trace_train(prepare(app), "onnx")
 
 
+class Untouched(nn.Linear):
+    """A layer that no export may run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Fail."""
+        raise AssertionError("the folder was not checked first")
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_folder_with_files_is_refused_before_the_module_runs(tmp_path: Path, *, as_text: bool) -> None:
+    (tmp_path / "other").write_text("kept")
+    app, folder = replace(app_of("mlp"), module=Untouched(64, NUM_CLASSES)), str(tmp_path) if as_text else tmp_path
+    with pytest.raises(InvalidInput) as caught:
+        export(app, folder, PUBLISHER)
+    assert str(caught.value) == f"export: folder: {tmp_path} is not empty, expected a new folder"
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+@pytest.mark.parametrize("folder", [None, 7, b"bundle", ""])
+def test_a_folder_that_is_no_path_is_refused_before_the_module_runs(folder: str) -> None:
+    app = replace(app_of("mlp"), module=Untouched(64, NUM_CLASSES))
+    with pytest.raises(InvalidInput, match=r"export: folder: got .*, expected the path of a new folder"):
+        export(app, folder, PUBLISHER)
+
+
+def test_the_folder_may_be_text(tmp_path: Path) -> None:
+    written = export(app_of("mlp"), str(tmp_path / "bundle"), PUBLISHER, ("onnx",)).bundle
+    assert open_folder(tmp_path / "bundle", trusted=[PUBLISHER.public]).sha256 == written.sha256
+
+
 def test_a_refused_export_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel):
         export(replace(app_of("mlp"), module=FunctionalDropout(nn.Identity())), tmp_path / "bundle", PUBLISHER)
@@ -283,7 +313,10 @@ def test_a_refused_export_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"name": ""}, "App: got an empty name"),
+        ({"name": ""}, "App: name: got '', expected 1 to 128 letters, digits or"),
+        ({"name": "my digits!"}, "App: name: got 'my digits!', expected 1 to 128 letters, digits or"),
+        ({"name": ".digits"}, "App: name: got '.digits', expected 1 to 128 letters, digits or"),
+        ({"name": 7}, "App: name: got 7, expected a str"),
         ({"batch_size": 0}, "got batch_size 0 and num_classes 4, expected a batch_size of at least 1"),
         (
             {"num_classes": 1},

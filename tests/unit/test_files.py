@@ -8,7 +8,8 @@ import pytest
 from support.audit import opened_folders
 from support.full_disk import full_disk, in_child
 
-from fanin.edge.files import replace_file
+from fanin.edge.files import new_folder, replace_file
+from fanin.protos.errors import InvalidInput
 
 
 def names(folder: Path) -> list[str]:
@@ -59,3 +60,16 @@ def test_a_folder_in_the_place_of_the_draft_is_left(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=os.strerror(21)):
         replace_file(tmp_path / "file", b"data")
     assert names(tmp_path) == ["file.new"]
+
+
+def test_a_new_folder_may_be_missing_or_empty(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        assert new_folder("--out", path) == new_folder("--out", str(path)) == path
+
+
+def test_a_new_folder_that_is_a_file_or_has_an_impossible_name_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+    for name in ("file", "file/below", "a" * 300, "a\0b"):
+        with pytest.raises(InvalidInput, match=r"is no folder \(.*expected a new folder; name another path"):
+            new_folder("--out", tmp_path / name)

@@ -174,7 +174,7 @@ def test_each_mistake_has_its_sentence(change: Callable[[Row], object], text: st
         parse_manifest(edited(change))
 
 
-@pytest.mark.parametrize("found", [FORMAT + 1, 0, None, "1"])
+@pytest.mark.parametrize("found", [FORMAT + 1, 0, None, "1", True, 1.0, [1]])
 def test_another_format_is_said_before_anything_else(found: object) -> None:
     text = (
         f"manifest: got format {found!r}, expected 1; install a fanin that knows this format, "
@@ -184,7 +184,12 @@ def test_another_format_is_said_before_anything_else(found: object) -> None:
         parse_manifest(json.dumps({"format": found, "new": "things"}).encode())
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe\xfd", b"[" * 100_000])
+OTHER_CODES = [
+    dump_manifest(manifest()).decode().encode(code) for code in ("utf-16", "utf-16-le", "utf-32", "utf-8-sig")
+]
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe\xfd", b"[" * 100_000, *OTHER_CODES])
 def test_what_is_no_json_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidBundle, match=r"^manifest: not JSON \("):
         parse_manifest(data)

@@ -8,10 +8,11 @@ import pytest
 from support.errors import raises
 from support.values import BUNDLE, DELEGATION, assignment, update, version
 
+from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
 from fanin.protos.control import Adopt
 from fanin.protos.errors import InvalidInput
-from fanin.protos.names import check_name
+from fanin.protos.names import SMALL_ORDER, check_key, check_name
 from fanin.protos.plans.keys import PAGE
 
 BAD_NAMES = ("", ".", "..", ".hidden", "a/b", "a\\b", "a b", "a\n", "\u00e9", "\u0661", "x" * 129, "a\0b")
@@ -29,6 +30,52 @@ def test_good_names_pass(name: str) -> None:
     check_name("run", name)
 
 
+PRIME = 2**255 - 19
+D = -121665 * pow(121666, -1, PRIME) % PRIME
+
+
+def on_curve(encoding: bytes) -> tuple[int, int]:
+    """The point (x, y) of an encoding, as RFC 8032, section 5.1.3, decodes it, but with any y and either sign."""
+    y = (int.from_bytes(encoding, "little") & ((1 << 255) - 1)) % PRIME
+    square = (y * y - 1) * pow(D * y * y + 1, -1, PRIME) % PRIME
+    x = pow(square, (PRIME + 3) // 8, PRIME)
+    if x * x % PRIME != square:
+        x = x * pow(2, (PRIME - 1) // 4, PRIME) % PRIME
+    assert x * x % PRIME == square
+    return (PRIME - x if encoding[31] >> 7 else x) % PRIME, y
+
+
+def doubled(point: tuple[int, int]) -> tuple[int, int]:
+    """The sum of a point with itself on the twisted Edwards curve with a = -1."""
+    x, y = point
+    both = D * x * x * y * y
+    return (
+        2 * x * y * pow(1 + both, -1, PRIME) % PRIME,
+        (y * y + x * x) * pow(1 - both, -1, PRIME) % PRIME,
+    )
+
+
+def test_the_points_of_small_order_are_all_refused() -> None:
+    points = set()
+    for name in SMALL_ORDER:
+        for sign in (0, 0x80):
+            encoding = bytes.fromhex(name[:-2]) + bytes([int(name[-2:], 16) | sign])
+            point = on_curve(encoding)
+            assert doubled(doubled(doubled(point))) == (0, 1)
+            points.add(point)
+            with raises(
+                InvalidInput, f"key: got the public key {encoding.hex()}, a point of small order; create a new key"
+            ):
+                check_key("key", encoding.hex())
+    # The points whose order divides 8 are a group of 8.
+    assert len(points) == 8
+
+
+def test_a_device_key_passes() -> None:
+    for _ in range(20):
+        check_key("key", SigningKey.generate().public)
+
+
 HEADER, _ = update(assignment())
 NAME_RULE = "expected 1 to 128 letters, digits or ._:+- that do not begin with a dot"
 KEY_RULE = "expected 64 hexadecimal ones"
@@ -41,6 +88,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (
         lambda: m.Enrollment(protocol=1, token="t", public_key="Z" * 64),
         f"enroll: got a public key of 64 characters, {KEY_RULE}",
+    ),
+    (
+        lambda: m.Enrollment(protocol=1, token="t", public_key="01" + "00" * 31),
+        f"enroll: got the public key 01{'00' * 31}, a point of small order; create a new key",
     ),
     (lambda: replace(BUNDLE, public_key=""), f"bundle: got a public key of 0 characters, {KEY_RULE}"),
     (lambda: replace(BUNDLE, signature=b"x"), "bundle: got a signature of 1 bytes, expected 64"),

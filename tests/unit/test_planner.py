@@ -176,7 +176,7 @@ def test_a_batch_that_no_mesh_divides_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["world", "memory_bytes", "batch_size", "sequence"])
 def test_numbers_are_positive(name: str) -> None:
-    with pytest.raises(InvalidInput, match=f"plan: got {name} 0, expected at least 1"):
+    with pytest.raises(InvalidInput, match=f"^{name}: got 0, expected at least 1"):
         wanted(**{name: 0})
 
 

@@ -244,6 +244,32 @@ def test_what_the_quantizer_cannot_run_is_an_error_of_ours() -> None:
         _quantize(model, Calibration(np.zeros((2, 4), np.float32), 2), ())
 
 
+class Pairs(nn.Module):
+    """A layer that has no form in any format, below the top."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs, self.head = nn.Bilinear(64, 64, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        flat = x.flatten(1)
+        return self.head(self.pairs(flat, flat))
+
+
+def test_an_export_names_the_module_of_an_operator_without_a_form(tmp_path: Path) -> None:
+    app = replace(app_of("mlp"), module=Pairs())
+    with pytest.raises(UnsupportedModel, match=r"\(.*aten\._trilinear.*\); module pairs \(Bilinear\): replace it"):
+        export(app, tmp_path / "bundle", PUBLISHER, ["onnx"])
+
+
+def test_logits_of_another_number_of_classes_are_refused_before_anything_is_traced() -> None:
+    app = app_of("mlp")
+    wrong = replace(app, num_classes=app.num_classes + 1)
+    with pytest.raises(UnsupportedModel, match=r"the module returned \(2, 4\), expected logits of shape \(batch, 5\)"):
+        example_batch(prepare(wrong))
+
+
 def test_what_int8_may_cost_is_a_number(tmp_path: Path) -> None:
     for cost in (math.nan, math.inf, -1.0):
         with pytest.raises(InvalidInput, match="for the cost of int8, expected a number of at least 0"):

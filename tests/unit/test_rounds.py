@@ -201,6 +201,23 @@ def test_the_deadline_counts_from_the_assignment_that_makes_the_quorum(quorum: i
     assert follow(state, e.TimePassed(), now=state.deadline - 0.1) == (state, [])
 
 
+@pytest.mark.parametrize(("paused_at", "left_s"), [(10.0, 50.0), (59.0, 1.0), (75.0, 0.0)])
+def test_a_resumed_round_has_the_seconds_that_were_left(paused_at: float, left_s: float) -> None:
+    state, _ = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a", "b"))
+    assert state.deadline == 60.0
+    state, asked = follow(state, e.Paused(), now=paused_at)
+    assert (state.deadline, state.left_s, asked) == (None, left_s, [])
+    assert follow(state, e.TimePassed(), now=1e6) == (state, [])
+    state, asked = follow(state, e.Resumed(), now=1000.0)
+    assert (state.deadline, state.left_s) == (1000.0 + left_s, None)
+    assert asked == [e.KeepDeadline(deadline=1000.0 + left_s)]
+
+
+def test_a_round_that_was_paused_without_a_deadline_resumes_without_one() -> None:
+    state, asked = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a"), e.Paused(), e.Resumed(), now=10.0)
+    assert (state.deadline, state.left_s) == (None, None) and not any(isinstance(x, e.KeepDeadline) for x in asked)
+
+
 def test_an_early_device_waits_with_its_update_for_the_others() -> None:
     """Nobody has failed: the Round has never had enough devices."""
     state, _ = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a"), *commit("a"))

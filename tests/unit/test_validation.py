@@ -138,6 +138,20 @@ def test_each_mismatch_has_its_sentence(header: m.UpdateHeader, text: str) -> No
         check_header(header, EXPECTED)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(("name", "of"), [(m.TRAIN_LOSS, m.EXAMPLES), (m.EVAL_LOSS, m.EVAL_EXAMPLES)])
+def test_the_loss_of_a_classifier_is_bounded_by_its_examples(name: str, of: str, sign: int) -> None:
+    largest = 3 * m.MAX_LOSS * m.LOSS_UNIT
+    check_header(with_counts(**{of: 3, name: sign * largest}), EXPECTED)
+    wrong = sign * (largest + 1)
+    with raises(InvalidUpdate, f"update: got {name} = {wrong} and {of} = 3, expected {-largest} to {largest}"):
+        check_header(with_counts(**{of: 3, name: wrong}), EXPECTED)
+    with pytest.raises(InvalidUpdate, match=f"update: got {name} = {sign << 40}"):
+        check_header(with_counts(**{of: 1, name: sign << 40}), EXPECTED)
+    # The squared error of one example may be as large as a count.
+    check_header(with_counts(**{of: 1, name: sign << 40}), OF_VALUES)
+
+
 def test_a_model_of_values_has_no_labels() -> None:
     squares = [f"eval_squares_{form}{part}" for form in ("float", "int8", "wanted") for part in ("", "_q40")]
     names = sorted([*NAMES, *squares])

@@ -11,7 +11,7 @@ Reading order:
 - ``transport``: the calls of a device over gRPC; ``operator``: the calls of an operator
 - ``planfile``: a Plan as a TOML file
 - ``testing/``: public fakes on a virtual clock
-- ``textfiles``: tokens and other small files
+- ``textfiles``: tokens and other small files; ``arguments``: checks of the arguments of public calls
 """
 
 from importlib import import_module

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Final, Self
 
+from fanin.clients.arguments import check_number, check_text, check_type, clean_token
 from fanin.clients.transport import CallOptions, Connection
 from fanin.edge.bundles.bundle import Bundle, SignedManifest
 from fanin.edge.bundles.keys import SigningKey
@@ -20,7 +21,8 @@ from fanin.protos.chunks import artifact_of, assemble, cut
 from fanin.protos.control import Command, LoggedEvent, RunDescription, RunInfo, StartRun, VersionWithBundle
 from fanin.protos.errors import Unavailable, Untrusted
 from fanin.protos.messages import BundleRef, Version
-from fanin.protos.plans import Plan
+from fanin.protos.names import MAX_NUMBER
+from fanin.protos.plans import MAX_TIMES, Plan
 from fanin.v1 import control_pb2 as pb
 from fanin.v1 import fleet_pb2
 
@@ -38,14 +40,23 @@ PAUSE_S: Final = 0.5
 class Operator:
     """An operator's client of one coordinator. Every method raises FaninError and nothing else.
 
+    A wrong argument is an InvalidInput that names it, before anything is sent.
+
     with Operator.connect("127.0.0.1:7443", ca_certificate, token) as operator:
         for run in operator.runs():
             print(run.run_id, run.state.value, run.version)
     """
 
     def __init__(self, connection: Connection, token: str) -> None:
+        """Create a client over an open connection. Raises InvalidInput for a wrong argument.
+
+        Args:
+            connection: The connection.
+            token: An operator's token; white space around it is removed.
+        """
+        check_type("operator: connection", connection, Connection)
         self._connection = connection
-        metadata = ((AUTHORIZATION, f"{BEARER}{token}"),)
+        metadata = ((AUTHORIZATION, f"{BEARER}{clean_token('operator: token', token)}"),)
         credential = "an operator's token that was made there (--token-file)"
         self._call = CallOptions(metadata=metadata, timeout_s=CALL_S, credential=credential)
         self._endless = CallOptions(metadata=metadata, credential=credential)
@@ -58,16 +69,19 @@ class Operator:
         Args:
             address: HOST:PORT.
             ca_certificate: The PEM certificate of the coordinator's authority, ``tls/ca.pem`` in its folder.
-            token: An operator's token, ``tokens/operator.token`` in its folder.
+            token: An operator's token, ``tokens/operator.token`` in its folder. White space around it is removed.
 
         Raises:
-            InvalidInput: The address or the certificate has another form.
+            InvalidInput: The address, the certificate or the token has another form.
         """
+        check_text("connect: address", address)
+        check_type("connect: ca_certificate", ca_certificate, bytes)
         with closing(Connection(address, ca_certificate)) as connection:
             yield cls(connection, token)
 
     def publish_bundle(self, bundle: Bundle) -> str:
         """Upload the Chunks of a Bundle that the coordinator lacks, then register it. Returns the Bundle's digest."""
+        check_type("publish_bundle: bundle", bundle, Bundle)
         pieces = dict(_chunks(bundle.signed.data))
         for name in bundle.manifest.artifacts:
             pieces |= dict(_chunks(bundle.artifact(name)))
@@ -83,6 +97,10 @@ class Operator:
 
         The Bundle's publisher signs Version 0 and the delegation to the coordinator's key for this Run.
         """
+        check_text("start_run: run_id", run_id)
+        check_type("start_run: plan", plan, Plan)
+        check_type("start_run: bundle", bundle, Bundle)
+        check_type("start_run: publisher", publisher, SigningKey)
         request = pb.PrepareRunRequest(run_id=run_id).SerializeToString()
         prepared = self._connection.unary(f"{CONTROL}PrepareRun", request, pb.PrepareRunReply.FromString, self._call)
         start = StartRun(
@@ -109,6 +127,9 @@ class Operator:
 
     def publish_version(self, version: Version, data: bytes, num_rounds: int) -> RunInfo:
         """Upload canonical parameter bytes, publish the Version that names them, and run ``num_rounds`` Rounds."""
+        check_type("publish_version: version", version, Version)
+        check_type("publish_version: data", data, bytes)
+        check_number("publish_version: num_rounds", num_rounds, MAX_TIMES)
         self._put(dict(_chunks(data)))
         request = pb.PublishVersionRequest(version=c.version_to_proto(version), rounds=num_rounds)
         return cr.run_info_from_proto(
@@ -126,6 +147,7 @@ class Operator:
             Conflict: The Run's state does not allow the command.
             NotFound: There is no such Run or Version.
         """
+        check_type("command: command", command, Command)
         request = cr.command_to_proto(command).SerializeToString()
         for num_tries in range(1, MAX_COMMAND_TRIES + 1):
             try:
@@ -145,6 +167,7 @@ class Operator:
 
     def run(self, run_id: str) -> RunInfo:
         """Return one Run. Raises NotFound."""
+        check_text("run: run_id", run_id)
         request = pb.GetRunRequest(run_id=run_id).SerializeToString()
         return cr.run_info_from_proto(
             self._connection.unary(f"{CONTROL}GetRun", request, pb.RunInfo.FromString, self._call)
@@ -152,6 +175,8 @@ class Operator:
 
     def describe(self, run_id: str, num_rounds: int = 10) -> RunDescription:
         """Return one Run with its active devices and its last Rounds, newest first. Raises NotFound."""
+        check_text("describe: run_id", run_id)
+        check_number("describe: num_rounds", num_rounds, MAX_TIMES)
         request = pb.DescribeRunRequest(run_id=run_id, rounds=num_rounds).SerializeToString()
         return cr.description_from_proto(
             self._connection.unary(f"{CONTROL}DescribeRun", request, pb.RunDescription.FromString, self._call)
@@ -159,6 +184,11 @@ class Operator:
 
     def accepted_devices(self, run_id: str, round_number: int) -> Iterator[str]:
         """Yield the devices whose Updates a Round accepted, in order of acceptance. Raises NotFound."""
+        check_text("accepted_devices: run_id", run_id)
+        check_number("accepted_devices: round_number", round_number, MAX_TIMES)
+        return self._accepted_devices(run_id, round_number)
+
+    def _accepted_devices(self, run_id: str, round_number: int) -> Iterator[str]:
         index = 0
         while True:
             request = pb.AcceptedDevicesRequest(run_id=run_id, round=round_number, from_index=index)
@@ -176,6 +206,9 @@ class Operator:
 
     def version(self, run_id: str, number: int | None = None) -> VersionWithBundle:
         """Return a Version with its Bundle, by default the newest. Raises NotFound."""
+        check_text("version: run_id", run_id)
+        if number is not None:
+            check_number("version: number", number, MAX_NUMBER)
         request = pb.GetVersionRequest(run_id=run_id, number=number).SerializeToString()
         return cr.version_with_bundle_from_proto(
             self._connection.unary(f"{CONTROL}GetVersion", request, pb.GetVersionReply.FromString, self._call)
@@ -187,6 +220,7 @@ class Operator:
 
     def parameter_bytes(self, version: Version) -> bytes:
         """Download a Version's canonical bytes and verify them. Raises NotFound, InvalidInput."""
+        check_type("parameters: version", version, Version)
         return assemble(f"version {version.number} of run {version.run_id}", version.parameters, self.chunk)
 
     def watch(self, run_id: str, from_sequence: int = 0) -> Iterator[LoggedEvent]:
@@ -196,6 +230,11 @@ class Operator:
             run_id: The Run.
             from_sequence: Sequence number of the first event.
         """
+        check_text("watch: run_id", run_id)
+        check_number("watch: from_sequence", from_sequence, MAX_NUMBER)
+        return self._watch(run_id, from_sequence)
+
+    def _watch(self, run_id: str, from_sequence: int) -> Iterator[LoggedEvent]:
         has_begun, num_tries = False, 0
         while True:
             request = pb.WatchRequest(run_id=run_id, from_sequence=from_sequence).SerializeToString()
@@ -219,6 +258,7 @@ class Operator:
 
     def chunk(self, sha256: str) -> bytes:
         """Download a Chunk; the caller verifies its digest. Raises NotFound."""
+        check_text("chunk: sha256", sha256)
         request = fleet_pb2.DownloadRequest(sha256=sha256).SerializeToString()
         parse = fleet_pb2.DownloadPiece.FromString
         stream = self._connection.unary_stream(f"{CONTROL}GetChunk", request, parse, self._call)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from fanin.clients.arguments import clean_token
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import check_key
 
@@ -14,13 +15,9 @@ PRIVATE_SUFFIX: Final = ".key"
 def read_token(path: Path | None, variable: str) -> str:
     """Read a token from a file, or from the environment variable if ``path`` is None. Raises InvalidInput."""
     text = read_text(path, "token") if path is not None else os.environ.get(variable, "")
-    token = text.strip()
-    if not token:
+    if not text.strip():
         raise InvalidInput(f"token: got none, expected a file that holds it (--token-file) or the variable {variable}")
-    # gRPC metadata allows only these characters.
-    if not token.isascii() or not token.isprintable():
-        raise InvalidInput(f"token: got {len(token)} characters that are no token, expected one line of printable ones")
-    return token
+    return clean_token("token", text)
 
 
 def read_public_key(path: Path) -> str:

@@ -334,6 +334,9 @@ def mapped(address: str, call: CallOptions) -> Iterator[None]:
         raise _our_error(address, exc, call) from exc
     except DecodeError as exc:
         raise InvalidInput(f"{address}: the reply does not parse ({exc})") from exc
+    except ValueError as exc:
+        # gRPC's error for a call on a closed channel.
+        raise Unavailable(f"{address}: the connection is closed ({exc}); open another one") from exc
 
 
 def _our_error(address: str, exc: grpc.RpcError, call: CallOptions) -> FaninError:

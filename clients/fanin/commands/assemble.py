@@ -10,7 +10,7 @@ import typer
 from fanin.commands.console.terminal import DEFAULT_KEY, JsonOption, publisher_key, run_command, write_json
 from fanin.edge.assembly.assemble import assemble as assemble_bundle
 from fanin.edge.assembly.facts import read_assembly
-from fanin.protos.errors import InvalidInput
+from fanin.edge.files import new_folder
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,8 +33,7 @@ def assemble(
     json: JsonOption = "",
 ) -> None:
     """Open, check and run the graphs of another exporter as a device would, then sign them as a bundle."""
-    if out.exists() and any(out.iterdir()):
-        raise InvalidInput(f"--out: {out} is not empty, expected a new folder")
+    new_folder("--out", out)
     bundle = assemble_bundle(read_assembly(file), out, publisher_key(key))
     manifest = bundle.manifest
     formats = sorted(manifest.signatures["infer"].graphs)

@@ -21,6 +21,7 @@ from fanin.edge.export import App, Exported, check_app, load_app
 from fanin.edge.export import export as export_bundle
 from fanin.edge.export.check import Finding
 from fanin.edge.export.formats import FORMATS
+from fanin.edge.files import new_folder
 from fanin.protos.errors import InvalidInput
 
 
@@ -66,8 +67,7 @@ def export(
             return _check(load_app(app), formats, json)
     if out is None:
         raise InvalidInput("--out: expected a folder for the bundle, or --check to write none")
-    if out.exists() and any(out.iterdir()):
-        raise InvalidInput(f"--out: {out} is not empty, expected a new folder")
+    new_folder("--out", out)
     with progress("export", quiet=quiet) as step:
         step(f"loading the App {app}")
         exported = export_bundle(load_app(app), out, publisher_key(key), formats, max_int8_drop)

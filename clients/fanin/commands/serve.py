@@ -35,7 +35,7 @@ from fanin.server.access.limits import Limits
 from fanin.server.access.registry import Registry
 from fanin.server.access.tokens import ensure_token
 from fanin.server.fleet.coordinator import Coordinator
-from fanin.server.folder import hold_folder, open_state
+from fanin.server.folder import check_authority, hold_folder, open_state
 from fanin.server.observe.logs import LogObserver
 from fanin.server.rounds.worker import Observer
 from fanin.server.runs.catalog import Runs
@@ -102,6 +102,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     # Before the database opens: a folder with unusable certificates is rejected with its database unchanged.
+    check_authority(settings.state)
     identity = local_identity(settings.state / "tls", settings.all_names, datetime.now(UTC))
     state = open_state(settings.state, settings.durability, (lanes.store, lanes.disk), time.time)
     registry = Registry(state.devices, time.time)

@@ -118,7 +118,7 @@ def _bounds(nodes: str) -> dict[str, int]:
     """Parse the minimum and maximum number of machines. Raises InvalidInput."""
     match = NODES.match(nodes)
     if match is None:
-        raise InvalidInput(f"train: got --nodes {nodes!r}, expected the fewest and the most machines, such as 1:4")
+        raise InvalidInput(f"--nodes: got {nodes!r}, expected the fewest and the most machines, such as 1:4")
     return {"min_nodes": int(match[1]), "max_nodes": int(match[2] or match[1])}
 
 
@@ -156,7 +156,7 @@ def _train(job: TrainConfig, num_processes: int | None, state: Path | None, elas
             if folder is not None and METRICS_FILE in {name for name, _ in outcome_files(folder) - before}:
                 return read_result(folder).metrics
             raise Conflict(
-                "train: stopped before the first result; if the job writes checkpoints, run the same command to resume"
+                "stopped before the first result; if the job writes checkpoints, run the same command to resume"
             ) from None
         finally:
             signal.signal(signal.SIGTERM, handler)

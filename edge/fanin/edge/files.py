@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from fanin.protos.errors import InvalidInput
+
 DRAFT_SUFFIX: Final = ".new"
 
 
@@ -37,6 +39,30 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+
+
+def new_folder(what: str, folder: object) -> Path:
+    """Return the path of a folder to write, which must not exist yet or must be empty. Nothing is created.
+
+    Args:
+        what: Name of the argument, for the message.
+        folder: The folder.
+
+    Raises:
+        InvalidInput: It is not a path, is a file, cannot be read, or holds files.
+    """
+    if not isinstance(folder, str | Path) or not str(folder):
+        raise InvalidInput(f"{what}: got {folder!r}, expected the path of a new folder, a str or a pathlib.Path")
+    path = Path(folder)
+    try:
+        is_used = any(path.iterdir())
+    except FileNotFoundError:
+        return path
+    except (OSError, ValueError) as exc:
+        raise InvalidInput(f"{what}: {path} is no folder ({exc}), expected a new folder; name another path") from exc
+    if is_used:
+        raise InvalidInput(f"{what}: {path} is not empty, expected a new folder")
+    return path
 
 
 def sync_folder(folder: Path) -> None:

@@ -12,6 +12,23 @@ NAME_FORM: Final = f"1 to {MAX_NAME_CHARS} letters, digits or ._:+- that do not 
 MAX_RUN_ID_CHARS: Final = 64
 MAX_NUMBER: Final = (1 << 63) - 1
 """Highest number of a Version or an event: the largest integer of the database."""
+SMALL_ORDER: Final = frozenset(
+    {
+        "0000000000000000000000000000000000000000000000000000000000000000",
+        "0100000000000000000000000000000000000000000000000000000000000000",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    }
+)
+"""Encodings, without the sign bit, of the eight Ed25519 points of order 1, 2, 4 and 8. No private key has one of
+them as its public key, and one signature is valid for many messages under them. ``cryptography`` accepts them.
+
+Reference:
+    RFC 8032, section 5.1.3, for the encoding; the same seven are refused by ``ge25519_has_small_order`` of libsodium.
+"""
 
 
 def is_name(text: str) -> bool:
@@ -31,15 +48,21 @@ def check_name(what: str, name: str) -> None:
 
 def check_run_id(run_id: str) -> None:
     """Raise InvalidInput unless ``run_id`` is a valid name, short enough to be a part of Assignment ids."""
-    check_name("run", run_id)
+    check_name("run id", run_id)
     if len(run_id) > MAX_RUN_ID_CHARS:
-        raise InvalidInput(f"run: got an id of {len(run_id)} characters, expected at most {MAX_RUN_ID_CHARS}")
+        raise InvalidInput(f"run id: got {len(run_id)} characters, expected at most {MAX_RUN_ID_CHARS}")
 
 
 def check_key(what: str, public_key: str) -> None:
-    """Raise InvalidInput unless ``public_key`` has the form of an Ed25519 public key in hexadecimal."""
+    """Raise InvalidInput unless ``public_key`` has the form of an Ed25519 public key in hexadecimal.
+
+    A point of small order is refused: it is the public key of no private one.
+    """
     if len(public_key) != 2 * PUBLIC_KEY_BYTES or not set(public_key) <= set("0123456789abcdef"):
         raise InvalidInput(f"{what}: got a public key of {len(public_key)} characters, expected 64 hexadecimal ones")
+    sign_byte = int(public_key[-2:], 16)
+    if f"{public_key[:-2]}{sign_byte & 0x7F:02x}" in SMALL_ORDER:
+        raise InvalidInput(f"{what}: got the public key {public_key}, a point of small order; create a new key")
 
 
 def check_signature(what: str, signature: bytes) -> None:

@@ -104,6 +104,23 @@ def hold_folder(folder: Path) -> Iterator[None]:
         yield
 
 
+def check_authority(folder: Path) -> None:
+    """Raise Corrupted if a folder that was served before has lost its certificate authority.
+
+    A new authority would be created silently, and every device and operator would refuse it. An operator who wants a
+    new one creates an empty ``tls`` folder.
+    """
+    tls = folder / "tls"
+    has_authority = (tls / "ca.key").exists() or (tls / "ca.pem").exists()
+    is_wanted = tls.is_dir() and not any(tls.iterdir())
+    if (folder / "fanin.db").exists() and not has_authority and not is_wanted:
+        raise Corrupted(
+            f"{tls}: has no authority, expected ca.key and ca.pem beside fanin.db of an earlier coordinator; restore "
+            "it from a backup, or create an empty folder there: a new authority is created, whose ca.pem every device "
+            "and operator needs"
+        )
+
+
 def open_state(
     folder: Path, durability: Durability, lanes: tuple[Lane, Lane], wall: Callable[[], float]
 ) -> CoordinatorState:

@@ -122,7 +122,7 @@ class SessionDriver:
                 pause_s = conditions.recheck_s
                 continue
             if isinstance(step.action, e.EndSession):
-                raise Conflict(f"stopped: {step.action.reason}")
+                raise Conflict(step.action.reason)
             event = await host.guard(step.action, self._attempt(step.action))
             if isinstance(event, e.Unable):
                 self._skip(step.action)

@@ -86,7 +86,9 @@ class RuntimeTrainer:
                 num_steps += 1
         counts |= {
             m.EXAMPLES: len(examples.train),
-            m.TRAIN_LOSS: loss_count(loss_sum / training.epochs),
+            m.TRAIN_LOSS: loss_count(
+                loss_sum / training.epochs, len(examples.train), model.bundle.manifest.num_classes
+            ),
         }
         return Change(values=_difference(state.parameters, model.parameters), counts=counts, num_steps=num_steps)
 

@@ -56,7 +56,10 @@ class MaskedSamples:
 
     def __post_init__(self) -> None:
         if len(self.tokens) < self.length:
-            raise InvalidInput(f"text: got {len(self.tokens)} tokens, expected at least {self.length}, one window")
+            raise InvalidInput(
+                f"tokens: got {len(self.tokens)}, expected at least {self.length}, one window; use more data, or a "
+                "shorter sequence"
+            )
 
     def __len__(self) -> int:
         return -(-len(self.tokens) // self.length)

@@ -98,7 +98,10 @@ class WindowSamples:
 
     def __init__(self, tokens: Tokens, length: int, *, per_token: bool = True) -> None:
         if len(tokens) < MIN_WINDOWS * length + 1:
-            raise InvalidInput(f"text: got {len(tokens)} tokens, expected at least {length + 1}, one window")
+            raise InvalidInput(
+                f"tokens: got {len(tokens)}, expected at least {length + 1}, one window of {length} and the token "
+                "after it; use more data, or a shorter sequence"
+            )
         self._tokens = tokens
         self._length = length
         self._per_token = per_token

@@ -63,7 +63,7 @@ def train(
     job = config if isinstance(config, TrainConfig) else read_train_config(Path(config))
     if elastic.multi_machine and folder is None:
         raise InvalidInput(
-            f"train: got {elastic.min_nodes} to {elastic.max_nodes} machines and no folder (--state), expected a "
+            f"machines: got {elastic.min_nodes} to {elastic.max_nodes} and no folder (--state), expected a "
             "folder that all machines share"
         )
     local = ranks_per_machine(job, elastic) if num_processes is None else num_processes
@@ -71,7 +71,7 @@ def train(
     needs_period = job.checkpoints.folder is not None or not elastic.multi_machine
     if elastic.max_restarts and not job.checkpoints.every and needs_period:
         raise InvalidInput(
-            f"train: got {elastic.max_restarts} restarts (--restarts) and no checkpoints on the way, expected a folder "
+            f"restarts (--restarts): got {elastic.max_restarts} and no checkpoints on the way, expected a folder "
             "and a period (--checkpoints FOLDER, --checkpoint-every STEPS, or those keys of the config): a job that "
             "lost a rank would start from its first step"
         )
@@ -86,7 +86,7 @@ def ranks_per_machine(config: TrainConfig, elastic: Elastic = ONE_MACHINE) -> in
     mesh, num_nodes = config.parallel.mesh, elastic.max_nodes
     if mesh.num_ranks % num_nodes:
         raise InvalidInput(
-            f"train: got mesh {mesh} of {mesh.num_ranks} ranks for {num_nodes} machines, expected a number of ranks "
+            f"mesh: got {mesh} of {mesh.num_ranks} ranks for {num_nodes} machines, expected a number of ranks "
             f"that {num_nodes} divides; give the mesh of all machines, or set --nproc to the processes of each machine"
         )
     return mesh.num_ranks // num_nodes

@@ -86,7 +86,7 @@ def plan(options: PlanOptions, progress: Callable[[float, int], None] = lambda s
     """
     hardware, shape = _hardware(options), MeshShape.parse(options.mesh) if options.mesh else None
     if options.world is None and shape is None:
-        raise InvalidInput("plan: got neither --world nor --mesh, expected the number of ranks, or a mesh to price")
+        raise InvalidInput("ranks: got neither --world nor --mesh, expected the number of ranks, or a mesh to price")
     memory = USABLE_MEMORY * hardware.memory_bytes if options.memory_gb is None else options.memory_gb * GIGABYTE
     topology = Topology(
         inside=link_of(options.link),

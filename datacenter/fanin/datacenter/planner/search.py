@@ -71,7 +71,7 @@ def price(request: LayoutRequest, mesh: MeshShape) -> list[LayoutChoice]:
     if not choices:
         # The error of this check names the broken rule.
         request.job(ParallelSettings(mesh=mesh, precision=request.precision, schedule=LEAST_SCHEDULE, microbatches=1))
-        raise InvalidInput(f"plan: no schedule runs {request.facts.name} on mesh {mesh}; use another batch size")
+        raise InvalidInput(f"no schedule runs {request.facts.name} on mesh {mesh}; use another batch size")
     return sorted(choices, key=lambda each: (not each.fits, each.timing.seconds, each.memory.total))
 
 

@@ -28,6 +28,7 @@ from fanin.edge.bundles.manifest import DEVICE_SIGNATURES, DTYPES, Manifest, Por
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.quantize import fill_slots
 from fanin.edge.bundles.slots import Slot, SlotKind, check_slots
+from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import LoadedModel, PaddedBatch, Runtime, StepSettings
 from fanin.edge.runtimes.graphs import control_ports
@@ -35,6 +36,7 @@ from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
 from fanin.edge.tensors import Array, Float32s, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle
+from fanin.protos.names import check_name
 
 ONNX: Final = "onnx"
 PARAMETERS: Final = "parameters"
@@ -85,18 +87,21 @@ class AssembledGraphs:
         return TensorTable.of({name: value.shape for name, value in self.parameters.items()})
 
 
-def assemble(spec: AssembledGraphs, folder: Path, key: SigningKey) -> Bundle:
+def assemble(spec: AssembledGraphs, folder: Path | str, key: SigningKey) -> Bundle:
     """Check the graphs by the checklist of this module, sign the Bundle and write it.
 
     Args:
         spec: The parts of the Bundle.
-        folder: Folder to write to.
+        folder: A new or empty folder for the Bundle.
         key: The publisher's key.
 
     Raises:
         InvalidBundle: A check failed.
+        InvalidInput: ``folder`` holds files or is no path, or the name is none. Both are checked first.
         RuntimeMissing: No installed runtime runs one of the formats.
     """
+    path = new_folder("assemble: folder", folder)
+    check_name("name", spec.name)
     runtimes = {graph_format: open_format([graph_format]) for graph_format in spec.graphs}
     slots = {graph_format: _slots(spec, graph_format) for graph_format in spec.graphs}
     for slots_of_format in slots.values():
@@ -134,8 +139,8 @@ def assemble(spec: AssembledGraphs, folder: Path, key: SigningKey) -> Bundle:
         bundle = open_folder(Path(draft), trusted=[key.public])
         for runtime in runtimes.values():
             _run_once(bundle, runtime)
-    write_bundle(folder, data, artifacts, key)
-    return open_folder(folder, trusted=[key.public])
+    write_bundle(path, data, artifacts, key)
+    return open_folder(path, trusted=[key.public])
 
 
 def _what(name: str, graph_format: str) -> str:

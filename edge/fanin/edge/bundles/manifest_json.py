@@ -61,12 +61,14 @@ def parse_manifest(data: bytes) -> Manifest:
         InvalidBundle: The bytes are not JSON, have another format number, or do not describe a valid Manifest.
     """
     try:
-        root = json.loads(data)
+        # Not json.loads(data), which also reads UTF-16 and UTF-32: the same manifest would have several byte forms.
+        root = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as exc:
         raise InvalidBundle(f"manifest: not JSON ({exc})") from exc
     if not isinstance(root, dict):
         raise InvalidBundle(f"manifest: got {type(root).__name__}, expected an object")
-    if root.get("format") != FORMAT:
+    # True equals 1, and so does 1.0.
+    if type(root.get("format")) is not int or root["format"] != FORMAT:
         raise InvalidBundle(
             f"manifest: got format {root.get('format')!r}, expected {FORMAT}; "
             "install a fanin that knows this format, or export the Bundle again"

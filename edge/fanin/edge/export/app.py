@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fanin.edge.export.losses import Loss, cross_entropy
 from fanin.edge.export.optimizers import Optimizer, Sgd
-from fanin.protos.errors import UnsupportedModel
+from fanin.protos.errors import InvalidInput, UnsupportedModel
+from fanin.protos.names import check_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ class App:
     """A model and how it learns.
 
     Args:
-        name: Name of the App in manifests and messages.
+        name: Name of the App in manifests and messages: 1 to 128 letters, digits or ``._:+-``, not a dot first.
         module: Maps ``x`` (B, ...), float32 or int32 tokens, to logits (B, num_classes), to logits of the next tokens
             (B, T, num_classes), or with ``num_classes`` 0 to values (B, ...). The parameters that learn travel between
             server and devices. The others are constants of the Bundle.
@@ -123,8 +124,12 @@ class App:
     raw: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise UnsupportedModel("App: got an empty name, expected at least one character")
+        if not isinstance(self.name, str):
+            raise UnsupportedModel(f"App: name: got {self.name!r}, expected a str")
+        try:
+            check_name("App: name", self.name)
+        except InvalidInput as exc:
+            raise UnsupportedModel(str(exc)) from exc
         if self.batch_size < 1 or self.num_classes < 0 or self.num_classes == 1:
             raise UnsupportedModel(
                 f"App {self.name}: got batch_size {self.batch_size} and num_classes {self.num_classes}, "

@@ -24,12 +24,14 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Manifest, Signature
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.export.app import App, check_recipe
+from fanin.edge.export.check import with_parts
 from fanin.edge.export.formats import FORMATS, Graphs
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import with_preprocess
 from fanin.edge.export.tracing.examples import check_kept, example_batch
 from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.export.verify import verify
+from fanin.edge.files import new_folder
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.measure import compare, measure
 from fanin.edge.runtimes.quality import Agreement, Quality, check_drop
@@ -63,7 +65,7 @@ class Exported:
 
 def export(
     app: App,
-    folder: Path,
+    folder: Path | str,
     key: SigningKey,
     formats: Sequence[str] = tuple(FORMATS),
     max_drop: float | None = None,
@@ -72,7 +74,7 @@ def export(
 
     Args:
         app: The App.
-        folder: Folder of the Bundle. It is written only if every step succeeds.
+        folder: A new or empty folder for the Bundle. It is written only if every step succeeds.
         key: The publisher's key, which signs the manifest.
         formats: Graph formats to write: ``"onnx"``, ``"tflite"``, or both.
         max_drop: Limit on the cost of int8 on the validation data: points of accuracy, or percent of squared error for
@@ -84,12 +86,11 @@ def export(
     Raises:
         UnsupportedModel: The module cannot be trained by a graph, or int8 costs more than ``max_drop``. The message
             names the part of the module and a remedy.
-        InvalidInput: A format is unknown, or ``max_drop`` is not a number of at least 0.
+        InvalidInput: ``folder`` holds files or is no path, a format is unknown, or ``max_drop`` is not a number of at
+            least 0. All of them are checked first.
     """
-    if not formats or set(formats) - set(FORMATS):
-        raise InvalidInput(f"export: got formats {list(formats)}, expected one or more of {sorted(FORMATS)}")
-    if max_drop is not None and not 0.0 <= max_drop < math.inf:
-        raise InvalidInput(f"export: got max_drop {max_drop:g} for the cost of int8, expected a number of at least 0")
+    path = new_folder("export: folder", folder)
+    _check_options(formats, max_drop)
     check_recipe(app)
     LOG.info("preparing the module")
     prepared = prepare(app)
@@ -97,7 +98,7 @@ def export(
     graphs: dict[str, Graphs] = {}
     for name in formats:
         LOG.info("%s: tracing, converting and quantizing", name)
-        graphs[name] = with_preprocess(prepared, name, FORMATS[name].make(prepared))
+        graphs[name] = with_preprocess(prepared, name, _graphs(prepared, name))
     manifest, artifacts = _assemble(prepared, graphs)
     data = dump_manifest(manifest)
     notes, measured, compared = list(prepared.notes), {}, {}
@@ -121,13 +122,27 @@ def export(
             except (InvalidBundle, InvalidVersion, ValueError) as exc:
                 raise UnsupportedModel(f"{prepared.what}: {exc}") from exc
     LOG.info("writing the bundle")
-    write_bundle(folder, data, artifacts, key)
+    write_bundle(path, data, artifacts, key)
     return Exported(
-        bundle=open_folder(folder, trusted=[key.public]),
+        bundle=open_folder(path, trusted=[key.public]),
         notes=tuple(notes),
         measured=MappingProxyType(measured),
         compared=MappingProxyType(compared),
     )
+
+
+def _graphs(prepared: Prepared, name: str) -> Graphs:
+    try:
+        return FORMATS[name].make(prepared)
+    except UnsupportedModel as exc:
+        raise with_parts(prepared, name, exc) from exc
+
+
+def _check_options(formats: Sequence[str], max_drop: float | None) -> None:
+    if not formats or set(formats) - set(FORMATS):
+        raise InvalidInput(f"export: got formats {list(formats)}, expected one or more of {sorted(FORMATS)}")
+    if max_drop is not None and not 0.0 <= max_drop < math.inf:
+        raise InvalidInput(f"export: got max_drop {max_drop:g} for the cost of int8, expected a number of at least 0")
 
 
 def validation_batches(app: App) -> Iterator[PaddedBatch]:

@@ -102,6 +102,21 @@ def check_app(app: App, formats: Sequence[str]) -> tuple[Finding, ...]:
     return tuple(replace(row, advice=row.advice + other.format(" and ".join(row.runtimes))) for row in findings)
 
 
+def with_parts(prepared: Prepared, graph_format: str, exc: UnsupportedModel) -> UnsupportedModel:
+    """Return the error of a format for an operator without a form, with the modules it is in and their remedy.
+
+    Another error, which names its own remedy, is returned as it is.
+    """
+    reason = str(exc)
+    if isinstance(exc, Untraceable) or not reason.endswith(REPLACE):
+        return exc
+    parts = [*_failing_layers(prepared, graph_format), *_failing_calls(prepared, graph_format)]
+    if not parts:
+        return exc
+    names = ", ".join(f"module {part.module or 'itself'} ({part.kind})" for part in parts)
+    return UnsupportedModel(f"{reason.removesuffix(REPLACE)}{names}: {parts[0].advice}")
+
+
 def _of_format(prepared: Prepared, name: str) -> list[Finding]:
     """Return the findings of one format. Raises Untraceable for an error that does not depend on the format."""
     app, findings = prepared.app, []

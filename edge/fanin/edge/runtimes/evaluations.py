@@ -27,7 +27,10 @@ def counts_of(quality: Quality, num_classes: int) -> dict[str, int]:
         quality: The measurement.
         num_classes: Number of labels of the model; 0 for a regression model.
     """
-    counts = {m.EVAL_EXAMPLES: quality.num_examples, m.EVAL_LOSS: loss_count(quality.loss_sum)}
+    counts = {
+        m.EVAL_EXAMPLES: quality.num_examples,
+        m.EVAL_LOSS: loss_count(quality.loss_sum, quality.num_examples, num_classes),
+    }
     if num_classes:
         return counts | {
             m.EVAL_PREDICTIONS: quality.num_predictions,
@@ -54,12 +57,28 @@ def quality_of(counts: Mapping[str, int]) -> Quality:
     )
 
 
-def loss_count(loss_sum: float) -> int:
-    """Return a finite sum of losses as a count, limited to the range of a count.
+def largest_loss_count(num_examples: int, num_classes: int) -> int:
+    """Return the largest magnitude of a loss, as a count, over ``num_examples`` examples.
 
-    A regression model's values may have any scale. Limiting the count keeps a device with a large loss in the Round.
+    Args:
+        num_examples: Number of examples.
+        num_classes: Number of labels of the model. 0 for a regression model, whose values may have any scale.
     """
-    return round(max(-m.MAX_COUNT, min(loss_sum * m.LOSS_UNIT, m.MAX_COUNT)))
+    return min(num_examples * m.MAX_LOSS * m.LOSS_UNIT, m.MAX_COUNT) if num_classes else m.MAX_COUNT
+
+
+def loss_count(loss_sum: float, num_examples: int, num_classes: int) -> int:
+    """Return a finite sum of losses as a count, limited to ``largest_loss_count``.
+
+    Limiting the count keeps a device with a large loss in the Round.
+
+    Args:
+        loss_sum: Sum of the losses of the examples, in nats.
+        num_examples: Number of examples.
+        num_classes: Number of labels of the model; 0 for a regression model.
+    """
+    limit = largest_loss_count(num_examples, num_classes)
+    return round(max(-limit, min(loss_sum * m.LOSS_UNIT, limit)))
 
 
 def _split(name: str, squares: float) -> dict[str, int]:

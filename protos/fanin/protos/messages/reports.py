@@ -27,6 +27,9 @@ EVAL_PREDICTIONS: Final = "eval_predictions"
 EVAL_CORRECT_FLOAT: Final = "eval_correct_float"
 EVAL_CORRECT_INT8: Final = "eval_correct_int8"
 EVAL_AGREE: Final = "eval_agree"
+MAX_LOSS: Final = 1 << 16
+"""Largest mean loss of a classifier that is counted, in nats per example. A guess among 2^32 classes costs 22 nats. The
+loss of a model of values has the scale of its data, squared, and is only limited by ``MAX_COUNT``."""
 LOSS_UNIT: Final = 1 << 16
 """Losses are counted in units of 2^-16 nats, so that their sum is an integer like every other statistic."""
 

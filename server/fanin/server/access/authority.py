@@ -144,8 +144,8 @@ def _check_authority(path: Path, authority: _Authority, now: datetime) -> None:
 
 def _advice(folder: Path) -> str:
     return (
-        f"restore {folder} from a backup, or move that folder away: a new authority is created, whose ca.pem every "
-        "device and operator needs"
+        f"restore {folder} from a backup, or move it away and create an empty folder in its place: a new authority is "
+        "created there, whose ca.pem every device and operator needs"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.codecs.fixed import codec_named
-from fanin.edge.runtimes.evaluations import REST
+from fanin.edge.runtimes.evaluations import REST, largest_loss_count
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import CHUNK_BYTES, short
 from fanin.protos.errors import InvalidUpdate
@@ -111,6 +111,13 @@ def _check_counts(header: UpdateHeader, expected: Expected) -> None:
     for name, limit in most.items():
         if counts.get(name, 0) > limit:
             raise InvalidUpdate(f"update: got {name} = {counts[name]}, expected at most {limit}")
+    # One device must not decide the mean loss of a Round. The loss of a model of values has no bound of its own.
+    for name, of in ((TRAIN_LOSS, EXAMPLES), (EVAL_LOSS, EVAL_EXAMPLES)):
+        largest = largest_loss_count(counts.get(of, 0), expected.num_labels)
+        if counts.get(of, 0) and abs(counts.get(name, 0)) > largest:
+            raise InvalidUpdate(
+                f"update: got {name} = {counts[name]} and {of} = {counts[of]}, expected {-largest} to {largest}"
+            )
     if counts.get(SATURATED, 0) and expected.codec.max_shift not in header.shifts:
         raise InvalidUpdate(
             f"update: got {SATURATED} = {counts[SATURATED]} and shifts up to {max(header.shifts)}, expected 0 unless a "

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from fanin.edge.export.app import App
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.refusals import SAMPLES, NoForm, Untraceable, guarded, succeeds
 from fanin.edge.export.tracing.kernels import plain_kernels
@@ -33,14 +34,11 @@ def example_batch(prepared: Prepared) -> ExampleBatch:
         x (B, ...), y (B, ...) as int32 classes or float32 targets, and mask (B,).
 
     Raises:
-        UnsupportedModel: The module fails on the inputs, or its output is not a tensor (batch, ...).
+        UnsupportedModel: The module fails on the inputs, or its output has another form than logits.
     """
     app = prepared.app
     x = app.examples(app.batch_size)
-    output = _output(prepared, x)
-    if not isinstance(output, Tensor) or output.dim() < 2:
-        signature = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise UnsupportedModel(f"App {app.name}: the module returned {signature}, expected a tensor (batch, ...)")
+    output = check_output(app, _output(prepared, x))
     shape = output.shape[1:-1] if app.num_classes else output.shape[1:]
     num = app.batch_size * shape.numel()
     y = torch.arange(num) % app.num_classes if app.num_classes else torch.linspace(-1.0, 1.0, num)
@@ -52,6 +50,15 @@ def example_batch(prepared: Prepared) -> ExampleBatch:
     if app.batch_size > 2:
         mask[-1] = 0.0
     return x, y, mask
+
+
+def check_output(app: App, output: object) -> Tensor:
+    """Return the module's output for a batch. Raises Untraceable if it has another form than logits."""
+    if isinstance(output, Tensor) and output.dim() > 1 and app.num_classes in (0, output.shape[-1]):
+        return output
+    got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    expected = f"logits of shape (batch, {app.num_classes})" if app.num_classes else "a tensor (batch, ...)"
+    raise Untraceable(f"App {app.name}: the module returned {got}, expected {expected}")
 
 
 def other_batch(prepared: Prepared, examples: ExampleBatch) -> ExampleBatch:

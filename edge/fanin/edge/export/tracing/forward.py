@@ -14,7 +14,13 @@ from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.quiet import quiet_weights
 from fanin.edge.export.refusals import FIXED, Untraceable, guarded
 from fanin.edge.export.tracing.attention import with_plain_attention
-from fanin.edge.export.tracing.examples import MIN_TRACE_BATCH, example_batch, fixed_batch, labels_of
+from fanin.edge.export.tracing.examples import (
+    MIN_TRACE_BATCH,
+    check_output,
+    example_batch,
+    fixed_batch,
+    labels_of,
+)
 from fanin.edge.export.tracing.kernels import plain_kernels
 from fanin.edge.export.tracing.reading import NoReading
 from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
@@ -93,14 +99,9 @@ class _Infer(torch.nn.Module):
 
 def model_logits(prepared: Prepared, values: Tensors, x: Tensor) -> Tensor:
     """Call the module with these parameters. Raises Untraceable if its output has another form than logits."""
-    app = prepared.app
     with NoReading():
         logits = call_with(prepared.module, values, (x,))
-    if not isinstance(logits, Tensor) or logits.dim() < 2 or (app.num_classes and logits.shape[-1] != app.num_classes):
-        signature = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        expected = f"logits of shape (batch, {app.num_classes})" if app.num_classes else "a tensor (batch, ...)"
-        raise Untraceable(f"App {app.name}: the module returned {signature}, expected {expected}")
-    return logits
+    return check_output(prepared.app, logits)
 
 
 def sample_losses(prepared: Prepared, logits: Tensor, y: Tensor) -> Tensor:
