@@ -27,7 +27,8 @@ MEAN = plan(concurrency=5, buffer=5, quorum=5, max_rounds=1)
 async def send(place: Place, device: str) -> m.UploadReply:
     work = await assignment(place, device)
     line = LoopbackTransport(fleet=place.coordinator, device=device, latency_s=0.01)
-    return await line.upload(*update(work, SIZES[device]))
+    header, payload = update(work, SIZES[device])
+    return await line.upload(header, lambda offset, size_bytes: payload[offset : offset + size_bytes])
 
 
 async def newest(place: Place) -> Float32s:
