@@ -28,6 +28,7 @@ from fanin.protos.chunks import artifact_of
 from fanin.protos.plans import DEFAULT_MAX_SHIFTS, Plan
 from fanin.server.aggregation.fold import PartialSum, accept, begin, finish, merge
 from fanin.server.aggregation.folding import Lag, OuterStep, contribution_of
+from fanin.server.aggregation.outer import FedAvg
 from fanin.server.aggregation.sets import Aggregate
 
 NUM_DEVICES = 3
@@ -117,9 +118,11 @@ class Closed:
             reaches=total.reaches,
             counts=total.counts,
         )
-        step = OuterStep(aggregate, self.table, self.grid, self.plan)
+        step = OuterStep(
+            aggregate, self.table, self.grid, self.plan.codec, FedAvg(self.plan.aggregation.outer_learning_rate)
+        )
         cuts = sorted(rng.randint(0, self.parent.size) for _ in range(rng.randint(0, 3)))
-        after = b"".join(piece.tobytes() for piece in step.pieces(np.split(self.parent, cuts)))
+        after = b"".join(piece.tobytes() for piece in step.parameters(np.split(self.parent, cuts), {}))
         return after, (step.result(), total.values.tobytes(), total.total_weight, total.num_updates)
 
 

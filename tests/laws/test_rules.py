@@ -197,8 +197,8 @@ def test_the_contract_catches_a_sum_that_does_not_merge() -> None:
         (
             {"rule": "trimed_mean"},
             (
-                "plan: aggregation.rule: got 'trimed_mean', expected one of ['trimmed_mean', 'weighted_mean'], the "
-                "rules that are installed at the coordinator; did you mean trimmed_mean?"
+                "plan: aggregation.rule: got 'trimed_mean', expected one of ['trimmed_mean', 'weighted_mean'], which "
+                "are installed at the coordinator; did you mean trimmed_mean?"
             ),
         ),
         (

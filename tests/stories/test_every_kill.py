@@ -48,8 +48,17 @@ class Ending:
 
 
 def places(concurrency: int, max_rounds: int) -> Plan:
-    """A Plan without spare places."""
-    return plan(concurrency=concurrency, buffer=concurrency, quorum=concurrency, deadline_s=60.0, max_rounds=max_rounds)
+    """A Plan without spare places, with a rule that reads payloads again and an optimizer that has state."""
+    return plan(
+        concurrency=concurrency,
+        buffer=concurrency,
+        quorum=concurrency,
+        deadline_s=60.0,
+        max_rounds=max_rounds,
+        rule="trimmed_mean",
+        trim=0.4,
+        outer_optimizer="nesterov",
+    )
 
 
 @dataclass
@@ -122,7 +131,15 @@ async def federate(folder: Path, kill_at: Collection[int], loses_power: bool = F
 
 async def stream(folder: Path, kill_at: Collection[int], loses_power: bool = False) -> Ending:
     """Two of three Updates close a Round, and the third counts in a later one: which one is a matter of time."""
-    wanted = plan(concurrency=NUM_DEVICES, buffer=2, quorum=1, deadline_s=60.0, max_rounds=4, max_staleness=3)
+    wanted = plan(
+        concurrency=NUM_DEVICES,
+        buffer=2,
+        quorum=1,
+        deadline_s=60.0,
+        max_rounds=4,
+        max_staleness=3,
+        outer_optimizer="nesterov",
+    )
     mortal = Mortal(folder, kill_at, loses_power=loses_power)
     scene = await begin(mortal, folder, wanted, first_then(25.0, 10.0))
     await scene.rested()

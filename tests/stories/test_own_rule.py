@@ -1,4 +1,4 @@
-"""A rule from outside the package: the median of docs/rules.md, installed as a distribution of its own."""
+"""A rule and an outer optimizer from outside the package, as docs/rules.md and docs/outer.md have them."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from house.tree import ROOT
 
-PAGE = (ROOT / "docs" / "rules.md").read_text()
+RULES, OUTER = ((ROOT / "docs" / name).read_text() for name in ("rules.md", "outer.md"))
 RUN = """
 import json, sys
 from pathlib import Path
@@ -21,18 +21,18 @@ from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
 from fanin.simulation import Scenario, simulate
 
-folder, rule, liar_scale = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+folder, rule, optimizer = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 plan = f'''
 name = "own"
 bundle = "bundle"
 cohort = {{ concurrency = 5, deadline_s = 86400.0 }}
 training = {{ learning_rate = 0.1, seed = 7 }}
-aggregation = {{ rule = "{rule}", trim = 0.2 }}
+aggregation = {{ rule = "{rule}", outer_optimizer = "{optimizer}" }}
 stop = {{ max_rounds = 3 }}
 '''
 publisher = SigningKey.generate()
 members = tuple(
-    Member(device=f"device-{i}", trainer=SyntheticTrainer(partition=i, scale=liar_scale if i == 4 else 0.01))
+    Member(device=f"device-{i}", trainer=SyntheticTrainer(partition=i))
     for i in range(5)
 )
 bundle = synthetic_bundle(folder / "bundle", publisher, {"weight": (300, 10), "bias": (10,)})
@@ -47,20 +47,27 @@ print(json.dumps({"digests": outcome.digests, "verdicts": verdicts}))
 """
 
 
-def python_blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def install(folder: Path, page: str, group: str) -> None:
+    """Write the distribution of a page's example to a folder, as pip would."""
+    ((name, value),) = re.findall(rf'^\[project.entry-points."{group}"\]\n(\w+) = "(.*)"$', page, re.MULTILINE)
+    module = value.split(":")[0]
+    (folder / f"{module}.py").write_text(python_blocks(page)[0])
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the distribution, as pip would leave it."""
+    """A folder with both distributions."""
     folder = tmp_path_factory.mktemp("site")
-    (folder / "median_rule.py").write_text(python_blocks()[0])
-    info = folder / "median_rule-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: median-rule\nVersion: 1.0\n")
-    (entry,) = re.findall(r'^\[project.entry-points."fanin.rules"\]\n(median = ".*")$', PAGE, re.MULTILINE)
-    (info / "entry_points.txt").write_text(f"[fanin.rules]\n{entry.replace(chr(34), '')}\n")
+    install(folder, RULES, "fanin.rules")
+    install(folder, OUTER, "fanin.outer_optimizers")
     return folder
 
 
@@ -70,26 +77,36 @@ def run(site: Path, code: str, *words: object) -> subprocess.CompletedProcess[st
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
-def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path) -> None:
-    rule, check = python_blocks()
-    assert len(rule.splitlines()) < 40
+@pytest.mark.parametrize("page", [RULES, OUTER], ids=["rule", "optimizer"])
+def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path, page: str) -> None:
+    example, check = python_blocks(page)
+    assert len(example.splitlines()) < 40
     done = run(site, check)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_run_with_an_installed_rule_is_verified(site: Path, tmp_path: Path) -> None:
-    done = run(site, RUN, tmp_path, "median", 0.01)
+@pytest.mark.parametrize(("rule", "optimizer"), [("median", "fedavg"), ("weighted_mean", "lion"), ("median", "lion")])
+def test_a_run_with_what_is_installed_is_verified(site: Path, tmp_path: Path, rule: str, optimizer: str) -> None:
+    done = run(site, RUN, tmp_path / "own", rule, optimizer)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     assert outcome["verdicts"] == [[0, 0, ""], [1, 5, ""], [2, 5, ""], [3, 5, ""]]
-    again = run(site, RUN, tmp_path / "mean", "weighted_mean", 0.01)
-    assert json.loads(again.stdout)["digests"][1:] != outcome["digests"][1:]
+    plain = json.loads(run(site, RUN, tmp_path / "plain", "weighted_mean", "fedavg").stdout)
+    assert not set(outcome["digests"][1:]) & set(plain["digests"])
 
 
-def test_without_the_package_the_run_does_not_start(tmp_path: Path) -> None:
-    done = run(tmp_path / "empty", RUN, tmp_path, "median", 0.01)
+@pytest.mark.parametrize(
+    ("rule", "optimizer", "error"),
+    [
+        ("median", "fedavg", "aggregation.rule: got 'median', expected one of ['trimmed_mean', 'weighted_mean']"),
+        (
+            "weighted_mean",
+            "lion",
+            "aggregation.outer_optimizer: got 'lion', expected one of ['fedavg', 'nesterov']",
+        ),
+    ],
+)
+def test_without_the_package_the_run_does_not_start(tmp_path: Path, rule: str, optimizer: str, error: str) -> None:
+    done = run(tmp_path / "empty", RUN, tmp_path, rule, optimizer)
     assert done.returncode != 0
-    assert (
-        "InvalidPlan: plan: aggregation.rule: got 'median', expected one of ['trimmed_mean', 'weighted_mean'], the "
-        "rules that are installed at the coordinator" in done.stderr
-    )
+    assert f"InvalidPlan: plan: {error}, which are installed at the coordinator" in done.stderr

@@ -24,10 +24,13 @@ PUBLISHER = SigningKey(bytes(range(32)))
 SHAPES = {"a": (3, 5), "b": (7,)}
 
 
+AGGREGATION = ("max_staleness", "rule", "trim", "outer_optimizer", "outer_learning_rate", "outer_momentum")
+
+
 def plan(**changes: object) -> Plan:
     """Four devices, four Updates a Round."""
     fields = {"concurrency": 4, "buffer": 4, "quorum": 4, "deadline_s": 600.0, "max_rounds": 3} | changes
-    aggregation = {key: fields.pop(key) for key in ("max_staleness", "rule", "trim") if key in fields}
+    aggregation = {key: fields.pop(key) for key in tuple(fields) if key in AGGREGATION}
     stop = StopPlan(max_rounds=int(fields.pop("max_rounds")))
     codec = fields.pop("codec", CodecSpec(name="fixed32", max_shift=0))
     return Plan(

@@ -14,7 +14,7 @@ from fanin.edge.codecs.fixed import largest_value
 from fanin.edge.tensors import TensorTable
 from fanin.protos.messages import CodecSpec
 from fanin.server.aggregation.fold import SCRATCH_VALUES, accept, begin, finish
-from fanin.server.aggregation.outer import apply_fedavg
+from fanin.server.aggregation.outer import FedAvg
 
 TABLE = TensorTable.of({"a": (2, 2), "b": (), "c": (0,), "d": (3,)})
 LIMIT = largest_value(32)
@@ -68,8 +68,8 @@ def test_numpy_and_plain_python_agree_in_bits(
     assert total.values.tolist() == slow_sums(updates)
 
     start = np.array(parameters, np.float32)
-    fast = apply_fedavg(start, finish(total, TABLE, grid), rate)
-    assert fast.dtype == np.float32
+    _, exact = FedAvg(rate).step({}, start.astype(np.float64), finish(total, TABLE, grid))
+    fast = exact.astype(np.float32)
     assert fast.tobytes() == struct.pack(f"<{len(BLOCKS)}f", *slow_fedavg(updates, grid, parameters, rate))
 
 

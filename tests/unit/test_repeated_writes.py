@@ -45,7 +45,9 @@ def test_what_was_committed_can_be_repeated_after_an_error_in_between(engine: En
     second = replace(OPEN, round=2, base_version=1)
     twice(lambda now_s: commit(rounds, committed("a"), 2))
     twice(lambda now_s: close(rounds, quorum=1))
-    twice(lambda now_s: rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), now_s=now_s))
+    twice(
+        lambda now_s: rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=now_s)
+    )
     twice(lambda now_s: rounds.open(second))
     twice(lambda now_s: rounds.fail(RUN, 2, reason="damaged", now_s=now_s))
     assert rounds.open(second) is False
@@ -55,13 +57,16 @@ def test_a_round_that_has_ended_stays_as_it_is(engine: Engine, rounds: RoundStor
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     assert rounds.fail(RUN, 1, reason="damaged", now_s=20.0).mark is RoundMark.FAILED
-    assert rounds.publish(version(parent=FIRST), published(1), next_grid=(), now_s=30.0).mark is RoundMark.FAILED
+    assert (
+        rounds.publish(version(parent=FIRST), published(1), next_grid=(), outer_state={}, now_s=30.0).mark
+        is RoundMark.FAILED
+    )
     assert RunStore(engine).version(RUN) == FIRST
     assert [event for _, event in events(engine)][-1] == r.RoundFailed(round=1, reason="damaged")
     rounds.open(replace(OPEN, round=2))
     commit(rounds, replace(committed("b"), round=2), 2)
     close(rounds, quorum=1, round_number=2)
-    rounds.publish(version(parent=FIRST), published(2), next_grid=(), now_s=30.0)
+    rounds.publish(version(parent=FIRST), published(2), next_grid=(), outer_state={}, now_s=30.0)
     assert rounds.fail(RUN, 2, reason="too late", now_s=40.0).mark is RoundMark.PUBLISHED
 
 

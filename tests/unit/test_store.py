@@ -89,7 +89,7 @@ def test_the_database_itself_holds_a_second_update_off(engine: Engine, rounds: R
     """A device has one Update in a Round, and one for an Assignment."""
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
-    rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), now_s=30.0)
+    rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=30.0)
     assert rounds.open(replace(OPEN, round=2, base_version=1))
     again = (
         "INSERT INTO updates (run_id, round, made_for, device_id, header_proto) "
@@ -102,7 +102,7 @@ def test_the_database_itself_holds_a_second_update_off(engine: Engine, rounds: R
 def test_an_update_that_was_made_for_an_earlier_round_is_found_by_either(rounds: RoundStore) -> None:
     commit(rounds, committed("a"), 1)
     close(rounds, quorum=1)
-    rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), now_s=30.0)
+    rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=30.0)
     rounds.open(replace(OPEN, round=2, base_version=1))
     late = replace(committed("b"), round=2)
     assert commit(rounds, late, 2) == late
@@ -129,7 +129,7 @@ def test_an_older_database_is_brought_to_the_newest_form(tmp_path: Path) -> None
         connection.execute(text(f"{updates} ('run', 1, 'a', :header)"), row)
         connection.commit()
     older.dispose()
-    with pytest.raises(Corrupted, match="the database has form 0001, expected 0002; let a coordinator"):
+    with pytest.raises(Corrupted, match="the database has form 0001, expected 0003; let a coordinator"):
         open_engine(tmp_path / "fanin.db", Durability.PROCESS, upgrade=False)
     engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
     assert RoundStore(engine).headers_made_for(RUN, 1) == {"a": header}
@@ -178,7 +178,7 @@ def test_counts_and_the_newest_round_need_no_look_at_all_of_them(rounds: RoundSt
     assert [rounds.update(RUN, 1, device) for device in "ab"] == [committed("a"), None]
     close(rounds, quorum=1)
     assert rounds.num_published(RUN) == 0
-    rounds.publish(version(parent=FIRST), published(1), next_grid=(), now_s=30.0)
+    rounds.publish(version(parent=FIRST), published(1), next_grid=(), outer_state={}, now_s=30.0)
     assert rounds.num_published(RUN) == 1
 
 
@@ -199,7 +199,7 @@ def test_a_round_is_published_with_its_version_or_not_at_all(engine: Engine, rou
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     second = version(parent=FIRST)
-    rounds.publish(second, published(1), next_grid=(-20, -21), now_s=30.0)
+    rounds.publish(second, published(1), next_grid=(-20, -21), outer_state={}, now_s=30.0)
     before = (rounds.rounds(RUN), events(engine))
     assert before[0][0].mark is RoundMark.PUBLISHED
     assert before[0][0].next_grid == (-20, -21)
@@ -208,7 +208,7 @@ def test_a_round_is_published_with_its_version_or_not_at_all(engine: Engine, rou
     rounds.open(replace(OPEN, round=2, base_version=1))
     before = (rounds.rounds(RUN), events(engine))
     with pytest.raises(IntegrityError, match="UNIQUE"):
-        rounds.publish(second, published(2), next_grid=(0, 0), now_s=40.0)
+        rounds.publish(second, published(2), next_grid=(0, 0), outer_state={}, now_s=40.0)
     assert (rounds.rounds(RUN), events(engine)) == before
 
 
@@ -219,7 +219,7 @@ def test_events_are_numbered_from_1_without_gaps_in_each_run(engine: Engine, rou
     rounds.open(replace(OPEN, run_id="other"))
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
-    rounds.publish(version(parent=FIRST), published(1), next_grid=(), now_s=30.0)
+    rounds.publish(version(parent=FIRST), published(1), next_grid=(), outer_state={}, now_s=30.0)
     rounds.open(replace(OPEN, round=2, base_version=1))
     close(rounds, quorum=1, round_number=2)
     runs.rest(RUN, r.RunRested(state=r.RunState.FAILED, reason="nobody came"), 50.0, next_sequence=99)
@@ -307,7 +307,7 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: R
     rounds.set_deadline(RUN, 1, 70.0, 10.0)
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
-    rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), now_s=30.0)
+    rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=30.0)
     device = EnrolledDevice(public_key="ab" * 32)
     devices.enroll(device, 1.0)
 

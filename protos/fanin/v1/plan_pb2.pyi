@@ -101,6 +101,8 @@ class Aggregation(_message.Message):
     MAX_STALENESS_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     TRIM_FIELD_NUMBER: _builtins.int
+    OUTER_OPTIMIZER_FIELD_NUMBER: _builtins.int
+    OUTER_MOMENTUM_FIELD_NUMBER: _builtins.int
     max_examples: _builtins.int
     """Cap on the weight of one Update, in examples."""
     outer_learning_rate: _builtins.float
@@ -111,6 +113,10 @@ class Aggregation(_message.Message):
     """The rule that makes one aggregate of the Updates; absent: weighted_mean."""
     trim: _builtins.float
     """The part of the Updates that trimmed_mean leaves out at each end; absent: 0.1."""
+    outer_optimizer: _builtins.str
+    """How the aggregate changes the parameters; absent: fedavg."""
+    outer_momentum: _builtins.float
+    """The momentum of an outer optimizer; absent: 0.9."""
     def __init__(
         self,
         *,
@@ -119,15 +125,25 @@ class Aggregation(_message.Message):
         max_staleness: _builtins.int = ...,
         rule: _builtins.str | None = ...,
         trim: _builtins.float | None = ...,
+        outer_optimizer: _builtins.str | None = ...,
+        outer_momentum: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_rule", b"_rule", "_trim", b"_trim", "rule", b"rule", "trim", b"trim"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_outer_momentum", b"_outer_momentum", "_outer_optimizer", b"_outer_optimizer", "_rule", b"_rule", "_trim", b"_trim", "outer_momentum", b"outer_momentum", "outer_optimizer", b"outer_optimizer", "rule", b"rule", "trim", b"trim"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rule", b"_rule", "_trim", b"_trim", "max_examples", b"max_examples", "max_staleness", b"max_staleness", "outer_learning_rate", b"outer_learning_rate", "rule", b"rule", "trim", b"trim"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_outer_momentum", b"_outer_momentum", "_outer_optimizer", b"_outer_optimizer", "_rule", b"_rule", "_trim", b"_trim", "max_examples", b"max_examples", "max_staleness", b"max_staleness", "outer_learning_rate", b"outer_learning_rate", "outer_momentum", b"outer_momentum", "outer_optimizer", b"outer_optimizer", "rule", b"rule", "trim", b"trim"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__outer_momentum: _TypeAlias = _typing.Literal["outer_momentum"]  # noqa: Y015
+    _WhichOneofArgType__outer_momentum: _TypeAlias = _typing.Literal["_outer_momentum", b"_outer_momentum"]  # noqa: Y015
+    _WhichOneofReturnType__outer_optimizer: _TypeAlias = _typing.Literal["outer_optimizer"]  # noqa: Y015
+    _WhichOneofArgType__outer_optimizer: _TypeAlias = _typing.Literal["_outer_optimizer", b"_outer_optimizer"]  # noqa: Y015
     _WhichOneofReturnType__rule: _TypeAlias = _typing.Literal["rule"]  # noqa: Y015
     _WhichOneofArgType__rule: _TypeAlias = _typing.Literal["_rule", b"_rule"]  # noqa: Y015
     _WhichOneofReturnType__trim: _TypeAlias = _typing.Literal["trim"]  # noqa: Y015
     _WhichOneofArgType__trim: _TypeAlias = _typing.Literal["_trim", b"_trim"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__outer_momentum) -> _WhichOneofReturnType__outer_momentum | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__outer_optimizer) -> _WhichOneofReturnType__outer_optimizer | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rule) -> _WhichOneofReturnType__rule | None: ...
     @_typing.overload

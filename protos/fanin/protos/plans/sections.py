@@ -197,9 +197,23 @@ class AggregationPlan:
             at_most=MAX_TIMES,
         ),
     ] = 4096
+    outer_optimizer: Annotated[
+        str,
+        Key(
+            text="How the aggregate changes the global parameters: `fedavg`, `nesterov`, or an optimizer that is "
+            "installed at the coordinator.",
+            form=NAME_FORM,
+            is_valid=is_name,
+            see="outer.md",
+        ),
+    ] = "fedavg"
     outer_learning_rate: Annotated[
         float, Key(text="Factor of the aggregate in the outer step.", above=0, below=math.inf)
     ] = 1.0
+    outer_momentum: Annotated[
+        float,
+        Key(text="The momentum of `nesterov`.", at_least=0, below=1, see="outer.md"),
+    ] = 0.9
     max_staleness: Annotated[
         int,
         Key(

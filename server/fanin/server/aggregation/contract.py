@@ -1,7 +1,8 @@
-"""The contract of rules, as a check for the tests of a rule of one's own.
+"""The contracts of rules and outer optimizers, as checks for the tests of one's own.
 
-``check_rule`` folds the same Updates in several ways. The aggregate must be the same, bit by bit: a coordinator that
-restarts, and ``fanin verify`` on another machine, fold in another order and in other parts.
+``check_rule`` folds the same Updates in several ways, and ``check_optimizer`` takes the same steps in several ways. The
+result must be the same, bit by bit: a coordinator that restarts, and ``fanin verify`` on another machine, fold in
+another order and in other parts.
 """
 
 import random
@@ -12,10 +13,14 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.codecs.fixed import Integers
-from fanin.edge.tensors import Float64s, Int32s, TensorTable
+from fanin.edge.codecs.grid import no_reaches
+from fanin.edge.tensors import Float32s, Float64s, Int32s, TensorTable
+from fanin.protos.messages import CodecSpec
 from fanin.server.aggregation.fold import Contribution, PartialSum
+from fanin.server.aggregation.folding import OuterStep
+from fanin.server.aggregation.outer import OuterOptimizer
 from fanin.server.aggregation.rules import ColumnRule, Rule
-from fanin.server.aggregation.sets import SetFold, Submission
+from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
 
 _TABLE: Final = TensorTable.of({"weights": (7, 9), "bias": (9,), "none": (0,)})
 _GRID: Final = (-12, -9, 0)
@@ -49,6 +54,44 @@ def check_rule(rule: Rule | ColumnRule, *, num_updates: int = 7, seed: int = 1) 
     assert np.array_equal(np.concatenate(parts), expected), "aggregate: the lengths of the parts changed bits"
     if not isinstance(rule, ColumnRule):
         _check_merge(rule, updates, devices, expected)
+
+
+def check_optimizer(optimizer: OuterOptimizer, *, num_steps: int = 4, seed: int = 1) -> None:
+    """Check that an outer optimizer keeps the contract that the coordinator relies on.
+
+    Args:
+        optimizer: The optimizer.
+        num_steps: Number of steps that are taken.
+        seed: Seed of parameters and aggregates.
+
+    Raises:
+        AssertionError: The optimizer breaks the contract. The text says how.
+        FaninError: A result of the optimizer is refused.
+    """
+    names = optimizer.tensors
+    assert len(names) == len(set(names)), "tensors: got a name twice, expected different names"
+    expected = _steps(optimizer, num_steps, seed, cuts=())
+    assert _steps(optimizer, num_steps, seed, cuts=()) == expected, "step: a repetition gave other bits"
+    for cuts in ((1,), (5, 6, 40), tuple(range(1, _TABLE.num_values))):
+        assert _steps(optimizer, num_steps, seed, cuts=cuts) == expected, "step: the lengths of slices changed bits"
+
+
+def _steps(optimizer: OuterOptimizer, num_steps: int, seed: int, cuts: Sequence[int]) -> list[bytes]:
+    """Return the bits of the parameters and of the state's tensors after some steps, each taken in slices."""
+    rng = np.random.default_rng(seed)
+    parameters, state = rng.normal(0.0, 1.0, _TABLE.num_values).astype(np.float32), dict[str, list[Float32s]]()
+    for _ in range(num_steps):
+        aggregate = _aggregate(rng.normal(0.0, 0.1, _TABLE.num_values))
+        step = OuterStep(aggregate, _TABLE, _GRID, CodecSpec(name="fixed32", max_shift=0), optimizer)
+        slices = np.split(parameters, cuts)
+        after = np.concatenate(list(step.parameters(slices, state)))
+        state = {name: list(step.state(name, slices, state)) for name in optimizer.tensors}
+        parameters = after
+    return [parameters.tobytes(), *(np.concatenate(tensor).tobytes() for tensor in state.values())]
+
+
+def _aggregate(mean: Float64s) -> Aggregate:
+    return Aggregate(part=lambda first, last: mean[first:last], reaches=no_reaches(_TABLE), counts={})
 
 
 def _check_merge(rule: Rule, updates: Mapping[str, Int32s], devices: Sequence[str], expected: Float64s) -> None:

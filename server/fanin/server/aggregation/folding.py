@@ -7,13 +7,16 @@ Version can be recomputed anywhere, and the result after a restart is bit-identi
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fanin.edge.codecs.fixed import Integers, codec_named
 from fanin.edge.codecs.grid import first_grid, next_grid
-from fanin.edge.tensors import Float32s, TensorTable
+from fanin.edge.tensors import Float32s, Float64s, TensorTable
+from fanin.protos.errors import Corrupted, InvalidPlan
 from fanin.protos.messages import CodecSpec, UpdateHeader
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.fold import Contribution, blocks_within
-from fanin.server.aggregation.outer import apply_fedavg
+from fanin.server.aggregation.outer import OuterOptimizer, State
 from fanin.server.aggregation.sets import Aggregate, Submission
 from fanin.server.aggregation.weights import capped_counts, weight_of
 from fanin.server.storage.spool import Spool
@@ -31,6 +34,10 @@ class FoldResult:
 
     next_grid: tuple[int, ...]
     counts: Mapping[str, int]
+
+
+StateSlices = Mapping[str, Iterable[Float32s]]
+"""The tensors of an outer state by name, each in slices of any lengths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,31 +95,108 @@ def submission_of(header: UpdateHeader, device: str, spool: Spool, plan: Plan, l
 
 
 class OuterStep:
-    """The step from an aggregate to the next parameters, in slices: for a large model, only a sum is in memory."""
+    """The step from an aggregate to the next parameters, in slices: for a large model, only a sum is in memory.
 
-    def __init__(self, aggregate: Aggregate, table: TensorTable, grid: Sequence[int], plan: Plan) -> None:
+    Parameters and each tensor of the state are computed in passes of their own over the parent, so that each can be
+    written while it is computed.
+
+    Args:
+        aggregate: The aggregate of the Round.
+        table: The layout of the parameters.
+        grid: The Round's grid.
+        codec: The codec of the Run.
+        optimizer: The outer optimizer.
+    """
+
+    def __init__(
+        self,
+        aggregate: Aggregate,
+        table: TensorTable,
+        grid: Sequence[int],
+        codec: CodecSpec,
+        optimizer: OuterOptimizer,
+    ) -> None:
         self._aggregate = aggregate
         self._table = table
         self._grid = grid
-        self._plan = plan
+        self._codec = codec
+        self._optimizer = optimizer
         self._maxima = BlockMaxima(table)
 
-    def pieces(self, parent: Iterable[Float32s]) -> Iterator[Float32s]:
-        """Yield the next parameters in slices, each as long as the parent's slice."""
+    def parameters(self, parent: Iterable[Float32s], state: StateSlices) -> Iterator[Float32s]:
+        """Yield the next parameters in slices, each as long as the parent's slice.
+
+        Args:
+            parent: The parent's parameters in slices.
+            state: The state before the step, empty to begin.
+        """
+        for before, _, after in self._steps(parent, state):
+            self._maxima.add(before)
+            yield after
+
+    def state(self, name: str, parent: Iterable[Float32s], state: StateSlices) -> Iterator[Float32s]:
+        """Yield a tensor of the next state in slices. The arguments are those of ``parameters``, from the start."""
+        return (after[name] for _, after, _ in self._steps(parent, state))
+
+    def _steps(
+        self, parent: Iterable[Float32s], state: StateSlices
+    ) -> Iterator[tuple[Float32s, Mapping[str, Float32s], Float32s]]:
+        optimizer, readers = self._optimizer, {name: _Reader(slices) for name, slices in state.items()}
         first = 0
         for before in parent:
             last = first + before.size
-            mean = self._aggregate.part(first, last)
-            self._maxima.add(before)
-            yield apply_fedavg(before, mean, self._plan.aggregation.outer_learning_rate)
+            values = before.astype(np.float64)
+            if readers:
+                earlier: State = {name: reader.take(before.size) for name, reader in readers.items()}
+            else:
+                earlier = optimizer.begin(values)
+            after_state, after = optimizer.step(earlier, values, self._aggregate.part(first, last))
+            checked = {name: _rounded(optimizer, after_state.get(name), before.size) for name in optimizer.tensors}
+            yield before, checked, _rounded(optimizer, after, before.size)
             first = last
 
     def result(self) -> FoldResult:
-        """Return the result of the fold. Call this after the last slice."""
-        codec = self._plan.codec
-        first = first_grid(self._maxima.largest, codec)
-        grid = next_grid(self._grid, self._aggregate.reaches, first, codec)
+        """Return the result of the fold. Call this after the last slice of the parameters."""
+        first = first_grid(self._maxima.largest, self._codec)
+        grid = next_grid(self._grid, self._aggregate.reaches, first, self._codec)
         return FoldResult(next_grid=grid, counts=self._aggregate.counts)
+
+
+class _Reader:
+    """Values that arrive in slices, read in slices of other lengths."""
+
+    def __init__(self, slices: Iterable[Float32s]) -> None:
+        self._slices = iter(slices)
+        self._rest: Float32s = np.empty(0, np.float32)
+
+    def take(self, num_values: int) -> Float64s:
+        """Return the next values (num_values,). Raises Corrupted if there are fewer."""
+        parts, missing = [self._rest[:num_values]], num_values - self._rest.size
+        self._rest = self._rest[num_values:]
+        while missing > 0:
+            piece = next(self._slices, None)
+            if piece is None:
+                raise Corrupted(f"outer state: {missing} values are missing; restore a backup of the folder")
+            parts.append(piece[:missing])
+            self._rest = piece[missing:]
+            missing -= piece.size
+        return np.concatenate(parts).astype(np.float64)
+
+
+def _rounded(optimizer: OuterOptimizer, values: Float64s | None, num_values: int) -> Float32s:
+    """Return what an optimizer computed as float32. Raises InvalidPlan if these are no such values."""
+    name = type(optimizer).__name__
+    if not isinstance(values, np.ndarray) or values.shape != (num_values,) or values.dtype != np.float64:
+        found = "none" if values is None else f"{getattr(values, 'dtype', '')} of shape {getattr(values, 'shape', '')}"
+        raise InvalidPlan(f"outer optimizer {name}: got {found}, expected float64 of shape ({num_values},); correct it")
+    # A value beyond float32 becomes infinite here, and is refused below.
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float32)
+    if not np.isfinite(rounded).all():
+        raise InvalidPlan(
+            f"outer optimizer {name}: the step gives values beyond float32; lower aggregation.outer_learning_rate"
+        )
+    return rounded
 
 
 def first_grid_of(table: TensorTable, parameters: Iterable[Float32s], codec: CodecSpec) -> tuple[int, ...]:

@@ -1,21 +1,133 @@
-"""The outer step: from the mean update to the next parameters (FedAvg with a server learning rate).
+"""Outer optimizers: how the aggregate of a Round changes the global parameters.
 
-An update is the parameters after training minus those before, so it is added.
+An optimizer may have state, such as a momentum: tensors of the shape of the parameters. The state belongs to a Version.
+It is stored with it, restored by a rollback, and begins anew after a Version from outside. A Plan names its optimizer
+in ``aggregation.outer_optimizer``. An installed distribution adds optimizers by the entry point group
+``fanin.outer_optimizers``.
+
+An optimizer works elementwise, in float64, with + - * / and square roots only: each is one rounding of IEEE 754. So
+every machine computes the same bits, for slices of any length. The caller rounds parameters and state to float32.
 """
 
-import numpy as np
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, Protocol, runtime_checkable
 
-from fanin.edge.tensors import Float32s, Float64s
+from fanin.edge.tensors import Float64s
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans import Plan
+from fanin.server.aggregation.named import named
+
+GROUP: Final = "fanin.outer_optimizers"
+"""The entry point group of optimizers in other distributions. An entry is a function ``(plan) -> OuterOptimizer``."""
+State = Mapping[str, Float64s]
+"""Slices of the state's tensors, by name."""
 
 
-def apply_fedavg(parameters: Float32s, mean: Float64s, learning_rate: float) -> Float32s:
-    """Return parameters + learning rate * mean update: FedAvg with a server learning rate.
+@runtime_checkable
+class OuterOptimizer(Protocol):
+    """The step from the parameters of a Version to those of the next one.
 
-    The result has the shape (num_values,). It is computed in float64 and rounded once to float32.
+    All arrays are slices of the same values: float64, of shape (num_values_of_slice,).
+    """
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the state's tensors, none for an optimizer without state."""
+        ...
+
+    def begin(self, parameters: Float64s) -> State:
+        """Return the state before the first step."""
+        ...
+
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+        """Return the next state and the next parameters.
+
+        Args:
+            state: The state after the step before.
+            parameters: The parameters.
+            aggregate: What the rule made of the Updates: parameters after training minus those before.
+        """
+        ...
+
+
+class FedAvg:
+    """The parameters plus the aggregate, times a learning rate.
 
     Reference:
         McMahan et al. 2017, Communication-Efficient Learning of Deep Networks from Decentralized Data,
         arXiv 1602.05629, algorithm 1. Reddi et al. 2021, Adaptive Federated Optimization, arXiv 2003.00295,
         algorithm 1 with SGD.
     """
-    return (parameters.astype(np.float64) + learning_rate * mean).astype(np.float32)
+
+    def __init__(self, learning_rate: float) -> None:
+        self._learning_rate = learning_rate
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """See ``OuterOptimizer.tensors``."""
+        return ()
+
+    def begin(self, parameters: Float64s) -> State:
+        """See ``OuterOptimizer.begin``."""
+        return {}
+
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+        """See ``OuterOptimizer.step``."""
+        return state, parameters + self._learning_rate * aggregate
+
+
+class Nesterov:
+    """Nesterov's momentum over aggregates, as the outer optimizer of DiLoCo.
+
+    Reference:
+        Sutskever et al. 2013, On the importance of initialization and momentum in deep learning, equations 3 and 4, in
+        the form of ``torch.optim.SGD(nesterov=True)``. Douillard et al. 2023, DiLoCo, arXiv 2311.08105, algorithm 1.
+    """
+
+    def __init__(self, learning_rate: float, momentum: float) -> None:
+        self._learning_rate = learning_rate
+        self._momentum = momentum
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """See ``OuterOptimizer.tensors``."""
+        return ("momentum",)
+
+    def begin(self, parameters: Float64s) -> State:
+        """See ``OuterOptimizer.begin``."""
+        return {"momentum": parameters * 0.0}
+
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+        """See ``OuterOptimizer.step``."""
+        momentum = self._momentum * state["momentum"] + aggregate
+        return {"momentum": momentum}, parameters + self._learning_rate * (aggregate + self._momentum * momentum)
+
+
+OptimizerFactory = Callable[[Plan], OuterOptimizer]
+"""Returns the optimizer for a Plan. Raises InvalidPlan if the optimizer cannot carry out the Plan."""
+
+
+def _fedavg(plan: Plan) -> OuterOptimizer:
+    return FedAvg(plan.aggregation.outer_learning_rate)
+
+
+def _nesterov(plan: Plan) -> OuterOptimizer:
+    return Nesterov(plan.aggregation.outer_learning_rate, plan.aggregation.outer_momentum)
+
+
+OPTIMIZERS: Final[Mapping[str, OptimizerFactory]] = MappingProxyType({"fedavg": _fedavg, "nesterov": _nesterov})
+"""The outer optimizers of fanin, by name."""
+
+
+def optimizer_of(plan: Plan) -> OuterOptimizer:
+    """Return the outer optimizer that a Plan names.
+
+    Raises:
+        InvalidPlan: No optimizer has this name, or the optimizer cannot do what the Plan asks for.
+    """
+    name = plan.aggregation.outer_optimizer
+    optimizer = named("aggregation.outer_optimizer", name, OPTIMIZERS, GROUP)(plan)
+    if not isinstance(optimizer, OuterOptimizer):
+        raise InvalidPlan(f"plan: aggregation.outer_optimizer: {name!r} is no OuterOptimizer; correct that package")
+    return optimizer

@@ -4,12 +4,12 @@ A model of 2 GB is read and written in consecutive slices, so that the fold need
 bytes are those of ``edge.tensors``: the header of the table, then the values as little-endian float32.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
-from fanin.protos.chunks import short
+from fanin.protos.chunks import Artifact, short
 from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.protos.messages import CodecSpec, Version
 from fanin.server.aggregation.folding import first_grid_of
@@ -45,6 +45,22 @@ def parameter_pieces(blobs: Blobs, version: Version, table: TensorTable) -> Iter
         size_bytes = len(buffered) // 4 * 4
         yield np.frombuffer(buffered, "<f4", count=size_bytes // 4)
         buffered = buffered[size_bytes:]
+
+
+def encode_state(slices: Iterable[Float32s]) -> Iterator[bytes]:
+    """Yield the bytes of a tensor of an outer state that arrives in slices: its values as little-endian float32."""
+    return (values.astype("<f4", copy=False).tobytes() for values in slices)
+
+
+def state_slices(blobs: Blobs, state: Mapping[str, Artifact]) -> Mapping[str, Iterator[Float32s]]:
+    """Return the tensors of an outer state by name, verified while they are read. Reading raises NotFound, Corrupted.
+
+    A Chunk has a whole number of values.
+    """
+    return {
+        name: (np.frombuffer(chunk, "<f4") for chunk in blobs.pieces(f"outer state {name}", artifact))
+        for name, artifact in state.items()
+    }
 
 
 def load_parameters(blobs: Blobs, version: Version, table: TensorTable) -> Float32s:

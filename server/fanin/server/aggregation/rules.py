@@ -9,8 +9,6 @@ coordinate-wise trimmed mean (Yin et al. 2018, arXiv 1803.01498, definition 2).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
 
@@ -21,6 +19,7 @@ from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import Plan
 from fanin.server.aggregation import fold
 from fanin.server.aggregation.fold import Contribution, PartialSum
+from fanin.server.aggregation.named import named
 
 GROUP: Final = "fanin.rules"
 """The entry point group of rules in other distributions. An entry is a function ``(plan) -> Rule | ColumnRule``."""
@@ -184,35 +183,12 @@ def rule_of(plan: Plan) -> Rule | ColumnRule:
         InvalidPlan: No rule has this name, or the rule cannot do what the Plan asks for.
     """
     name = plan.aggregation.rule
-    make = RULES.get(name)
-    if make is None:
-        entries = {entry.name: entry for entry in entry_points(group=GROUP)}
-        if name not in entries:
-            known = sorted({*RULES, *entries})
-            near = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise InvalidPlan(
-                f"plan: aggregation.rule: got {name!r}, expected one of {known}, the rules that are installed at the "
-                f"coordinator{hint}"
-            )
-        make = _loaded(entries[name])
-    rule = make(plan)
+    rule = named("aggregation.rule", name, RULES, GROUP)(plan)
     if isinstance(rule, ColumnRule):
         _check_column_plan(plan)
     elif not isinstance(rule, Rule):
         raise InvalidPlan(f"plan: aggregation.rule: {name!r} is neither a Rule nor a ColumnRule; correct that package")
     return rule
-
-
-def _loaded(entry: EntryPoint) -> RuleFactory:
-    try:
-        make: RuleFactory = entry.load()
-    except Exception as exc:  # Of any kind: the code is another package's.
-        raise InvalidPlan(
-            f"plan: aggregation.rule: {entry.name!r} cannot be imported from {entry.value} ({type(exc).__name__}: "
-            f"{exc}); repair that package at the coordinator"
-        ) from exc
-    return make
 
 
 def _check_column_plan(plan: Plan) -> None:

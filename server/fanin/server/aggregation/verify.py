@@ -1,33 +1,37 @@
 """Verification of a Run: recompute every Version from its parent and its closed set of Updates.
 
 For each published Round, the parent's parameters, the committed payloads, their headers and the grid are read from the
-coordinator's folder. The fold and the outer step are repeated, and the digest must be the signed one. No coordinator
+coordinator's folder. The fold and the outer step are repeated. The digests of parameters and outer state must be
+the recorded ones. No coordinator
 needs to run. A database of an older form is refused and never changed.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from fanin.edge.bundles.bundle import Bundle, SignedManifest
 from fanin.edge.bundles.versions import check_version
-from fanin.edge.tensors import TensorTable
+from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import Corrupted, FaninError, NotFound
 from fanin.protos.messages import UpdateHeader, Version
 from fanin.protos.plans import Plan
-from fanin.server.aggregation.folding import OuterStep, lag_of, submission_of
+from fanin.server.aggregation.folding import OuterStep, StateSlices, lag_of, submission_of
+from fanin.server.aggregation.outer import OuterOptimizer, optimizer_of
 from fanin.server.aggregation.parameters import (
     encode_parameters,
+    encode_state,
     first_grid_from,
     load_parameters,
     parameter_pieces,
+    state_slices,
 )
 from fanin.server.aggregation.rules import ColumnRule, Rule, rule_of
 from fanin.server.aggregation.sets import SetFold, Submission
 from fanin.server.storage.blobs import Blobs
 from fanin.server.storage.spool import Spool
-from fanin.server.storage.sqlite.grids import recorded_grid
+from fanin.server.storage.sqlite.grids import recorded_grid, recorded_state
 from fanin.server.storage.sqlite.rounds import RoundMark, RoundRecord, RoundStore
 from fanin.server.storage.sqlite.runs import RunStore
 
@@ -80,6 +84,7 @@ class _History:
     archive: Archive
     plan: Plan
     rule: Rule | ColumnRule
+    optimizer: OuterOptimizer
     table: TensorTable
     rounds: Mapping[int, RoundRecord]
 
@@ -105,6 +110,7 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
         archive=archive,
         plan=run.start.plan,
         rule=rule_of(run.start.plan),
+        optimizer=optimizer_of(run.start.plan),
         table=bundle.manifest.table,
         rounds={record.round: record for record in archive.rounds.rounds(run_id)},
     )
@@ -154,15 +160,33 @@ def _check_round(history: _History, version: Version, record: RoundRecord | None
     step, base = _outer_step(history, record, lineage_start)
     if record.grid != _grid(history, base):
         return f"round {record.round}: its grid is not the grid of version {base.number}"
-    digest = hashlib.sha256()
-    pieces = step.pieces(parameter_pieces(history.archive.blobs, base, history.table))
-    for data in encode_parameters(history.table, pieces):
-        digest.update(data)
-    if digest.hexdigest() != version.sha256:
-        return f"round {record.round}: recomputed {digest.hexdigest()}, signed {version.sha256}"
+    archive, table = history.archive, history.table
+    state = recorded_state(base, archive.runs, archive.rounds)
+
+    def inputs() -> tuple[Iterator[Float32s], StateSlices]:
+        return parameter_pieces(archive.blobs, base, table), state_slices(archive.blobs, state)
+
+    digest = _digest(encode_parameters(table, step.parameters(*inputs())))
+    if digest != version.sha256:
+        return f"round {record.round}: recomputed {digest}, signed {version.sha256}"
     if step.result().next_grid != record.next_grid:
         return f"round {record.round}: recomputed another grid for the next round"
+    after = archive.rounds.outer_state(record.run_id, record.round)
+    if sorted(after) != sorted(history.optimizer.tensors):
+        return (
+            f"round {record.round}: recorded the outer state {sorted(after)}, not {sorted(history.optimizer.tensors)}"
+        )
+    for name, artifact in after.items():
+        if _digest(encode_state(step.state(name, *inputs()))) != artifact.sha256:
+            return f"round {record.round}: recomputed another {name} of the outer optimizer"
     return ""
+
+
+def _digest(pieces: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for data in pieces:
+        digest.update(data)
+    return digest.hexdigest()
 
 
 def _grid(history: _History, base: Version) -> tuple[int, ...]:
@@ -187,7 +211,7 @@ def _outer_step(history: _History, record: RoundRecord, lineage_start: int) -> t
         return submission_of(header, device, archive.spool, plan, lag)
 
     aggregate = SetFold(history.rule, table, record.grid, submission).complete(record.accepted)
-    return OuterStep(aggregate, table, record.grid, plan), base
+    return OuterStep(aggregate, table, record.grid, plan.codec, history.optimizer), base
 
 
 def _made_for(history: _History, record: RoundRecord, header: UpdateHeader, lineage_start: int) -> RoundRecord:

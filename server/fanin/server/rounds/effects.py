@@ -7,22 +7,25 @@ data that fails verification raises Damaged, because no repetition can succeed.
 The driver (``runs.driver``) calls these methods in the order that the round machine decides.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from fanin.edge.bundles.versions import sign_version
 from fanin.edge.codecs.fixed import Integers
+from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
 from fanin.protos.control import VersionPublished
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, FaninError, NotFound
-from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, lag_of, submission_of
-from fanin.server.aggregation.parameters import encode_parameters, parameter_pieces
+from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, StateSlices, lag_of, submission_of
+from fanin.server.aggregation.parameters import encode_parameters, encode_state, parameter_pieces, state_slices
 from fanin.server.aggregation.sets import SetFold, Submission
 from fanin.server.aggregation.statistics import evaluation_of, runtimes_of, train_loss_of
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
+from fanin.server.storage.sqlite.outer_states import OuterState
 from fanin.server.storage.sqlite.rounds import RoundRecord
 from fanin.server.storage.stores import Files, Stores
 
@@ -50,7 +53,7 @@ class RoundWork:
         self._headers: dict[str, m.UpdateHeader] = {}
         self._resumed_bytes = 0
         self._set_fold = SetFold(setup.rule, setup.table, opened.record.grid, self._submission)
-        self._folded: tuple[FoldResult, Artifact] | None = None
+        self._folded: _Folded | None = None
 
     def add_committed(self, device: str, header: m.UpdateHeader, resumed_bytes: int = 0) -> None:
         """Remember the header of a committed Update.
@@ -79,23 +82,26 @@ class RoundWork:
 
     async def fold(self, accepted: tuple[str, ...]) -> None:
         """Compute the next parameters from the Updates of exactly these devices, and store them as blobs."""
-        self._folded = await self._files.run(self._fold, accepted)
+        state = await self._stores.recorded_state(self.base)
+        self._folded = await self._files.run(self._fold, accepted, state)
 
     async def publish(self) -> RoundRecord:
         """Sign and record the Version. Return the record after that."""
         assert self._folded is not None, "publish comes after fold"
-        result, parameters = self._folded
+        folded = self._folded
         signed = sign_version(
             self._setup.run_key,
             parent=self.base,
             run_id=self.record.run_id,
             bundle_sha256=self._setup.bundle.manifest.sha256,
-            parameters=parameters,
+            parameters=folded.parameters,
         )
         version = replace(signed, delegation=self._setup.start.delegation)
         now_s = self._stores.wall()
-        event = self._publication(version, result, now_s)
-        return await self._stores.rounds.publish(version, event, next_grid=result.next_grid, now_s=now_s)
+        event = self._publication(version, folded.result, now_s)
+        return await self._stores.rounds.publish(
+            version, event, next_grid=folded.result.next_grid, outer_state=folded.outer_state, now_s=now_s
+        )
 
     async def fail(self, reason: str) -> RoundRecord:
         """Record the failure of the Round, unless it has ended. Return the record after that."""
@@ -146,19 +152,33 @@ class RoundWork:
         assert made_for is not None, "an update is accepted only for a round that is remembered"
         return lag_of(made_for.record, self.record)
 
-    def _fold(self, accepted: tuple[str, ...]) -> tuple[FoldResult, Artifact]:
+    def _fold(self, accepted: tuple[str, ...], state: OuterState) -> "_Folded":
         for device in accepted:
             self._accumulate(device)
         aggregate = self._set_fold.complete(accepted)
         blobs, table = self._files.blobs, self._setup.table
         # In slices: besides the sum, a model of 2 GB needs no more memory than a small one.
-        step = OuterStep(aggregate, table, self.record.grid, self._setup.plan)
+        optimizer = self._setup.optimizer
+        step = OuterStep(aggregate, table, self.record.grid, self._setup.plan.codec, optimizer)
+
+        def inputs() -> tuple[Iterator[Float32s], StateSlices]:
+            return parameter_pieces(blobs, self.base, table), state_slices(blobs, state)
+
         try:
-            pieces = step.pieces(parameter_pieces(blobs, self.base, table))
-            parameters = blobs.put_pieces(encode_parameters(table, pieces))
+            parameters = blobs.put_pieces(encode_parameters(table, step.parameters(*inputs())))
+            after = {name: blobs.put_pieces(encode_state(step.state(name, *inputs()))) for name in optimizer.tensors}
         except (Corrupted, NotFound) as exc:
             raise Damaged(f"version {self.base.number} is damaged on the coordinator's disk") from exc
-        return step.result(), parameters
+        return _Folded(result=step.result(), parameters=parameters, outer_state=after)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Folded:
+    """What the fold computed and stored."""
+
+    result: FoldResult
+    parameters: Artifact
+    outer_state: OuterState
 
 
 def _damaged_update(device: str) -> Damaged:

@@ -10,17 +10,19 @@ from fanin.edge.tensors import TensorTable
 from fanin.protos.control import StartRun
 from fanin.protos.messages import BundleRef
 from fanin.protos.plans import Plan
+from fanin.server.aggregation.outer import OuterOptimizer
 from fanin.server.aggregation.rules import ColumnRule, Rule
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSetup:
-    """The constants of a Run: its start command, verified Bundle, rule, and the key that signs its Versions."""
+    """The constants of a Run: its start command, verified Bundle, rule and optimizer, and the key of its Versions."""
 
     start: StartRun
     bundle: BundleRef
     manifest: Manifest
     rule: Rule | ColumnRule
+    optimizer: OuterOptimizer
     run_key: SigningKey
 
     @property

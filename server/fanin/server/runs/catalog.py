@@ -25,6 +25,7 @@ from fanin.protos.control import (
 from fanin.protos.errors import Conflict, Corrupted, FaninError, InvalidInput, NotFound
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.names import check_run_id
+from fanin.server.aggregation.outer import optimizer_of
 from fanin.server.aggregation.rules import rule_of
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import reason_of
@@ -326,8 +327,14 @@ class Runs:
         except InvalidInput as exc:
             # The Bundle passed verification when it was published, so the record must have changed.
             raise Corrupted(f"bundle {short(sha256)}: its record does not verify ({exc}); restore a backup") from exc
-        rule, run_key = rule_of(start.plan), await self._run_key(start.run_id)
-        return RunSetup(start=start, bundle=bundle, manifest=manifest, rule=rule, run_key=run_key)
+        return RunSetup(
+            start=start,
+            bundle=bundle,
+            manifest=manifest,
+            rule=rule_of(start.plan),
+            optimizer=optimizer_of(start.plan),
+            run_key=await self._run_key(start.run_id),
+        )
 
     async def _run_key(self, run_id: str) -> SigningKey:
         return SigningKey(await self._stores.runs.run_key(run_id, SigningKey.generate().private_bytes()))

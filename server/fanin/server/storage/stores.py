@@ -21,7 +21,8 @@ from fanin.server.storage.lanes import Lane
 from fanin.server.storage.spool import Spool
 from fanin.server.storage.sqlite.commands import ControlStore, Newest
 from fanin.server.storage.sqlite.devices import DeviceStore
-from fanin.server.storage.sqlite.grids import recorded_grid
+from fanin.server.storage.sqlite.grids import recorded_grid, recorded_state
+from fanin.server.storage.sqlite.outer_states import OuterState
 from fanin.server.storage.sqlite.population import EnrolledDevice
 from fanin.server.storage.sqlite.rounds import CommittedUpdate, RoundRecord, RoundStore, RoundSummary
 from fanin.server.storage.sqlite.runs import RunRecord, RunStore
@@ -80,6 +81,10 @@ class Stores:
     async def enroll(self, device: EnrolledDevice) -> None:
         """Record a device; a device that is known already stays as it is."""
         await self._lane(partial(self.devices.enroll, device, self.wall()))
+
+    async def recorded_state(self, base: Version) -> OuterState:
+        """See ``sqlite.grids.recorded_state``."""
+        return await self._lane(partial(recorded_state, base, self._sync.runs, self._sync.rounds))
 
     async def recorded_grid(self, base: Version) -> tuple[int, ...] | None:
         """See ``sqlite.grids.recorded_grid``."""
@@ -173,10 +178,17 @@ class AsyncRoundStore:
         return await self._lane(partial(self._store.close, run_id, round_number, cohort=cohort, now_s=now_s))
 
     async def publish(
-        self, version: Version, event: VersionPublished, *, next_grid: Sequence[int], now_s: float
+        self,
+        version: Version,
+        event: VersionPublished,
+        *,
+        next_grid: Sequence[int],
+        outer_state: OuterState,
+        now_s: float,
     ) -> RoundRecord:
         """See ``RoundStore.publish``."""
-        return await self._lane(partial(self._store.publish, version, event, next_grid=next_grid, now_s=now_s))
+        publish = partial(self._store.publish, next_grid=next_grid, outer_state=outer_state, now_s=now_s)
+        return await self._lane(partial(publish, version, event))
 
     async def fail(self, run_id: str, round_number: int, *, reason: str, now_s: float) -> RoundRecord:
         """See ``RoundStore.fail``."""

@@ -11,5 +11,6 @@ Every public method of a store is one transaction, over SQLAlchemy Core. Modules
     runs.py          Bundles, Runs, Versions, events
     rounds.py        Rounds and committed Updates
     commands.py      commands of operators
-    grids.py         the grid that a Round starts on
+    outer_states.py  the states of outer optimizers
+    grids.py         the grid and the outer state that a Round starts on
 """

@@ -1,23 +1,36 @@
-"""The grid that a Round starts on, as far as the record holds it.
+"""The grid and the outer state that a Round starts on, as far as the record holds them.
 
-The grid is a function of the Round's base Version, so a restart and ``fanin verify`` compute the same one:
+Both are functions of the Round's base Version, so a restart and ``fanin verify`` compute the same ones:
 
-- A Version that a Round published: the grid in which that Round ended.
-- A Version that a rollback published: the grid of the Version whose parameters it restores.
-- Any other Version (number 0, one from outside, one of another Run): no recorded grid. The Round starts on the first
-  grid of the parameters (``aggregation.parameters.first_grid_from``).
+- A Version that a Round published: the grid and the state in which that Round ended.
+- A Version that a rollback published: those of the Version whose parameters it restores.
+- Any other Version (number 0, one from outside, one of another Run): none are recorded. The Round starts on the first
+  grid of the parameters (``aggregation.parameters.first_grid_from``), and the optimizer begins anew.
 """
 
 from fanin.protos.messages import Version
+from fanin.server.storage.sqlite.outer_states import OuterState
 from fanin.server.storage.sqlite.rounds import RoundStore
 from fanin.server.storage.sqlite.runs import RunStore
 
 
 def recorded_grid(base: Version, runs: RunStore, rounds: RoundStore) -> tuple[int, ...] | None:
     """Return the recorded grid of a Version: an exponent for each block, or None without a record."""
+    number = _origin(base, runs)
+    return None if number is None else rounds.grid_after(base.run_id, number)
+
+
+def recorded_state(base: Version, runs: RunStore, rounds: RoundStore) -> OuterState:
+    """Return the recorded outer state of a Version, empty without a record."""
+    number = _origin(base, runs)
+    return {} if number is None else rounds.outer_state_after(base.run_id, number)
+
+
+def _origin(base: Version, runs: RunStore) -> int | None:
+    """Return the Version of the same Run that has these parameters first, or None if they are another Run's."""
     run_id, number = base.run_id, base.number
     while (source := runs.adopted(run_id, number)) is not None:
         source_run, number = source
         if source_run != run_id:
             return None
-    return rounds.grid_after(run_id, number)
+    return number

@@ -16,6 +16,7 @@ from fanin.protos.convert import header_from_proto, header_to_proto
 from fanin.protos.messages import UpdateHeader, Version
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.sqlite import schema
+from fanin.server.storage.sqlite.outer_states import OuterState, add_outer_state, outer_state, outer_state_of_version
 from fanin.server.storage.sqlite.records import decode
 from fanin.server.storage.sqlite.runs import add_event, add_version, run_state
 from fanin.v1 import fleet_pb2
@@ -170,9 +171,15 @@ class RoundStore:
             return replace(record, mark=mark, accepted=accepted)
 
     def publish(
-        self, version: Version, event: VersionPublished, *, next_grid: Sequence[int], now_s: float
+        self,
+        version: Version,
+        event: VersionPublished,
+        *,
+        next_grid: Sequence[int],
+        outer_state: OuterState,
+        now_s: float,
     ) -> RoundRecord:
-        """Record the Version of a Round.
+        """Record the Version of a Round, with the grid and the outer state after it.
 
         A Round that has ended stays as it is, so a commit that was reported as an error can be repeated.
 
@@ -185,6 +192,7 @@ class RoundStore:
             if record.mark.is_final:
                 return record
             add_version(connection, version, round_number=event.round)
+            add_outer_state(connection, version.run_id, event.round, outer_state)
             connection.execute(
                 update(schema.rounds)
                 .where(_is(version.run_id, event.round))
@@ -252,6 +260,14 @@ class RoundStore:
         published = (table.c.run_id == run_id) & (table.c.state == RoundMark.PUBLISHED.value)
         with self._engine.connect() as connection:
             return int(connection.execute(select(func.count()).select_from(table).where(published)).scalar_one())
+
+    def outer_state(self, run_id: str, round_number: int) -> OuterState:
+        """Return the state of the outer optimizer after a Round, empty if its optimizer has none."""
+        return outer_state(self._engine, run_id, round_number)
+
+    def outer_state_after(self, run_id: str, version: int) -> OuterState:
+        """Return the outer state that belongs to a Version, empty without one."""
+        return outer_state_of_version(self._engine, run_id, version)
 
     def grid_after(self, run_id: str, version: int) -> tuple[int, ...] | None:
         """Return the final grid of the Round that published a Version, or None if no Round published it."""

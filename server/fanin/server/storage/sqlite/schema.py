@@ -96,6 +96,17 @@ rounds = Table(
     Column("next_grid", Text),
 )
 
+outer_states = Table(
+    "outer_states",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("round", Integer, primary_key=True),
+    # The name of a tensor of the optimizer's state after the Round.
+    Column("name", String, primary_key=True),
+    Column("artifact_proto", LargeBinary, nullable=False),
+    ForeignKeyConstraint(["run_id", "round"], ["rounds.run_id", "rounds.round"], name="outer_states_round"),
+)
+
 updates = Table(
     "updates",
     METADATA,

@@ -1,0 +1,42 @@
+"""What a Plan names: ours by name, or those of other distributions by entry point."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import TypeVar
+
+from fanin.protos.errors import InvalidPlan
+
+T = TypeVar("T")
+
+
+def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
+    """Return what a Plan names: one of ours, or the entry point of this name.
+
+    Args:
+        key: The key of the Plan, for errors.
+        name: The name.
+        ours: Ours, by name.
+        group: The entry point group of the others.
+
+    Raises:
+        InvalidPlan: Nothing has this name, or its package cannot be imported.
+    """
+    if name in ours:
+        return ours[name]
+    entries = {entry.name: entry for entry in entry_points(group=group)}
+    if name in entries:
+        try:
+            theirs: T = entries[name].load()
+        except Exception as exc:  # Of any kind: the code is another package's.
+            raise InvalidPlan(
+                f"plan: {key}: {name!r} cannot be imported from {entries[name].value} ({type(exc).__name__}: {exc}); "
+                "repair that package at the coordinator"
+            ) from exc
+        return theirs
+    known = sorted({*ours, *entries})
+    near = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise InvalidPlan(
+        f"plan: {key}: got {name!r}, expected one of {known}, which are installed at the coordinator{hint}"
+    )

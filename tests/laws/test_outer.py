@@ -1,0 +1,141 @@
+"""Outer optimizers: what they compute, in any slices; and that the contract catches breaches."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.errors import raises
+from support.virtual import plan
+
+from fanin.edge.codecs.grid import no_reaches
+from fanin.edge.tensors import Float32s, Float64s, TensorTable
+from fanin.protos.errors import Corrupted, InvalidPlan
+from fanin.protos.messages import CodecSpec
+from fanin.server.aggregation.contract import check_optimizer
+from fanin.server.aggregation.folding import OuterStep
+from fanin.server.aggregation.outer import FedAvg, Nesterov, OuterOptimizer, State, optimizer_of
+from fanin.server.aggregation.sets import Aggregate
+
+TABLE = TensorTable.of({"first": (3, 4), "second": (5,)})
+SIZE = TABLE.num_values
+VALUES = st.lists(st.floats(-1e6, 1e6, width=32), min_size=SIZE, max_size=SIZE)
+CODEC = CodecSpec(name="fixed32", max_shift=0)
+
+
+def outer_step(optimizer: OuterOptimizer, aggregate: Float64s) -> OuterStep:
+    whole = Aggregate(part=lambda first, last: aggregate[first:last], reaches=no_reaches(TABLE), counts={})
+    return OuterStep(whole, TABLE, (0, 0), CODEC, optimizer)
+
+
+@given(VALUES, st.lists(VALUES, min_size=1, max_size=4), st.floats(0.01, 2.0), st.floats(0.0, 0.99), st.data())
+def test_nesterov_is_that_of_plain_python(
+    start: list[float], aggregates: list[list[float]], rate: float, momentum: float, data: st.DataObject
+) -> None:
+    """Each operation is one rounding, and state and parameters are rounded to float32 after each step."""
+    optimizer = Nesterov(rate, momentum)
+    parameters, state = np.array(start, np.float32), dict[str, list[Float32s]]()
+    slow, velocity = [float(value) for value in parameters], [0.0] * SIZE
+    cuts = st.lists(st.integers(0, SIZE), max_size=3).map(sorted)
+    for aggregate in aggregates:
+        step = outer_step(optimizer, np.array(aggregate))
+        slices = np.split(parameters, data.draw(cuts))
+        after = np.concatenate(list(step.parameters(slices, state)))
+        # What is stored is read in other slices than it was written in.
+        stored = np.concatenate(list(step.state("momentum", slices, state)))
+        parameters, state = after, {"momentum": np.split(stored, data.draw(cuts))}
+        for index, change in enumerate(aggregate):
+            moved = momentum * velocity[index] + change
+            slow[index] = float(np.float32(slow[index] + rate * (change + momentum * moved)))
+            velocity[index] = float(np.float32(moved))
+    assert parameters.tolist() == slow
+    assert np.concatenate(state["momentum"]).tolist() == velocity
+
+
+@given(VALUES, VALUES, st.floats(0.01, 2.0))
+def test_without_momentum_nesterov_is_fedavg(start: list[float], aggregate: list[float], rate: float) -> None:
+    parameters, mean = np.array(start, np.float32), np.array(aggregate)
+    (plain,) = outer_step(FedAvg(rate), mean).parameters([parameters], {})
+    (same,) = outer_step(Nesterov(rate, 0.0), mean).parameters([parameters], {})
+    assert plain.tobytes() == same.tobytes()
+
+
+@pytest.mark.parametrize("optimizer", [FedAvg(0.7), Nesterov(0.7, 0.9)], ids=["fedavg", "nesterov"])
+def test_our_optimizers_keep_the_contract(optimizer: OuterOptimizer) -> None:
+    check_optimizer(optimizer)
+
+
+class Broken(Nesterov):
+    """Nesterov, as a sketch of an author might break the contract."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(0.5, 0.9)
+        self.fault, self.calls = fault, 0
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return ("momentum", "momentum") if self.fault == "twice" else ("momentum",)
+
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+        self.calls += 1
+        after: Mapping[str, Float64s]
+        after, values = super().step(state, parameters, aggregate)
+        match self.fault:
+            case "norm":
+                return after, values / np.linalg.norm(values)
+            case "clock":
+                return after, values + self.calls
+            case "forgets":
+                return {}, values
+            case "float32":
+                return after, values.astype(np.float32)
+            case "infinite":
+                return after, values * 1e300
+        return after, values
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("norm", "step: the lengths of slices changed bits"),
+        ("clock", "step: a repetition gave other bits"),
+        ("twice", "tensors: got a name twice, expected different names"),
+    ],
+)
+def test_the_contract_catches_an_optimizer_whose_bits_depend_on_how_it_is_called(fault: str, error: str) -> None:
+    with raises(AssertionError, error):
+        check_optimizer(Broken(fault))
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("forgets", "outer optimizer Broken: got none, expected float64 of shape (77,); correct it"),
+        ("float32", "outer optimizer Broken: got float32 of shape (77,), expected float64 of shape (77,); correct it"),
+        (
+            "infinite",
+            "outer optimizer Broken: the step gives values beyond float32; lower aggregation.outer_learning_rate",
+        ),
+    ],
+)
+def test_what_no_step_can_give_is_refused(fault: str, error: str) -> None:
+    with pytest.raises(InvalidPlan) as caught:
+        check_optimizer(Broken(fault))
+    assert str(caught.value).replace("(72,)", "(77,)") == error
+
+
+def test_a_state_that_is_too_short_is_damage() -> None:
+    step = outer_step(Nesterov(1.0, 0.9), np.zeros(SIZE))
+    short = {"momentum": [np.zeros(SIZE - 1, np.float32)]}
+    with raises(Corrupted, "outer state: 1 values are missing; restore a backup of the folder"):
+        list(step.parameters([np.zeros(SIZE, np.float32)], short))
+
+
+def test_an_optimizer_that_is_not_installed_is_refused() -> None:
+    with raises(
+        InvalidPlan,
+        "plan: aggregation.outer_optimizer: got 'nestrov', expected one of ['fedavg', 'nesterov'], which are installed "
+        "at the coordinator; did you mean nesterov?",
+    ):
+        optimizer_of(plan(outer_optimizer="nestrov"))

@@ -1,0 +1,144 @@
+"""Runs with Nesterov momentum through the production coordinator: its state is durable and belongs to a Version."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from sqlalchemy import text
+from support.staleness import TABLE, assignment, settle, update
+from support.virtual import Place, bundle_in, open_place, plan, start
+
+from fanin.clients.testing import LoopbackTransport, run_virtual
+from fanin.edge.tensors import Float32s
+from fanin.protos import messages as m
+from fanin.protos.control import Adopt, Command, Pause
+from fanin.server.aggregation.outer import Nesterov
+from fanin.server.aggregation.parameters import load_parameters, state_slices
+from fanin.server.aggregation.verify import Verdict, verify_run
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite.engine import open_engine
+
+NESTEROV = plan(
+    concurrency=2, buffer=2, quorum=2, max_rounds=9, outer_optimizer="nesterov", outer_learning_rate=0.5,
+    outer_momentum=0.8,
+)  # fmt: skip
+SIZES = (0.01, 0.03, -0.02, 0.05)
+"""By how much both devices move every parameter in each Round."""
+
+
+async def take_round(place: Place, size: float) -> None:
+    for device in "ab":
+        work = await assignment(place, device)
+        header, payload = update(work, size)
+        line = LoopbackTransport(fleet=place.coordinator, device=device, latency_s=0.01)
+        reply = await line.upload(header, lambda offset, size_bytes, data=payload: data[offset : offset + size_bytes])
+        assert reply.update_state is m.UpdateState.ACCEPTED
+    await settle()
+
+
+async def newest(place: Place) -> Float32s:
+    version = await place.state.stores.runs.newest_version("run")
+    return load_parameters(place.state.blobs, version, TABLE)
+
+
+def expected(sizes: Sequence[float], start_at: float = 0.0) -> float:
+    """The parameters after these Rounds, in plain numpy; the grid rounds the updates a little."""
+    optimizer, values = Nesterov(0.5, 0.8), np.array([start_at])
+    state = optimizer.begin(values)
+    for size in sizes:
+        state, values = optimizer.step(state, values, np.array([size]))
+    return float(values[0])
+
+
+def verdicts(place: Place) -> list[Verdict]:
+    return list(verify_run(place.state, "run"))
+
+
+def test_momentum_goes_on_over_rounds_and_restarts(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), NESTEROV)
+        await settle()
+        for index, size in enumerate(SIZES):
+            if index == 2:
+                await place.runs.stop()
+                place = open_place(tmp_path)
+                await place.runs.start()
+                await settle()
+            await take_round(place, size)
+            assert np.allclose(await newest(place), expected(SIZES[: index + 1]), rtol=1e-4)
+        assert [verdict.problem for verdict in verdicts(place)] == [""] * 5
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_rollback_restores_the_momentum_of_its_version(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), NESTEROV)
+        await settle()
+        for size in SIZES[:3]:
+            await take_round(place, size)
+        await place.runs.command(Command(command_id="1", run_id="run", what=Pause()))
+        await settle()
+        adopt = Adopt(from_run_id="run", number=1, rounds=5)
+        await place.runs.command(Command(command_id="2", run_id="run", what=adopt))
+        await settle()
+        assert np.allclose(await newest(place), expected(SIZES[:1]), rtol=1e-4)
+        await take_round(place, SIZES[3])
+        # As if the Rounds in between had never been.
+        assert np.allclose(await newest(place), expected((SIZES[0], SIZES[3])), rtol=1e-4)
+        assert [verdict.problem for verdict in verdicts(place) if verdict.problem] == []
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_verify_finds_a_state_that_is_not_the_rounds(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), NESTEROV)
+        await settle()
+        for size in SIZES[:3]:
+            await take_round(place, size)
+        await place.runs.stop()
+        engine = open_engine(tmp_path / "state" / "fanin.db", Durability.PROCESS)
+        with engine.begin() as connection:
+            copied = (
+                "UPDATE outer_states SET artifact_proto = (SELECT artifact_proto FROM outer_states WHERE round = 1)"
+            )
+            connection.execute(text(f"{copied} WHERE round = 2"))
+        assert [verdict.problem for verdict in verdicts(place)][:3] == [
+            "",
+            "",
+            "round 2: recomputed another momentum of the outer optimizer",
+        ]
+        assert verdicts(place)[3].problem.startswith("round 3: recomputed ")
+        with engine.begin() as connection:
+            connection.execute(text("DELETE FROM outer_states WHERE round = 2"))
+        assert verdicts(place)[2].problem == "round 2: recorded the outer state [], not ['momentum']"
+        engine.dispose()
+
+    run_virtual(main())
+
+
+def test_a_damaged_state_fails_the_round_with_a_reason(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), NESTEROV)
+        await settle()
+        await take_round(place, SIZES[0])
+        state = place.state.rounds.outer_state("run", 1)
+        (ref,) = state["momentum"].chunks
+        (values,) = state_slices(place.state.blobs, state)["momentum"]
+        assert values.size == TABLE.num_values
+        path = tmp_path / "state" / "blobs" / ref.sha256[:2] / ref.sha256
+        path.write_bytes(bytes(len(path.read_bytes())))
+        await take_round(place, SIZES[1])
+        events = [recorded.event for recorded in place.state.runs.events("run")]
+        reasons = [getattr(event, "reason", "") for event in events if type(event).__name__ == "RoundFailed"]
+        assert reasons[:1] == ["version 1 is damaged on the coordinator's disk; the coordinator's log has the details"]
+        await place.runs.stop()
+
+    run_virtual(main())
