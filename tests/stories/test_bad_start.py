@@ -312,6 +312,7 @@ def test_a_coordinator_does_not_start_without_space_and_starts_with_it(site: Sit
 def test_a_folder_with_a_broken_database_is_said_to_be_one(site: Site) -> None:
     site.state.mkdir()
     (site.state / "fanin.db").write_bytes(b"garbage" * 1000)
+    (site.state / "tls").mkdir()
     failing = start(fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0"), site.folder / "failing.log")
     site.started.append(failing)
     assert failing.wait(30.0) == 1

@@ -6,7 +6,7 @@ The coordinator's record does not change by it, and the Round ends in the undist
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,23 @@ NO_GRID = "training: grid: got 0 blocks, expected 2"
 STRANGER = SigningKey(bytes(range(1, 33)))
 
 
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+    """A coordinator with an open Round of three, and a place for one more device."""
+    host = Hosted(tmp_path_factory.mktemp("host")).start()
+    host.start_run(f.plan(num_spare=1), f.bundle_in(host.folder), f.PUBLISHER)
+    yield host
+    host.stop()
+
+
+@pytest.fixture
+def device(host: Hosted, devices: list[Peer], tmp_path: Path) -> Peer:
+    """A new device at work: one that has given up in the Round before would have to pause."""
+    device = Peer(host, devices[0].bundle, len(devices), tmp_path / "device")
+    device.begin()
+    return device
+
+
 def chunk_of(device: Peer, what: str) -> str:
     """The first Chunk of the manifest, of an artifact, or of the Version."""
     match what:
@@ -45,21 +62,13 @@ def check_cache(device: Peer) -> None:
         assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
 
 
-def empty_cache(device: Peer) -> None:
-    """Let the device fetch everything anew."""
-    for path in (device.folder / "chunks").iterdir():
-        path.unlink()
-
-
 @pytest.mark.parametrize(
     "damage", [lambda data: b"!" + data[1:], lambda data: data[: len(data) // 2]], ids=["changed", "cut"]
 )
 @pytest.mark.parametrize("what", ["manifest", "graphs", "parameters"])
 def test_a_damaged_blob_is_not_served_and_a_device_goes_on_when_it_is_whole_again(
-    host: Hosted, devices: list[Peer], what: str, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+    host: Hosted, device: Peer, what: str, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ) -> None:
-    device = devices[0]
-    empty_cache(device)
     name = chunk_of(device, what)
     blob = host.state / "blobs" / name[:2] / name
     good = blob.read_bytes()
@@ -132,12 +141,12 @@ ALTERED: dict[str, tuple[Callable[[m.Assignment], m.Assignment], str]] = {
 
 
 @pytest.mark.parametrize("what", ALTERED)
-def test_an_assignment_that_was_changed_on_its_way(host: Hosted, devices: list[Peer], what: str) -> None:
+def test_an_assignment_that_was_changed_on_its_way(host: Hosted, device: Peer, what: str) -> None:
     alter, text = ALTERED[what]
     before = snapshot(host.state)
-    assert text in devices[0].give_up(alter)
+    assert text in device.give_up(alter)
     assert snapshot(host.state) == before
-    check_cache(devices[0])
+    check_cache(device)
 
 
 def test_a_version_older_than_one_that_the_device_has_seen(host: Hosted, devices: list[Peer]) -> None:
@@ -174,11 +183,13 @@ class LoadingPeer(Peer):
 
 @pytest.mark.parametrize("what", ["manifest", "graphs", "parameters"])
 def test_a_chunk_that_was_damaged_on_the_devices_own_disk_is_fetched_anew(
-    host: Hosted, devices: list[Peer], what: str
+    host: Hosted, device: Peer, what: str
 ) -> None:
-    device = LoadingPeer(host, devices[2].bundle, 2, devices[2].folder)
+    work = device.work
+    device = LoadingPeer(host, device.bundle, device.index, device.folder)
+    device.work = work
     assert device.give_up(without_grid) == NO_GRID
-    damaged = device.folder / "chunks" / chunk_of(devices[2], what)
+    damaged = device.folder / "chunks" / chunk_of(device, what)
     damaged.write_bytes(b"!" + damaged.read_bytes()[1:])
     before = snapshot(host.state)
     assert "digest mismatch (got " in device.give_up(without_grid)

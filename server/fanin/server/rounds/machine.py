@@ -22,9 +22,11 @@ from rpds import HashTrieMap, HashTrieSet
 from fanin.protos.control import RoundPhase
 from fanin.server.rounds import events as e
 
+FREE_GIVE_UPS: Final = 2
+"""How often a device may give up in one Round and return at once. The cause may have been a passing one."""
 FIRST_PAUSE_S: Final = 10.0
-"""Seconds until a device that gave up for the second time receives its Assignment again. Each further time doubles
-them, up to the deadline of a Round. After the first time it may return at once."""
+"""Seconds until a device that gave up once more receives its Assignment again. Each further time doubles them, up to
+the deadline of a Round."""
 
 
 class IllegalEvent(Exception):

@@ -14,7 +14,17 @@ from typing import Final
 from fanin.protos.control import RoundPhase
 from fanin.server.rounds import events as e
 from fanin.server.rounds.endings import ENDING, close, failure_exits, stay, unchanged
-from fanin.server.rounds.machine import ASSIGNING, FIRST_PAUSE_S, GiveUps, Outcome, Round, Rows, compose, row
+from fanin.server.rounds.machine import (
+    ASSIGNING,
+    FIRST_PAUSE_S,
+    FREE_GIVE_UPS,
+    GiveUps,
+    Outcome,
+    Round,
+    Rows,
+    compose,
+    row,
+)
 
 
 def begin(state: Round, now: float) -> Outcome:
@@ -42,7 +52,8 @@ def _give_up(state: Round, event: e.Event, now: float) -> Outcome:
         return state, ()
     earlier = cohort.gave_up.get(device)
     count = 1 if earlier is None else earlier.count + 1
-    pause_s = 0.0 if count == 1 else min(FIRST_PAUSE_S * 2.0 ** min(count - 2, 30), state.rules.deadline_s)
+    doublings = min(count - FREE_GIVE_UPS - 1, 30)
+    pause_s = 0.0 if doublings < 0 else min(FIRST_PAUSE_S * 2.0**doublings, state.rules.deadline_s)
     after = replace(
         cohort,
         at_work=cohort.at_work.remove(device),
