@@ -24,7 +24,7 @@ BENCHES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "rounds": "seconds a round, compared with a bare gRPC stream",
         "fold": "the fold of updates, compared with numpy's addition",
-        "machine": "the cost of an event of a round, and its memory, with 100,000 devices",
+        "machine": "the cost of an event of a round with 100,000 devices",
         "memory": "the coordinator's memory while all devices upload at once",
         "restart": "seconds from SIGKILL to serving, with a round open",
         "checkins": "check-ins a second, with many devices registered",
