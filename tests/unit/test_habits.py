@@ -26,7 +26,7 @@ def test_a_liar_is_refused_and_changes_nothing(tmp_path: Path, lie: Lie) -> None
     wanted = plan(deadline_s=PATIENT_S, max_rounds=3)
     honest = told(tmp_path / "honest", wanted, [CALM] * 4)
     liar = replace(CALM, lie=0.6, lies=(lie,))
-    found = told(tmp_path / "liar", wanted, [CALM, CALM, CALM, liar], seed=1)
+    found = told(tmp_path / "liar", wanted, [CALM, CALM, CALM, liar], seed=3)
     assert found.digests == honest.digests
     said = [noted.what for noted in found.log if noted.who == "device-3"]
     assert f"lies: {lie.value}" in said

@@ -25,8 +25,9 @@ from fanin.server.rounds import events as e
 FREE_GIVE_UPS: Final = 2
 """How often a device may give up in one Round and return at once. The cause may have been a passing one."""
 FIRST_PAUSE_S: Final = 10.0
-"""Seconds until a device that gave up once more receives its Assignment again. Each further time doubles them, up to
-the deadline of a Round."""
+"""Seconds until a device that gave up once more receives its Assignment again. Each further time doubles them."""
+MAX_PAUSE_S: Final = 300.0
+"""Longest pause. A Round with a long deadline may need this very device, whose trouble may be over."""
 
 
 class IllegalEvent(Exception):

@@ -18,6 +18,7 @@ from fanin.server.rounds.machine import (
     ASSIGNING,
     FIRST_PAUSE_S,
     FREE_GIVE_UPS,
+    MAX_PAUSE_S,
     GiveUps,
     Outcome,
     Round,
@@ -53,7 +54,7 @@ def _give_up(state: Round, event: e.Event, now: float) -> Outcome:
     earlier = cohort.gave_up.get(device)
     count = 1 if earlier is None else earlier.count + 1
     doublings = min(count - FREE_GIVE_UPS - 1, 30)
-    pause_s = 0.0 if doublings < 0 else min(FIRST_PAUSE_S * 2.0**doublings, state.rules.deadline_s)
+    pause_s = 0.0 if doublings < 0 else min(FIRST_PAUSE_S * 2.0**doublings, MAX_PAUSE_S, state.rules.deadline_s)
     after = replace(
         cohort,
         at_work=cohort.at_work.remove(device),
