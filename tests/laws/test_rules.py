@@ -15,7 +15,7 @@ from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.server.aggregation.contract import check_rule
 from fanin.server.aggregation.fold import Contribution, PartialSum
-from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean, rule_of
+from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean, num_trimmed, rule_of
 from fanin.server.aggregation.sets import COLUMN_BYTES, Aggregate, SetFold, Submission
 
 TABLE = TensorTable.of({"first": (3, 4), "second": (5,)})
@@ -46,7 +46,7 @@ def folded(
 
 @given(UPDATES, st.floats(0.01, 0.49), st.randoms(use_true_random=False), st.integers(8, 400))
 def test_a_trimmed_mean_is_that_of_fractions(drawn: Drawn, trim: float, rng: random.Random, column_bytes: int) -> None:
-    num, left_out = len(drawn), int(trim * len(drawn))
+    num, left_out = len(drawn), num_trimmed(trim, len(drawn))
     expected = []
     for position in range(NUM_VALUES):
         block = 0 if position < 12 else 1
@@ -62,6 +62,13 @@ def test_a_trimmed_mean_is_that_of_fractions(drawn: Drawn, trim: float, rng: ran
     assert outcome.tolist() == expected
     assert aggregate.counts == {"n": sum(range(num))}
     assert aggregate.reaches.sum() == num * len(TABLE.specs)
+
+
+@pytest.mark.parametrize(
+    ("trim", "num_updates", "left_out"), [(0.29, 100, 29), (0.2, 5, 1), (0.1, 9, 0), (0.49, 1024, 501), (0.07, 100, 7)]
+)
+def test_the_updates_that_are_left_out_are_counted_in_decimals(trim: float, num_updates: int, left_out: int) -> None:
+    assert num_trimmed(trim, num_updates) == left_out
 
 
 @given(UPDATES.filter(lambda drawn: len(drawn) >= 4), st.integers(0, 1000))

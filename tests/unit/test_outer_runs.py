@@ -36,6 +36,16 @@ async def take_round(place: Place, size: float) -> None:
     await settle()
 
 
+async def after_rounds(folder: Path, sizes: Sequence[float]) -> Place:
+    """A coordinator whose Run has had these Rounds."""
+    place = open_place(folder)
+    await start(place.runs, bundle_in(folder), NESTEROV)
+    await settle()
+    for size in sizes:
+        await take_round(place, size)
+    return place
+
+
 async def newest(place: Place) -> Float32s:
     version = await place.state.stores.runs.newest_version("run")
     return load_parameters(place.state.blobs, version, TABLE)
@@ -56,9 +66,7 @@ def verdicts(place: Place) -> list[Verdict]:
 
 def test_momentum_goes_on_over_rounds_and_restarts(tmp_path: Path) -> None:
     async def main() -> None:
-        place = open_place(tmp_path)
-        await start(place.runs, bundle_in(tmp_path), NESTEROV)
-        await settle()
+        place = await after_rounds(tmp_path, ())
         for index, size in enumerate(SIZES):
             if index == 2:
                 await place.runs.stop()
@@ -75,11 +83,7 @@ def test_momentum_goes_on_over_rounds_and_restarts(tmp_path: Path) -> None:
 
 def test_a_rollback_restores_the_momentum_of_its_version(tmp_path: Path) -> None:
     async def main() -> None:
-        place = open_place(tmp_path)
-        await start(place.runs, bundle_in(tmp_path), NESTEROV)
-        await settle()
-        for size in SIZES[:3]:
-            await take_round(place, size)
+        place = await after_rounds(tmp_path, SIZES[:3])
         await place.runs.command(Command(command_id="1", run_id="run", what=Pause()))
         await settle()
         adopt = Adopt(from_run_id="run", number=1, rounds=5)
@@ -97,11 +101,7 @@ def test_a_rollback_restores_the_momentum_of_its_version(tmp_path: Path) -> None
 
 def test_verify_finds_a_state_that_is_not_the_rounds(tmp_path: Path) -> None:
     async def main() -> None:
-        place = open_place(tmp_path)
-        await start(place.runs, bundle_in(tmp_path), NESTEROV)
-        await settle()
-        for size in SIZES[:3]:
-            await take_round(place, size)
+        place = await after_rounds(tmp_path, SIZES[:3])
         await place.runs.stop()
         engine = open_engine(tmp_path / "state" / "fanin.db", Durability.PROCESS)
         with engine.begin() as connection:
@@ -125,10 +125,7 @@ def test_verify_finds_a_state_that_is_not_the_rounds(tmp_path: Path) -> None:
 
 def test_a_damaged_state_fails_the_round_with_a_reason(tmp_path: Path) -> None:
     async def main() -> None:
-        place = open_place(tmp_path)
-        await start(place.runs, bundle_in(tmp_path), NESTEROV)
-        await settle()
-        await take_round(place, SIZES[0])
+        place = await after_rounds(tmp_path, SIZES[:1])
         state = place.state.rounds.outer_state("run", 1)
         (ref,) = state["momentum"].chunks
         (values,) = state_slices(place.state.blobs, state)["momentum"]

@@ -5,8 +5,8 @@ Rule 2: no clock, no IO, no randomness. ``step(event, now)`` returns the next Ro
 carries the effects out and reports each result as the next event.
 Rule 3: an event that the protocol has no row for raises ``IllegalEvent`` and changes nothing.
 Rule 4: every phase has a failure exit. ``Failed`` is legal until the Round has ended.
-Rule 5: an event costs the same however many devices a Round has. Their names are in persistent sets, of which a changed
-copy shares all but a few nodes with the original. Only the event ``Closed``, one in a Round, has a list of names.
+Rule 5: the cost of an event hardly grows with the number of devices. Their names are in persistent sets: a changed copy
+shares all but a few nodes with the original. Only the event ``Closed``, one in a Round, has a list of names.
 
 ``now`` and ``deadline`` are seconds on one monotonic clock, which the caller chooses.
 """
