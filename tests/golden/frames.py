@@ -47,6 +47,12 @@ _LINE_CHARS: Final = 96
 
 HEADER, PAYLOAD = update(assignment(), saturated=1, train_loss_q16=-5)
 VERSION: Final = version(parent=version())
+STAGED: Final = replace(
+    assignment(),
+    version=version(parent=version(), auxiliary={"control": VERSION.parameters}),
+    stages=(m.StageSpec(name="scaffold", options={"num_devices": 8.0}), m.StageSpec(name="error_feedback")),
+    state=m.StageState(lineage=3, round=5),
+)
 CALL: Final = DeviceCall(
     method="/fanin.v1.Fleet/CheckIn",
     device_id=device_id_of(DEVICE_KEY.public),
@@ -148,6 +154,7 @@ def frames() -> dict[str, Frame]:
     report = m.Report(assignment_id="run.1.device", failure="it diverged", telemetry=HEADER.telemetry)
     answers = {
         "assigned": m.Assigned(assignment=assignment()),
+        "assigned-stages": m.Assigned(assignment=STAGED),
         "wait": wait,
         "newest": replace(wait, newest=NEWEST),
         "upgrade": m.Rejected(reason=m.RejectReason.UPGRADE, text="install another fanin"),

@@ -21,6 +21,9 @@ def toml_of(wanted: Plan) -> str:
         for name in type(part).__slots__:
             value = getattr(part, name)
             lines.append(f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value!r}")
+    for stage in wanted.stages:
+        options = ", ".join(f'"{name}" = {value!r}' for name, value in stage.options.items())
+        lines += ["[[stages]]", f'name = "{stage.name}"', f"options = {{ {options} }}"]
     return "\n".join(lines)
 
 

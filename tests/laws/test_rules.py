@@ -205,7 +205,7 @@ def test_the_contract_catches_a_sum_that_does_not_merge() -> None:
             {"rule": "trimed_mean"},
             (
                 "plan: aggregation.rule: got 'trimed_mean', expected one of ['trimmed_mean', 'weighted_mean'], which "
-                "are installed at the coordinator; did you mean trimmed_mean?"
+                "are installed here; did you mean trimmed_mean?"
             ),
         ),
         (

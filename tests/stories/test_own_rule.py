@@ -109,4 +109,4 @@ def test_a_run_with_what_is_installed_is_verified(site: Path, tmp_path: Path, ru
 def test_without_the_package_the_run_does_not_start(tmp_path: Path, rule: str, optimizer: str, error: str) -> None:
     done = run(tmp_path / "empty", RUN, tmp_path, rule, optimizer)
     assert done.returncode != 0
-    assert f"InvalidPlan: plan: {error}, which are installed at the coordinator" in done.stderr
+    assert f"InvalidPlan: plan: {error}, which are installed here" in done.stderr

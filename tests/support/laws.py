@@ -53,6 +53,7 @@ def versions(draw: st.DrawFn) -> m.Version:
         public_key=draw(KEYS),
         signature=draw(SIGNATURES),
         delegation=draw(st.none() | DELEGATIONS),
+        auxiliary=dict(sorted(draw(st.dictionaries(NAMES, ARTIFACTS, max_size=2)).items())),
     )
 
 
@@ -64,6 +65,11 @@ TRAININGS: Final = st.builds(
     seed=UINT64,
     proximal_weight=st.just(0.0) | RATES,
     batch_size=UINT32,
+)
+STAGES: Final = st.builds(
+    m.StageSpec,
+    name=NAMES,
+    options=st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3),
 )
 ASSIGNMENTS: Final = st.builds(
     m.Assignment,
@@ -77,6 +83,8 @@ ASSIGNMENTS: Final = st.builds(
     training=TRAININGS,
     deadline_s=FLOATS,
     relay=TEXTS,
+    stages=st.lists(STAGES, max_size=3).map(tuple),
+    state=st.builds(m.StageState, lineage=UINT64, round=UINT32),
 )
 ENROLLMENTS: Final = st.builds(m.Enrollment, protocol=UINT32, token=TEXTS, public_key=KEYS)
 CHECK_INS: Final = st.builds(
@@ -88,6 +96,7 @@ CHECK_INS: Final = st.builds(
         runtimes=st.lists(PRINTABLES, max_size=3).map(tuple),
         graph_formats=st.lists(NAMES, max_size=3).map(tuple),
         max_download_bytes=UINT64,
+        stages=st.lists(NAMES, max_size=3).map(tuple),
     ),
     wait_s=SECONDS,
     served=st.none() | st.builds(m.ServedVersion, run_id=st.just("") | NAMES, number=UINT64),
@@ -161,6 +170,7 @@ def plans(draw: st.DrawFn) -> p.Plan:
         cohort=cohort,
         training=draw(TRAININGS),
         codec=m.CodecSpec(name=name, max_shift=shift),
+        stages=tuple(draw(st.lists(STAGES, max_size=3, unique_by=lambda stage: stage.name))),
         aggregation=p.AggregationPlan(max_examples=examples, outer_learning_rate=draw(POSITIVE)),
         stop=p.StopPlan(
             max_rounds=draw(st.integers(1, 1 << 20)),

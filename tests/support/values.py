@@ -1,5 +1,6 @@
 """Small fixed values of every kind, for suites that need one and do not care which."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -40,7 +41,9 @@ def parameters_artifact() -> Artifact:
     return artifact_of(encode_parameters(TABLE, parameters()))
 
 
-def version(key: SigningKey = RUN_KEY, parent: m.Version | None = None) -> m.Version:
+def version(
+    key: SigningKey = RUN_KEY, parent: m.Version | None = None, auxiliary: Mapping[str, Artifact] | None = None
+) -> m.Version:
     """A Version of ``RUN`` that the run key signed, with its delegation."""
     signed = sign_version(
         key,
@@ -48,6 +51,7 @@ def version(key: SigningKey = RUN_KEY, parent: m.Version | None = None) -> m.Ver
         run_id=RUN,
         bundle_sha256=BUNDLE.manifest.sha256,
         parameters=parameters_artifact(),
+        auxiliary=auxiliary or {},
     )
     return replace(signed, delegation=DELEGATION)
 

@@ -41,7 +41,7 @@ RATE_RULE = f"expected a number from 1.2e-38 to 1.7e+38{SEE}"
 SECONDS_RULE = f"expected a number above 0 and below inf{SEE}"
 TIMES_RULE = f"expected an integer from 1 to {TIMES}{SEE}"
 NAME_RULE = f"expected a string of 1 to 128 letters, digits or ._:+- that do not begin with a dot{SEE}"
-TOP = "app, bundle, name, [cohort], [training], [codec], [aggregation], [stop]"
+TOP = "app, bundle, name, [cohort], [training], [codec], [[stages]], [aggregation], [stop]"
 COHORT_KEYS = "concurrency, buffer, quorum, deadline_s, min_report_s"
 OVERFLOW = (
     "the sum of a Round could overflow: (32 - 1) bits of fixed32 + max_shift 9 + 23 bits of weight "
@@ -50,7 +50,43 @@ OVERFLOW = (
 APP, COHORT, RATE = 'app = "digits"', "concurrency = 8", "learning_rate = 1"
 
 # A text of SHORTEST, its replacement, and the error without the name of the file.
+STAGE = '[[stages]]\nname = "error_feedback"\n'
+OPTIONS_RULE = f"expected a table of finite numbers{SEE}"
+STAGES_RULE = "expected at most 8 of different names; remove stages"
+NINE = [f"stage-{number}" for number in range(9)]
 WRONG = [
+    (RATE, f"{RATE}\n[stages]", "stages: got {}, expected a list of sections [[stages]]"),
+    (RATE, f"{RATE}\n[[stages]]", f"stages.0.name: missing, {NAME_RULE.removesuffix(SEE)}; add the key"),
+    (
+        RATE,
+        f"{RATE}\n{STAGE}option = 1",
+        "stages.0.option: unknown key, expected one of name, options; did you mean stages.0.options?",
+    ),
+    (RATE, f"{RATE}\n{STAGE}options = 1", f"stages.0.options: got 1, {OPTIONS_RULE}"),
+    (RATE, f"{RATE}\n{STAGE}options.share = nan", f"stages.0.options: got {{'share': nan}}, {OPTIONS_RULE}"),
+    (RATE, f"{RATE}\n{STAGE}options.share = 'a'", f"stages.0.options: got {{'share': 'a'}}, {OPTIONS_RULE}"),
+    (RATE, f"{RATE}\n{STAGE}{STAGE}", f"stages: got ['error_feedback', 'error_feedback'], {STAGES_RULE}"),
+    (
+        RATE,
+        RATE + "".join(f'\n[[stages]]\nname = "{name}"' for name in NINE),
+        f"stages: got {str(NINE)[:128]}, {STAGES_RULE}",
+    ),
+    (
+        RATE,
+        f'{RATE}\n[[stages]]\nname = "int8"',
+        (
+            "stages: got 'int8', a second codec beside codec.name = 'fixed32', expected one part that makes the payload; "
+            "remove the stage, or set codec.name"
+        ),
+    ),
+    (
+        RATE,
+        f"{RATE}\n[aggregation]\nmax_staleness = 1\n{STAGE}",
+        (
+            "got aggregation.max_staleness 1 with the stages ['error_feedback'], expected 0; set it to 0 or remove the "
+            "stages"
+        ),
+    ),
     ("app =", "apps =", f"apps: unknown key, expected one of {TOP}; did you mean app?"),
     (APP, f"{APP}\n[extra]", f"extra: unknown section, expected one of {TOP}; docs/plan.md lists the keys"),
     (

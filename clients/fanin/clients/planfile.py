@@ -167,6 +167,8 @@ class _Reader:
     def _value(self, field: KeyField, value: object, path: str) -> object:
         if field.type is float and type(value) is int:
             value = float(value) if value.bit_length() <= MAX_FLOAT_BITS else float("inf")
+        if field.type is dict and isinstance(value, dict):
+            value = {name: float(item) if type(item) is int else item for name, item in value.items()}
         if type(value) is not field.type or not field.accepts(value):
             raise InvalidPlan(f"{self.source(path)}: {field.problem(path, value)}")
         return value
@@ -183,10 +185,17 @@ def _declaration(name: str, fields: Fields, path: str, problem: str) -> KeyField
     """Return the declaration of a name in a section. Raises InvalidPlan with the nearest name."""
     if name in fields:
         return fields[name]
-    names = ", ".join(each if isinstance(field, KeyField) else f"[{each}]" for each, field in fields.items())
+    names = ", ".join(_written(each, field) for each, field in fields.items())
     nearest = _nearest(name, path, fields)
     advice = f"did you mean {nearest}?" if nearest else f"{PAGE} lists the keys"
     raise InvalidPlan(f"{problem.replace('{}', joined(path, name))}, expected one of {names}; {advice}")
+
+
+def _written(name: str, field: KeyField | SectionField) -> str:
+    """Return a name as it is written in a file."""
+    if isinstance(field, KeyField):
+        return name
+    return f"[[{name}]]" if field.is_list else f"[{name}]"
 
 
 def _nearest(name: str, path: str, fields: Fields) -> str:

@@ -190,6 +190,7 @@ class Capabilities(_message.Message):
     RUNTIMES_FIELD_NUMBER: _builtins.int
     GRAPH_FORMATS_FIELD_NUMBER: _builtins.int
     MAX_DOWNLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
     max_download_bytes: _builtins.int
     """The most bytes that this device will download for one Assignment; 0: no limit."""
     @_builtins.property
@@ -204,6 +205,10 @@ class Capabilities(_message.Message):
     def graph_formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """"onnx", "tflite": the formats of graphs that this device can run. A device without a runtime also names one."""
 
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The stages that this device can apply (see Stage). None is needed for a Run without stages."""
+
     def __init__(
         self,
         *,
@@ -211,10 +216,11 @@ class Capabilities(_message.Message):
         runtimes: _abc.Iterable[_builtins.str] | None = ...,
         graph_formats: _abc.Iterable[_builtins.str] | None = ...,
         max_download_bytes: _builtins.int = ...,
+        stages: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "graph_formats", b"graph_formats", "max_download_bytes", b"max_download_bytes", "runtimes", b"runtimes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "graph_formats", b"graph_formats", "max_download_bytes", b"max_download_bytes", "runtimes", b"runtimes", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -652,6 +658,7 @@ class Version(_message.Message):
     PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     DELEGATION_FIELD_NUMBER: _builtins.int
+    AUXILIARY_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
     """Increases within a Run. A rollback publishes the old parameters under a new number."""
@@ -665,6 +672,10 @@ class Version(_message.Message):
     def parameters(self) -> Global___Artifact: ...
     @_builtins.property
     def delegation(self) -> Global___Delegation: ...
+    @_builtins.property
+    def auxiliary(self) -> _containers.RepeatedCompositeFieldContainer[Global___Auxiliary]:
+        """Tensors beside the parameters, for the stages of the Run, in the order of their names. At most 8."""
+
     def __init__(
         self,
         *,
@@ -676,14 +687,44 @@ class Version(_message.Message):
         public_key: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
         delegation: Global___Delegation | None = ...,
+        auxiliary: _abc.Iterable[Global___Auxiliary] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation", "parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_sha256", b"bundle_sha256", "delegation", b"delegation", "number", b"number", "parameters", b"parameters", "parent", b"parent", "public_key", b"public_key", "run_id", b"run_id", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auxiliary", b"auxiliary", "bundle_sha256", b"bundle_sha256", "delegation", b"delegation", "number", b"number", "parameters", b"parameters", "parent", b"parent", "public_key", b"public_key", "run_id", b"run_id", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Version: _TypeAlias = Version  # noqa: Y015
+
+@_typing.final
+class Auxiliary(_message.Message):
+    """A tensor beside the parameters of a Version: n float32 values in the order of the flat vector, as the tensor "values"
+    of the shape [n] in canonical form. A device needs it only if a stage of its Assignment reads it. The digest is
+    signed with the Version: a signed line with auxiliary tensors has one more element, {"NAME":"DIGEST",..} with the
+    names in the order of their code points.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TENSOR_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def tensor(self) -> Global___Artifact: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tensor: Global___Artifact | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tensor", b"tensor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "tensor", b"tensor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Auxiliary: _TypeAlias = Auxiliary  # noqa: Y015
 
 @_typing.final
 class Grid(_message.Message):
@@ -756,6 +797,94 @@ class Codec(_message.Message):
 Global___Codec: _TypeAlias = Codec  # noqa: Y015
 
 @_typing.final
+class Stage(_message.Message):
+    """A stage of the update pipeline. The stages of an Assignment are applied to the change in their order, before the
+    codec. What the codec rounds is q * step; `sent` below is what the coordinator reads from the payload.
+
+    Each stage has a state: float32 tensors of n values. It begins with zeros and belongs to one Round of one lineage
+    (see StageState). An Update and the states after it are stored together, before the upload.
+
+    error_feedback has the state residual. It adds the residual to the change. The new residual is this sum minus
+    `sent`, each computed in float64 and rounded to float32.
+
+    scaffold has the option num_devices, the number N of all devices of the Run, the state control (c_i) and the auxiliary
+    tensor control (c), all zeros in the first Version of a lineage. The train graph receives c - c_i as control.<p>. Its
+    Updates have a second group of n values behind the change: the control change -c - change / (steps * learning_rate).
+    The new c_i is c_i plus `sent` of that group. Blocks, grid and shifts of the second group follow those of the first.
+    It counts with the weight of one example, whatever the examples of the device.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class OptionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def options(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        options: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "options", b"options"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stage: _TypeAlias = Stage  # noqa: Y015
+
+@_typing.final
+class StageState(_message.Message):
+    """The state that a device begins an Assignment with: the one that it stored with its Update of this Round of this
+    lineage. The Round is the last one of the lineage that published a Version with an Update of this device; 0: none
+    did, and the device begins with the first state. A device removes all other states of the Run. So the Updates of
+    Rounds that failed, or that a rollback undid, leave no state.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINEAGE_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    lineage: _builtins.int
+    """The number of the Version that no Round published and from which all later ones were computed."""
+    round: _builtins.int
+    def __init__(
+        self,
+        *,
+        lineage: _builtins.int = ...,
+        round: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lineage", b"lineage", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageState: _TypeAlias = StageState  # noqa: Y015
+
+@_typing.final
 class Training(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -805,6 +934,8 @@ class Assignment(_message.Message):
     TRAINING_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     RELAY_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     assignment_id: _builtins.str
     run_id: _builtins.str
     round: _builtins.int
@@ -822,6 +953,14 @@ class Assignment(_message.Message):
     def codec(self) -> Global___Codec: ...
     @_builtins.property
     def training(self) -> Global___Training: ...
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]:
+        """The stages of the update pipeline, in their order."""
+
+    @_builtins.property
+    def state(self) -> Global___StageState:
+        """Absent: both numbers are 0."""
+
     def __init__(
         self,
         *,
@@ -835,10 +974,12 @@ class Assignment(_message.Message):
         training: Global___Training | None = ...,
         deadline_s: _builtins.float = ...,
         relay: _builtins.str = ...,
+        stages: _abc.Iterable[Global___Stage] | None = ...,
+        state: Global___StageState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "codec", b"codec", "grid", b"grid", "training", b"training", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "codec", b"codec", "grid", b"grid", "state", b"state", "training", b"training", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "bundle", b"bundle", "codec", b"codec", "deadline_s", b"deadline_s", "grid", b"grid", "relay", b"relay", "round", b"round", "run_id", b"run_id", "training", b"training", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "bundle", b"bundle", "codec", b"codec", "deadline_s", b"deadline_s", "grid", b"grid", "relay", b"relay", "round", b"round", "run_id", b"run_id", "stages", b"stages", "state", b"state", "training", b"training", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

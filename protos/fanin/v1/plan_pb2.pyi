@@ -3,9 +3,11 @@
 isort:skip_file
 The Plan: how a Run proceeds. Operators write it as TOML; this is its form on the wire and in the database."""
 
+from collections import abc as _abc
 from fanin.v1 import fleet_pb2 as _fleet_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -27,6 +29,7 @@ class Plan(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     AGGREGATION_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
     def cohort(self) -> Global___Cohort: ...
@@ -38,6 +41,10 @@ class Plan(_message.Message):
     def aggregation(self) -> Global___Aggregation: ...
     @_builtins.property
     def stop(self) -> Global___Stop: ...
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[_fleet_pb2.Stage]:
+        """The stages of the devices' update pipeline, in their order."""
+
     def __init__(
         self,
         *,
@@ -47,10 +54,11 @@ class Plan(_message.Message):
         codec: _fleet_pb2.Codec | None = ...,
         aggregation: Global___Aggregation | None = ...,
         stop: Global___Stop | None = ...,
+        stages: _abc.Iterable[_fleet_pb2.Stage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "name", b"name", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "name", b"name", "stages", b"stages", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,20 +1,23 @@
 """Signing and verifying Versions.
 
-The signed bytes are one line of JSON: run, number, parent, bundle and digest of the parameters. The signer is the
+The signed bytes are one line of JSON: run, number, parent, bundle, digest of the parameters and, if there are any, the
+digests of the auxiliary tensors. The signer is the
 Bundle's publisher, or a run key to which the publisher delegated for this Run and this Bundle.
 
 ``check_version`` is the checklist of a device. A device uses no part of a Version before all checks pass:
 
 1. the Version is for the verified Bundle and the assigned Run;
 2. the signer is the publisher, or has the publisher's delegation for this Run and Bundle;
-3. the signature covers this number, parent and digest;
+3. the signature covers this number, this parent and these digests;
 4. the number is not lower than the highest number that the device has verified in the Run.
 
 The parameters' digest is checked later, when their Chunks are assembled (``fanin.protos.chunks.assemble``).
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from fanin.edge.bundles.keys import DELEGATION_CONTEXT, VERSION_CONTEXT, SigningKey, is_signed
 from fanin.protos.chunks import Artifact, short
@@ -31,7 +34,13 @@ def sign_delegation(key: SigningKey, *, run_id: str, bundle_sha256: str, run_pub
 
 
 def sign_version(
-    key: SigningKey, *, parent: "Version | None", run_id: str, bundle_sha256: str, parameters: Artifact
+    key: SigningKey,
+    *,
+    parent: "Version | None",
+    run_id: str,
+    bundle_sha256: str,
+    parameters: Artifact,
+    auxiliary: Mapping[str, Artifact] = MappingProxyType({}),
 ) -> Version:
     """Create and sign the next Version of a Run, without a delegation.
 
@@ -41,6 +50,7 @@ def sign_version(
         run_id: The Run.
         bundle_sha256: The Run's Bundle.
         parameters: The canonical parameter bytes as an Artifact.
+        auxiliary: Tensors beside the parameters, by name, in name order.
     """
     unsigned = Version(
         run_id=run_id,
@@ -48,6 +58,7 @@ def sign_version(
         parent=0 if parent is None else parent.number,
         bundle_sha256=bundle_sha256,
         parameters=parameters,
+        auxiliary=auxiliary,
         public_key=key.public,
         signature=bytes(64),
     )
@@ -106,7 +117,9 @@ def check_version(version: Version, *, run_id: str, bundle_sha256: str, publishe
 
 
 def _version_bytes(version: Version) -> bytes:
-    row = [version.run_id, version.number, version.parent, version.bundle_sha256, version.parameters.sha256]
+    row: list[object] = [version.run_id, version.number, version.parent, version.bundle_sha256, version.sha256]
+    if version.auxiliary:
+        row.append({name: tensor.sha256 for name, tensor in version.auxiliary.items()})
     return json.dumps(row, separators=(",", ":")).encode()
 
 

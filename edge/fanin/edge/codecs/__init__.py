@@ -1,7 +1,14 @@
-"""Codecs: an Update as integers on a power-of-two grid.
+"""Stages and codecs: from the change of a training to an Update, as integers on a power-of-two grid.
 
 Modules in reading order:
 
-    fixed   the codecs ``fixed32`` and ``int8``: encode, decode
-    grid    the step of each block, and how it follows the Updates of a Round
+    fixed            the codecs ``fixed32`` and ``int8``: encode, decode
+    grid             the step of each block, and how it follows the Updates of a Round
+    vector           the vector of an Update: groups of values
+    stage            the contract of stages, the steps before the codec
+    error_feedback   the stage that adds what the codec left out to the next Update
+    scaffold         the stage of SCAFFOLD's control variates
+    stages           the stages by name
+    pipeline         the stages of an Assignment in their order, then the codec
+    contract         the contract of stages, as a check for the tests of one's own
 """

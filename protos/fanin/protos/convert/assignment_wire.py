@@ -1,9 +1,14 @@
 """Wire form of Assignments."""
 
+from typing import Final
+
 from fanin.protos.convert.section_wire import section_from_proto, write_section
 from fanin.protos.convert.version_wire import bundle_from_proto, bundle_to_proto, version_from_proto, version_to_proto
-from fanin.protos.messages import Assignment, CodecSpec, Training
+from fanin.protos.messages import Assignment, CodecSpec, StageState, Training
+from fanin.protos.plans import StageSpec
 from fanin.v1 import fleet_pb2 as pb
+
+FIRST: Final = StageState()
 
 
 def assignment_to_proto(work: Assignment) -> pb.Assignment:
@@ -16,9 +21,12 @@ def assignment_to_proto(work: Assignment) -> pb.Assignment:
         grid=pb.Grid(exponents=work.grid),
         deadline_s=work.deadline_s,
         relay=work.relay,
+        state=pb.StageState(lineage=work.state.lineage, round=work.state.round) if work.state != FIRST else None,
     )
     write_section(work.codec, message.codec)
     write_section(work.training, message.training)
+    for stage in work.stages:
+        write_section(stage, message.stages.add())
     return message
 
 
@@ -34,4 +42,6 @@ def assignment_from_proto(message: pb.Assignment) -> Assignment:
         training=section_from_proto(Training, message.training),
         deadline_s=message.deadline_s,
         relay=message.relay,
+        stages=tuple(section_from_proto(StageSpec, stage) for stage in message.stages),
+        state=StageState(lineage=message.state.lineage, round=message.state.round),
     )

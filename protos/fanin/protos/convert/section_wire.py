@@ -23,7 +23,10 @@ def write_section(section: object, message: Message) -> None:
         value = getattr(section, name)
         if isinstance(field, KeyField):
             is_never = field.is_never_by_default and value == field.default
-            setattr(message, name, 0.0 if is_never else value)
+            if field.type is dict:
+                getattr(message, name).update(value)
+            else:
+                setattr(message, name, 0.0 if is_never else value)
         elif field.is_list:
             for item in value:
                 write_section(item, getattr(message, name).add())
@@ -40,6 +43,9 @@ def section_from_proto(kind: type[T], message: Message) -> T:
         if isinstance(field, KeyField) and wire_field.has_presence and not message.HasField(name):
             # A Plan from before this key was declared.
             values[name] = field.default
+        elif isinstance(field, KeyField) and field.type is dict:
+            # A protobuf map has no order. Sorting makes the value equal in every process.
+            values[name] = dict(sorted(value.items()))
         elif isinstance(field, KeyField):
             values[name] = field.default if field.is_never_by_default and value == 0 else value
         elif field.is_list:

@@ -1,6 +1,9 @@
 """Wire form of Artifacts, Bundles, delegations, Versions and publications."""
 
+from types import MappingProxyType
+
 from fanin.protos.chunks import Artifact, ChunkRef
+from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import BundleRef, Delegation, Publication, Version
 from fanin.v1 import fleet_pb2 as pb
 
@@ -59,10 +62,16 @@ def version_to_proto(version: Version) -> pb.Version:
         public_key=bytes.fromhex(version.public_key),
         signature=version.signature,
         delegation=delegation_to_proto(version.delegation) if version.delegation else None,
+        auxiliary=(
+            pb.Auxiliary(name=name, tensor=artifact_to_proto(tensor)) for name, tensor in version.auxiliary.items()
+        ),
     )
 
 
 def version_from_proto(message: pb.Version) -> Version:
+    auxiliary = {each.name: artifact_from_proto(each.tensor) for each in message.auxiliary}
+    if len(auxiliary) < len(message.auxiliary):
+        raise InvalidInput(f"version {message.number}: got two auxiliary tensors of one name, expected different names")
     return Version(
         run_id=message.run_id,
         number=message.number,
@@ -72,6 +81,7 @@ def version_from_proto(message: pb.Version) -> Version:
         public_key=message.public_key.hex(),
         signature=message.signature,
         delegation=delegation_from_proto(message.delegation) if message.HasField("delegation") else None,
+        auxiliary=MappingProxyType(auxiliary),
     )
 
 

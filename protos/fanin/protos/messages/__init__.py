@@ -3,8 +3,8 @@
 Modules in reading order:
 
     checkins      enrollment, capabilities, check-in and its answers
-    assignments   the Assignment: training, codec and grid of one device in one Round; its training and codec are
-                  sections of the Plan (``fanin.protos.plans``)
+    assignments   the Assignment: training, codec and grid of one device in one Round; its training, codec and
+                  stages are sections of the Plan (``fanin.protos.plans``)
     versions      references to Bundles, Versions, delegations, publications
     transfers     downloads and uploads
     reports       telemetry, statistics, giving an Assignment up
@@ -19,6 +19,7 @@ from fanin.protos.messages.assignments import (
     MAX_GRID_EXPONENT,
     MIN_GRID_EXPONENT,
     Assignment,
+    StageState,
 )
 from fanin.protos.messages.checkins import (
     MAX_CAPABILITIES,
@@ -62,7 +63,7 @@ from fanin.protos.messages.transfers import (
     UploadReply,
 )
 from fanin.protos.messages.versions import BundleRef, Delegation, Publication, ServedVersion, Version
-from fanin.protos.plans import CodecSpec, Training
+from fanin.protos.plans import CodecSpec, StageSpec, Training
 
 __all__ = [
     "EVAL_AGREE",
@@ -102,6 +103,8 @@ __all__ = [
     "Report",
     "RoundState",
     "ServedVersion",
+    "StageSpec",
+    "StageState",
     "Statistics",
     "Telemetry",
     "Training",

@@ -6,12 +6,25 @@ from typing import Final
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages.versions import BundleRef, Publication, Version
 from fanin.protos.names import check_name
-from fanin.protos.plans import MAX_CODEC_SHIFT, CodecSpec, Training
+from fanin.protos.plans import MAX_CODEC_SHIFT, MAX_STAGES, CodecSpec, StageSpec, Training
 from fanin.protos.plans.keys import range_problem
 
 MIN_GRID_EXPONENT: Final = -1000
 MAX_GRID_EXPONENT: Final = 1000
 """Between these limits a step of 2^exponent is a normal float64 number. A Round's own grid stays far inside them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageState:
+    """Names the state with which the stages of a device begin.
+
+    Attributes:
+        lineage: Number of the Version that no Round published and from which all later ones were computed.
+        round: The last Round of this lineage whose Version contains an Update of the device; 0 for none.
+    """
+
+    lineage: int = 0
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +37,13 @@ class Assignment:
         round: The Round's number.
         bundle: The graphs to run.
         version: The parameters to start from.
-        grid: One exponent per block, with blocks in name order; the step of a block is 2^exponent.
+        grid: One exponent per block of each group, with blocks in name order; the step of a block is 2^exponent.
         codec: How to encode the Update.
         training: How to train.
         deadline_s: Seconds that are left in the Round; 0 for no deadline.
         relay: Reserved for relays; empty.
+        stages: The stages of the update pipeline, in their order.
+        state: The state with which the stages begin.
     """
 
     assignment_id: str
@@ -41,6 +56,8 @@ class Assignment:
     training: Training
     deadline_s: float = 0.0
     relay: str = ""
+    stages: tuple[StageSpec, ...] = ()
+    state: StageState = StageState()
 
     @property
     def publication(self) -> Publication:
@@ -59,3 +76,8 @@ class Assignment:
             raise InvalidInput(f"assignment: got max_shift {self.codec.max_shift}, expected 0 to {MAX_CODEC_SHIFT}")
         if problem := range_problem(self.training, "training"):
             raise InvalidInput(f"assignment: {problem}")
+        if len(self.stages) > MAX_STAGES:
+            raise InvalidInput(f"assignment: got {len(self.stages)} stages, expected at most {MAX_STAGES}")
+        for stage in self.stages:
+            if problem := range_problem(stage, "stage"):
+                raise InvalidInput(f"assignment: {problem}")

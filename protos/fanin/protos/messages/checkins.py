@@ -18,17 +18,19 @@ MAX_CAPABILITIES: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The codecs, runtimes and graph formats of a device. ``max_download_bytes`` 0 means no limit."""
+    """The codecs, runtimes, graph formats and stages of a device. ``max_download_bytes`` 0 means no limit."""
 
     codecs: tuple[str, ...]
     runtimes: tuple[str, ...]
     graph_formats: tuple[str, ...]
     max_download_bytes: int = 0
+    stages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_entries("codecs", self.codecs)
         _check_entries("runtimes", self.runtimes)
         _check_entries("graph_formats", self.graph_formats)
+        _check_entries("stages", self.stages)
 
 
 def _check_entries(what: str, entries: tuple[str, ...]) -> None:

@@ -4,11 +4,16 @@ These values carry digests and signatures but verify none of them: ``fanin.edge.
 uses anything. A value only guarantees that its keys and signatures have the right length and its names the right form.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import MAX_NUMBER, check_key, check_name, check_signature
+
+MAX_AUXILIARY: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,7 @@ class Version:
         public_key: Key of the signer: the publisher's, or a run key with a ``delegation``.
         signature: 64 bytes.
         delegation: The publisher's permission, if a run key signed.
+        auxiliary: Tensors beside the parameters, by name, in name order: what the stages of the Run need.
     """
 
     run_id: str
@@ -68,6 +74,7 @@ class Version:
     public_key: str
     signature: bytes
     delegation: Delegation | None = None
+    auxiliary: Mapping[str, Artifact] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         check_name("version: run", self.run_id)
@@ -77,6 +84,13 @@ class Version:
             raise InvalidInput(f"version: got number {self.number}, expected 0 to {MAX_NUMBER}")
         if self.parent >= max(self.number, 1):
             raise InvalidInput(f"version {self.number}: got parent {self.parent}, expected a lower number (0: itself)")
+        if len(self.auxiliary) > MAX_AUXILIARY or list(self.auxiliary) != sorted(self.auxiliary):
+            raise InvalidInput(
+                f"version {self.number}: got {len(self.auxiliary)} auxiliary tensors, expected at most {MAX_AUXILIARY} "
+                "in the order of their names"
+            )
+        for name in self.auxiliary:
+            check_name("version: auxiliary tensor", name)
 
     @property
     def sha256(self) -> str:

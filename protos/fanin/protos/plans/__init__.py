@@ -10,9 +10,10 @@ Modules in reading order:
     keys       how a key is declared, and the checks and texts that follow from a declaration
     sections   the sections of a Plan with their keys, and the conditions within a section
     plan       the Plan, and the conditions between sections
+    named      what a Plan names: ours, or by entry point those of other distributions
 """
 
-from fanin.protos.plans.plan import CONSTRAINTS, HEADROOM_BITS, WEIGHT_UNIT, Plan
+from fanin.protos.plans.plan import CONSTRAINTS, HEADROOM_BITS, MAX_STAGES, WEIGHT_UNIT, Plan
 from fanin.protos.plans.sections import (
     CODEC_BITS,
     DEFAULT_MAX_SHIFTS,
@@ -25,6 +26,7 @@ from fanin.protos.plans.sections import (
     AggregationPlan,
     CodecSpec,
     CohortPlan,
+    StageSpec,
     StopPlan,
     Training,
 )
@@ -38,6 +40,7 @@ __all__ = [
     "MAX_COHORT",
     "MAX_EPOCHS",
     "MAX_RATE",
+    "MAX_STAGES",
     "MAX_TIMES",
     "MIN_RATE",
     "WEIGHT_UNIT",
@@ -45,6 +48,7 @@ __all__ = [
     "CodecSpec",
     "CohortPlan",
     "Plan",
+    "StageSpec",
     "StopPlan",
     "Training",
 ]

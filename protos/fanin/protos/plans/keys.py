@@ -5,7 +5,8 @@ A section of a Plan is a frozen dataclass. The annotation of a field declares a 
     deadline_s: Annotated[float, Key(text="Seconds until the deadline.", unit="s", above=0)] = 600.0
 
 The field has the key's name, type and default; ``Key`` has the rest. A field whose type is a dataclass is a section
-within the section, and ``tuple[X, ...]`` of a dataclass X is a list of sections: ``[[name]]`` in TOML.
+within the section, and ``tuple[X, ...]`` of a dataclass X is a list of sections: ``[[name]]`` in TOML. A key of the
+type ``dict`` is a table of numbers. Its names are not declared here, because others define them.
 """
 
 import math
@@ -15,7 +16,11 @@ from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Final, get_args, get_origin, get_type_hints
 
-TYPE_NAMES: Final = MappingProxyType({int: "an integer", float: "a number", str: "a string", bool: "true or false"})
+from fanin.protos.names import is_name
+
+TYPE_NAMES: Final = MappingProxyType(
+    {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table of finite numbers"}
+)
 """The types that a key may have."""
 PAGE: Final = "docs/plan.md"
 MAX_SHOWN_BITS: Final = 256
@@ -113,6 +118,8 @@ class KeyField:
     def accepts(self, value: object) -> bool:
         """Return whether a value of the key's type is within the range. NaN is in no range."""
         key = self.key
+        if isinstance(value, dict):
+            return all(is_name(name) and type(item) is float and math.isfinite(item) for name, item in value.items())
         if isinstance(value, str):
             return (not key.choices or value in key.choices) and (key.is_valid is None or key.is_valid(value))
         if not isinstance(value, int | float):
@@ -154,7 +161,8 @@ def _declared(section: type) -> Fields:
     members = {}
     for field in fields(section):
         hint = hints[field.name]
-        members[field.name] = _key_field(field.name, hint, field.default) or _section_field(field.name, hint)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        members[field.name] = _key_field(field.name, hint, default) or _section_field(field.name, hint)
     return MappingProxyType(members)
 
 
@@ -162,6 +170,7 @@ def _key_field(name: str, hint: object, default: object) -> KeyField | None:
     if get_origin(hint) is not Annotated:
         return None
     kind, *metadata = get_args(hint)
+    kind = get_origin(kind) or kind
     (key,) = (item for item in metadata if isinstance(item, Key))
     assert kind in TYPE_NAMES, f"{name}: got type {kind}, expected one of {list(TYPE_NAMES)}"
     return KeyField(name=name, type=kind, default=default, key=key)

@@ -15,12 +15,13 @@ from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import NAME_FORM, is_name
-from fanin.protos.plans.keys import Key, range_problem
+from fanin.protos.plans.keys import Key, range_problem, shown
 from fanin.protos.plans.sections import (
     CODEC_BITS,
     AggregationPlan,
     CodecSpec,
     CohortPlan,
+    StageSpec,
     StopPlan,
     Training,
     check_quorum,
@@ -29,6 +30,7 @@ from fanin.protos.plans.sections import (
 WEIGHT_UNIT: Final = 256
 """The integer weight of one example in a fresh Update."""
 HEADROOM_BITS: Final = 62
+MAX_STAGES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,7 @@ class Plan:
     cohort: CohortPlan
     training: Training
     codec: CodecSpec
+    stages: tuple[StageSpec, ...] = ()
     aggregation: AggregationPlan
     stop: StopPlan
 
@@ -49,9 +52,12 @@ class Plan:
         problem = (
             range_problem(self, "") or range_problem(self.training, "training") or range_problem(self.codec, "codec")
         )
+        for index, stage in enumerate(self.stages):
+            problem = problem or range_problem(stage, f"stages.{index}")
         if problem:
             raise InvalidPlan(f"plan: {problem}")
         check_headroom(self)
+        check_stages(self)
 
     @property
     def max_total_weight(self) -> int:
@@ -75,5 +81,27 @@ def check_headroom(plan: Plan) -> None:
         )
 
 
-CONSTRAINTS: Final = (check_quorum, check_headroom)
+def check_stages(plan: Plan) -> None:
+    """There are at most 8 stages, each at most once. The codec is no stage: `codec.name` names the only part that
+    makes a payload. With stages, `aggregation.max_staleness` is 0, because a device must know the fate of its last
+    Update before it begins the next one.
+    """
+    names = [stage.name for stage in plan.stages]
+    if len(names) > MAX_STAGES or len(set(names)) < len(names):
+        raise InvalidPlan(
+            f"plan: stages: got {shown(names)}, expected at most {MAX_STAGES} of different names; remove stages"
+        )
+    if payloads := sorted(set(names) & set(CODEC_BITS)):
+        raise InvalidPlan(
+            f"plan: stages: got {payloads[0]!r}, a second codec beside codec.name = {plan.codec.name!r}, expected one "
+            "part that makes the payload; remove the stage, or set codec.name"
+        )
+    if names and plan.aggregation.max_staleness:
+        raise InvalidPlan(
+            f"plan: got aggregation.max_staleness {plan.aggregation.max_staleness} with the stages {shown(names)}, "
+            "expected 0; set it to 0 or remove the stages"
+        )
+
+
+CONSTRAINTS: Final = (check_quorum, check_headroom, check_stages)
 """The conditions on several keys. Their docstrings are the text of docs/plan.md."""

@@ -6,7 +6,7 @@ and ``CodecSpec`` also travel to devices in an Assignment, so the Plan and the A
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Annotated, Final
@@ -161,6 +161,24 @@ class CodecSpec:
             ),
         ),
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpec:
+    """A stage of the devices' update pipeline: after training and before the codec, in the order of the list."""
+
+    name: Annotated[
+        str,
+        Key(
+            text="`error_feedback`, `scaffold`, or a stage that is installed at the coordinator and on the devices.",
+            form=NAME_FORM,
+            is_valid=is_name,
+            see="stages.md",
+        ),
+    ]
+    options: Annotated[
+        dict[str, float], Key(text="The options of the stage. `scaffold` has `num_devices`.", see="stages.md")
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

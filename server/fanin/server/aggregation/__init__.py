@@ -3,7 +3,6 @@
 Modules, in reading order:
 
     fold.py          the integer sum: ``begin``, ``accept``, ``merge``, ``finish``
-    named.py         what a Plan names: ours, or by entry point
     rules.py         the rules by name: ``Rule`` for sums, ``ColumnRule`` for robust ones; mean and trimmed mean
     sets.py          the fold of a closed set by its rule
     contract.py      the contracts of rules and outer optimizers, as checks for the tests of one's own

@@ -16,7 +16,7 @@ from typing import Final, Protocol, runtime_checkable
 from fanin.edge.tensors import Float64s
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import Plan
-from fanin.server.aggregation.named import named
+from fanin.protos.plans.named import named
 
 GROUP: Final = "fanin.outer_optimizers"
 """The entry point group of optimizers in other distributions. An entry is a function ``(plan) -> OuterOptimizer``."""

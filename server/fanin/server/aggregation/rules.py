@@ -18,9 +18,9 @@ import numpy as np
 from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import Plan
+from fanin.protos.plans.named import named
 from fanin.server.aggregation import fold
 from fanin.server.aggregation.fold import Contribution, PartialSum
-from fanin.server.aggregation.named import named
 
 GROUP: Final = "fanin.rules"
 """The entry point group of rules in other distributions. An entry is a function ``(plan) -> Rule | ColumnRule``."""

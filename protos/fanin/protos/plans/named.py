@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
 from fanin.protos.errors import InvalidPlan
@@ -24,19 +24,22 @@ def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
     """
     if name in ours:
         return ours[name]
-    entries = {entry.name: entry for entry in entry_points(group=group)}
+    entries = installed(group)
     if name in entries:
         try:
             theirs: T = entries[name].load()
         except Exception as exc:  # Of any kind: the code is another package's.
             raise InvalidPlan(
                 f"plan: {key}: {name!r} cannot be imported from {entries[name].value} ({type(exc).__name__}: {exc}); "
-                "repair that package at the coordinator"
+                "repair that package"
             ) from exc
         return theirs
     known = sorted({*ours, *entries})
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise InvalidPlan(
-        f"plan: {key}: got {name!r}, expected one of {known}, which are installed at the coordinator{hint}"
-    )
+    raise InvalidPlan(f"plan: {key}: got {name!r}, expected one of {known}, which are installed here{hint}")
+
+
+def installed(group: str) -> Mapping[str, EntryPoint]:
+    """Return the entry points of a group that are installed here, by name."""
+    return {entry.name: entry for entry in entry_points(group=group)}

@@ -1,0 +1,96 @@
+"""The contract of stages, as a check for the tests of one's own."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from fanin.edge.codecs.pipeline import Pipeline, States, first_states
+from fanin.edge.codecs.stage import GroupStage, Stage, State
+from fanin.edge.codecs.stages import layout_of
+from fanin.edge.tensors import Float32s, TensorTable
+from fanin.protos.messages import CodecSpec
+
+_TABLE: Final = TensorTable.of({"weights": (7, 9), "bias": (9,), "none": (0,)})
+_STEP: Final = -9
+_NUM_STEPS: Final = 3
+
+
+def check_stage(stage: Stage, *, num_rounds: int = 4, seed: int = 1) -> None:
+    """Check that a stage keeps the contract that devices and the coordinator rely on.
+
+    Args:
+        stage: The stage.
+        num_rounds: Number of Rounds that a device takes part in.
+        seed: Seed of the changes.
+
+    Raises:
+        AssertionError: The stage breaks the contract. The text says how.
+        InvalidInput: A vector or a state of the stage is refused.
+        InvalidPlan: The stage adds a group that exists.
+    """
+    names = stage.tensors
+    assert len(names) == len(set(names)), "tensors: got a name twice, expected different names"
+    if isinstance(stage, GroupStage):
+        _check_groups(stage)
+    for codec in ("fixed32", "int8"):
+        expected = _rounds(stage, codec, num_rounds, seed)
+        assert _rounds(stage, codec, num_rounds, seed) == expected, "apply: a repetition gave other bits"
+
+
+def _rounds(stage: Stage, codec: str, num_rounds: int, seed: int) -> list[bytes]:
+    """Return the bits of the payloads and the states of some Rounds."""
+    layout, rng, bits = layout_of(_TABLE, {"stage": stage}), np.random.default_rng(seed), list[bytes]()
+    names = [group.name for group in layout.groups[1:]]
+    states: States = first_states({"stage": stage}, _TABLE.num_values)
+    for number in range(num_rounds):
+        downlink = {name: _some(rng) for name in names}
+        pipeline = Pipeline(
+            codec=CodecSpec(name=codec, max_shift=4),
+            grid=layout.for_all([_STEP] * len(_TABLE.specs)),
+            learning_rate=0.5,
+            stages={"stage": stage},
+            layout=layout,
+            downlink=downlink,
+            rng_of=partial(_rng, (seed, number)),
+        )
+        if isinstance(stage, GroupStage):
+            _check_inputs(stage.prepare(states["stage"], downlink))
+        change = _some(rng)
+        for array in (change, *downlink.values(), *states["stage"].values()):
+            # A stage that writes to its inputs fails here.
+            array.flags.writeable = False
+        update = pipeline.apply(change, _NUM_STEPS, states)
+        states = update.states
+        bits += [update.encoded.payload, *_bits(states["stage"])]
+    return bits
+
+
+def _rng(seeds: tuple[int, int], purpose: str, _values: Float32s) -> np.random.Generator:
+    return np.random.default_rng([*seeds, len(purpose)])
+
+
+def _check_inputs(inputs: Mapping[str, Float32s]) -> None:
+    for kind, values in inputs.items():
+        assert values.shape == (_TABLE.num_values,), f"prepare: got shape {values.shape} for {kind}, expected one each"
+        assert values.dtype == np.float32, f"prepare: got {values.dtype} for {kind}, expected float32"
+
+
+def _check_groups(stage: GroupStage) -> None:
+    rng = np.random.default_rng(0)
+    auxiliary, aggregate = (rng.normal(0.0, 0.1, _TABLE.num_values) for _ in range(2))
+    whole = stage.advance(auxiliary, aggregate, 3)
+    assert whole.shape == auxiliary.shape, f"advance: got shape {whole.shape}, expected one value each"
+    assert whole.dtype == np.float64, f"advance: got {whole.dtype}, expected float64"
+    for cut in (1, 5, 40):
+        parts = [stage.advance(auxiliary[part], aggregate[part], 3) for part in (slice(0, cut), slice(cut, None))]
+        assert np.array_equal(np.concatenate(parts), whole), "advance: the lengths of slices changed bits"
+
+
+def _some(rng: np.random.Generator) -> Float32s:
+    return rng.normal(0.0, 0.1, _TABLE.num_values).astype(np.float32)
+
+
+def _bits(state: State) -> list[bytes]:
+    return [state[name].tobytes() for name in sorted(state)]

@@ -1,0 +1,102 @@
+"""The contract of stages: the steps of a device's update pipeline between the training and the codec.
+
+    prepare -> training -> scaffold -> error_feedback -> .. -> codec
+
+A Plan lists its stages in ``[[stages]]``. An installed distribution adds stages of its own by the entry point group
+``fanin.stages``; it must be installed at the coordinator and on the devices.
+
+A stage may have state: float32 tensors, each with a value for each value of the parameters. The state begins with
+zeros. It is stored together with the Update (``fanin.clients.device.storage``), and a device begins each Assignment
+with the state after its last Update that a Version contains.
+
+A stage that adds a group to the vector also keeps a tensor of the same name beside the parameters of each Version: its
+auxiliary tensor. The coordinator computes it from the aggregate of the group, and devices download it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from fanin.edge.codecs.vector import Group, Vector
+from fanin.edge.tensors import Float32s, Float64s
+from fanin.protos.errors import InvalidPlan
+
+State = Mapping[str, Float32s]
+"""The tensors of one stage's state (num_values,), by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageContext:
+    """What a stage may use.
+
+    Attributes:
+        send: Passes a vector on to the next stage, and returns what the coordinator will read from the payload, in
+            float64. Call it once.
+        downlink: The auxiliary tensors of the Version (num_values,), by name.
+        num_steps: Optimizer steps of the training.
+        learning_rate: Learning rate of the training.
+        rng: Random numbers, the same for a repeated training.
+    """
+
+    send: Callable[[Vector], Mapping[str, Float64s]]
+    downlink: Mapping[str, Float32s]
+    num_steps: int
+    learning_rate: float
+    rng: np.random.Generator
+
+
+@runtime_checkable
+class Stage(Protocol):
+    """One step of the update pipeline. ``fanin.edge.codecs.contract.check_stage`` checks an implementation."""
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the state's tensors, none for a stage without state."""
+        ...
+
+    def apply(self, vector: Vector, state: State, context: StageContext) -> State:
+        """Change the vector, pass it on by ``context.send``, and return the next state.
+
+        Args:
+            vector: The groups of the Update so far. Do not change the arrays.
+            state: The state before. Do not change the arrays.
+            context: The way on, and facts about the training.
+        """
+        ...
+
+
+@runtime_checkable
+class GroupStage(Stage, Protocol):
+    """A stage that adds a group to the vector. The first stages of a Plan are of this kind."""
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups that ``apply`` adds."""
+        ...
+
+    def prepare(self, state: State, downlink: Mapping[str, Float32s]) -> Mapping[str, Float32s]:
+        """Return inputs of the train graph (num_values,), by kind: ``control`` sets the inputs ``control.<p>``.
+
+        Args:
+            state: The state before the Round.
+            downlink: The auxiliary tensors of the Version (num_values,), by name.
+        """
+        ...
+
+    def advance(self, auxiliary: Float64s, aggregate: Float64s, num_updates: int) -> Float64s:
+        """Return the next auxiliary tensor. It works elementwise, with + - * / only, on slices of any length.
+
+        Args:
+            auxiliary: The tensor of the Version (num_values_of_slice,).
+            aggregate: What the rule made of the group (num_values_of_slice,).
+            num_updates: Number of Updates in the Round.
+        """
+        ...
+
+
+def check_options(name: str, options: Mapping[str, float], expected: Sequence[str]) -> None:
+    """Raise InvalidPlan unless these are the options of a stage."""
+    if set(options) != set(expected):
+        raise InvalidPlan(f"plan: stages: {name}: got the options {sorted(options)}, expected {sorted(expected)}")

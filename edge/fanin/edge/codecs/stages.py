@@ -1,0 +1,61 @@
+"""The stages that a Plan may name, and the layout of the vectors that they make."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from fanin.edge.codecs.error_feedback import ErrorFeedback
+from fanin.edge.codecs.scaffold import Scaffold
+from fanin.edge.codecs.stage import GroupStage, Stage
+from fanin.edge.codecs.vector import MAIN, VectorLayout
+from fanin.edge.tensors import TensorTable
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans import StageSpec
+from fanin.protos.plans.named import installed, named
+
+GROUP: Final = "fanin.stages"
+"""The entry point group of stages in other distributions. An entry is a function ``(options) -> Stage``."""
+StageFactory = Callable[[Mapping[str, float]], Stage]
+"""Returns a stage for the options of the Plan. Raises InvalidPlan for wrong options."""
+STAGES: Final[Mapping[str, StageFactory]] = MappingProxyType(
+    {"error_feedback": ErrorFeedback.of, "scaffold": Scaffold.of}
+)
+"""The stages of fanin, by name."""
+
+
+def stages_of(specs: Sequence[StageSpec]) -> Mapping[str, Stage]:
+    """Return the stages of a Plan or an Assignment by name, in their order.
+
+    Raises:
+        InvalidPlan: A stage is not installed, its options are wrong, or the order is.
+    """
+    stages: dict[str, Stage] = {}
+    for spec in specs:
+        stage = named("stages", spec.name, STAGES, GROUP)(spec.options)
+        if not isinstance(stage, Stage):
+            raise InvalidPlan(f"plan: stages: {spec.name!r} is no Stage; correct that package")
+        if isinstance(stage, GroupStage) and not all(isinstance(each, GroupStage) for each in stages.values()):
+            raise InvalidPlan(
+                f"plan: stages: got {spec.name!r} after {next(reversed(stages))!r}, expected it before: it reads the "
+                "change as the training left it; move it to the front"
+            )
+        stages[spec.name] = stage
+    return stages
+
+
+def layout_of(table: TensorTable, stages: Mapping[str, Stage]) -> VectorLayout:
+    """Return the layout of the vectors of a Run.
+
+    Raises:
+        InvalidPlan: Two stages add a group of the same name.
+    """
+    groups = (MAIN, *(group for stage in stages.values() if isinstance(stage, GroupStage) for group in stage.groups))
+    try:
+        return VectorLayout(table=table, groups=groups)
+    except ValueError as exc:
+        raise InvalidPlan(f"plan: stages: {exc}; remove a stage") from exc
+
+
+def known_stages() -> tuple[str, ...]:
+    """Return the names of all stages that are installed here."""
+    return tuple(sorted({*STAGES, *installed(GROUP)}))

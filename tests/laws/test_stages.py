@@ -1,0 +1,221 @@
+"""Laws of stages: nothing of a change is lost by error feedback, and SCAFFOLD's c stays the mean of all c_i."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.errors import raises
+
+from fanin.edge.codecs.contract import check_stage
+from fanin.edge.codecs.error_feedback import ErrorFeedback
+from fanin.edge.codecs.pipeline import Pipeline, first_states
+from fanin.edge.codecs.scaffold import Scaffold
+from fanin.edge.codecs.stage import Stage, StageContext, State
+from fanin.edge.codecs.stages import layout_of, stages_of
+from fanin.edge.codecs.vector import PARAMETERS, Vector
+from fanin.edge.tensors import Float32s, Float64s, TensorTable
+from fanin.protos.errors import FaninError, InvalidInput, InvalidPlan
+from fanin.protos.messages import CodecSpec, StageSpec
+
+TABLE = TensorTable.of({"a": (5,), "b": (2, 3)})
+NUM = TABLE.num_values
+FEEDBACK = StageSpec(name="error_feedback")
+SCAFFOLD = StageSpec(name="scaffold", options={"num_devices": 4.0})
+
+
+def pipeline(stages: Mapping[str, Stage], codec: str, exponent: int, downlink: Mapping[str, Float32s]) -> Pipeline:
+    layout = layout_of(TABLE, stages)
+    return Pipeline(
+        codec=CodecSpec(name=codec, max_shift=2),
+        grid=[exponent] * len(layout.whole.specs),
+        learning_rate=0.5,
+        stages=stages,
+        layout=layout,
+        downlink=downlink,
+        rng_of=lambda purpose, values: np.random.default_rng([len(purpose), values.size]),
+    )
+
+
+def sent_of(line: Pipeline, payload: bytes, shifts: tuple[int, ...]) -> Float64s:
+    """The change of the parameters as the coordinator reads it, by the formula of fleet.proto."""
+    dtype = "<i4" if line.codec.name == "fixed32" else "<i1"
+    values = np.frombuffer(payload, dtype)[:NUM].astype(np.float64)
+    for spec, start, exponent, shift in zip(TABLE.specs, TABLE.offsets, line.grid, shifts, strict=False):
+        values[start : start + spec.num_values] *= 2.0 ** (exponent + shift)
+    return values
+
+
+CHANGES = st.lists(st.lists(st.floats(-2, 2, width=32), min_size=NUM, max_size=NUM), min_size=1, max_size=6)
+
+
+@given(CHANGES, st.sampled_from(["fixed32", "int8"]), st.integers(-12, -2))
+def test_all_that_was_sent_and_the_residual_are_all_changes(
+    changes: list[list[float]], codec: str, exponent: int
+) -> None:
+    """The sums differ only by the rounding of float32."""
+    stages = stages_of([FEEDBACK])
+    states, total_sent, total = first_states(stages, NUM), np.zeros(NUM), np.zeros(NUM)
+    for change in changes:
+        line = pipeline(stages, codec, exponent, {})
+        update = line.apply(np.array(change, np.float32), 1, states)
+        states = update.states
+        total_sent += sent_of(line, update.encoded.payload, update.encoded.shifts)
+        total += np.array(change, np.float32)
+    residual = states["error_feedback"]["residual"]
+    np.testing.assert_allclose(total_sent + residual, total, atol=1e-5)
+
+
+@given(CHANGES, st.sampled_from(["fixed32", "int8"]))
+def test_the_mean_of_the_control_variates_is_the_one_of_the_version(changes: list[list[float]], codec: str) -> None:
+    """Four devices, of which one to four take part in a Round."""
+    stages = stages_of([SCAFFOLD, FEEDBACK])
+    scaffold = stages["scaffold"]
+    assert isinstance(scaffold, Scaffold)
+    devices = [first_states(stages, NUM) for _ in range(4)]
+    mean = np.zeros(NUM, np.float32)
+    for number, change in enumerate(changes):
+        part = range(number % 4, 4)
+        totals = np.zeros(NUM)
+        for device in part:
+            inputs = scaffold.prepare(devices[device]["scaffold"], {"control": mean})
+            assert np.array_equal(inputs["control"], mean - devices[device]["scaffold"]["control"])
+            line = pipeline(stages, codec, -6, {"control": mean})
+            before = devices[device]["scaffold"]["control"]
+            update = line.apply(np.array(change, np.float32) * (device + 1), 3, devices[device])
+            devices[device] = update.states
+            totals += devices[device]["scaffold"]["control"].astype(np.float64) - before
+        mean = scaffold.advance(mean.astype(np.float64), totals / len(part), len(part)).astype(np.float32)
+    np.testing.assert_allclose(mean, np.mean([each["scaffold"]["control"] for each in devices], axis=0), atol=1e-5)
+
+
+def test_scaffold_sends_option_two_of_the_paper() -> None:
+    """c_i+ = c_i - c + (x - y) / (K eta), of which the device sends c_i+ - c_i. These values are on the grid."""
+    stages = stages_of([SCAFFOLD])
+    mean, change = np.full(NUM, 0.25, np.float32), np.full(NUM, -1.5, np.float32)
+    states = {"scaffold": {"control": np.full(NUM, 0.5, np.float32)}}
+    update = pipeline(stages, "fixed32", -10, {"control": mean}).apply(change, 6, states)
+    expected = 0.5 - 0.25 + 1.5 / (6 * 0.5)
+    assert np.array_equal(update.states["scaffold"]["control"], np.full(NUM, expected, np.float32))
+    second = np.frombuffer(update.encoded.payload, "<i4")[NUM:]
+    assert np.array_equal(second * 2.0**-10, np.full(NUM, expected - 0.5))
+
+
+def test_our_stages_keep_the_contract() -> None:
+    check_stage(ErrorFeedback())
+    check_stage(Scaffold(4))
+
+
+class Odd:
+    """A stage that does what its function does."""
+
+    tensors: tuple[str, ...] = ("state",)
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def apply(self, vector: Vector, state: State, context: StageContext) -> State:
+        change = vector[PARAMETERS]
+        match self._number:
+            case 0:
+                context.send({PARAMETERS: change[1:]})
+            case 1:
+                context.send({PARAMETERS: change.astype(np.float64)})  # type: ignore[dict-item]
+            case 2:
+                context.send({**vector, "more": change})
+            case 3:
+                context.send(vector)
+                context.send(vector)
+            case 5:
+                context.send(vector)
+                return {"other": state["state"]}
+            case 6:
+                context.send(vector)
+                return {"state": state["state"][1:]}
+            case 7:
+                context.send(vector)
+                return {"state": state["state"] + np.float32(np.inf)}
+        return state
+
+
+CORRECT = "; correct the stage"
+BROKEN = [
+    f"stage odd: sent float32 ({NUM - 1},) for the group 'parameters', expected float32 ({NUM},)",
+    f"stage odd: sent float64 ({NUM},) for the group 'parameters', expected float32 ({NUM},)",
+    "stage odd: sent the groups ['more', 'parameters'], expected ['parameters']",
+    "stage odd: sent two vectors, expected one",
+    "stage odd: sent no vector, expected one",
+    "stage odd: returned the state ['other'], expected ['state']",
+    f"stage odd: returned float32 ({NUM - 1},) as its state 'state', expected finite float32 ({NUM},)",
+    f"stage odd: returned float32 ({NUM},) as its state 'state', expected finite float32 ({NUM},)",
+]
+
+
+@pytest.mark.parametrize("number", range(len(BROKEN)))
+def test_a_stage_that_breaks_the_contract_is_named(number: int) -> None:
+    stages: Mapping[str, Stage] = {"odd": Odd(number)}
+    with raises(InvalidInput, BROKEN[number] + CORRECT):
+        pipeline(stages, "fixed32", -10, {}).apply(np.zeros(NUM, np.float32), 1, first_states(stages, NUM))
+    with pytest.raises((FaninError, AssertionError)):
+        check_stage(Odd(number))
+
+
+class Writer(Odd):
+    def apply(self, vector: Vector, state: State, context: StageContext) -> State:
+        vector[PARAMETERS][0] = 1.0
+        context.send(vector)
+        return state
+
+
+def test_the_contract_finds_a_stage_that_writes_to_its_inputs() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        check_stage(Writer(3))
+
+
+@pytest.mark.parametrize(
+    ("specs", "text"),
+    [
+        (
+            [StageSpec(name="error_feedbak")],
+            (
+                "plan: stages: got 'error_feedbak', expected one of ['error_feedback', 'scaffold'], which are installed "
+                "here; did you mean error_feedback?"
+            ),
+        ),
+        (
+            [FEEDBACK, SCAFFOLD],
+            (
+                "plan: stages: got 'scaffold' after 'error_feedback', expected it before: it reads the change as the "
+                "training left it; move it to the front"
+            ),
+        ),
+        (
+            [StageSpec(name="error_feedback", options={"share": 0.5})],
+            "plan: stages: error_feedback: got the options ['share'], expected []",
+        ),
+        (
+            [StageSpec(name="scaffold")],
+            "plan: stages: scaffold: got the options [], expected ['num_devices']",
+        ),
+        (
+            [StageSpec(name="scaffold", options={"num_devices": 2.5})],
+            (
+                "plan: stages: scaffold: got num_devices 2.5, expected a whole number from 1 to 1099511627776: all devices "
+                "that take part in the Run"
+            ),
+        ),
+    ],
+)
+def test_wrong_stages_of_a_plan_have_one_sentence(specs: list[StageSpec], text: str) -> None:
+    with raises(InvalidPlan, text):
+        stages_of(specs)
+
+
+def test_two_stages_cannot_add_one_group() -> None:
+    with raises(
+        InvalidPlan,
+        "plan: stages: vector: got groups ['parameters', 'control', 'control'], expected different names, 'parameters' "
+        "first; remove a stage",
+    ):
+        layout_of(TABLE, {"one": Scaffold(2), "two": Scaffold(2)})
