@@ -179,8 +179,8 @@ def test_the_contract_finds_a_stage_that_writes_to_its_inputs() -> None:
         (
             [StageSpec(name="error_feedbak")],
             (
-                "plan: stages: got 'error_feedbak', expected one of ['error_feedback', 'scaffold'], which are installed "
-                "here; did you mean error_feedback?"
+                "plan: stages: got 'error_feedbak', expected one of ['error_feedback', 'scaffold'], which are "
+                "installed here; did you mean error_feedback?"
             ),
         ),
         (
@@ -201,8 +201,8 @@ def test_the_contract_finds_a_stage_that_writes_to_its_inputs() -> None:
         (
             [StageSpec(name="scaffold", options={"num_devices": 2.5})],
             (
-                "plan: stages: scaffold: got num_devices 2.5, expected a whole number from 1 to 1099511627776: all devices "
-                "that take part in the Run"
+                "plan: stages: scaffold: got num_devices 2.5, expected a whole number from 1 to 1099511627776: all "
+                "devices that take part in the Run"
             ),
         ),
     ],
