@@ -10,7 +10,7 @@ from support.errors import raises
 
 from fanin.edge.codecs.contract import check_stage
 from fanin.edge.codecs.error_feedback import ErrorFeedback
-from fanin.edge.codecs.pipeline import Pipeline, first_states
+from fanin.edge.codecs.pipeline import UpdatePipeline, first_states
 from fanin.edge.codecs.scaffold import Scaffold
 from fanin.edge.codecs.stage import Stage, StageContext, State
 from fanin.edge.codecs.stages import layout_of, stages_of
@@ -25,9 +25,11 @@ FEEDBACK = StageSpec(name="error_feedback")
 SCAFFOLD = StageSpec(name="scaffold", options={"num_devices": 4.0})
 
 
-def pipeline(stages: Mapping[str, Stage], codec: str, exponent: int, downlink: Mapping[str, Float32s]) -> Pipeline:
+def pipeline(
+    stages: Mapping[str, Stage], codec: str, exponent: int, downlink: Mapping[str, Float32s]
+) -> UpdatePipeline:
     layout = layout_of(TABLE, stages)
-    return Pipeline(
+    return UpdatePipeline(
         codec=CodecSpec(name=codec, max_shift=2),
         grid=[exponent] * len(layout.whole.specs),
         learning_rate=0.5,
@@ -38,7 +40,7 @@ def pipeline(stages: Mapping[str, Stage], codec: str, exponent: int, downlink: M
     )
 
 
-def sent_of(line: Pipeline, payload: bytes, shifts: tuple[int, ...]) -> Float64s:
+def sent_of(line: UpdatePipeline, payload: bytes, shifts: tuple[int, ...]) -> Float64s:
     """The change of the parameters as the coordinator reads it, by the formula of fleet.proto."""
     dtype = "<i4" if line.codec.name == "fixed32" else "<i1"
     values = np.frombuffer(payload, dtype)[:NUM].astype(np.float64)

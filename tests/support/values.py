@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.bundles.keys import BUNDLE_CONTEXT, SigningKey
-from fanin.edge.bundles.versions import sign_delegation, sign_version
+from fanin.edge.bundles.versions import add_auxiliary, sign_delegation, sign_version
 from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos import messages as m
@@ -51,8 +51,8 @@ def version(
         run_id=RUN,
         bundle_sha256=BUNDLE.manifest.sha256,
         parameters=parameters_artifact(),
-        auxiliary=auxiliary or {},
     )
+    signed = add_auxiliary(key, signed, auxiliary) if auxiliary else signed
     return replace(signed, delegation=DELEGATION)
 
 

@@ -17,7 +17,6 @@ The parameters' digest is checked later, when their Chunks are assembled (``fani
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from fanin.edge.bundles.keys import DELEGATION_CONTEXT, VERSION_CONTEXT, SigningKey, is_signed
 from fanin.protos.chunks import Artifact, short
@@ -40,7 +39,6 @@ def sign_version(
     run_id: str,
     bundle_sha256: str,
     parameters: Artifact,
-    auxiliary: Mapping[str, Artifact] = MappingProxyType({}),
 ) -> Version:
     """Create and sign the next Version of a Run, without a delegation.
 
@@ -50,7 +48,6 @@ def sign_version(
         run_id: The Run.
         bundle_sha256: The Run's Bundle.
         parameters: The canonical parameter bytes as an Artifact.
-        auxiliary: Tensors beside the parameters, by name, in name order.
     """
     unsigned = Version(
         run_id=run_id,
@@ -58,10 +55,15 @@ def sign_version(
         parent=0 if parent is None else parent.number,
         bundle_sha256=bundle_sha256,
         parameters=parameters,
-        auxiliary=auxiliary,
         public_key=key.public,
         signature=bytes(64),
     )
+    return replace(unsigned, signature=key.sign(VERSION_CONTEXT, _version_bytes(unsigned)))
+
+
+def add_auxiliary(key: SigningKey, version: Version, auxiliary: Mapping[str, Artifact]) -> Version:
+    """Return a Version with auxiliary tensors (by name, in name order), signed again by the key that signed it."""
+    unsigned = replace(version, auxiliary=auxiliary)
     return replace(unsigned, signature=key.sign(VERSION_CONTEXT, _version_bytes(unsigned)))
 
 

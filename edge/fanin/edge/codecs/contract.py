@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs.pipeline import Pipeline, States, first_states
+from fanin.edge.codecs.pipeline import States, UpdatePipeline, first_states
 from fanin.edge.codecs.stage import GroupStage, Stage, State
 from fanin.edge.codecs.stages import layout_of
 from fanin.edge.tensors import Float32s, TensorTable
@@ -46,7 +46,7 @@ def _rounds(stage: Stage, codec: str, num_rounds: int, seed: int) -> list[bytes]
     states: States = first_states({"stage": stage}, _TABLE.num_values)
     for number in range(num_rounds):
         downlink = {name: _some(rng) for name in names}
-        pipeline = Pipeline(
+        pipeline = UpdatePipeline(
             codec=CodecSpec(name=codec, max_shift=4),
             grid=layout.for_all([_STEP] * len(_TABLE.specs)),
             learning_rate=0.5,

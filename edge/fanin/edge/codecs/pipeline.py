@@ -43,7 +43,7 @@ def first_states(stages: Mapping[str, Stage], num_values: int) -> States:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class UpdatePipeline:
     """The pipeline of one Assignment.
 
     Attributes:
