@@ -52,6 +52,7 @@ STAGED: Final = replace(
     version=version(parent=version(), auxiliary={"control": VERSION.parameters}),
     stages=(m.StageSpec(name="scaffold", options={"num_devices": 8.0}), m.StageSpec(name="error_feedback")),
     state=m.StageState(lineage=3, round=5),
+    statistics=(m.Statistic(name="words", unit="words", bound=1 << 40),),
 )
 CALL: Final = DeviceCall(
     method="/fanin.v1.Fleet/CheckIn",
@@ -88,6 +89,7 @@ PUBLISHED: Final = r.VersionPublished(
     total_examples=40,
     evaluation=r.Evaluation(num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875),
     runtimes=MappingProxyType({"synthetic 1": 4}),
+    statistics=MappingProxyType({"words": -7}),
 )
 INFO: Final = r.RunInfo(
     run_id=RUN,

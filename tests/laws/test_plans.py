@@ -1,5 +1,7 @@
 """Laws of Plans: those that exist can be written as TOML and read back, and codecs have one list."""
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 from support.laws import plans
@@ -24,6 +26,8 @@ def toml_of(wanted: Plan) -> str:
     for stage in wanted.stages:
         options = ", ".join(f'"{name}" = {value!r}' for name, value in stage.options.items())
         lines += ["[[stages]]", f'name = "{stage.name}"', f"options = {{ {options} }}"]
+    for each in wanted.statistics:
+        lines += ["[[statistics]]", f'name = "{each.name}"', f"unit = {json.dumps(each.unit)}", f"bound = {each.bound}"]
     return "\n".join(lines)
 
 

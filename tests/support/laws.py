@@ -71,6 +71,7 @@ STAGES: Final = st.builds(
     name=NAMES,
     options=st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3),
 )
+DECLARED: Final = st.builds(m.Statistic, name=NAMES, unit=st.just("") | NAMES, bound=st.integers(1, m.MAX_COUNT))
 ASSIGNMENTS: Final = st.builds(
     m.Assignment,
     assignment_id=NAMES,
@@ -85,6 +86,7 @@ ASSIGNMENTS: Final = st.builds(
     relay=TEXTS,
     stages=st.lists(STAGES, max_size=3).map(tuple),
     state=st.builds(m.StageState, lineage=UINT64, round=UINT32),
+    statistics=st.lists(DECLARED, max_size=3).map(tuple),
 )
 ENROLLMENTS: Final = st.builds(m.Enrollment, protocol=UINT32, token=TEXTS, public_key=KEYS)
 CHECK_INS: Final = st.builds(
@@ -171,6 +173,7 @@ def plans(draw: st.DrawFn) -> p.Plan:
         training=draw(TRAININGS),
         codec=m.CodecSpec(name=name, max_shift=shift),
         stages=tuple(draw(st.lists(STAGES, max_size=3, unique_by=lambda stage: stage.name))),
+        statistics=tuple(draw(st.lists(DECLARED, max_size=3, unique_by=lambda each: each.name))),
         aggregation=p.AggregationPlan(max_examples=examples, outer_learning_rate=draw(POSITIVE)),
         stop=p.StopPlan(
             max_rounds=draw(st.integers(1, 1 << 20)),

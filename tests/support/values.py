@@ -10,6 +10,7 @@ import numpy as np
 from fanin.edge.bundles.keys import BUNDLE_CONTEXT, SigningKey
 from fanin.edge.bundles.versions import add_auxiliary, sign_delegation, sign_version
 from fanin.edge.codecs.fixed import CODECS
+from fanin.edge.codecs.statistics import declared
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos import plans as p
@@ -68,6 +69,7 @@ def assignment(round_number: int = 1, device: str = "device") -> m.Assignment:
         codec=m.CodecSpec(name="fixed32", max_shift=2),
         training=m.Training(epochs=1, learning_rate=0.5, seed=7),
         deadline_s=60.0,
+        statistics=declared([], max_examples=4096, num_labels=2, num_values=TABLE.num_values),
     )
 
 

@@ -41,7 +41,7 @@ RATE_RULE = f"expected a number from 1.2e-38 to 1.7e+38{SEE}"
 SECONDS_RULE = f"expected a number above 0 and below inf{SEE}"
 TIMES_RULE = f"expected an integer from 1 to {TIMES}{SEE}"
 NAME_RULE = f"expected a string of 1 to 128 letters, digits or ._:+- that do not begin with a dot{SEE}"
-TOP = "app, bundle, name, [cohort], [training], [codec], [[stages]], [aggregation], [stop]"
+TOP = "app, bundle, name, [cohort], [training], [codec], [[stages]], [[statistics]], [aggregation], [stop]"
 COHORT_KEYS = "concurrency, buffer, quorum, deadline_s, min_report_s"
 OVERFLOW = (
     "the sum of a Round could overflow: (32 - 1) bits of fixed32 + max_shift 9 + 23 bits of weight "
@@ -54,7 +54,28 @@ STAGE = '[[stages]]\nname = "error_feedback"\n'
 OPTIONS_RULE = f"expected a table of finite numbers{SEE}"
 STAGES_RULE = "expected at most 8 of different names; remove stages"
 NINE = [f"stage-{number}" for number in range(9)]
+WORDS = '[[statistics]]\nname = "words"\nbound = 9\n'
 WRONG = [
+    (
+        RATE,
+        f"{RATE}\n{WORDS}{WORDS}",
+        "statistics: got ['words', 'words'], expected at most 32 of different names; remove some",
+    ),
+    (
+        RATE,
+        f"{RATE}\n{WORDS.replace('words', 'eval_words')}",
+        "statistics: got 'eval_words', which fanin declares itself, expected other names; rename it",
+    ),
+    (
+        RATE,
+        f"{RATE}\n{WORDS.replace('words', 'examples')}",
+        "statistics: got 'examples', which fanin declares itself, expected other names; rename it",
+    ),
+    (
+        RATE,
+        f"{RATE}\n{WORDS.replace('9', '0')}",
+        f"statistics.0.bound: got 0, expected an integer from 1 to {1 << 40}{SEE}",
+    ),
     (RATE, f"{RATE}\n[stages]", "stages: got {}, expected a list of sections [[stages]]"),
     (RATE, f"{RATE}\n[[stages]]", f"stages.0.name: missing, {NAME_RULE.removesuffix(SEE)}; add the key"),
     (

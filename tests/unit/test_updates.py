@@ -40,7 +40,13 @@ def test_an_update_says_what_it_is_and_its_coordinator_takes_it() -> None:
     check_header(
         header,
         Expected(
-            run_id="run", round=1, version_sha256=WORK.version.sha256, codec=WORK.codec, table=TABLE, num_labels=1
+            run_id="run",
+            round=1,
+            version_sha256=WORK.version.sha256,
+            codec=WORK.codec,
+            table=TABLE,
+            num_labels=2,
+            statistics=WORK.statistics,
         ),
     )
 

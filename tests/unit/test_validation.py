@@ -4,28 +4,43 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.errors import raises
 from support.manifests import manifest
 from support.values import TABLE, assignment, update
 
 from fanin.edge.bundles.manifest import Port
+from fanin.edge.codecs.statistics import declared, fitted, labels_of
 from fanin.edge.runtimes.evaluations import counts_of, quality_of
 from fanin.edge.runtimes.quality import Quality
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef, artifact_of
 from fanin.protos.errors import InvalidUpdate
-from fanin.server.aggregation.weights import capped_counts, weight_of
-from fanin.server.fleet.validation import Expected, check_header, labels_of
+from fanin.server.aggregation.weights import weight_of
+from fanin.server.fleet.validation import Expected, check_header
 
 WORK = assignment()
 HEADER, _ = update(WORK)
+OWN = m.Statistic(name="words", unit="words", bound=50)
+MOST = 4096
 EXPECTED = Expected(
-    run_id="run", round=1, version_sha256=WORK.version.sha256, codec=WORK.codec, table=TABLE, num_labels=2
+    run_id="run",
+    round=1,
+    version_sha256=WORK.version.sha256,
+    codec=WORK.codec,
+    table=TABLE,
+    num_labels=2,
+    statistics=declared([OWN], max_examples=MOST, num_labels=2, num_values=TABLE.num_values),
 )
-OF_VALUES = replace(EXPECTED, num_labels=0)
+OF_VALUES = replace(
+    EXPECTED,
+    num_labels=0,
+    statistics=declared([OWN], max_examples=MOST, num_labels=0, num_values=TABLE.num_values),
+)
 EVALUATED = {m.EVAL_EXAMPLES: 5, m.EVAL_PREDICTIONS: 10, m.EVAL_LOSS: -3}
-NAMES = [m.EXAMPLES, m.TRAIN_LOSS, m.ROUNDED, m.SATURATED, m.EVAL_EXAMPLES, m.EVAL_LOSS]
+NAMES = [OWN.name, m.EXAMPLES, m.TRAIN_LOSS, m.ROUNDED, m.SATURATED, m.EVAL_EXAMPLES, m.EVAL_LOSS]
 NAMES_OF_CLASSES = sorted([*NAMES, m.EVAL_PREDICTIONS, m.EVAL_CORRECT_FLOAT, m.EVAL_CORRECT_INT8, m.EVAL_AGREE])
 SHA = WORK.version.sha256
 
@@ -40,6 +55,7 @@ def test_a_good_update_passes() -> None:
     check_header(replace(HEADER, shifts=(2, 0, 1)), EXPECTED)
     check_header(with_counts(train_loss_q16=-5, eval_loss_q16=0, saturated=0, rounded=11), EXPECTED)
     check_header(replace(with_counts(saturated=11), shifts=(2, 0, 1)), EXPECTED)
+    check_header(with_counts(examples=MOST, words=-50), EXPECTED)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +114,10 @@ WRONG = [
         with_counts(eval_squares_int8=7),
         f"update: got statistics ['eval_squares_int8'], expected only {NAMES_OF_CLASSES}",
     ),
-    (with_counts(examples=1 << 32), f"update: got examples = {1 << 32}, expected at most {(1 << 32) - 1}"),
-    (with_counts(eval_examples=1 << 32), f"update: got eval_examples = {1 << 32}, expected at most {(1 << 32) - 1}"),
+    (with_counts(examples=MOST + 1), f"update: got examples = {MOST + 1}, expected at most {MOST}"),
+    (with_counts(eval_examples=MOST + 1), f"update: got eval_examples = {MOST + 1}, expected at most {MOST}"),
+    (with_counts(words=51), "update: got words = 51, expected -50 to 50"),
+    (with_counts(words=-51), "update: got words = -51, expected -50 to 50"),
     (with_counts(rounded=12), "update: got rounded = 12, expected at most 11"),
     (with_counts(saturated=12), "update: got saturated = 12, expected at most 11"),
     (
@@ -113,8 +131,8 @@ WRONG = [
         "update: got eval_predictions = 11 and eval_examples = 5, expected at most 2 an example",
     ),
     (
-        with_counts(**EVALUATED, eval_correct_float=1 << 40),
-        f"update: got eval_correct_float = {1 << 40}, expected at most eval_predictions = 10",
+        with_counts(**EVALUATED, eval_correct_float=11),
+        "update: got eval_correct_float = 11, expected at most eval_predictions = 10",
     ),
     (
         with_counts(**EVALUATED, eval_correct_int8=11),
@@ -174,10 +192,11 @@ def test_an_example_has_as_many_labels_as_the_bundles_targets(
     assert labels_of(replace(model, num_classes=num_classes, signatures=signatures)) == num_labels
 
 
-def test_the_statistics_of_an_update_count_for_at_most_as_many_examples_as_it_weighs() -> None:
-    header = with_counts(examples=30, train_loss_q16=-31, rounded=11, **EVALUATED, eval_correct_float=9)
-    assert capped_counts(header, 30) == header.statistics.counts
-    assert capped_counts(header, 4) == {
+def test_a_device_scales_sums_over_more_examples_than_count() -> None:
+    counts = {m.EXAMPLES: 30, m.TRAIN_LOSS: -31, m.ROUNDED: 11, **EVALUATED, m.EVAL_CORRECT_FLOAT: 9}
+    whole = declared([], max_examples=30, num_labels=2, num_values=11)
+    assert fitted(counts, whole) == counts
+    assert fitted(counts, declared([], max_examples=4, num_labels=2, num_values=11)) == {
         m.EXAMPLES: 4,
         m.TRAIN_LOSS: -5,
         m.ROUNDED: 11,
@@ -188,11 +207,25 @@ def test_the_statistics_of_an_update_count_for_at_most_as_many_examples_as_it_we
     }
 
 
-def test_squared_errors_are_capped_with_their_fractions() -> None:
+def test_a_device_scales_squared_errors_with_their_fractions() -> None:
     counts = counts_of(Quality(num_examples=8, loss_sum=0.0, squares_float=4.0, squares_int8=1e-9), 0)
-    capped = quality_of(capped_counts(with_counts(**counts), 2))
+    capped = quality_of(fitted(counts, declared([], max_examples=2, num_labels=0, num_values=11)))
     assert (capped.num_examples, capped.squares_float) == (2, 1.0)
     assert capped.squares_int8 == pytest.approx(2.5e-10, abs=2.0**-40)
+
+
+COUNTS = st.dictionaries(st.sampled_from([*NAMES_OF_CLASSES, "unknown"]), st.integers(0, 1 << 45), max_size=12).map(
+    lambda counts: counts | {m.EXAMPLES: max(counts.get(m.EXAMPLES, 1), 1)}
+)
+
+
+@given(COUNTS, st.integers(1, 5000), st.integers(0, 3))
+def test_what_a_device_sends_is_within_all_bounds(counts: dict[str, int], most: int, num_labels: int) -> None:
+    statistics = declared([OWN], max_examples=most, num_labels=num_labels, num_values=11)
+    bounds = {each.name: each.bound for each in statistics}
+    sent = fitted(counts, statistics)
+    assert set(sent) == set(counts) & set(bounds)
+    assert all(abs(count) <= bounds[name] for name, count in sent.items())
 
 
 @pytest.mark.parametrize("sizes", [(CHUNK_BYTES - 4, 8), (4, CHUNK_BYTES), (CHUNK_BYTES + 4,)])

@@ -962,6 +962,26 @@ class VersionPublished(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class StatisticsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NUMBER_FIELD_NUMBER: _builtins.int
     VERSION_SHA256_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
@@ -981,6 +1001,7 @@ class VersionPublished(_message.Message):
     ROUNDS_FIELD_NUMBER: _builtins.int
     BYTES_DOWN_RESUMED_FIELD_NUMBER: _builtins.int
     BYTES_UP_RESUMED_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     version_sha256: _builtins.str
     parent: _builtins.int
@@ -1011,6 +1032,10 @@ class VersionPublished(_message.Message):
     def runtimes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Number of Updates by the runtime that trained them: the 50 most frequent runtimes, and "other"."""
 
+    @_builtins.property
+    def statistics(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Sums of the statistics that the Plan declares."""
+
     def __init__(
         self,
         *,
@@ -1033,10 +1058,11 @@ class VersionPublished(_message.Message):
         rounds: _builtins.int = ...,
         bytes_down_resumed: _builtins.int = ...,
         bytes_up_resumed: _builtins.int = ...,
+        statistics: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "total_examples", b"total_examples", "train_loss", b"train_loss", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "statistics", b"statistics", "total_examples", b"total_examples", "train_loss", b"train_loss", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

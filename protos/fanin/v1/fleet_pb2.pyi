@@ -885,6 +885,34 @@ class StageState(_message.Message):
 Global___StageState: _TypeAlias = StageState  # noqa: Y015
 
 @_typing.final
+class Statistic(_message.Message):
+    """A statistic that an Update may have (see Statistics). Its bound is the largest magnitude, at most 2^40."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    unit: _builtins.str
+    """What one stands for; empty for the statistics of every Run."""
+    bound: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        unit: _builtins.str = ...,
+        bound: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "name", b"name", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Statistic: _TypeAlias = Statistic  # noqa: Y015
+
+@_typing.final
 class Training(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -936,6 +964,7 @@ class Assignment(_message.Message):
     RELAY_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
     assignment_id: _builtins.str
     run_id: _builtins.str
     round: _builtins.int
@@ -961,6 +990,10 @@ class Assignment(_message.Message):
     def state(self) -> Global___StageState:
         """Absent: both numbers are 0."""
 
+    @_builtins.property
+    def statistics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Statistic]:
+        """The statistics that the Update may have."""
+
     def __init__(
         self,
         *,
@@ -976,10 +1009,11 @@ class Assignment(_message.Message):
         relay: _builtins.str = ...,
         stages: _abc.Iterable[Global___Stage] | None = ...,
         state: Global___StageState | None = ...,
+        statistics: _abc.Iterable[Global___Statistic] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "codec", b"codec", "grid", b"grid", "state", b"state", "training", b"training", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "bundle", b"bundle", "codec", b"codec", "deadline_s", b"deadline_s", "grid", b"grid", "relay", b"relay", "round", b"round", "run_id", b"run_id", "stages", b"stages", "state", b"state", "training", b"training", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "bundle", b"bundle", "codec", b"codec", "deadline_s", b"deadline_s", "grid", b"grid", "relay", b"relay", "round", b"round", "run_id", b"run_id", "stages", b"stages", "state", b"state", "statistics", b"statistics", "training", b"training", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1079,17 +1113,21 @@ Global___Telemetry: _TypeAlias = Telemetry  # noqa: Y015
 @_typing.final
 class Statistics(_message.Message):
     """Facts about the data. They are summed over the devices like the tensors, so they are integers. `examples` is at
-    least 1; the others may be missing. A count is at most 2^40 in magnitude and not negative, except for the losses.
-    There are at most 64. An Update with any other name, or with counts that no data can have, is refused. The sums of a
-    device with more examples than the Plan lets count are scaled down to that many.
+    least 1; the others may be missing. The Assignment declares each with its bound. There are at most 64. An Update with
+    any other name, with a count beyond its bound, or with counts that no data can have, is refused. Only the losses and
+    the statistics of the Plan may be negative.
 
-        examples               examples that the device trained on, at most 2^32 - 1: the weight of the Update
+    A device with more examples than the bound of `examples` sends the bound, and train_loss_q16 times bound / examples,
+    rounded down. It does the same with eval_examples and the other eval_ counts. For each of the squares, a whole part
+    and its rest are one number. Any other count beyond its bound is sent as the bound.
+
+        examples               examples that the device trained on: the weight of the Update
         train_loss_q16         sum of the training loss over these examples, mean of the epochs, in units of 2^-16
         rounded, saturated     see Codec; each at most the number of values
 
     About the Version that the Assignment starts from, on examples that the device does not train on:
 
-        eval_examples          examples, at most 2^32 - 1; with 0 all other eval_ counts are 0
+        eval_examples          examples; with 0 all other eval_ counts are 0
         eval_loss_q16          sum of the loss over them, in units of 2^-16
 
     for a model of classes:

@@ -30,6 +30,7 @@ class Plan(_message.Message):
     AGGREGATION_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
     def cohort(self) -> Global___Cohort: ...
@@ -45,6 +46,10 @@ class Plan(_message.Message):
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[_fleet_pb2.Stage]:
         """The stages of the devices' update pipeline, in their order."""
 
+    @_builtins.property
+    def statistics(self) -> _containers.RepeatedCompositeFieldContainer[_fleet_pb2.Statistic]:
+        """Statistics of the devices' trainers, beside those of every Run."""
+
     def __init__(
         self,
         *,
@@ -55,10 +60,11 @@ class Plan(_message.Message):
         aggregation: Global___Aggregation | None = ...,
         stop: Global___Stop | None = ...,
         stages: _abc.Iterable[_fleet_pb2.Stage] | None = ...,
+        statistics: _abc.Iterable[_fleet_pb2.Statistic] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "name", b"name", "stages", b"stages", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "name", b"name", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ import numpy as np
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.edge.codecs.fixed import codec_named
+from fanin.edge.codecs.statistics import fitted
 from fanin.edge.tensors import Float32s, TensorTable, sha256_hex
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
@@ -24,7 +25,8 @@ class Change:
 
     Attributes:
         values: New parameters minus the parameters of the Version (num_values,), float32, finite.
-        counts: Statistics: integer sums over examples. ``examples`` is the weight of the Update.
+        counts: Statistics: integer sums over examples. ``examples`` is the weight of the Update. Those that the Run
+            does not declare are left out, and those beyond their bound are cut.
         num_steps: Optimizer steps, for the telemetry.
     """
 
@@ -91,6 +93,7 @@ def make_update(
     rng = _rounding(assignment, change.values) if codec.is_stochastic else np.random.default_rng(0)
     encoded = codec.encode(table, change.values, assignment.grid, assignment.codec.max_shift, rng)
     counts = dict(change.counts) | {m.ROUNDED: encoded.num_rounded, m.SATURATED: encoded.num_saturated}
+    sent = fitted(counts, assignment.statistics)
     header = m.UpdateHeader(
         format=m.UPDATE_FORMAT,
         assignment_id=assignment.assignment_id,
@@ -100,7 +103,7 @@ def make_update(
         codec=assignment.codec.name,
         shifts=encoded.shifts,
         payload=artifact_of(encoded.payload),
-        statistics=m.Statistics(counts=MappingProxyType(counts)),
+        statistics=m.Statistics(counts=MappingProxyType(sent)),
         telemetry=telemetry,
     )
     return header, encoded.payload

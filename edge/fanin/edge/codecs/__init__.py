@@ -10,5 +10,6 @@ Modules in reading order:
     scaffold         the stage of SCAFFOLD's control variates
     stages           the stages by name
     pipeline         the stages of an Assignment in their order, then the codec
+    statistics       the statistics that a Run declares, with their bounds
     contract         the contract of stages, as a check for the tests of one's own
 """

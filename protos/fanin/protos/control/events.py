@@ -100,6 +100,7 @@ class VersionPublished:
         adopted_number: Its number there.
         num_stale: Updates that were trained from an older Version than the parent.
         rounds: Rounds to run from a Version that no Round published; 0 for none.
+        statistics: Sums of the statistics that the Plan declares, by name.
     """
 
     number: int
@@ -121,6 +122,7 @@ class VersionPublished:
     adopted_number: int = 0
     num_stale: int = 0
     rounds: int = 0
+    statistics: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

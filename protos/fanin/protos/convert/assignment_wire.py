@@ -5,7 +5,7 @@ from typing import Final
 from fanin.protos.convert.section_wire import section_from_proto, write_section
 from fanin.protos.convert.version_wire import bundle_from_proto, bundle_to_proto, version_from_proto, version_to_proto
 from fanin.protos.messages import Assignment, CodecSpec, StageState, Training
-from fanin.protos.plans import StageSpec
+from fanin.protos.plans import StageSpec, Statistic
 from fanin.v1 import fleet_pb2 as pb
 
 FIRST: Final = StageState()
@@ -27,6 +27,8 @@ def assignment_to_proto(work: Assignment) -> pb.Assignment:
     write_section(work.training, message.training)
     for stage in work.stages:
         write_section(stage, message.stages.add())
+    for statistic in work.statistics:
+        write_section(statistic, message.statistics.add())
     return message
 
 
@@ -43,5 +45,6 @@ def assignment_from_proto(message: pb.Assignment) -> Assignment:
         deadline_s=message.deadline_s,
         relay=message.relay,
         stages=tuple(section_from_proto(StageSpec, stage) for stage in message.stages),
+        statistics=tuple(section_from_proto(Statistic, statistic) for statistic in message.statistics),
         state=StageState(lineage=message.state.lineage, round=message.state.round),
     )

@@ -3,8 +3,8 @@
 Modules in reading order:
 
     checkins      enrollment, capabilities, check-in and its answers
-    assignments   the Assignment: training, codec and grid of one device in one Round; its training, codec and
-                  stages are sections of the Plan (``fanin.protos.plans``)
+    assignments   the Assignment: training, codec and grid of one device in one Round; its training, codec,
+                  stages and statistics are sections of the Plan (``fanin.protos.plans``)
     versions      references to Bundles, Versions, delegations, publications
     transfers     downloads and uploads
     reports       telemetry, statistics, giving an Assignment up
@@ -43,7 +43,6 @@ from fanin.protos.messages.reports import (
     EVAL_PREDICTIONS,
     EXAMPLES,
     LOSS_UNIT,
-    MAX_COUNT,
     MAX_COUNTS,
     MAX_LOSS,
     ROUNDED,
@@ -63,7 +62,7 @@ from fanin.protos.messages.transfers import (
     UploadReply,
 )
 from fanin.protos.messages.versions import BundleRef, Delegation, Publication, ServedVersion, Version
-from fanin.protos.plans import CodecSpec, StageSpec, Training
+from fanin.protos.plans import MAX_COUNT, CodecSpec, StageSpec, Statistic, Training
 
 __all__ = [
     "EVAL_AGREE",
@@ -105,6 +104,7 @@ __all__ = [
     "ServedVersion",
     "StageSpec",
     "StageState",
+    "Statistic",
     "Statistics",
     "Telemetry",
     "Training",

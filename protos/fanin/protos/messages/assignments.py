@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from fanin.protos.errors import InvalidInput
+from fanin.protos.messages.reports import MAX_COUNTS
 from fanin.protos.messages.versions import BundleRef, Publication, Version
 from fanin.protos.names import check_name
-from fanin.protos.plans import MAX_CODEC_SHIFT, MAX_STAGES, CodecSpec, StageSpec, Training
+from fanin.protos.plans import MAX_CODEC_SHIFT, MAX_STAGES, CodecSpec, StageSpec, Statistic, Training
 from fanin.protos.plans.keys import range_problem
 
 MIN_GRID_EXPONENT: Final = -1000
@@ -44,6 +45,7 @@ class Assignment:
         relay: Reserved for relays; empty.
         stages: The stages of the update pipeline, in their order.
         state: The state with which the stages begin.
+        statistics: The statistics that the Update may have, with their bounds.
     """
 
     assignment_id: str
@@ -58,6 +60,7 @@ class Assignment:
     relay: str = ""
     stages: tuple[StageSpec, ...] = ()
     state: StageState = StageState()
+    statistics: tuple[Statistic, ...] = ()
 
     @property
     def publication(self) -> Publication:
@@ -78,6 +81,8 @@ class Assignment:
             raise InvalidInput(f"assignment: {problem}")
         if len(self.stages) > MAX_STAGES:
             raise InvalidInput(f"assignment: got {len(self.stages)} stages, expected at most {MAX_STAGES}")
-        for stage in self.stages:
-            if problem := range_problem(stage, "stage"):
-                raise InvalidInput(f"assignment: {problem}")
+        if len(self.statistics) > MAX_COUNTS:
+            raise InvalidInput(f"assignment: got {len(self.statistics)} statistics, expected at most {MAX_COUNTS}")
+        for part in (*self.stages, *self.statistics):
+            if problem := range_problem(part, "assignment"):
+                raise InvalidInput(problem)

@@ -11,10 +11,9 @@ from typing import Final
 
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import MAX_NAME_CHARS, check_name
+from fanin.protos.plans import MAX_COUNT
 
 MAX_COUNTS: Final = 64
-MAX_COUNT: Final = 1 << 40
-"""Largest magnitude of one count. The sum of a million of them still fits an int64."""
 
 EXAMPLES: Final = "examples"
 TRAIN_LOSS: Final = "train_loss_q16"

@@ -13,12 +13,13 @@ Modules in reading order:
     named      what a Plan names: ours, or by entry point those of other distributions
 """
 
-from fanin.protos.plans.plan import CONSTRAINTS, HEADROOM_BITS, MAX_STAGES, WEIGHT_UNIT, Plan
+from fanin.protos.plans.plan import CONSTRAINTS, HEADROOM_BITS, MAX_STAGES, MAX_STATISTICS, WEIGHT_UNIT, Plan
 from fanin.protos.plans.sections import (
     CODEC_BITS,
     DEFAULT_MAX_SHIFTS,
     MAX_CODEC_SHIFT,
     MAX_COHORT,
+    MAX_COUNT,
     MAX_EPOCHS,
     MAX_RATE,
     MAX_TIMES,
@@ -27,6 +28,7 @@ from fanin.protos.plans.sections import (
     CodecSpec,
     CohortPlan,
     StageSpec,
+    Statistic,
     StopPlan,
     Training,
 )
@@ -38,9 +40,11 @@ __all__ = [
     "HEADROOM_BITS",
     "MAX_CODEC_SHIFT",
     "MAX_COHORT",
+    "MAX_COUNT",
     "MAX_EPOCHS",
     "MAX_RATE",
     "MAX_STAGES",
+    "MAX_STATISTICS",
     "MAX_TIMES",
     "MIN_RATE",
     "WEIGHT_UNIT",
@@ -49,6 +53,7 @@ __all__ = [
     "CohortPlan",
     "Plan",
     "StageSpec",
+    "Statistic",
     "StopPlan",
     "Training",
 ]

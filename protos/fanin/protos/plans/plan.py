@@ -22,6 +22,7 @@ from fanin.protos.plans.sections import (
     CodecSpec,
     CohortPlan,
     StageSpec,
+    Statistic,
     StopPlan,
     Training,
     check_quorum,
@@ -31,6 +32,8 @@ WEIGHT_UNIT: Final = 256
 """The integer weight of one example in a fresh Update."""
 HEADROOM_BITS: Final = 62
 MAX_STAGES: Final = 8
+MAX_STATISTICS: Final = 32
+OUR_STATISTICS: Final = frozenset({"examples", "train_loss_q16", "rounded", "saturated"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,7 @@ class Plan:
     training: Training
     codec: CodecSpec
     stages: tuple[StageSpec, ...] = ()
+    statistics: tuple[Statistic, ...] = ()
     aggregation: AggregationPlan
     stop: StopPlan
 
@@ -54,10 +58,13 @@ class Plan:
         )
         for index, stage in enumerate(self.stages):
             problem = problem or range_problem(stage, f"stages.{index}")
+        for index, statistic in enumerate(self.statistics):
+            problem = problem or range_problem(statistic, f"statistics.{index}")
         if problem:
             raise InvalidPlan(f"plan: {problem}")
         check_headroom(self)
         check_stages(self)
+        check_statistics(self)
 
     @property
     def max_total_weight(self) -> int:
@@ -103,5 +110,20 @@ def check_stages(plan: Plan) -> None:
         )
 
 
-CONSTRAINTS: Final = (check_quorum, check_headroom, check_stages)
+def check_statistics(plan: Plan) -> None:
+    """There are at most 32 statistics, each once. The names that fanin uses itself are not among them: `examples`,
+    `train_loss_q16`, `rounded`, `saturated`, and all that begin with `eval_`.
+    """
+    names = [statistic.name for statistic in plan.statistics]
+    if len(names) > MAX_STATISTICS or len(set(names)) < len(names):
+        raise InvalidPlan(
+            f"plan: statistics: got {shown(names)}, expected at most {MAX_STATISTICS} of different names; remove some"
+        )
+    if taken := [name for name in names if name in OUR_STATISTICS or name.startswith("eval_")]:
+        raise InvalidPlan(
+            f"plan: statistics: got {taken[0]!r}, which fanin declares itself, expected other names; rename it"
+        )
+
+
+CONSTRAINTS: Final = (check_quorum, check_headroom, check_stages, check_statistics)
 """The conditions on several keys. Their docstrings are the text of docs/plan.md."""

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.names import NAME_FORM, is_name
+from fanin.protos.names import MAX_NAME_CHARS, NAME_FORM, is_name
 from fanin.protos.plans.keys import DerivedDefault, Key, range_problem
 
 CODEC_BITS: Final = MappingProxyType({"fixed32": 32, "int8": 8})
@@ -30,6 +30,8 @@ MAX_RATE: Final = 2.0**127
 """Range of a learning rate. The graphs compute in float32, in which others are 0 or infinite."""
 MAX_STALENESS: Final = 1000
 """A staler Update would count for less than 1/30, and the coordinator would have to remember that many Rounds."""
+MAX_COUNT: Final = 1 << 40
+"""Largest magnitude of one statistic of a device. The sum of ``MAX_COHORT`` of them still fits an int64."""
 MAX_TIMES: Final = (1 << 32) - 1
 """Most Rounds of a Run, and most examples of one Update: the largest uint32, which the wire uses."""
 MAX_SEED: Final = (1 << 64) - 1
@@ -179,6 +181,37 @@ class StageSpec:
     options: Annotated[
         dict[str, float], Key(text="The options of the stage. `scaffold` has `num_devices`.", see="stages.md")
     ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistic:
+    """A statistic that the devices' trainers report: a sum over the examples of a device, as an integer."""
+
+    name: Annotated[
+        str,
+        Key(
+            text="Its name among the counts of the trainer's `Change`.",
+            form=NAME_FORM,
+            is_valid=is_name,
+            see="operating.md#statistics",
+        ),
+    ]
+    unit: Annotated[
+        str,
+        Key(
+            text="What one stands for, such as `words` or `2^-16 nats`.",
+            form="at most 128 printable characters",
+            is_valid=lambda text: len(text) <= MAX_NAME_CHARS and (not text or text.isprintable()),
+        ),
+    ] = ""
+    bound: Annotated[
+        int,
+        Key(
+            text="Largest magnitude that one device may report. A device with more reports this.",
+            at_least=1,
+            at_most=MAX_COUNT,
+        ),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from fanin.protos.plans import Plan
 from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.outer import OuterOptimizer, State
 from fanin.server.aggregation.sets import Aggregate, Submission
-from fanin.server.aggregation.weights import capped_counts, weight_of
+from fanin.server.aggregation.weights import weight_of
 from fanin.server.storage.spool import Spool
 from fanin.server.storage.sqlite.rounds import RoundRecord
 
@@ -77,7 +77,7 @@ def contribution_of(header: UpdateHeader, payload: Iterable[memoryview], plan: P
         shifts=tuple(own + more for own, more in zip(header.shifts, lag.shifts, strict=True)),
         bits=codec.bits,
         max_shift=plan.codec.max_shift,
-        counts=capped_counts(header, plan.aggregation.max_examples),
+        counts=header.statistics.counts,
         pieces=(codec.decode(piece) for piece in payload),
     )
 

@@ -21,7 +21,7 @@ from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.limits import Limits
 from fanin.server.access.permits import Permit, Permits
 from fanin.server.fleet.lookup import driver_of
-from fanin.server.fleet.validation import Expected, check_header, labels_of
+from fanin.server.fleet.validation import Expected, check_header
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driver import RunDriver
 from fanin.server.storage.lanes import run_to_end
@@ -279,7 +279,8 @@ def _expected(driver: RunDriver, round_number: int) -> Expected:
         version_sha256=driver.intake.opened(round_number).base.sha256,
         codec=setup.plan.codec,
         table=setup.table,
-        num_labels=labels_of(setup.manifest),
+        num_labels=setup.num_labels,
+        statistics=setup.statistics,
     )
 
 

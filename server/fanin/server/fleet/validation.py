@@ -1,16 +1,15 @@
 """Validation of an Update's header against its Assignment, before a byte of the payload is stored.
 
-A device can report any statistics about its own data. These checks reject statistics that no data can have, and
-``aggregation.weights.capped_counts`` limits how much one Update weighs in the statistics of a Round.
+A device can report any statistics about its own data. These checks reject statistics that are undeclared, beyond their
+bounds, or that no data can have.
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.codecs.fixed import codec_named
+from fanin.edge.codecs.statistics import CLASS_COUNTS, SQUARES
 from fanin.edge.runtimes.evaluations import REST, largest_loss_count
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import CHUNK_BYTES, short
@@ -28,15 +27,14 @@ from fanin.protos.messages import (
     TRAIN_LOSS,
     UPDATE_FORMAT,
     CodecSpec,
+    Statistic,
     UpdateHeader,
 )
-from fanin.protos.plans import MAX_TIMES
-from fanin.server.aggregation.weights import CLASS_COUNTS, SQUARES
 
 _NO_MATCH: Final = "check in again"
-_SIGNED: Final = frozenset({TRAIN_LOSS, EVAL_LOSS})
-_ALWAYS: Final = frozenset({EXAMPLES, TRAIN_LOSS, ROUNDED, SATURATED, EVAL_EXAMPLES, EVAL_LOSS})
-_OF_VALUES: Final = frozenset(SQUARES) | {name + REST for name in SQUARES}
+_OF_EVALUATION: Final = frozenset({*CLASS_COUNTS, *SQUARES, *(name + REST for name in SQUARES)})
+_COUNTED: Final = _OF_EVALUATION | {ROUNDED, SATURATED, EVAL_EXAMPLES}
+"""The statistics that cannot be negative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +48,7 @@ class Expected:
         codec: The Plan's codec.
         table: The layout of the parameters.
         num_labels: Largest number of labels of one validation example, 0 for a model of values.
+        statistics: The statistics of the Run, with their bounds.
     """
 
     run_id: str
@@ -58,17 +57,7 @@ class Expected:
     codec: CodecSpec
     table: TensorTable
     num_labels: int
-
-
-def labels_of(manifest: Manifest) -> int:
-    """Return the largest number of labels of one example: one, or one for each position of a sequence.
-
-    The result is 0 for a model of values.
-    """
-    if not manifest.num_classes:
-        return 0
-    targets = [port for port in manifest.signatures["evaluate"].inputs if port.name == "y"]
-    return max([math.prod(port.shape[1:]) for port in targets], default=1)
+    statistics: Sequence[Statistic]
 
 
 def check_header(header: UpdateHeader, expected: Expected) -> None:
@@ -96,21 +85,19 @@ def check_header(header: UpdateHeader, expected: Expected) -> None:
 
 
 def _check_counts(header: UpdateHeader, expected: Expected) -> None:
-    counts, num_values = header.statistics.counts, expected.table.num_values
-    declared = _ALWAYS | (CLASS_COUNTS if expected.num_labels else _OF_VALUES)
-    if undeclared := sorted(set(counts) - declared):
-        raise InvalidUpdate(f"update: got statistics {undeclared}, expected only {sorted(declared)}")
+    counts, bounds = header.statistics.counts, {each.name: each.bound for each in expected.statistics}
+    if undeclared := sorted(set(counts) - set(bounds)):
+        raise InvalidUpdate(f"update: got statistics {undeclared}, expected only {sorted(bounds)}")
     for name, count in counts.items():
-        # A negative count would cancel the counts of other devices. Only a loss may be negative.
-        if count < 0 and name not in _SIGNED and name != EXAMPLES:
+        # A negative count would cancel the counts of other devices. Only a loss, or what a Plan declares, may be one.
+        if count < 0 and name in _COUNTED:
             raise InvalidUpdate(f"update: got {name} = {count}, expected at least 0")
+        if abs(count) > bounds[name]:
+            least = "at most" if name in _COUNTED or name == EXAMPLES else f"{-bounds[name]} to"
+            raise InvalidUpdate(f"update: got {name} = {count}, expected {least} {bounds[name]}")
     examples = counts.get(EXAMPLES, 0)
     if examples < 1:
         raise InvalidUpdate(f"update: got {examples} examples, expected at least 1")
-    most = {EXAMPLES: MAX_TIMES, EVAL_EXAMPLES: MAX_TIMES, ROUNDED: num_values, SATURATED: num_values}
-    for name, limit in most.items():
-        if counts.get(name, 0) > limit:
-            raise InvalidUpdate(f"update: got {name} = {counts[name]}, expected at most {limit}")
     # One device must not decide the mean loss of a Round. The loss of a model of values has no bound of its own.
     for name, of in ((TRAIN_LOSS, EXAMPLES), (EVAL_LOSS, EVAL_EXAMPLES)):
         largest = largest_loss_count(counts.get(of, 0), expected.num_labels)
@@ -128,7 +115,7 @@ def _check_counts(header: UpdateHeader, expected: Expected) -> None:
 def _check_evaluation(counts: Mapping[str, int], expected: Expected) -> None:
     """Raise InvalidUpdate if no validation data can have these statistics."""
     num_examples, num_labels = counts.get(EVAL_EXAMPLES, 0), counts.get(EVAL_PREDICTIONS, 0)
-    for name in sorted((CLASS_COUNTS | _OF_VALUES | {EVAL_LOSS}) & set(counts)):
+    for name in sorted((_OF_EVALUATION | {EVAL_LOSS}) & set(counts)):
         if counts[name] and not num_examples:
             raise InvalidUpdate(f"update: got {name} = {counts[name]} and {EVAL_EXAMPLES} = 0, expected 0")
     if num_labels > num_examples * expected.num_labels:

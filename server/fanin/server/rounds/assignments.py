@@ -23,6 +23,7 @@ class Assignments:
     def __init__(self, setup: RunSetup) -> None:
         self._start = setup.start
         self._bundle = setup.bundle
+        self._statistics = setup.statistics
         self._tag_key = hashlib.sha256(b"fanin assignment" + setup.run_key.private_bytes()).digest()
 
     def assign(self, device: str, opened: OpenedRound, left_s: float) -> m.Assignment:
@@ -41,6 +42,7 @@ class Assignments:
             codec=plan.codec,
             training=plan.training,
             deadline_s=left_s,
+            statistics=self._statistics,
         )
 
     def check(self, assignment_id: str, device: str) -> int:

@@ -127,6 +127,7 @@ class RoundWork:
             total_examples=result.counts.get(m.EXAMPLES, 0),
             evaluation=evaluation_of(result.counts, self._setup.manifest.num_classes),
             runtimes=runtimes_of(header.telemetry.runtime for header in headers),
+            statistics={each.name: result.counts.get(each.name, 0) for each in self._setup.plan.statistics},
         )
 
     def _accumulate(self, device: str) -> None:

@@ -6,9 +6,10 @@ from functools import cached_property
 
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.codecs.statistics import declared, labels_of
 from fanin.edge.tensors import TensorTable
 from fanin.protos.control import StartRun
-from fanin.protos.messages import BundleRef
+from fanin.protos.messages import BundleRef, Statistic
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.outer import OuterOptimizer
 from fanin.server.aggregation.rules import ColumnRule, Rule
@@ -34,6 +35,21 @@ class RunSetup:
     def table(self) -> TensorTable:
         """The layout of the parameters."""
         return self.manifest.table
+
+    @cached_property
+    def num_labels(self) -> int:
+        """Largest number of labels of one example: one, or one for each position of a sequence; 0 for values."""
+        return labels_of(self.manifest)
+
+    @cached_property
+    def statistics(self) -> tuple[Statistic, ...]:
+        """The statistics of the Run, with their bounds."""
+        return declared(
+            self.plan.statistics,
+            max_examples=self.plan.aggregation.max_examples,
+            num_labels=self.num_labels,
+            num_values=self.table.num_values,
+        )
 
     @cached_property
     def chunks(self) -> frozenset[str]:

@@ -1,0 +1,99 @@
+"""The statistics of an Update: which ones a Run declares, their bounds, and how a device keeps to them.
+
+One device must not decide the statistics of a Round. So each has a bound, and a device with more examples than count
+scales its sums down to that many. The coordinator refuses an Update beyond a bound. It cannot scale for the device:
+sums that are masked are never seen one by one.
+
+The sums of a Round cannot overflow: a bound is at most 2^40, and a Round has at most a million Updates.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.runtimes.evaluations import (
+    REST,
+    REST_UNIT,
+    SQUARES_FLOAT,
+    SQUARES_INT8,
+    SQUARES_WANTED,
+    largest_loss_count,
+)
+from fanin.protos import messages as m
+
+SQUARES: Final = (SQUARES_FLOAT, SQUARES_INT8, SQUARES_WANTED)
+"""Statistics of a model of values: sums of squares."""
+CLASS_COUNTS: Final = (m.EVAL_PREDICTIONS, m.EVAL_CORRECT_FLOAT, m.EVAL_CORRECT_INT8, m.EVAL_AGREE)
+"""Statistics of a classifier: counts of predictions."""
+
+
+def declared(
+    own: Sequence[m.Statistic], *, max_examples: int, num_labels: int, num_values: int
+) -> tuple[m.Statistic, ...]:
+    """Return the statistics of a Run: those of every Run, and those of its Plan.
+
+    Args:
+        own: The statistics of the Plan.
+        max_examples: Most examples of one Update that count.
+        num_labels: Largest number of labels of one example, 0 for a model of values.
+        num_values: Number of values of an Update.
+    """
+    loss = largest_loss_count(max_examples, num_labels)
+    bounds = {
+        m.EXAMPLES: max_examples,
+        m.TRAIN_LOSS: loss,
+        m.ROUNDED: num_values,
+        m.SATURATED: num_values,
+        m.EVAL_EXAMPLES: max_examples,
+        m.EVAL_LOSS: loss,
+    }
+    if num_labels:
+        bounds |= dict.fromkeys(CLASS_COUNTS, max_examples * num_labels)
+    else:
+        bounds |= dict.fromkeys((*SQUARES, *(name + REST for name in SQUARES)), m.MAX_COUNT)
+    ours = (m.Statistic(name=name, bound=max(min(bound, m.MAX_COUNT), 1)) for name, bound in bounds.items())
+    return (*ours, *own)
+
+
+def labels_of(manifest: Manifest) -> int:
+    """Return the largest number of labels of one example: one, or one for each position of a sequence.
+
+    The result is 0 for a model of values.
+    """
+    if not manifest.num_classes:
+        return 0
+    targets = [port for port in manifest.signatures["evaluate"].inputs if port.name == "y"]
+    return max([math.prod(port.shape[1:]) for port in targets], default=1)
+
+
+def fitted(counts: Mapping[str, int], statistics: Sequence[m.Statistic]) -> dict[str, int]:
+    """Return the counts of a device as it sends them: the declared ones, within their bounds.
+
+    Sums over more training or validation examples than count are scaled down to that many and rounded down. Any other
+    count beyond its bound becomes the bound.
+
+    Args:
+        counts: What the trainer and the codec counted, by name.
+        statistics: What the Assignment declares.
+    """
+    bounds = {statistic.name: statistic.bound for statistic in statistics}
+    fit = {name: count for name, count in counts.items() if name in bounds}
+    _scale(fit, m.EXAMPLES, (m.TRAIN_LOSS,), bounds)
+    _scale(fit, m.EVAL_EXAMPLES, (m.EVAL_LOSS, *CLASS_COUNTS, *SQUARES), bounds)
+    return {name: max(-bounds[name], min(count, bounds[name])) for name, count in fit.items()}
+
+
+def _scale(counts: dict[str, int], of: str, names: Sequence[str], bounds: Mapping[str, int]) -> None:
+    """Scale sums over examples down to the number of examples that count, in place."""
+    num_examples = counts.get(of, 0)
+    most = bounds.get(of, num_examples)
+    if num_examples <= most:
+        return
+    counts[of] = most
+    for name in set(names) & set(counts):
+        if name in SQUARES:
+            squares = counts[name] * REST_UNIT + counts.get(name + REST, 0)
+            counts[name], counts[name + REST] = divmod(squares * most // num_examples, REST_UNIT)
+        else:
+            counts[name] = counts[name] * most // num_examples
