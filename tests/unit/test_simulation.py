@@ -16,6 +16,7 @@ from fanin.clients.testing import Habits, Member, SyntheticTrainer, run_virtual
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState
 from fanin.protos.errors import InvalidVersion, Unavailable
+from fanin.protos.plans import Statistic
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
 from fanin.simulation import Federation, Outcome, Scenario, simulate
@@ -162,3 +163,18 @@ def test_nobody_serves_between_stop_and_start(tmp_path: Path) -> None:
             assert events[-1] == RunRested(state=RunState.FINISHED, reason="1 of 1 rounds done")
 
     run_virtual(main())
+
+
+def test_statistics_of_the_plan_are_summed_within_their_bounds(tmp_path: Path) -> None:
+    """The first device counts far too many words. Letters are not declared."""
+    words = Statistic(name="words", unit="words", bound=100)
+    counting = tuple(
+        Member(device=f"device-{i}", trainer=SyntheticTrainer(partition=i, counts={"words": number, "letters": 1}))
+        for i, number in enumerate((1 << 50, 7, -7, 8))
+    )
+    for declared in ((words,), ()):
+        folder = tmp_path / str(len(declared))
+        wanted = replace(plan(max_rounds=1), statistics=declared)
+        bundle = bundle_in(folder)
+        found = simulate(Scenario(plan=wanted, bundle=bundle, publisher=PUBLISHER, members=counting, seed=1), folder)
+        assert dict(found.versions[0].statistics) == ({"words": 100 + 8} if declared else {})
