@@ -22,6 +22,7 @@ from fanin.clients.testing import Fleet, LoopbackTransport, VirtualDevice, run_v
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.control import Adopt, Command
+from fanin.protos.plans import AggregationPlan
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
@@ -34,6 +35,7 @@ NUM_VALUES = 22
 HONEST_EXAMPLES = 4000
 TARGET = np.linspace(-1.0, 1.0, NUM_VALUES).astype(np.float32)
 """Where honest devices pull the parameters to, each a little aside."""
+WEIGHTED = AggregationPlan()
 FIXED32, INT8 = m.CodecSpec(name="fixed32", max_shift=0), m.CodecSpec(name="int8", max_shift=12)
 
 
@@ -111,13 +113,16 @@ async def rest(place: Place) -> None:
 
 
 async def federate(
-    folder: Path, codec: m.CodecSpec, devices: Sequence[tuple[Honest | Liar, Mapping[str, int]]]
+    folder: Path,
+    codec: m.CodecSpec,
+    devices: Sequence[tuple[Honest | Liar, Mapping[str, int]]],
+    aggregation: AggregationPlan = WEIGHTED,
 ) -> Ended:
     """A Run of NUM_ROUNDS in which each Round waits for every device."""
     num = len(devices)
     place, bundle = open_place(folder), bundle_in(folder)
     wanted = plan(concurrency=num, buffer=num, quorum=num, max_rounds=NUM_ROUNDS, codec=codec)
-    await start(place.runs, bundle, wanted)
+    await start(place.runs, bundle, replace(wanted, aggregation=aggregation))
     tasks = join(place, devices)
     await rest(place)
     for task in tasks:
@@ -191,6 +196,23 @@ def test_no_lie_moves_the_grid_or_the_parameters(
     tmp_path: Path, lie: str, num_honest: int, num_liars: int, codec: m.CodecSpec
 ) -> None:
     check(tmp_path, lie, num_honest, num_liars, codec)
+
+
+@pytest.mark.parametrize(
+    ("lie", "codec"), [("the largest values", FIXED32), ("the largest values", INT8), ("no movement", FIXED32)]
+)
+def test_a_trimmed_mean_keeps_the_grid_and_the_parameters_among_those_of_honest_devices(
+    tmp_path: Path, lie: str, codec: m.CodecSpec
+) -> None:
+    """Three liars of ten weigh as much as the others."""
+    devices = [*[(Honest(index), {}) for index in range(7)], *[LIES[lie]] * 3]
+    found = run_virtual(federate(tmp_path, codec, devices, AggregationPlan(rule="trimmed_mean", trim=0.3)))
+    expected = alone(7, codec)
+    pairs = zip(sum(expected.grids, ()), sum(found.grids, ()), strict=True)
+    assert max(abs(there - here) for there, here in pairs) <= 4
+    # The mean of all honest targets is 1.03 times TARGET; the lowest is 1.00 and the highest 1.06 times.
+    error = np.abs(found.parameters - expected.parameters).max() / np.abs(expected.parameters).max()
+    assert error < 0.03, "farther than the honest targets are from their mean"
 
 
 async def with_versions_from_outside(folder: Path) -> tuple[RoundRecord, ...]:
