@@ -114,7 +114,7 @@ class UpdatePipeline:
         return codec.encode(self.layout.whole, flat, self.grid, self.codec.max_shift, rng)
 
     def _sent(self, encoded: Encoded) -> Sent:
-        """Return what the coordinator reads, by group. Without stages nobody asks, so nothing is decoded."""
+        """Return what the coordinator reads, by group. Without stages nothing reads it, so nothing is decoded."""
         if not self.stages:
             return {}
         codec, whole = codec_named(self.codec.name), self.layout.whole
