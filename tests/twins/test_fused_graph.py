@@ -25,7 +25,7 @@ RECIPES = {
     "nesterov, decay, clip": Recipe(optimizer=Sgd(nesterov=True, weight_decay=0.01), clip_norm=0.5),
     "no momentum": Recipe(optimizer=Sgd(momentum=0.0)),
     "adam": Recipe(optimizer=Adam(decoupled=True, weight_decay=0.01)),
-    "proximal, scaffold": Recipe(optimizer=Sgd(), proximal=True, scaffold=True),
+    "proximal, scaffold": Recipe(optimizer=Sgd(momentum=0.0), proximal=True, scaffold=True),
 }
 
 

@@ -12,14 +12,13 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, numpy_helper
-from support.models import BATCH_SIZE, NUM_CLASSES, Mlp, app_of, batches, exported, with_train_graph
+from support.models import BATCH_SIZE, NUM_CLASSES, Mlp, app_of, batches, exported
 from support.nightly import nightly_but
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adam, Adapters, App, Recipe, Sgd, next_token, squared_error
-from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.prepare import MIN_FROZEN_VALUES, Prepared, prepare
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
@@ -118,6 +117,10 @@ CASES = {
         rate=0.01,
     ),
     "outside": Case(recipe=Recipe(proximal=True, clip_norm=0.8)),
+    "scaffold": Case(
+        recipe=Recipe(optimizer=Sgd(momentum=0.0), clip_norm=0.8, scaffold=True),
+        twin=lambda held: torch.optim.SGD(held, lr=0.05),
+    ),
     "batchnorm": Case(module=Normed),
     "head": Case(module=Normed, recipe=Recipe(trains="head")),
     "bias": Case(module=Normed, recipe=Recipe(trains="bias")),
@@ -296,22 +299,14 @@ def test_an_anchor_that_is_not_named_is_where_the_step_begins() -> None:
     np.testing.assert_array_equal(free.parameters, pulled.parameters)
 
 
-def controlled() -> Bundle:
-    """The Bundle of "outside" with SCAFFOLD's inputs, which no export writes: devices do not set them yet."""
-    app = app_for("outside")
-    recipe = replace(app.recipe, scaffold=True)
-    return with_train_graph(bundle_for("outside"), FORMATS["onnx"].make(prepare(replace(app, recipe=recipe))))
-
-
 def test_scaffolds_control_is_added_to_the_clipped_gradient() -> None:
-    prepared, bundle = prepare(app_for("outside")), controlled()
-    control = random_vectors(prepared, 2, 0.1)
-    flat = prepared.table.flatten({key: value.numpy() for key, value in control.items()})
-    step = OnnxRuntime().open_train(bundle)
-    state = step.begin(bundle.initial_parameters())
-    for batch in batches_for("outside"):
-        state, _ = step(state, batch, StepSettings(learning_rate=0.05, control=flat))
-    assert_alike(bundle.manifest.table.views(state.parameters), eager("outside", control=control).values)
+    control = random_vectors(prepare(app_for("scaffold")), 2, 0.1)
+    table = bundle_for("scaffold").manifest.table
+    flat = table.flatten({key: value.numpy() for key, value in control.items()})
+    state, losses = ran("scaffold", StepSettings(learning_rate=0.05, control=flat))
+    expected = eager("scaffold", control=control)
+    assert_alike(parameters_of("scaffold", state), expected.values)
+    np.testing.assert_allclose(losses, expected.losses, rtol=1e-5, atol=1e-6)
 
 
 def test_running_statistics_travel_and_padding_has_no_say_in_them() -> None:

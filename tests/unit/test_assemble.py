@@ -232,7 +232,10 @@ TRAIN, EVALUATE, INFER = linear.train_graph(), linear.evaluate_graph(), linear.i
         ({"train": renamed(TRAIN, loss="cost")}, r"signature 'train' has outputs \[.*'cost'.*expected .*'loss'"),
         ({"train": renamed(TRAIN, mask="m")}, r"signature 'train' has inputs .* expected .*'mask'"),
         ({"train": renamed(TRAIN, y="labels")}, r"train graph: got 'y' as None, expected int32 for 4 samples"),
-        ({"train": controlled(TRAIN)}, r"train graph: got the input 'control\.w', expected none of that kind"),
+        (
+            {"train": reshaped(controlled(TRAIN), "control.w", 3)},
+            r"train graph: got 'control\.w' as float32 \(3,\), expected float32 \(",
+        ),
         ({"infer": renamed(INFER, x="input")}, r"infer graph: got inputs \['input'\], expected 'x'"),
         ({"evaluate": reshaped(EVALUATE, "x", "n", 6)}, r"got 'x' as float32 \(-1, 6\), expected .* fixed lengths"),
         (

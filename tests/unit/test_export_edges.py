@@ -5,16 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, batches, exported
+from support.errors import raises
+from support.models import BATCH_SIZE, NUM_CLASSES, app_of, batches, exported
 from torch import Tensor, nn
 
 from fanin.edge.bundles.manifest import Port
 from fanin.edge.bundles.slots import SlotKind
-from fanin.edge.export import Recipe, check_app, export, load_app
+from fanin.edge.export import Adam, Recipe, Sgd, load_app
 from fanin.edge.runtimes.graphs import control_ports
 from fanin.edge.runtimes.onnx import OnnxRuntime
 from fanin.edge.tensors import TensorTable
-from fanin.protos.errors import InvalidInput, UnsupportedModel
+from fanin.protos.errors import UnsupportedModel
 
 
 def test_a_layer_with_a_single_channel_is_quantized_but_for_its_bias() -> None:
@@ -46,14 +47,13 @@ def test_what_is_no_app_is_told_so(tmp_path: Path) -> None:
         replace(app_of("mlp"), module=torch.relu_)
 
 
-def test_scaffold_is_refused_until_devices_set_its_control_variates(tmp_path: Path) -> None:
-    app = replace(app_of("mlp"), recipe=Recipe(scaffold=True))
-    for call in (lambda: export(app, tmp_path / "out", PUBLISHER), lambda: check_app(app, ["onnx"])):
-        with pytest.raises(
-            InvalidInput, match=r"got Recipe\(scaffold=True\), expected False: no device sets SCAFFOLD's"
-        ):
-            call()
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("optimizer", [Sgd(), Adam()])
+def test_scaffold_needs_an_optimizer_without_state(optimizer: Sgd | Adam) -> None:
+    with raises(
+        UnsupportedModel,
+        f"Recipe: got scaffold=True with {optimizer}, expected an optimizer without state; use Sgd(momentum=0.0)",
+    ):
+        Recipe(optimizer=optimizer, scaffold=True)
 
 
 def test_a_layer_called_control_is_no_control_variate() -> None:

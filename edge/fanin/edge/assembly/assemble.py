@@ -31,7 +31,6 @@ from fanin.edge.bundles.slots import Slot, SlotKind, check_slots
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import LoadedModel, PaddedBatch, Runtime, StepSettings
-from fanin.edge.runtimes.graphs import control_ports
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
 from fanin.edge.tensors import Array, Float32s, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
@@ -265,13 +264,8 @@ def _check_contract(spec: AssembledGraphs, ports_of: Mapping[str, Ports]) -> Non
         "proximal_weight": scalar,
     }
     for spec_row in spec.table.specs:
-        for name in (spec_row.name, f"next.{spec_row.name}", f"anchor.{spec_row.name}"):
+        for name in (spec_row.name, f"next.{spec_row.name}", f"anchor.{spec_row.name}", f"control.{spec_row.name}"):
             expected[name] = ("float32", spec_row.shape)
-    if controls := control_ports(spec.table, ports_of["train"][0]):
-        raise InvalidBundle(
-            f"train graph: got the input {controls[0]!r}, expected none of that kind; devices do not set SCAFFOLD's "
-            "control variates, so the model would train without them"
-        )
     for name in ("train", "evaluate"):
         ports = {port.name: port for row in ports_of[name] for port in row}
         for port in ports.values():

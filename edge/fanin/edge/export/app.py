@@ -63,8 +63,8 @@ class Recipe:
             to int8.
         clip_norm: Bound on the norm of all gradients together. 0.0 means no bound.
         proximal: Whether the graph has the anchor of FedProx as inputs.
-        scaffold: Whether the graph has the control variates of SCAFFOLD as inputs. A traced step supports them, but no
-            device sets them, so an export refuses True (``check_recipe``).
+        scaffold: Whether the graph has the control variates of SCAFFOLD as inputs, for Runs with the stage
+            ``scaffold``. It needs an optimizer without state, such as ``Sgd(momentum=0.0)``.
         quantization_aware: Whether the forward pass rounds weights and activations to 8 bits. Gradients pass unchanged.
     """
 
@@ -76,6 +76,12 @@ class Recipe:
     quantization_aware: bool = False
 
     def __post_init__(self) -> None:
+        if self.scaffold and self.optimizer.states:
+            # A device computes its mean gradient from the change: change / (steps x learning rate).
+            raise UnsupportedModel(
+                f"Recipe: got scaffold=True with {self.optimizer}, expected an optimizer without state; use "
+                "Sgd(momentum=0.0)"
+            )
         if self.trains not in ("full", "head", "bias") and not isinstance(self.trains, Adapters):
             raise UnsupportedModel(
                 f"recipe: got trains {self.trains!r}, expected 'full', 'head', 'bias' or Adapters(rank=...)"
@@ -160,15 +166,6 @@ class App:
     def examples(self, num: int) -> Tensor:
         """Return ``num`` inputs (num, ...): the calibration data, repeated as often as needed."""
         return self.calibration[torch.arange(num) % len(self.calibration)].detach().clone()
-
-
-def check_recipe(app: App) -> None:
-    """Raise UnsupportedModel for a recipe that devices cannot execute."""
-    if app.recipe.scaffold:
-        raise UnsupportedModel(
-            f"App {app.name}: got Recipe(scaffold=True), expected False: no device sets SCAFFOLD's control variates, "
-            "so it would train without them; Recipe(proximal=True) is FedProx, which devices support"
-        )
 
 
 def _preprocessed(app: App, raw: Tensor) -> object:

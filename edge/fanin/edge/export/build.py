@@ -23,7 +23,7 @@ from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Manifest, Signature
 from fanin.edge.bundles.manifest_json import dump_manifest
-from fanin.edge.export.app import App, check_recipe
+from fanin.edge.export.app import App
 from fanin.edge.export.check import with_parts
 from fanin.edge.export.formats import FORMATS, Graphs
 from fanin.edge.export.prepare import Prepared, prepare
@@ -91,7 +91,6 @@ def export(
     """
     path = new_folder("export: folder", folder)
     _check_options(formats, max_drop)
-    check_recipe(app)
     LOG.info("preparing the module")
     prepared = prepare(app)
     check_kept(prepared)

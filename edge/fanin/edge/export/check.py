@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from fanin.edge.export.app import App, check_recipe
+from fanin.edge.export.app import App
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.preprocess import ENCODERS
@@ -89,7 +89,6 @@ def check_app(app: App, formats: Sequence[str]) -> tuple[Finding, ...]:
     Raises:
         UnsupportedModel: The App has an error that affects every format: dtypes, names, or nothing to train.
     """
-    check_recipe(app)
     try:
         prepared = prepare(app)
         check_kept(prepared)
