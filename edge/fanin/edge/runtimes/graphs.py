@@ -47,7 +47,7 @@ def state_port(state: str, parameter: str) -> str:
 
 
 def control_ports(table: TensorTable, inputs: Iterable[Port]) -> tuple[str, ...]:
-    """Return the train inputs that hold SCAFFOLD's control variates. No device sets them, so a Run rejects them."""
+    """Return the train inputs that hold SCAFFOLD's control variates. The stage ``scaffold`` sets them."""
     parameters = {spec.name for spec in table.specs}
     # A layer that is called "control" has parameters with such names.
     controls = {state_port("control", name) for name in parameters} - parameters
