@@ -155,7 +155,7 @@ def cohorts(draw: st.DrawFn) -> p.CohortPlan:
     buffer = draw(st.integers(1, concurrency))
     quorum = draw(st.integers(1, buffer))
     times = {"deadline_s": draw(POSITIVE), "min_report_s": draw(POSITIVE | st.just(float("inf")))}
-    return p.CohortPlan(concurrency=concurrency, buffer=buffer, quorum=quorum, **times)
+    return p.CohortPlan(concurrency=concurrency, buffer=buffer, quorum=quorum, selection=draw(NAMES), **times)
 
 
 @st.composite

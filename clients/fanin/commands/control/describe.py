@@ -104,6 +104,7 @@ def _plan_lines(plan: Plan) -> list[str]:
         f"  plan      {plan.name}",
         f"  cohort    {cohort.concurrency} at work, {cohort.buffer} updates close a round",
         f"            {cohort.quorum} suffice{early} at its deadline of {cohort.deadline_s:g} s",
+        f"            selected by {cohort.selection}",
         f"  codec     {plan.codec.name}, at most {plan.codec.max_shift} bits coarser than the grid",
         f"  training  {plan.training.epochs} epochs at learning rate {plan.training.learning_rate:g}",
     ]

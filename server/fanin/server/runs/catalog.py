@@ -35,6 +35,7 @@ from fanin.server.runs.commands import RunControl, run_info
 from fanin.server.runs.course import Course
 from fanin.server.runs.describe import describe
 from fanin.server.runs.driver import RunDriver
+from fanin.server.selection.policies import policy_of
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.sqlite.runs import RunRecord
 from fanin.server.storage.stores import Files, Stores
@@ -333,6 +334,7 @@ class Runs:
             manifest=manifest,
             rule=rule_of(start.plan),
             optimizer=optimizer_of(start.plan),
+            policy=policy_of(start.plan),
             run_key=await self._run_key(start.run_id),
         )
 
