@@ -78,6 +78,7 @@ def description_text(description: RunDescription) -> str:
     lines = [
         f"run {info.run_id}",
         f"  state     {info.state.value}{reason}",
+        *([] if info.started_by is None else [f"  started   by {info.started_by}"]),
         f"  version   {info.version} {info.version_sha256}",
         f"  bundle    {info.bundle_sha256}",
         f"  rounds    {info.num_rounds} that ended in a version, of {info.plan.stop.max_rounds} planned",

@@ -15,6 +15,7 @@ from fanin.protos.control import (
     AcceptedDevices,
     Command,
     LoggedEvent,
+    Principal,
     RunDescription,
     RunInfo,
     RunState,
@@ -154,8 +155,12 @@ class Runs:
         check_run_id(run_id)
         return (await self._run_key(run_id)).public
 
-    async def start_run(self, start: StartRun) -> RunInfo:
+    async def start_run(self, start: StartRun, by: Principal | None = None) -> RunInfo:
         """Start a Run. Repeating the same command changes nothing.
+
+        Args:
+            start: The command.
+            by: The principal that sent it. None for a caller within this process.
 
         Raises:
             InvalidInput: The command is invalid.
@@ -164,11 +169,11 @@ class Runs:
         """
         check_run_id(start.run_id)
         # To the end: an operator who disconnects must not leave a Run that is recorded and has no driver.
-        await run_to_end(self._start_run(start))
+        await run_to_end(self._start_run(start, by))
         return await self.info(start.run_id)
 
-    async def publish_version(self, version: Version, num_rounds: int) -> RunInfo:
-        """Add a Version from outside the Run and open ``num_rounds`` Rounds from it.
+    async def publish_version(self, version: Version, num_rounds: int, by: Principal | None = None) -> RunInfo:
+        """Add a Version from outside the Run, of the principal ``by``, and open ``num_rounds`` Rounds from it.
 
         Raises:
             InvalidVersion: The signature or the parameters are invalid.
@@ -178,7 +183,7 @@ class Runs:
         driver = self.driver(version.run_id)
         check_signature(version, driver.setup)
         await self._check_parameters(version, driver.setup)
-        await self._controls[version.run_id].publish(version, num_rounds)
+        await self._controls[version.run_id].publish(version, num_rounds, by)
         return await self.info(version.run_id)
 
     async def command(self, command: Command) -> RunInfo:
@@ -252,15 +257,15 @@ class Runs:
             raise NotFound(f"run {run_id}: has no round {round_number}")
         return page
 
-    async def _start_run(self, start: StartRun) -> None:
+    async def _start_run(self, start: StartRun, by: Principal | None) -> None:
         async with self._starting:
-            record = await self._record(start)
+            record = await self._record(start, by)
             # A Run may be recorded and have no driver: an earlier try met a full disk in between.
             if start.run_id not in self._drivers:
                 await self._drive(record)
                 self._notify()
 
-    async def _record(self, start: StartRun) -> RunRecord:
+    async def _record(self, start: StartRun, by: Principal | None) -> RunRecord:
         """Return the record of a Run, added unless there is one. Raises Conflict."""
         run_id, runs = start.run_id, self._stores.runs
         known = await runs.run(run_id)
@@ -268,7 +273,7 @@ class Runs:
             setup = await self._setup(start)
             check_start(start, setup)
             await self._check_parameters(start.version, setup)
-            await runs.add_run(start, self._stores.wall())
+            await runs.add_run(start, self._stores.wall(), by)
             known = await runs.run(run_id)
             assert known is not None, "the run was just added"
         elif known.start != start:
