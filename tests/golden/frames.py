@@ -91,6 +91,7 @@ PUBLISHED: Final = r.VersionPublished(
     runtimes=MappingProxyType({"synthetic 1": 4}),
     statistics=MappingProxyType({"words": -7}),
 )
+BY: Final = r.Principal(kind=r.PrincipalKind.OPERATOR, id="3fa9c01b2d4e")
 INFO: Final = r.RunInfo(
     run_id=RUN,
     state=r.RunState.FINISHED,
@@ -169,6 +170,9 @@ def frames() -> dict[str, Frame]:
         "published": PUBLISHED,
         "rested": r.RunRested(state=r.RunState.FAILED, reason="nobody came"),
         "resumed": r.RunResumed(rounds=3),
+        "published-by": replace(PUBLISHED, round=0, by=BY),
+        "rested-by": r.RunRested(state=r.RunState.PAUSED, reason=f"by {BY}", by=BY),
+        "resumed-by": r.RunResumed(rounds=3, by=BY),
     }
     return {
         "fleet-enroll-request": _frame(enrollment, c.enrollment_to_proto, c.enrollment_from_proto),
@@ -194,6 +198,9 @@ def frames() -> dict[str, Frame]:
         ),
         "control-start-run-request": _frame(START, cr.start_run_to_proto, cr.start_run_from_proto),
         "control-run-info": _frame(INFO, cr.run_info_to_proto, cr.run_info_from_proto),
+        "control-run-info-started-by": _frame(
+            replace(INFO, started_by=BY), cr.run_info_to_proto, cr.run_info_from_proto
+        ),
         "control-run-description": _frame(DESCRIPTION, cr.description_to_proto, cr.description_from_proto),
         "control-get-version-reply": _frame(
             r.VersionWithBundle(version=VERSION, bundle=BUNDLE),

@@ -8,6 +8,8 @@ from support import federations as f
 from support.commands import Fanin, fanin_in_process, one_line
 from support.hosted import Hosted
 
+from fanin.server.access.registry import token_sha256
+
 
 @pytest.fixture
 def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
@@ -39,16 +41,16 @@ def test_a_run_from_pause_to_stop_and_on(fanin: Fanin, host: Hosted) -> None:
         assert outcome.status == 0, outcome
         return outcome.out
 
-    newest = "its newest version is"
+    newest, by = "its newest version is", f"by operator {token_sha256(host.operator_token)[:12]}"
     host.await_round("other", 1)
-    assert say("pause", "other") == f"run other is paused (by an operator), {newest} 0\n"
-    assert say("pause", "other") == f"run other is paused (by an operator), {newest} 0\n"
+    assert say("pause", "other") == f"run other is paused ({by}), {newest} 0\n"
+    assert say("pause", "other") == f"run other is paused ({by}), {newest} 0\n"
     assert json.loads(say("runs", "--json"))["runs"][1]["state"] == "paused"
     assert say("resume", "other") == f"run other is running, {newest} 0\n"
     assert one_line(fanin("rollback", "other", "0", "--state", host.state), "rollback") == (
         "run other: a round is open; publish when the run rests, or pause it"
     )
-    assert say("stop", "other") == f"run other is stopped (by an operator), {newest} 0\n"
+    assert say("stop", "other") == f"run other is stopped ({by}), {newest} 0\n"
     assert one_line(fanin("resume", "other", "--state", host.state), "resume") == (
         "run other: is stopped; pass --rounds N to continue it"
     )
@@ -57,25 +59,34 @@ def test_a_run_from_pause_to_stop_and_on(fanin: Fanin, host: Hosted) -> None:
     assert row["version_sha256"] == json.loads(say("runs", "--json"))["runs"][0]["version_sha256"]
     assert say("rollback", "other", "0", "--rounds", "2") == f"run other is running, {newest} 2\n"
     host.await_round("other", 2)
-    assert say("stop", "other") == f"run other is stopped (by an operator), {newest} 2\n"
+    assert say("stop", "other") == f"run other is stopped ({by}), {newest} 2\n"
 
     watched = fanin("watch", "other", "--state", host.state)
     assert watched.status == 1
     lines = watched.out.splitlines()
     assert lines[:6] == [
         "round 1 opened from version 0",
-        "run paused: by an operator",
-        "run resumed",
-        "round 1 failed: stopped by an operator",
-        "run stopped: by an operator",
-        f"version 1 {row['version_sha256'][:8]}.. adopted from version 1 of run run",
+        f"run paused: {by}",
+        f"run resumed {by}",
+        f"round 1 failed: stopped {by}",
+        f"run stopped: {by}",
+        f"version 1 {row['version_sha256'][:8]}.. adopted from version 1 of run run {by}",
     ]
-    assert lines[6].endswith(" adopted from version 0 of run other")
+    assert lines[6].endswith(f" adopted from version 0 of run other {by}")
     assert lines[7:] == [
         "round 2 opened from version 2",
-        "round 2 failed: stopped by an operator",
-        "run stopped: by an operator",
+        f"round 2 failed: stopped {by}",
+        f"run stopped: {by}",
     ]
+    rows = [json.loads(line) for line in fanin("watch", "other", "--state", host.state, "--json").out.splitlines()]
+    named = [(row["event"], row["by"]) for row in rows if row.get("by")]
+    kinds = ["RunRested", "RunResumed", "RunRested", "VersionPublished", "VersionPublished", "RunRested"]
+    assert named == [(kind, by.removeprefix("by ")) for kind in kinds]
+    described = say("describe", "other")
+    assert f"  started   {by}\n" in described
+    assert f"  state     stopped ({by})\n" in described
+    assert json.loads(say("describe", "other", "--json"))["started_by"] == by.removeprefix("by ")
+    assert host.operator_token not in watched.out + described
     assert all(line.endswith(": verified") for line in say("verify", "other").splitlines())
 
 

@@ -67,6 +67,7 @@ def test_a_run_is_described_to_programs_and_to_people(fanin: Fanin, host: Hosted
         "quorum": 3,
         "deadline_s": 300.0,
         "min_report_s": None,
+        "selection": "uniform",
     }
     assert row["plan"]["codec"] == {"name": "fixed32", "max_shift": 0}
     assert (row["num_devices"], row["num_at_work"], row["at_work"]) == (3, 1, [device.device_id])

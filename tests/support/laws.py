@@ -155,7 +155,7 @@ def cohorts(draw: st.DrawFn) -> p.CohortPlan:
     buffer = draw(st.integers(1, concurrency))
     quorum = draw(st.integers(1, buffer))
     times = {"deadline_s": draw(POSITIVE), "min_report_s": draw(POSITIVE | st.just(float("inf")))}
-    return p.CohortPlan(concurrency=concurrency, buffer=buffer, quorum=quorum, **times)
+    return p.CohortPlan(concurrency=concurrency, buffer=buffer, quorum=quorum, selection=draw(NAMES), **times)
 
 
 @st.composite
@@ -184,6 +184,7 @@ def plans(draw: st.DrawFn) -> p.Plan:
     )
 
 
+PRINCIPALS: Final = st.builds(r.Principal, kind=st.sampled_from(r.PrincipalKind), id=NAMES)
 RUN_INFOS: Final = st.builds(
     r.RunInfo,
     run_id=TEXTS,
@@ -194,6 +195,7 @@ RUN_INFOS: Final = st.builds(
     version_sha256=TEXTS,
     num_rounds=UINT32,
     reason=TEXTS,
+    started_by=st.none() | PRINCIPALS,
 )
 ROUND_INFOS: Final = st.builds(
     r.RoundInfo,
@@ -244,6 +246,7 @@ PUBLISHED: Final = st.builds(
     runtimes=st.dictionaries(TEXTS, UINT32, max_size=3).map(MappingProxyType),
     adopted_run_id=TEXTS,
     adopted_number=UINT64,
+    by=st.none() | PRINCIPALS,
 )
 EVENTS: Final = st.builds(
     r.LoggedEvent,
@@ -253,8 +256,8 @@ EVENTS: Final = st.builds(
     | st.builds(r.round_closed, UINT32, st.lists(TEXTS, max_size=3))
     | st.builds(r.RoundFailed, round=UINT32, reason=TEXTS)
     | PUBLISHED
-    | st.builds(r.RunRested, state=st.sampled_from(r.RunState), reason=TEXTS)
-    | st.builds(r.RunResumed, rounds=UINT32),
+    | st.builds(r.RunRested, state=st.sampled_from(r.RunState), reason=TEXTS, by=st.none() | PRINCIPALS)
+    | st.builds(r.RunResumed, rounds=UINT32, by=st.none() | PRINCIPALS),
 )
 ACCEPTED_DEVICES: Final = st.builds(
     r.AcceptedDevices, num_accepted=UINT32, device_ids=st.lists(TEXTS, max_size=3).map(tuple)

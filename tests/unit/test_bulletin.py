@@ -15,7 +15,7 @@ from fanin.protos import messages as m
 from fanin.protos.control import RunState
 from fanin.protos.errors import NotFound
 from fanin.server.fleet.bulletin import REFRESH_BYTES_PER_S, refresh_window
-from fanin.server.fleet.selection import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S
+from fanin.server.fleet.retries import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S
 
 T = TypeVar("T")
 CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))

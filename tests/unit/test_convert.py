@@ -33,6 +33,12 @@ def test_an_unknown_run_state_is_refused() -> None:
     assert cr.run_state_from_proto(control_pb2.RUN_STATE_FAILED) is RunState.FAILED
 
 
+def test_a_principal_of_an_unknown_kind_is_refused() -> None:
+    by = control_pb2.Principal(kind=9, id="a")
+    with raises(InvalidInput, "principal kind: got 9, expected one of [1, 2, 3]"):
+        cr.event_from_proto(control_pb2.Event(run_resumed=control_pb2.RunResumed(by=by)))
+
+
 def test_an_event_of_an_unknown_kind_is_refused() -> None:
     with raises(InvalidInput, "event: got None, expected a kind that this fanin knows; install a newer one"):
         cr.event_from_proto(control_pb2.Event(sequence=1))

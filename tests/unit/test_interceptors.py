@@ -11,22 +11,36 @@ import pytest
 from grpc import aio
 from support.errors import raises
 from support.peers import sign
-from support.values import STRANGER
+from support.values import DEVICE_KEY, STRANGER
 
 from fanin.clients.transport import KEEPALIVE_MS
 from fanin.protos.calls import AUTHORIZATION, BEARER
+from fanin.protos.control import Principal, PrincipalKind
 from fanin.protos.convert import enrollment_to_proto
 from fanin.protos.errors import InvalidInput, Unauthenticated, Unavailable
 from fanin.protos.messages import Enrollment
-from fanin.server.access.interceptors import CONTROL, ENROLL, FLEET, LOG, MAX_TEXT_CHARS, Rim, Waits
+from fanin.server.access.interceptors import (
+    CONTROL,
+    ENROLL,
+    FLEET,
+    LOG,
+    MAX_TEXT_CHARS,
+    Rim,
+    Waits,
+    newcomer_of,
+    principal_of,
+)
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.registry import Registry
 from fanin.server.folder import open_state
 from fanin.server.service import SERVER_OPTIONS, FleetService
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
+from fanin.server.storage.sqlite.devices import Role
+from fanin.server.storage.sqlite.population import EnrolledDevice
 
 UPLOAD = f"{FLEET}Upload"
+DEVICE = PrincipalKind.DEVICE
 T = TypeVar("T")
 
 
@@ -62,8 +76,58 @@ async def requests(*data: bytes) -> AsyncIterator[bytes]:
         yield each
 
 
+class Handler:
+    """A servicer that notes who calls and what arrives."""
+
+    request_streaming = True
+
+    def __init__(self) -> None:
+        self.caller: object = None
+        self.received: list[bytes] = []
+
+    @staticmethod
+    def request_deserializer(data: bytes) -> bytes:
+        return data
+
+    async def stream_unary(self, messages: AsyncIterator[bytes], caller: object) -> bytes:
+        self.caller = caller
+        self.received = [message async for message in messages]
+        return b"reply"
+
+    async def unary_unary(self, message: bytes, caller: object) -> bytes:
+        self.caller, self.received = caller, [message]
+        return b"reply"
+
+
 async def first(rim: Rim, stream: AsyncIterator[bytes]) -> None:
-    await anext(rim._many_requests(UPLOAD, None, stream, Context()))
+    rim._admit(UPLOAD, await rim._first(UPLOAD, stream), Context())
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_servicer_receives_the_principal_of_its_caller(tmp_path: Path, is_stream: bool) -> None:
+    state = open_state(tmp_path, Durability.PROCESS, (inline, inline), time.time)
+    registry, body = Registry(state.devices, time.time), (b"first", b"second") if is_stream else (b"first",)
+    device, token = EnrolledDevice(public_key=DEVICE_KEY.public), registry.new_token(Role.OPERATOR)
+    state.devices.enroll(device, 0.0)
+    rim = Rim(registry, Waits(), LimitedLog(LOG))
+    for method, metadata, principal in (
+        (f"{FLEET}Upload", sign(DEVICE_KEY, "Upload", b"first").metadata, Principal(kind=DEVICE, id=device.device_id)),
+        (f"{CONTROL}PutChunks", ((AUTHORIZATION, f"{BEARER}{token}"),), registry.operator(token)),
+    ):
+        handler = Handler()
+        handler.request_streaming = is_stream
+        context = Context(metadata)
+        assert asyncio.run(rim._one_reply(method, handler, requests(*body), context)) == b"reply"
+        assert (handler.caller, tuple(handler.received)) == (principal, body)
+        assert principal_of(handler.caller) == principal
+        with pytest.raises(AssertionError, match="only Enroll is served before authentication"):
+            newcomer_of(handler.caller)
+
+
+def test_the_servicers_of_grpc_receive_its_context(rim: Rim) -> None:
+    handler, context = Handler(), Context()
+    asyncio.run(rim._one_reply("/grpc.health.v1.Health/Check", handler, requests(b"first"), context))
+    assert handler.caller is context
 
 
 def test_a_stream_that_says_nothing_is_ended(rim: Rim) -> None:
@@ -111,10 +175,11 @@ def test_callers_whom_nobody_knows_never_reach_the_store(tmp_path: Path) -> None
         rim._admit(f"{CONTROL}ListRuns", b"", Context(((AUTHORIZATION, f"{BEARER}invented"),)))
     enrollment = Enrollment(protocol=1, token="invented", public_key=STRANGER.public)
     body = enrollment_to_proto(enrollment)
-    rim._admit(ENROLL, body.SerializeToString(), Context(sign(STRANGER, "Enroll", body.SerializeToString()).metadata))
+    signed = sign(STRANGER, "Enroll", body.SerializeToString())
+    newcomer = rim._admit(ENROLL, body.SerializeToString(), Context(signed.metadata))
     service = FleetService(None, registry, state.stores)
     with pytest.raises(Unauthenticated, match="expected an enrollment token"):
-        asyncio.run(service.Enroll(body, None))
+        asyncio.run(service.Enroll(body, newcomer))
 
 
 def test_an_error_of_the_disk_tells_its_caller_to_come_back_and_no_path(

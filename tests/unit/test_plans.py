@@ -42,7 +42,7 @@ SECONDS_RULE = f"expected a number above 0 and below inf{SEE}"
 TIMES_RULE = f"expected an integer from 1 to {TIMES}{SEE}"
 NAME_RULE = f"expected a string of 1 to 128 letters, digits or ._:+- that do not begin with a dot{SEE}"
 TOP = "app, bundle, name, [cohort], [training], [codec], [[stages]], [[statistics]], [aggregation], [stop]"
-COHORT_KEYS = "concurrency, buffer, quorum, deadline_s, min_report_s"
+COHORT_KEYS = "concurrency, buffer, quorum, deadline_s, min_report_s, selection"
 OVERFLOW = (
     "the sum of a Round could overflow: (32 - 1) bits of fixed32 + max_shift 9 + 23 bits of weight "
     "(buffer 8 x max_examples 4096 x 256) = 63, expected at most 62; lower max_examples, max_shift or buffer"

@@ -10,6 +10,7 @@ from support.values import DEVICE_KEY, STRANGER
 
 from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, DeviceCall, device_id_of
+from fanin.protos.control import PrincipalKind
 from fanin.protos.errors import Conflict, Unauthenticated, Untimely, public_text
 from fanin.protos.messages import Enrollment
 from fanin.server.access.registry import Registry, token_sha256
@@ -164,10 +165,19 @@ def test_a_wall_clock_that_is_set_back_locks_no_device_out(store: DeviceStore) -
 
 
 def test_operators_have_tokens_of_their_own(registry: Registry) -> None:
-    registry.check_operator(registry.new_token(Role.OPERATOR))
+    registry.operator(registry.new_token(Role.OPERATOR))
     for token in ("", "guess", registry.new_token(Role.DEVICE)):
         with raises(Unauthenticated, "control: got a token that was not made here, expected an operator token"):
-            registry.check_operator(token)
+            registry.operator(token)
+
+
+def test_the_principal_of_an_operator_names_its_token_and_does_not_reveal_it(registry: Registry) -> None:
+    first, second = registry.new_token(Role.OPERATOR), registry.new_token(Role.OPERATOR)
+    principal = registry.operator(first)
+    assert principal == registry.operator(first) != registry.operator(second)
+    assert principal.kind is PrincipalKind.OPERATOR
+    assert principal.id == token_sha256(first)[:12]
+    assert principal.id not in first
 
 
 def test_no_refusal_says_which_check_it_was() -> None:

@@ -1,36 +1,196 @@
-"""Who is asked, and when the others may come back."""
+"""Which of the waiting devices are selected, which devices suit a Run, and when the others come back."""
 
 import random
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
+from support.errors import raises
 from support.values import plan
 
+from fanin.protos.convert_control import plan_from_proto, plan_to_proto
+from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import Capabilities
-from fanin.server.fleet.selection import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S, choose, retry_window
+from fanin.protos.plans import Plan
+from fanin.server.fleet.retries import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S, retry_window
 from fanin.server.runs.suitability import unsuitable
+from fanin.server.selection.contract import check_policy
+from fanin.server.selection.participation import Participation
+from fanin.server.selection.policies import (
+    POLICIES,
+    BrokenPolicy,
+    SelectionPolicy,
+    WaitingDevice,
+    least_recent,
+    policy_of,
+    select,
+    uniform,
+)
 
-WAITING = tuple("abcdef")
+CAN = Capabilities(codecs=("fixed32",), runtimes=(), graph_formats=("onnx",))
 
 
-def test_all_are_asked_while_places_last() -> None:
-    assert choose(WAITING, 6, random.Random(1)) == WAITING
-    assert choose((), 6, random.Random(1)) == ()
+def crowd(**last_rounds: int) -> tuple[WaitingDevice, ...]:
+    return tuple(
+        WaitingDevice(device_id=name, capabilities=CAN, last_round=last_round)
+        for name, last_round in last_rounds.items()
+    )
 
 
-def test_nobody_is_asked_without_a_place() -> None:
-    assert choose(WAITING, 0, random.Random(1)) == ()
+WAITING = crowd(a=0, b=0, c=0, d=0, e=0, f=0)
 
 
-def test_choice_is_without_replacement_seeded_and_uniform() -> None:
+def ids(devices: Sequence[WaitingDevice]) -> str:
+    return "".join(device.device_id for device in devices)
+
+
+def with_policy(name: str) -> Plan:
+    whole = plan()
+    return replace(whole, cohort=replace(whole.cohort, selection=name))
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_our_policies_keep_the_contract(policy: SelectionPolicy) -> None:
+    check_policy(policy)
+
+
+def test_uniform_selects_all_devices_while_places_last() -> None:
+    assert uniform(WAITING, 6, 1, random.Random(1)) == WAITING
+
+
+def test_uniform_is_without_replacement_seeded_and_uniform() -> None:
     rng, counts = random.Random(7), Counter[str]()
     for _ in range(6000):
-        chosen = choose(WAITING, 2, rng)
+        chosen = ids(uniform(WAITING, 2, 1, rng))
         assert len(set(chosen)) == 2
         counts.update(chosen)
-    assert choose(WAITING, 2, random.Random(3)) == choose(WAITING, 2, random.Random(3))
+    assert uniform(WAITING, 2, 1, random.Random(3)) == uniform(WAITING, 2, 1, random.Random(3))
     # 2000 each are expected, with a standard deviation of 37.
-    assert all(abs(counts[device] - 2000) < 200 for device in WAITING)
+    assert all(abs(counts[device] - 2000) < 200 for device in "abcdef")
+
+
+def test_least_recent_selects_new_devices_first_and_then_those_of_the_oldest_rounds() -> None:
+    waiting = crowd(a=7, b=0, c=3, d=5, e=0)
+    assert set(ids(least_recent(waiting, 2, 8, random.Random(1)))) == {"b", "e"}
+    assert ids(least_recent(waiting, 4, 8, random.Random(1)))[2:] == "cd"
+
+
+def test_least_recent_breaks_ties_at_random() -> None:
+    rng, counts = random.Random(7), Counter[str]()
+    for _ in range(3000):
+        counts.update(ids(least_recent(crowd(a=4, b=2, c=2, d=2), 2, 5, rng)))
+    assert counts["a"] == 0
+    assert all(abs(counts[device] - 2000) < 150 for device in "bcd")
+
+
+def the_first(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+    return waiting[:num_places]
+
+
+def invented(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+    return [replace(waiting[0], device_id="ghost")]
+
+
+def twice(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+    return [waiting[0], waiting[0]]
+
+
+def all_of_them(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+    return waiting
+
+
+def names(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+    return [waiting[0].device_id]
+
+
+def nothing(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+    return None
+
+
+def failing(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+    raise KeyError("/home/author/secret")
+
+
+def by_chance(waiting: Sequence[WaitingDevice], num_places: int, number: int, rng: random.Random) -> object:
+    return random.sample(waiting, 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (invented, "got something at index 0 that is not one of the 6 waiting devices"),
+        (names, "got something at index 0 that is not one of the 6 waiting devices"),
+        (twice, "got a device twice among 2, expected each device once"),
+        (all_of_them, "got more than 2 devices, expected at most one for each of 2 places"),
+        (nothing, "got TypeError, expected a sequence of waiting devices"),
+        (failing, "got KeyError, expected a sequence of waiting devices"),
+    ],
+)
+def test_a_result_that_breaks_the_contract_is_refused(policy: SelectionPolicy, text: str) -> None:
+    with raises(BrokenPolicy, text):
+        select(policy, WAITING, 2, 1, random.Random(1))
+
+
+def test_a_result_within_the_contract_is_returned_in_its_order() -> None:
+    assert ids(select(the_first, WAITING, 2, 1, random.Random(1))) == "ab"
+    assert select(lambda waiting, places, number, rng: (), WAITING, 2, 1, random.Random(1)) == ()
+
+
+@pytest.mark.parametrize("policy", [invented, names, twice, all_of_them, nothing, failing, by_chance])
+def test_the_contract_catches_a_breach(policy: SelectionPolicy) -> None:
+    with pytest.raises(AssertionError, match=r"^policy: "):
+        check_policy(policy)
+
+
+def test_a_policy_of_the_contract_is_accepted() -> None:
+    check_policy(the_first)
+
+
+def test_a_plan_names_a_policy() -> None:
+    assert policy_of(with_policy("least_recent")) is least_recent
+    assert policy_of(plan()) is uniform
+
+
+def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:
+    text = (
+        "plan: cohort.selection: got 'least_recnt', expected one of ['least_recent', 'uniform'], which are installed "
+        "here; did you mean least_recent?"
+    )
+    with raises(InvalidPlan, text):
+        policy_of(with_policy("least_recnt"))
+
+
+def test_a_plan_from_before_there_were_policies_selects_uniformly() -> None:
+    message = plan_to_proto(with_policy("least_recent"))
+    assert plan_from_proto(message).cohort.selection == "least_recent"
+    message.cohort.ClearField("selection")
+    assert plan_from_proto(message).cohort.selection == "uniform"
+
+
+def test_participation_has_the_last_round_of_each_device() -> None:
+    participation = Participation()
+    for device, number in [("a", 1), ("b", 1), ("a", 3), ("b", 2), ("a", 2)]:
+        participation.note(device, number)
+    assert [participation.last_round(device) for device in "abc"] == [3, 2, 0]
+
+
+def test_participation_forgets_the_devices_that_took_part_longest_ago() -> None:
+    participation = Participation(max_devices=2)
+    for device, number in [("a", 1), ("b", 2), ("a", 3), ("c", 4)]:
+        participation.note(device, number)
+    assert [participation.last_round(device) for device in "abc"] == [3, 0, 4]
+
+
+def test_recalled_devices_are_older_than_those_of_this_process() -> None:
+    participation = Participation(max_devices=3)
+    participation.note("a", 9)
+    for device, number in [("b", 8), ("a", 8), ("c", 7), ("d", 6)]:
+        participation.recall(device, number)
+    assert participation.is_full
+    assert [participation.last_round(device) for device in "abcd"] == [9, 8, 7, 0]
+    participation.note("e", 10)
+    assert [participation.last_round(device) for device in "abce"] == [9, 8, 0, 10]
 
 
 def can(**changes: object) -> Capabilities:

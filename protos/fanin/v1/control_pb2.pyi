@@ -31,6 +31,25 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _PrincipalKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PrincipalKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PrincipalKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRINCIPAL_KIND_UNSPECIFIED: _PrincipalKind.ValueType  # 0
+    PRINCIPAL_KIND_DEVICE: _PrincipalKind.ValueType  # 1
+    PRINCIPAL_KIND_OPERATOR: _PrincipalKind.ValueType  # 2
+    PRINCIPAL_KIND_RELAY: _PrincipalKind.ValueType  # 3
+
+class PrincipalKind(_PrincipalKind, metaclass=_PrincipalKindEnumTypeWrapper): ...
+
+PRINCIPAL_KIND_UNSPECIFIED: PrincipalKind.ValueType  # 0
+PRINCIPAL_KIND_DEVICE: PrincipalKind.ValueType  # 1
+PRINCIPAL_KIND_OPERATOR: PrincipalKind.ValueType  # 2
+PRINCIPAL_KIND_RELAY: PrincipalKind.ValueType  # 3
+Global___PrincipalKind: _TypeAlias = PrincipalKind  # noqa: Y015
+
 class _RunState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -443,6 +462,31 @@ class CommandRequest(_message.Message):
 Global___CommandRequest: _TypeAlias = CommandRequest  # noqa: Y015
 
 @_typing.final
+class Principal(_message.Message):
+    """An authenticated caller."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    kind: Global___PrincipalKind.ValueType
+    id: _builtins.str
+    """A device's or relay's id; for an operator the first characters of the digest of its token."""
+    def __init__(
+        self,
+        *,
+        kind: Global___PrincipalKind.ValueType = ...,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Principal: _TypeAlias = Principal  # noqa: Y015
+
+@_typing.final
 class ListRunsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -508,6 +552,7 @@ class RunInfo(_message.Message):
     VERSION_SHA256_FIELD_NUMBER: _builtins.int
     NUM_ROUNDS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    STARTED_BY_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     bundle_sha256: _builtins.str
@@ -520,6 +565,10 @@ class RunInfo(_message.Message):
     """Why the Run rests, or what it waits for if that is not devices."""
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan: ...
+    @_builtins.property
+    def started_by(self) -> Global___Principal:
+        """Absent for a Run from before this was recorded."""
+
     def __init__(
         self,
         *,
@@ -531,10 +580,11 @@ class RunInfo(_message.Message):
         version_sha256: _builtins.str = ...,
         num_rounds: _builtins.int = ...,
         reason: _builtins.str = ...,
+        started_by: Global___Principal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "started_by", b"started_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_sha256", b"bundle_sha256", "num_rounds", b"num_rounds", "plan", b"plan", "reason", b"reason", "run_id", b"run_id", "state", b"state", "version", b"version", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_sha256", b"bundle_sha256", "num_rounds", b"num_rounds", "plan", b"plan", "reason", b"reason", "run_id", b"run_id", "started_by", b"started_by", "state", b"state", "version", b"version", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1002,6 +1052,7 @@ class VersionPublished(_message.Message):
     BYTES_DOWN_RESUMED_FIELD_NUMBER: _builtins.int
     BYTES_UP_RESUMED_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     version_sha256: _builtins.str
     parent: _builtins.int
@@ -1036,6 +1087,10 @@ class VersionPublished(_message.Message):
     def statistics(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Sums of the statistics that the Plan declares."""
 
+    @_builtins.property
+    def by(self) -> Global___Principal:
+        """Who published it; absent for a Round."""
+
     def __init__(
         self,
         *,
@@ -1059,10 +1114,11 @@ class VersionPublished(_message.Message):
         bytes_down_resumed: _builtins.int = ...,
         bytes_up_resumed: _builtins.int = ...,
         statistics: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        by: Global___Principal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "evaluation", b"evaluation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "statistics", b"statistics", "total_examples", b"total_examples", "train_loss", b"train_loss", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "evaluation", b"evaluation", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "statistics", b"statistics", "total_examples", b"total_examples", "train_loss", b"train_loss", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1074,17 +1130,23 @@ class RunRested(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
     state: Global___RunState.ValueType
     reason: _builtins.str
+    @_builtins.property
+    def by(self) -> Global___Principal:
+        """Who paused or stopped the Run; absent if it rests by itself."""
+
     def __init__(
         self,
         *,
         state: Global___RunState.ValueType = ...,
         reason: _builtins.str = ...,
+        by: Global___Principal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "reason", b"reason", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1095,16 +1157,22 @@ class RunResumed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUNDS_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
     rounds: _builtins.int
     """Rounds to run from now on; 0: the Rounds that were left."""
+    @_builtins.property
+    def by(self) -> Global___Principal:
+        """Who resumed the Run."""
+
     def __init__(
         self,
         *,
         rounds: _builtins.int = ...,
+        by: Global___Principal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -79,6 +79,7 @@ class Cohort(_message.Message):
     QUORUM_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     MIN_REPORT_S_FIELD_NUMBER: _builtins.int
+    SELECTION_FIELD_NUMBER: _builtins.int
     concurrency: _builtins.int
     """Devices at work at the same time."""
     buffer: _builtins.int
@@ -89,6 +90,8 @@ class Cohort(_message.Message):
     """Seconds until the deadline, counted from the Assignment that completes a quorum of devices in the Round."""
     min_report_s: _builtins.float
     """Seconds from the same Assignment until the quorum suffices; 0: only at the deadline."""
+    selection: _builtins.str
+    """Which of the waiting devices get the free places; absent: uniform."""
     def __init__(
         self,
         *,
@@ -97,12 +100,15 @@ class Cohort(_message.Message):
         quorum: _builtins.int = ...,
         deadline_s: _builtins.float = ...,
         min_report_s: _builtins.float = ...,
+        selection: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_selection", b"_selection", "selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer", b"buffer", "concurrency", b"concurrency", "deadline_s", b"deadline_s", "min_report_s", b"min_report_s", "quorum", b"quorum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_selection", b"_selection", "buffer", b"buffer", "concurrency", b"concurrency", "deadline_s", b"deadline_s", "min_report_s", b"min_report_s", "quorum", b"quorum", "selection", b"selection"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__selection: _TypeAlias = _typing.Literal["selection"]  # noqa: Y015
+    _WhichOneofArgType__selection: _TypeAlias = _typing.Literal["_selection", b"_selection"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__selection) -> _WhichOneofReturnType__selection | None: ...
 
 Global___Cohort: _TypeAlias = Cohort  # noqa: Y015
 

@@ -8,12 +8,14 @@
     fleet/         the device side: check-ins, downloads, uploads
     runs/          the operator side: Runs, their drivers, commands
     rounds/        one Round: the round machine, its effects
+    selection/     which waiting devices get the free places
     aggregation/   sums, the outer step, verification
     storage/       the database, blobs and spool
     observe/       logs
 
 Imports go in one direction: ``service`` -> ``fleet`` -> ``access`` and ``runs``; ``runs`` -> ``rounds`` ->
-``aggregation`` -> ``storage``. ``access`` uses only ``storage``; ``observe`` uses ``rounds``.
+``aggregation`` -> ``storage``. ``access`` uses only ``storage``; ``observe`` uses ``rounds``. ``rounds`` uses
+``selection``, which uses no other room.
 """
 
 from typing import TYPE_CHECKING

@@ -6,7 +6,7 @@ No rule of a Round or a Run is here.
 import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import grpc
@@ -20,7 +20,7 @@ from fanin.protos.errors import Conflict, InvalidInput
 from fanin.protos.messages import Piece, UpdateHeader
 from fanin.server.access.authority import ServerIdentity
 from fanin.server.access.connections import Connections
-from fanin.server.access.interceptors import LOG, Rim, Waits, caller, device_id
+from fanin.server.access.interceptors import LOG, Rim, Waits, newcomer_of, principal_of
 from fanin.server.access.limited_log import MAX_LINES, LimitedLog
 from fanin.server.access.registry import Registry
 from fanin.server.fleet.coordinator import Coordinator
@@ -56,7 +56,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
     async def Enroll(self, request: fleet_pb2.EnrollRequest, context: object) -> fleet_pb2.EnrollReply:
         """See fleet.proto."""
-        enrollment, who = c.enrollment_from_proto(request), caller()
+        enrollment, who = c.enrollment_from_proto(request), newcomer_of(context)
         device = self._registry.check_enrollment(enrollment, who.call, who.signature)
         self._registry.use_time(device, who.call)
         await self._stores.enroll(device)
@@ -64,13 +64,14 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
     async def CheckIn(self, request: fleet_pb2.CheckInRequest, context: object) -> fleet_pb2.CheckInReply:
         """See fleet.proto."""
-        return c.answer_to_proto(await self._coordinator.check_in(device_id(), c.check_in_from_proto(request)))
+        answer = await self._coordinator.check_in(principal_of(context).id, c.check_in_from_proto(request))
+        return c.answer_to_proto(answer)
 
     async def Download(
         self, request: fleet_pb2.DownloadRequest, context: object
     ) -> AsyncIterator[fleet_pb2.DownloadPiece]:
         """See fleet.proto."""
-        async for data in self._coordinator.download(device_id(), c.download_from_proto(request)):
+        async for data in self._coordinator.download(principal_of(context).id, c.download_from_proto(request)):
             yield fleet_pb2.DownloadPiece(data=data)
 
     async def Upload(
@@ -81,12 +82,13 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         header = None if first is None else c.upload_from_proto(first)
         if not isinstance(header, UpdateHeader):
             raise InvalidInput("upload: got no header, expected it as the first request")
-        async for reply in self._coordinator.upload(device_id(), header, _pieces(request_iterator)):
+        device = principal_of(context).id
+        async for reply in self._coordinator.upload(device, header, _pieces(request_iterator)):
             yield c.upload_reply_to_proto(reply)
 
     async def Report(self, request: fleet_pb2.ReportRequest, context: object) -> fleet_pb2.ReportReply:
         """See fleet.proto."""
-        reply = await self._coordinator.report(device_id(), c.report_from_proto(request))
+        reply = await self._coordinator.report(principal_of(context).id, c.report_from_proto(request))
         return c.report_reply_to_proto(reply)
 
 
@@ -134,16 +136,19 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     async def StartRun(self, request: control_pb2.StartRunRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""
-        return cr.run_info_to_proto(await self._runs.start_run(cr.start_run_from_proto(request)))
+        start = cr.start_run_from_proto(request)
+        return cr.run_info_to_proto(await self._runs.start_run(start, principal_of(context)))
 
     async def PublishVersion(self, request: control_pb2.PublishVersionRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""
         version = c.version_from_proto(request.version)
-        return cr.run_info_to_proto(await self._runs.publish_version(version, request.rounds))
+        by = principal_of(context)
+        return cr.run_info_to_proto(await self._runs.publish_version(version, request.rounds, by))
 
     async def Command(self, request: control_pb2.CommandRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""
-        return cr.run_info_to_proto(await self._runs.command(cr.command_from_proto(request)))
+        command = replace(cr.command_from_proto(request), by=principal_of(context))
+        return cr.run_info_to_proto(await self._runs.command(command))
 
     async def ListRuns(self, request: control_pb2.ListRunsRequest, context: object) -> control_pb2.ListRunsReply:
         """See control.proto."""

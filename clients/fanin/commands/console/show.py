@@ -14,6 +14,7 @@ from fanin.protos.chunks import short
 from fanin.protos.control import (
     Evaluation,
     LoggedEvent,
+    Principal,
     RoundClosed,
     RoundFailed,
     RoundOpened,
@@ -44,6 +45,7 @@ def run_row(info: RunInfo) -> dict[str, object]:
         "version": info.version,
         "version_sha256": info.version_sha256,
         "rounds": info.num_rounds,
+        "started_by": None if info.started_by is None else str(info.started_by),
     }
 
 
@@ -93,6 +95,8 @@ def _plain(value: object) -> object:
     match value:
         case RunState():
             return value.value
+        case Principal():
+            return str(value)
         case Evaluation():
             return asdict(value)
         case Mapping():
@@ -115,7 +119,7 @@ def event_text(event: RunEvent) -> str:
         case RunRested():
             return f"run {event.state.value}: {event.reason}"
         case RunResumed():
-            return f"run resumed, for {event.rounds} rounds" if event.rounds else "run resumed"
+            return f"run resumed{_by(event.by)}" + (f", for {event.rounds} rounds" if event.rounds else "")
         case _:
             assert_never(event)
 
@@ -124,8 +128,8 @@ def _version_text(event: VersionPublished) -> str:
     text = f"version {event.number} {short(event.version_sha256)}"
     if not event.round:
         if event.adopted_run_id:
-            return f"{text} adopted from version {event.adopted_number} of run {event.adopted_run_id}"
-        return f"{text} published from outside"
+            return f"{text} adopted from version {event.adopted_number} of run {event.adopted_run_id}{_by(event.by)}"
+        return f"{text} published from outside{_by(event.by)}"
     text += f" in {event.round_s:.2f} s, {event.bytes_down} bytes down, {event.bytes_up} up"
     if event.num_saturated:
         text += f", {event.num_saturated} values saturated"
@@ -135,6 +139,10 @@ def _version_text(event: VersionPublished) -> str:
     if evaluation is not None:
         text += f"; version {event.parent} validated on {evaluation.num_examples}: {_evaluation_text(evaluation)}"
     return text
+
+
+def _by(principal: Principal | None) -> str:
+    return "" if principal is None else f" by {principal}"
 
 
 def _evaluation_text(evaluation: Evaluation) -> str:

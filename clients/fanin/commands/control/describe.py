@@ -78,6 +78,7 @@ def description_text(description: RunDescription) -> str:
     lines = [
         f"run {info.run_id}",
         f"  state     {info.state.value}{reason}",
+        *([] if info.started_by is None else [f"  started   by {info.started_by}"]),
         f"  version   {info.version} {info.version_sha256}",
         f"  bundle    {info.bundle_sha256}",
         f"  rounds    {info.num_rounds} that ended in a version, of {info.plan.stop.max_rounds} planned",
@@ -104,6 +105,7 @@ def _plan_lines(plan: Plan) -> list[str]:
         f"  plan      {plan.name}",
         f"  cohort    {cohort.concurrency} at work, {cohort.buffer} updates close a round",
         f"            {cohort.quorum} suffice{early} at its deadline of {cohort.deadline_s:g} s",
+        f"            selected by {cohort.selection}",
         f"  codec     {plan.codec.name}, at most {plan.codec.max_shift} bits coarser than the grid",
         f"  training  {plan.training.epochs} epochs at learning rate {plan.training.learning_rate:g}",
     ]

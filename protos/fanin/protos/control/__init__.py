@@ -2,6 +2,7 @@
 
 Modules in reading order:
 
+    principals who made a call
     runs       Runs, Rounds, and how they are described
     commands   pause, resume, stop, adopt
     events     the event log of a Run
@@ -23,6 +24,7 @@ from fanin.protos.control.events import (
     VersionPublished,
     round_closed,
 )
+from fanin.protos.control.principals import Principal, PrincipalKind
 from fanin.protos.control.runs import (
     MAX_DESCRIBED_ROUNDS,
     MAX_PAGE_DEVICES,
@@ -48,6 +50,8 @@ __all__ = [
     "Evaluation",
     "LoggedEvent",
     "Pause",
+    "Principal",
+    "PrincipalKind",
     "Resume",
     "RoundClosed",
     "RoundFailed",

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from fanin.protos.control.principals import Principal
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import MAX_NUMBER, check_name
 from fanin.protos.plans import MAX_TIMES
@@ -56,11 +57,20 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command to a Run. The operator chooses ``command_id``; the coordinator executes an id at most once."""
+    """A command to a Run.
+
+    Attributes:
+        command_id: An id that the operator chooses. The coordinator executes an id at most once.
+        run_id: The Run.
+        what: The command.
+        by: The principal that sent it, as the coordinator authenticated it. It is not part of the message. None for a
+            command from within the coordinator's process.
+    """
 
     command_id: str
     run_id: str
     what: Pause | Resume | Stop | Adopt
+    by: Principal | None = None
 
     def __post_init__(self) -> None:
         check_name("command id", self.command_id)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from fanin.protos.control.principals import Principal
 from fanin.protos.control.runs import RunState
 from fanin.protos.errors import InvalidInput
 
@@ -101,6 +102,7 @@ class VersionPublished:
         num_stale: Updates that were trained from an older Version than the parent.
         rounds: Rounds to run from a Version that no Round published; 0 for none.
         statistics: Sums of the statistics that the Plan declares, by name.
+        by: The principal that published it; None for a Round.
     """
 
     number: int
@@ -123,21 +125,27 @@ class VersionPublished:
     num_stale: int = 0
     rounds: int = 0
     statistics: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    by: Principal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRested:
-    """The Run opens no more Rounds until it is resumed."""
+    """The Run opens no more Rounds until it is resumed. ``by`` is the principal that ended or paused it, if one did."""
 
     state: RunState
     reason: str
+    by: Principal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResumed:
-    """The Run continues for ``rounds`` Rounds. With 0, it continues for the Rounds that were left."""
+    """The Run continues for ``rounds`` Rounds. With 0, it continues for the Rounds that were left.
+
+    ``by`` is the principal that resumed it.
+    """
 
     rounds: int = 0
+    by: Principal | None = None
 
 
 RunEvent = RoundOpened | RoundClosed | RoundFailed | VersionPublished | RunRested | RunResumed

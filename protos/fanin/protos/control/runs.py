@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from fanin.protos.control.principals import Principal
 from fanin.protos.messages import BundleRef, Delegation, Version
 from fanin.protos.plans import Plan
 
@@ -45,6 +46,7 @@ class RunInfo:
         version_sha256: Digest of the newest Version's parameters.
         num_rounds: Rounds that ended in a Version.
         reason: Why the Run rests, or what it waits for if that is not devices.
+        started_by: The principal that started the Run. None for a Run from before this was recorded.
     """
 
     run_id: str
@@ -55,6 +57,7 @@ class RunInfo:
     version_sha256: str
     num_rounds: int
     reason: str = ""
+    started_by: Principal | None = None
 
 
 class RoundPhase(Enum):

@@ -3,6 +3,7 @@
 Modules in reading order:
 
     plan_wire      Plans
+    principal_wire who made a call
     run_wire       Runs, Rounds, descriptions, Versions with their Bundles
     command_wire   pause, resume, stop, adopt
     event_wire     the event log

@@ -16,6 +16,7 @@ from fanin.protos.control import (
     VersionPublished,
     round_closed,
 )
+from fanin.protos.convert_control.principal_wire import principal_from_proto, principal_to_proto
 from fanin.protos.convert_control.run_wire import RUN_STATES, run_state_from_proto
 from fanin.protos.errors import InvalidInput
 from fanin.v1 import control_pb2 as pb
@@ -33,9 +34,9 @@ def event_to_proto(logged: LoggedEvent) -> pb.Event:
         case VersionPublished() as event:
             message.version_published.CopyFrom(_published_to_proto(event))
         case RunRested() as event:
-            message.run_rested.CopyFrom(pb.RunRested(state=RUN_STATES[event.state], reason=event.reason))
+            message.run_rested.CopyFrom(_rested_to_proto(event))
         case RunResumed() as event:
-            message.run_resumed.CopyFrom(pb.RunResumed(rounds=event.rounds))
+            message.run_resumed.CopyFrom(pb.RunResumed(rounds=event.rounds, by=principal_to_proto(event.by)))
         case other:
             assert_never(other)
     return message
@@ -56,9 +57,11 @@ def _run_event(message: pb.Event) -> RunEvent:
         case "version_published":
             return _published_from_proto(message.version_published)
         case "run_rested":
-            return RunRested(state=run_state_from_proto(message.run_rested.state), reason=message.run_rested.reason)
+            return _rested_from_proto(message.run_rested)
         case "run_resumed":
-            return RunResumed(rounds=message.run_resumed.rounds)
+            resumed = message.run_resumed
+            by = principal_from_proto(resumed.by) if resumed.HasField("by") else None
+            return RunResumed(rounds=resumed.rounds, by=by)
         case other:
             raise InvalidInput(f"event: got {other}, expected a kind that this fanin knows; install a newer one")
 
@@ -72,6 +75,18 @@ def _closed_from_proto(message: pb.RoundClosed) -> RoundClosed:
         # An event of an older release lacks the number and lists all devices.
         return round_closed(message.round, message.accepted)
     return RoundClosed(round=message.round, num_accepted=message.num_accepted, accepted=tuple(message.accepted))
+
+
+def _rested_to_proto(event: RunRested) -> pb.RunRested:
+    return pb.RunRested(state=RUN_STATES[event.state], reason=event.reason, by=principal_to_proto(event.by))
+
+
+def _rested_from_proto(message: pb.RunRested) -> RunRested:
+    return RunRested(
+        state=run_state_from_proto(message.state),
+        reason=message.reason,
+        by=principal_from_proto(message.by) if message.HasField("by") else None,
+    )
 
 
 def _published_to_proto(event: VersionPublished) -> pb.VersionPublished:
@@ -96,6 +111,7 @@ def _published_to_proto(event: VersionPublished) -> pb.VersionPublished:
         adopted_number=event.adopted_number,
         num_stale=event.num_stale,
         rounds=event.rounds,
+        by=principal_to_proto(event.by),
         evaluation=None
         if evaluation is None
         else pb.Evaluation(
@@ -131,6 +147,7 @@ def _published_from_proto(message: pb.VersionPublished) -> VersionPublished:
         adopted_number=message.adopted_number,
         num_stale=message.num_stale,
         rounds=message.rounds,
+        by=principal_from_proto(message.by) if message.HasField("by") else None,
         evaluation=Evaluation(
             num_examples=evaluation.num_examples,
             loss=evaluation.loss,

@@ -23,6 +23,7 @@ from fanin.protos.convert import (
     version_to_proto,
 )
 from fanin.protos.convert_control.plan_wire import plan_from_proto, plan_to_proto
+from fanin.protos.convert_control.principal_wire import principal_from_proto, principal_to_proto
 from fanin.protos.errors import InvalidInput, NotFound
 from fanin.v1 import control_pb2 as pb
 from fanin.v1 import fleet_pb2
@@ -82,6 +83,7 @@ def run_info_to_proto(info: RunInfo) -> pb.RunInfo:
         version_sha256=info.version_sha256,
         num_rounds=info.num_rounds,
         reason=info.reason,
+        started_by=principal_to_proto(info.started_by),
     )
 
 
@@ -95,6 +97,7 @@ def run_info_from_proto(message: pb.RunInfo) -> RunInfo:
         version_sha256=message.version_sha256,
         num_rounds=message.num_rounds,
         reason=message.reason,
+        started_by=principal_from_proto(message.started_by) if message.HasField("started_by") else None,
     )
 
 

@@ -91,6 +91,16 @@ class CohortPlan:
             above=0,
         ),
     ] = math.inf
+    selection: Annotated[
+        str,
+        Key(
+            text="Which of the waiting devices get the free places: `uniform`, `least_recent`, or a policy that is "
+            "installed at the coordinator.",
+            form=NAME_FORM,
+            is_valid=is_name,
+            see="selection.md",
+        ),
+    ] = "uniform"
 
     def __post_init__(self) -> None:
         _check_range(self, "cohort")

@@ -6,6 +6,7 @@ For each call, in this order:
 2. The caller is authenticated. Fleet: the device's signature over method, time and body, and a time that is used once.
    Control: the operator's token. Both are checked in memory, without the database, because any peer can make a call.
    gRPC's own health and reflection services need no credential, so their requests are small and their calls few.
+   The servicer receives the principal in place of gRPC's context.
 3. Only now the bytes are parsed, so no unknown peer reaches the parser. Invalid bytes raise InvalidInput. Enroll is
    the exception: its bytes hold the key that signed them, so its token and signature are checked after parsing.
 4. An error of the servicer becomes a status by the table in ``protos.errors``. The peer receives the public text. The
@@ -17,7 +18,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isawaitable
@@ -30,10 +30,10 @@ from grpc import aio
 from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos.calls import DeviceCall
+from fanin.protos.control import Principal, PrincipalKind
 from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, public_text, status_of
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.registry import Registry
-from fanin.server.storage.sqlite.population import EnrolledDevice
 
 LOG = logging.getLogger("fanin.server.access")
 FLEET: Final = "/fanin.v1.Fleet/"
@@ -65,30 +65,31 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """The signed call that is being served, and its device once that is authenticated."""
+class Newcomer:
+    """The caller of Enroll. The servicer checks its token and its signature."""
 
     call: DeviceCall
     signature: bytes
-    device: EnrolledDevice | None = None
 
 
 REPLACED_S: Final = 1.0
 """Seconds that sending the status of a cancelled call may take. The call that replaced it waits for that."""
 
-_CALLER: ContextVar[Caller] = ContextVar("caller")
+
+def principal_of(context: object) -> Principal:
+    """Return the principal of a call of Fleet or Control, from the argument ``context`` of its servicer."""
+    assert isinstance(context, Principal), "every call but Enroll is served after authentication"
+    return context
 
 
-def caller() -> Caller:
-    """Return the caller of the Fleet call that is being served."""
-    return _CALLER.get()
+def newcomer_of(context: object) -> Newcomer:
+    """Return the caller of Enroll, from the argument ``context`` of its servicer."""
+    assert isinstance(context, Newcomer), "only Enroll is served before authentication"
+    return context
 
 
-def device_id() -> str:
-    """Return the id of the authenticated device that is being served."""
-    device = caller().device
-    assert device is not None, "only Enroll is served before authentication"
-    return device.device_id
+Caller = Principal | Newcomer | Context
+"""The second argument of a servicer: who calls. The servicers of gRPC's own services receive gRPC's context."""
 
 
 class _Handler(Protocol):
@@ -98,10 +99,10 @@ class _Handler(Protocol):
     response_streaming: bool
     request_deserializer: Callable[[bytes], Message]
     response_serializer: Callable[[Message], bytes]
-    unary_unary: Callable[[Message, Context], Awaitable[Message]]
-    unary_stream: Callable[[Message, Context], AsyncGenerator[Message, None] | Awaitable[None]]
-    stream_unary: Callable[[AsyncIterator[Message], Context], Awaitable[Message]]
-    stream_stream: Callable[[AsyncIterator[Message], Context], AsyncGenerator[Message, None]]
+    unary_unary: Callable[[Message, Caller], Awaitable[Message]]
+    unary_stream: Callable[[Message, Caller], AsyncGenerator[Message, None] | Awaitable[None]]
+    stream_unary: Callable[[AsyncIterator[Message], Caller], Awaitable[Message]]
+    stream_stream: Callable[[AsyncIterator[Message], Caller], AsyncGenerator[Message, None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,20 +154,28 @@ class Rim(aio.ServerInterceptor):
         self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
     ) -> Message:
         async with self._rim(method, context):
-            if handler.request_streaming:
-                return await handler.stream_unary(self._many_requests(method, handler, requests, context), context)
-            return await handler.unary_unary(await self._one_request(method, handler, requests, context), context)
+            stream = aiter(requests)
+            first = await self._first(method, stream)
+            caller = self._admit(method, first, context)
+            if not handler.request_streaming:
+                return await handler.unary_unary(_parsed(method, handler, first), caller)
+            messages = _messages(method, handler, first, stream)
+            del first
+            return await handler.stream_unary(messages, caller)
 
     async def _many_replies(
         self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
     ) -> None:
         async with self._rim(method, context):
+            stream = aiter(requests)
+            first = await self._first(method, stream)
+            caller = self._admit(method, first, context)
             if handler.request_streaming:
-                messages = self._many_requests(method, handler, requests, context)
-                await self._send(handler.stream_stream(messages, context), context)
+                messages = _messages(method, handler, first, stream)
+                del first
+                await self._send(handler.stream_stream(messages, caller), context)
             else:
-                message = await self._one_request(method, handler, requests, context)
-                replies = handler.unary_stream(message, context)
+                replies = handler.unary_stream(_parsed(method, handler, first), caller)
                 # The health service writes its replies by itself.
                 await (replies if isawaitable(replies) else self._send(replies, context))
 
@@ -180,13 +189,6 @@ class Rim(aio.ServerInterceptor):
                 except TimeoutError as exc:
                     raise Unavailable(f"call: its caller read nothing for {self._waits.read_s:g} s") from exc
 
-    async def _one_request(
-        self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
-    ) -> Message:
-        request = await self._first(method, aiter(requests))
-        self._admit(method, request, context)
-        return _parsed(method, handler, request)
-
     async def _first(self, method: str, stream: AsyncIterator[bytes]) -> bytes:
         try:
             async with asyncio.timeout(self._waits.first_request_s):
@@ -196,37 +198,22 @@ class Rim(aio.ServerInterceptor):
         except TimeoutError as exc:
             raise Unavailable(f"call: {method} sent no request for {self._waits.first_request_s:g} s") from exc
 
-    async def _many_requests(
-        self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context
-    ) -> AsyncIterator[Message]:
-        stream = aiter(requests)
-        first = await self._first(method, stream)
-        self._admit(method, first, context)
-        yield _parsed(method, handler, first)
-        del first
-        # Not ``async for``: its loop variable would keep a piece in memory for each upload that waits.
-        with suppress(StopAsyncIteration):
-            while True:
-                yield _parsed(method, handler, await anext(stream))
-
-    def _admit(self, method: str, body: bytes, context: Context) -> None:
+    def _admit(self, method: str, body: bytes, context: Context) -> Caller:
         if _is_open(method):
             if len(body) > MAX_OPEN_BYTES:
                 raise InvalidInput(f"call: {method} carries {len(body)} bytes, expected at most {MAX_OPEN_BYTES}")
-            return
+            return context
         metadata = dict(context.invocation_metadata() or ())
         if method.startswith(CONTROL):
             value = _text(metadata.get(calls.AUTHORIZATION))
             token = value.removeprefix(calls.BEARER) if value.startswith(calls.BEARER) else ""
-            self._registry.check_operator(token)
-            return
+            return self._registry.operator(token)
         call, signature = _signed_call(method, metadata, body)
         if method == ENROLL:
-            _CALLER.set(Caller(call=call, signature=signature))
-            return
+            return Newcomer(call=call, signature=signature)
         device = self._registry.device(call.device_id)
         self._registry.authenticate(device, call, signature)
-        _CALLER.set(Caller(call=call, signature=signature, device=device))
+        return Principal(kind=PrincipalKind.DEVICE, id=device.device_id)
 
     @asynccontextmanager
     async def _rim(self, method: str, context: Context) -> AsyncIterator[None]:
@@ -285,6 +272,17 @@ class Rim(aio.ServerInterceptor):
 def _is_open(method: str) -> bool:
     """Return whether a call needs no credential."""
     return not method.startswith((FLEET, CONTROL))
+
+
+async def _messages(
+    method: str, handler: _Handler, first: bytes, stream: AsyncIterator[bytes]
+) -> AsyncIterator[Message]:
+    yield _parsed(method, handler, first)
+    del first
+    # Not ``async for``: its loop variable would keep a piece in memory for each upload that waits.
+    with suppress(StopAsyncIteration):
+        while True:
+            yield _parsed(method, handler, await anext(stream))
 
 
 def _parsed(method: str, handler: _Handler, data: bytes) -> Message:

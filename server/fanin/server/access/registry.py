@@ -13,6 +13,7 @@ from typing import Final
 
 from fanin.edge.bundles.keys import CALL_CONTEXT, is_signed
 from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, DeviceCall
+from fanin.protos.control import Principal, PrincipalKind
 from fanin.protos.errors import Conflict, Unauthenticated, Untimely
 from fanin.protos.messages import OLDEST_PROTOCOL, PROTOCOL, Enrollment
 from fanin.server.access.replays import CallTimes
@@ -20,6 +21,8 @@ from fanin.server.storage.sqlite.devices import DeviceStore, Role
 from fanin.server.storage.sqlite.population import EnrolledDevice
 
 TOKEN_BYTES: Final = 24
+OPERATOR_ID_CHARS: Final = 12
+"""Characters of a token's digest in the id of its operator: 48 bits tell the tokens of a coordinator apart."""
 
 
 class Registry:
@@ -88,10 +91,14 @@ class Registry:
         """Use the time of a call whose signature was checked. Raises Untimely if it was used before."""
         self._times.use(device.device_id, call.time_us)
 
-    def check_operator(self, token: str) -> None:
-        """Raise Unauthenticated unless this is an operator's token."""
+    def operator(self, token: str) -> Principal:
+        """Return the principal of an operator's token. Raises Unauthenticated if the token was not issued here.
+
+        Its id is the beginning of the token's digest. It names the token in the record and does not reveal it.
+        """
         if not self.has_token(token, Role.OPERATOR):
             raise Unauthenticated("control: got a token that was not made here, expected an operator token")
+        return Principal(kind=PrincipalKind.OPERATOR, id=token_sha256(token)[:OPERATOR_ID_CHARS])
 
     def has_token(self, token: str, role: Role) -> bool:
         """Return whether a token was issued here for a role."""

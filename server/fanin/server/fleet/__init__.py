@@ -5,7 +5,7 @@ Modules, in reading order:
     coordinator.py   ``Coordinator``: one method for each call of a device
     checkins.py      long polls until there is work
     bulletin.py      newer Versions for devices without work
-    selection.py     the choice among waiting devices, and retry windows
+    retries.py       retry windows of devices without a place
     downloads.py     Chunks of Bundles and Versions
     uploads.py       one Update from its header to its commit
     validation.py    the checks of an Update's header

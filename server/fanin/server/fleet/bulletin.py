@@ -10,7 +10,7 @@ from typing import Final
 
 from fanin.protos import messages as m
 from fanin.protos.control import RunState
-from fanin.server.fleet.selection import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S
+from fanin.server.fleet.retries import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driver import RunDriver
 

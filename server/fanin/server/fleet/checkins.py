@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fanin.protos import messages as m
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.bulletin import Bulletin
-from fanin.server.fleet.selection import choose, retry_window
+from fanin.server.fleet.retries import retry_window
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driver import RunDriver
 from fanin.server.storage.sqlite.devices import DeviceStore
@@ -92,15 +92,16 @@ class CheckIns:
     def _assign(self, devices: Sequence[str]) -> None:
         """Answer those of these parked devices for which there is work.
 
-        Devices that hold an Assignment, of any Run, receive it again. Then free places are given to others at random.
+        Devices that hold an Assignment, of any Run, receive it again. Then the Plan's policy gives the free places to
+        others.
         """
         running = self._runs.running()
         for driver in running:
             self._offer(driver, [device for device in devices if driver.intake.holds(device)])
         for driver in running:
             if driver.intake.num_places:
-                waiting = [one for one in devices if self._waits_for(one, driver) and driver.intake.may_join(one)]
-                self._offer(driver, choose(waiting, driver.intake.num_places, self._rng))
+                waiting = {one: self._parked[one].check_in.capabilities for one in devices if self._waits(one, driver)}
+                self._offer(driver, driver.intake.select(waiting, self._rng))
 
     def _pause_s(self, device: str) -> float:
         """Return the seconds until a device that gave up has a chance again, infinity for all others."""
@@ -124,7 +125,7 @@ class CheckIns:
                 del self._parked[device]
                 parked.answer.set_result(m.Assigned(assignment=assignment))
 
-    def _waits_for(self, device: str, driver: RunDriver) -> bool:
+    def _waits(self, device: str, driver: RunDriver) -> bool:
         parked = self._parked.get(device)
         if parked is None or parked.answer.done():
             return False

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from rpds import HashTrieSet
 
@@ -13,9 +14,13 @@ from fanin.server.rounds.plain import PLAIN, begin
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
+from fanin.server.selection.participation import Participation
 from fanin.server.storage.sqlite.rounds import RoundMark, RoundRecord
 from fanin.server.storage.sqlite.runs import RunRecord
 from fanin.server.storage.stores import Files, Stores
+
+MAX_RECALLED_ROUNDS: Final = 64
+"""Rounds whose devices are recalled after a restart. Each costs a database access, some 0.3 ms."""
 
 
 async def open_next_round(setup: RunSetup, stores: Stores, files: Files) -> OpenedRound | None:
@@ -106,6 +111,23 @@ async def recall(run_id: str, recent: RecentRounds, stores: Stores) -> None:
         base = await stores.runs.version(run_id, earlier.base_version)
         assert base is not None, "a round has its base version"
         recent.add(OpenedRound(record=earlier, base=base))
+
+
+async def recall_participation(run_id: str, participation: Participation, stores: Stores) -> None:
+    """Fill ``participation`` after a restart with the devices whose Updates the last closed Rounds accepted.
+
+    The record does not have the devices that received an Assignment and sent no Update.
+    """
+    last = await stores.rounds.last(run_id)
+    newest = 0 if last is None else last.round
+    for number in range(newest, max(newest - MAX_RECALLED_ROUNDS, 0), -1):
+        index, num_accepted = 0, 1
+        while index < num_accepted and not participation.is_full:
+            page = await stores.runs.accepted_devices(run_id, number, index)
+            assert page is not None, "the numbers of a run's rounds have no gaps"
+            for device in page.device_ids:
+                participation.recall(device, number)
+            index, num_accepted = index + len(page.device_ids), page.num_accepted
 
 
 async def clear_spool(

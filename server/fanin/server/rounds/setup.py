@@ -13,17 +13,19 @@ from fanin.protos.messages import BundleRef, Statistic
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.outer import OuterOptimizer
 from fanin.server.aggregation.rules import ColumnRule, Rule
+from fanin.server.selection.policies import SelectionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSetup:
-    """The constants of a Run: its start command, verified Bundle, rule and optimizer, and the key of its Versions."""
+    """The constants of a Run: its start command, verified Bundle, rule, optimizer and policy, and its Versions' key."""
 
     start: StartRun
     bundle: BundleRef
     manifest: Manifest
     rule: Rule | ColumnRule
     optimizer: OuterOptimizer
+    policy: SelectionPolicy
     run_key: SigningKey
 
     @property

@@ -15,6 +15,7 @@ from fanin.protos.control import (
     AcceptedDevices,
     Command,
     LoggedEvent,
+    Principal,
     RunDescription,
     RunInfo,
     RunState,
@@ -35,6 +36,7 @@ from fanin.server.runs.commands import RunControl, run_info
 from fanin.server.runs.course import Course
 from fanin.server.runs.describe import describe
 from fanin.server.runs.driver import RunDriver
+from fanin.server.selection.policies import policy_of
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.sqlite.runs import RunRecord
 from fanin.server.storage.stores import Files, Stores
@@ -153,8 +155,12 @@ class Runs:
         check_run_id(run_id)
         return (await self._run_key(run_id)).public
 
-    async def start_run(self, start: StartRun) -> RunInfo:
+    async def start_run(self, start: StartRun, by: Principal | None = None) -> RunInfo:
         """Start a Run. Repeating the same command changes nothing.
+
+        Args:
+            start: The command.
+            by: The principal that sent it. None for a caller within this process.
 
         Raises:
             InvalidInput: The command is invalid.
@@ -163,11 +169,11 @@ class Runs:
         """
         check_run_id(start.run_id)
         # To the end: an operator who disconnects must not leave a Run that is recorded and has no driver.
-        await run_to_end(self._start_run(start))
+        await run_to_end(self._start_run(start, by))
         return await self.info(start.run_id)
 
-    async def publish_version(self, version: Version, num_rounds: int) -> RunInfo:
-        """Add a Version from outside the Run and open ``num_rounds`` Rounds from it.
+    async def publish_version(self, version: Version, num_rounds: int, by: Principal | None = None) -> RunInfo:
+        """Add a Version from outside the Run, of the principal ``by``, and open ``num_rounds`` Rounds from it.
 
         Raises:
             InvalidVersion: The signature or the parameters are invalid.
@@ -177,7 +183,7 @@ class Runs:
         driver = self.driver(version.run_id)
         check_signature(version, driver.setup)
         await self._check_parameters(version, driver.setup)
-        await self._controls[version.run_id].publish(version, num_rounds)
+        await self._controls[version.run_id].publish(version, num_rounds, by)
         return await self.info(version.run_id)
 
     async def command(self, command: Command) -> RunInfo:
@@ -251,15 +257,15 @@ class Runs:
             raise NotFound(f"run {run_id}: has no round {round_number}")
         return page
 
-    async def _start_run(self, start: StartRun) -> None:
+    async def _start_run(self, start: StartRun, by: Principal | None) -> None:
         async with self._starting:
-            record = await self._record(start)
+            record = await self._record(start, by)
             # A Run may be recorded and have no driver: an earlier try met a full disk in between.
             if start.run_id not in self._drivers:
                 await self._drive(record)
                 self._notify()
 
-    async def _record(self, start: StartRun) -> RunRecord:
+    async def _record(self, start: StartRun, by: Principal | None) -> RunRecord:
         """Return the record of a Run, added unless there is one. Raises Conflict."""
         run_id, runs = start.run_id, self._stores.runs
         known = await runs.run(run_id)
@@ -267,7 +273,7 @@ class Runs:
             setup = await self._setup(start)
             check_start(start, setup)
             await self._check_parameters(start.version, setup)
-            await runs.add_run(start, self._stores.wall())
+            await runs.add_run(start, self._stores.wall(), by)
             known = await runs.run(run_id)
             assert known is not None, "the run was just added"
         elif known.start != start:
@@ -333,6 +339,7 @@ class Runs:
             manifest=manifest,
             rule=rule_of(start.plan),
             optimizer=optimizer_of(start.plan),
+            policy=policy_of(start.plan),
             run_key=await self._run_key(start.run_id),
         )
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from fanin.edge.bundles.versions import sign_version
-from fanin.protos.control import Adopt, Command, Pause, Resume, RunInfo, Stop, VersionPublished
+from fanin.protos.control import Adopt, Command, Pause, Principal, Resume, RunInfo, Stop, VersionPublished
 from fanin.protos.errors import Conflict, NotFound
 from fanin.protos.messages import Version
 from fanin.server.runs.driver import RunDriver
@@ -39,6 +39,7 @@ async def run_info(run: RunRecord, trouble: str, stores: Stores) -> RunInfo:
         version_sha256=newest.sha256,
         num_rounds=await stores.rounds.num_published(run_id),
         reason="; ".join(text for text in (run.reason, trouble) if text),
+        started_by=run.started_by,
     )
 
 
@@ -59,13 +60,13 @@ class RunControl:
         """
         await self._serialized(self._command(command))
 
-    async def publish(self, version: Version, num_rounds: int) -> None:
-        """Add a Version from outside and open ``num_rounds`` Rounds from it.
+    async def publish(self, version: Version, num_rounds: int, by: Principal | None) -> None:
+        """Add a Version from outside, of a principal, and open ``num_rounds`` Rounds from it.
 
         Raises:
             Conflict: The Run is running, or the Version is not the next one.
         """
-        await self._serialized(self._publish(version, num_rounds))
+        await self._serialized(self._publish(version, num_rounds, by))
 
     async def info(self) -> RunInfo:
         """Return the state of the Run."""
@@ -95,7 +96,7 @@ class RunControl:
         # Also for a repeated command: the first try may have failed between the record and the machine.
         await self._driver.refresh()
 
-    async def _publish(self, version: Version, num_rounds: int) -> None:
+    async def _publish(self, version: Version, num_rounds: int, by: Principal | None) -> None:
         runs = self._stores.runs
         if version == await runs.version(version.run_id, version.number):
             await self._check_repeated(version, num_rounds)
@@ -108,7 +109,7 @@ class RunControl:
                 f"expected {newest.number + 1} made from {newest.number}"
             )
         event = VersionPublished(
-            number=version.number, version_sha256=version.sha256, parent=version.parent, rounds=num_rounds
+            number=version.number, version_sha256=version.sha256, parent=version.parent, rounds=num_rounds, by=by
         )
         await self._add(Newest(version=version, event=event))
         await self._driver.refresh()
@@ -152,6 +153,7 @@ class RunControl:
             adopted_run_id=from_run,
             adopted_number=adopt.number,
             rounds=adopt.rounds,
+            by=command.by,
         )
         await self._add(Newest(version=version, event=event), command)
 

@@ -15,6 +15,7 @@ from fanin.server.rounds.opening import Moment, begin_round
 from fanin.server.rounds.recent import AtWork, OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import Worker
+from fanin.server.selection.participation import Participation
 from fanin.server.storage.sqlite.rounds import CommittedUpdate
 from fanin.server.storage.sqlite.runs import RunRecord
 
@@ -33,6 +34,7 @@ class Course:
         work: The work on that Round, None between two Rounds.
         recent: The Rounds whose Updates count.
         at_work: The devices that hold an Assignment.
+        participation: The last Rounds of the devices.
         is_leaving: Whether the coordinator is about to end.
         lacks_space: Whether the last upload found the disk full.
         changed: Set, and replaced by a new event, at each change.
@@ -46,6 +48,7 @@ class Course:
         self.work: RoundWork | None = None
         self.recent = RecentRounds(run.start.plan.aggregation.max_staleness)
         self.at_work = AtWork()
+        self.participation = Participation()
         self.is_leaving = False
         self.lacks_space = False
         self.changed = asyncio.Event()
@@ -123,6 +126,7 @@ class Course:
         self._queue(effects)
         for update in committed:
             work.add_committed(update.device_id, update.header)
+            self.participation.note(update.device_id, update.header.round)
             # A deadline that passed while no coordinator ran closes the Round. Then the record has the other Updates.
             if self.round.is_open:
                 self.step(e.UpdateCommitted(device=update.device_id))

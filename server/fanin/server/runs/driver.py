@@ -11,7 +11,7 @@ from typing import Final, assert_never
 from fanin.protos.control import MAX_NUMBER, RoundPhase, RunRested, RunState
 from fanin.server.rounds import events as e
 from fanin.server.rounds.effects import RoundWork
-from fanin.server.rounds.opening import clear_spool, open_next_round, recall
+from fanin.server.rounds.opening import clear_spool, open_next_round, recall, recall_participation
 from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import QueuedEffect
@@ -48,6 +48,7 @@ class RunDriver:
         self._stores = stores
         self._files = files
         self._history = History()
+        self._knows_participation = False
 
     @property
     def run(self) -> RunRecord:
@@ -244,6 +245,7 @@ class RunDriver:
             # An earlier try recorded the Round and then failed.
             await self._resume(record)
             return
+        await self._recall_participation()
         course.recent.start_lineage(await stores.runs.lineage_start(self.run_id))
         opened = await open_next_round(self.setup, stores, self._files)
         if opened is not None:
@@ -252,6 +254,7 @@ class RunDriver:
     async def _resume(self, record: RoundRecord) -> None:
         """Continue a recorded Round: its committed Updates become the machine's events again, in their order."""
         course = self.course
+        await self._recall_participation()
         base = await self._stores.runs.version(self.run_id, record.base_version)
         committed = await self._stores.rounds.updates(self.run_id, record.round)
         assert base is not None, "a round has its base version"
@@ -260,6 +263,12 @@ class RunDriver:
             # The record has the set of Updates. It must be folded, and not be determined a second time.
             course.worker.drop_all()
             course.step(e.Closed(accepted=record.accepted))
+
+    async def _recall_participation(self) -> None:
+        # Before the first Round of this process, so that a Run that rests costs nothing at the start.
+        if not self._knows_participation:
+            await recall_participation(self.run_id, self.course.participation, self._stores)
+            self._knows_participation = True
 
     def _begin(
         self, opened: OpenedRound, committed: tuple[CommittedUpdate, ...] = (), *, resumes: bool = False

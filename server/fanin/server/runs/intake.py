@@ -3,16 +3,25 @@
 Every answer follows from the Run's state at that moment (``course``), or from the record.
 """
 
+import logging
+import random
+from collections.abc import Mapping
+from typing import Final
+
 from fanin.protos import messages as m
 from fanin.protos.errors import Unavailable
 from fanin.server.rounds import events as e
 from fanin.server.rounds.assignments import Assignments
 from fanin.server.rounds.recent import OpenedRound
+from fanin.server.rounds.troubles import SEE_LOG
 from fanin.server.runs.course import Course
 from fanin.server.runs.publications import Publications
 from fanin.server.runs.suitability import unsuitable
+from fanin.server.selection.policies import BrokenPolicy, WaitingDevice, select
 from fanin.server.storage.sqlite.rounds import CommittedUpdate
 from fanin.server.storage.stores import Stores
+
+LOG: Final = logging.getLogger("fanin.server.runs.intake")
 
 
 class Intake:
@@ -39,10 +48,35 @@ class Intake:
         machine = self._course.round
         return machine is not None and device in machine.cohort.at_work
 
-    def may_join(self, device: str) -> bool:
-        """Return whether a device may have one of the open Round's free places."""
-        machine = self._course.round
-        return machine is not None and machine.may_join(device, self._course.now())
+    def select(self, waiting: Mapping[str, m.Capabilities], rng: random.Random) -> tuple[str, ...]:
+        """Return the waiting devices that the Plan's selection policy chooses for the open Round's free places.
+
+        A policy that breaks its contract chooses no device: the Round fails with the reason.
+
+        Args:
+            waiting: The capabilities of each suitable device that waits.
+            rng: The policy's source of randomness.
+        """
+        course, now = self._course, self._course.now()
+        if course.round is None or course.work is None:
+            return ()
+        candidates = [
+            WaitingDevice(
+                device_id=device, capabilities=capabilities, last_round=course.participation.last_round(device)
+            )
+            for device, capabilities in waiting.items()
+            if course.round.may_join(device, now)
+        ]
+        if not candidates or not self.num_places:
+            return ()
+        try:
+            chosen = select(course.setup.policy, candidates, self.num_places, course.work.record.round, rng)
+        except BrokenPolicy as exc:
+            reason = f"the selection policy {course.setup.plan.cohort.selection!r} broke its contract: {exc}"
+            LOG.error("run %s: %s", course.run_id, reason, exc_info=exc.__cause__)
+            course.step(e.Broken(reason=f"{reason}; {SEE_LOG}"))
+            return ()
+        return tuple(device.device_id for device in chosen)
 
     def pause_s(self, device: str) -> float:
         """Return the seconds until a device that gave up receives an Assignment again, 0.0 if it may have one now."""
@@ -66,6 +100,7 @@ class Intake:
         now, rules = course.now(), course.round.rules
         if is_new:
             course.at_work.begin(device, course.work.record.round, now + rules.deadline_s)
+            course.participation.note(device, course.work.record.round)
         opened = self.opened(course.at_work.round_of(device) or 0)
         # The deadline starts when a quorum of devices holds Assignments.
         left_s = rules.deadline_s if course.round.deadline is None else course.round.deadline - now

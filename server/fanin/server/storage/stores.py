@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from fanin.protos.control import AcceptedDevices, Command, LoggedEvent, RunRested, StartRun, VersionPublished
+from fanin.protos.control import AcceptedDevices, Command, LoggedEvent, Principal, RunRested, StartRun, VersionPublished
 from fanin.protos.messages import BundleRef, UpdateHeader, Version
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.blobs import Blobs
@@ -110,9 +110,9 @@ class AsyncRunStore:
         """See ``RunStore.run_key``."""
         return await self._lane(partial(self._store.run_key, run_id, new_key))
 
-    async def add_run(self, start: StartRun, now_s: float) -> None:
+    async def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:
         """See ``RunStore.add_run``."""
-        await self._lane(partial(self._store.add_run, start, now_s))
+        await self._lane(partial(self._store.add_run, start, now_s, by))
 
     async def runs(self) -> tuple[RunRecord, ...]:
         """See ``RunStore.runs``."""

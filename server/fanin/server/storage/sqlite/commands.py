@@ -5,7 +5,6 @@ A repeated command changes nothing more, even if the Run has changed since. A re
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
 
 from sqlalchemy import Connection, Engine, case, func, insert, select, update
 
@@ -25,7 +24,10 @@ from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.rounds import RoundMark, fail_round
 from fanin.server.storage.sqlite.runs import add_event, add_version, run_state, set_run
 
-BY_OPERATOR: Final = "by an operator"
+
+def by_text(command: Command) -> str:
+    """Return who sent a command, for reasons that operators read."""
+    return f"by {command.by}" if command.by is not None else "by an operator"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +57,10 @@ class ControlStore:
                 return
             if before is not RunState.RUNNING:
                 raise Conflict(f"run {command.run_id}: it is {before.value}, there is nothing to pause")
-            set_run(connection, command.run_id, state=RunState.PAUSED, reason=BY_OPERATOR)
+            rested = RunRested(state=RunState.PAUSED, reason=by_text(command), by=command.by)
+            set_run(connection, command.run_id, state=rested.state, reason=rested.reason)
             _halt_deadline(connection, command.run_id, now_s)
-            add_event(connection, command.run_id, RunRested(state=RunState.PAUSED, reason=BY_OPERATOR), now_s)
+            add_event(connection, command.run_id, rested, now_s)
 
     def resume(self, command: Command, num_rounds: int, now_s: float) -> None:
         """Resume a Run.
@@ -80,7 +83,7 @@ class ControlStore:
                 raise Conflict(f"run {command.run_id}: is {before.value}; pass --rounds N to continue it")
             set_run(connection, command.run_id, state=RunState.RUNNING, max_rounds=num_rounds)
             _start_deadline(connection, command.run_id, now_s)
-            add_event(connection, command.run_id, RunResumed(rounds=num_rounds), now_s)
+            add_event(connection, command.run_id, RunResumed(rounds=num_rounds, by=command.by), now_s)
 
     def stop(self, command: Command, now_s: float, *, is_stuck: bool = False) -> None:
         """Stop a Run and fail its open Round.
@@ -98,11 +101,12 @@ class ControlStore:
             if not before.is_live and before is not RunState.STOPPED:
                 raise Conflict(f"run {command.run_id}: it is {before.value}, there is nothing to stop")
             marks = (RoundMark.OPEN, RoundMark.CLOSED) if is_stuck else (RoundMark.OPEN,)
-            _fail_rounds(connection, command.run_id, marks, f"stopped {BY_OPERATOR}", now_s)
+            _fail_rounds(connection, command.run_id, marks, f"stopped {by_text(command)}", now_s)
             if before is RunState.STOPPED:
                 return
-            set_run(connection, command.run_id, state=RunState.STOPPED, reason=BY_OPERATOR)
-            add_event(connection, command.run_id, RunRested(state=RunState.STOPPED, reason=BY_OPERATOR), now_s)
+            rested = RunRested(state=RunState.STOPPED, reason=by_text(command), by=command.by)
+            set_run(connection, command.run_id, state=rested.state, reason=rested.reason)
+            add_event(connection, command.run_id, rested, now_s)
 
     def publish(self, run_id: str, newest: Newest, now_s: float, command: Command | None = None) -> None:
         """Add a Version from outside, and resume the Run if the event has a number of Rounds.
@@ -145,7 +149,12 @@ def _is_done(connection: Connection, command: Command) -> bool:
 
 
 def _remember(connection: Connection, command: Command, now_s: float) -> None:
-    row = {"command_id": command.command_id, "command_sha256": _digest(command), "carried_out_at": now_s}
+    row = {
+        "command_id": command.command_id,
+        "command_sha256": _digest(command),
+        "carried_out_at": now_s,
+        "principal": None if command.by is None else str(command.by),
+    }
     connection.execute(insert(schema.commands).values(row))
 
 

@@ -13,6 +13,7 @@ from fanin.protos.control import (
     MAX_PAGE_DEVICES,
     AcceptedDevices,
     LoggedEvent,
+    Principal,
     RunEvent,
     RunRested,
     RunState,
@@ -32,12 +33,21 @@ PAGE_EVENTS: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """The record of a Run. ``max_rounds`` is the number of Rounds since the last command that set it going."""
+    """The record of a Run.
+
+    Attributes:
+        start: The command that started it.
+        state: Its state.
+        reason: Why it rests.
+        max_rounds: Rounds to publish since the last command that set it going.
+        started_by: The principal that started it, None if that was not recorded.
+    """
 
     start: StartRun
     state: RunState
     reason: str
     max_rounds: int
+    started_by: Principal | None = None
 
 
 class RunStore:
@@ -70,8 +80,8 @@ class RunStore:
             connection.execute(upsert(schema.run_keys).values(row).on_conflict_do_nothing())
             return bytes(connection.execute(query).scalar_one())
 
-    def add_run(self, start: StartRun, now_s: float) -> None:
-        """Record a Run and its Version 0."""
+    def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:
+        """Record a Run and its Version 0. ``by`` is the principal that starts it."""
         with self._engine.begin() as connection:
             connection.execute(
                 insert(schema.runs).values(
@@ -81,6 +91,7 @@ class RunStore:
                     reason="",
                     max_rounds=start.plan.stop.max_rounds,
                     started_at=now_s,
+                    started_by=None if by is None else str(by),
                 )
             )
             add_version(connection, start.version, round_number=0)
@@ -255,4 +266,5 @@ def _record(row: RowMapping) -> RunRecord:
         state=RunState(row["state"]),
         reason=row["reason"],
         max_rounds=row["max_rounds"],
+        started_by=None if row["started_by"] is None else Principal.parse(row["started_by"]),
     )

@@ -64,6 +64,8 @@ runs = Table(
     # Rounds to publish since the last command that set the Run going.
     Column("max_rounds", Integer, nullable=False),
     Column("started_at", Float, nullable=False),
+    # The principal that started it, in the same form.
+    Column("started_by", String),
 )
 
 versions = Table(
@@ -129,6 +131,8 @@ commands = Table(
     # The digest of the command, to distinguish a repeated command from another one with the same id.
     Column("command_sha256", String, nullable=False),
     Column("carried_out_at", Float, nullable=False),
+    # The principal that sent it, such as "operator 3fa9c01b2d4e". Null for one from within the process.
+    Column("principal", String),
 )
 
 events = Table(

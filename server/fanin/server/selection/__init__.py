@@ -1,0 +1,8 @@
+"""Which of the waiting devices get the free places of a Round.
+
+Modules, in reading order:
+
+    policies.py       the policies by name: ``uniform``, ``least_recent``, and those of other distributions
+    contract.py       the contract of policies, as a check for the tests of one's own
+    participation.py  the last Round of each device
+"""

@@ -1,0 +1,117 @@
+"""Selection policies: which of the waiting devices get the free places of a Round.
+
+A Plan names its policy with ``cohort.selection``. An installed distribution adds policies of its own by the entry point
+group ``fanin.selection_policies``.
+
+A policy is a pure function. It sees what the coordinator knows of each device without the database, and randomness is
+passed in. ``select`` checks each result, so that no policy assigns a device that does not wait, or too many devices.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.messages import Capabilities
+from fanin.protos.plans import Plan
+from fanin.protos.plans.named import named
+
+GROUP: Final = "fanin.selection_policies"
+"""The entry point group of policies in other distributions. An entry is a ``SelectionPolicy``."""
+
+
+class BrokenPolicy(Exception):
+    """A selection policy broke its contract. The message is for operators, and quotes nothing of the policy's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingDevice:
+    """A suitable device that waits for work.
+
+    Attributes:
+        device_id: The device's id.
+        capabilities: The capabilities that it reported when it checked in.
+        last_round: The last Round of this Run in which it took part, 0 for none.
+    """
+
+    device_id: str
+    capabilities: Capabilities
+    last_round: int
+
+
+class SelectionPolicy(Protocol):
+    """Chooses devices for the free places of a Round."""
+
+    def __call__(
+        self, waiting: Sequence[WaitingDevice], num_places: int, round_number: int, rng: random.Random, /
+    ) -> Sequence[WaitingDevice]:
+        """Return the chosen devices: at most ``num_places`` of ``waiting``, each once.
+
+        The result depends on the arguments alone. The function runs on the coordinator's event loop, so it must return
+        within milliseconds for 10,000 devices.
+
+        Args:
+            waiting: The devices that wait, at least one.
+            num_places: The number of free places, at least 1.
+            round_number: The number of the Round.
+            rng: The only source of randomness.
+        """
+        ...
+
+
+def uniform(
+    waiting: Sequence[WaitingDevice], num_places: int, _round_number: int, rng: random.Random
+) -> Sequence[WaitingDevice]:
+    """Draw devices uniformly, without replacement."""
+    return waiting if len(waiting) <= num_places else rng.sample(waiting, num_places)
+
+
+def least_recent(
+    waiting: Sequence[WaitingDevice], num_places: int, _round_number: int, rng: random.Random
+) -> Sequence[WaitingDevice]:
+    """Choose the devices whose last Round is longest ago, new devices first. Ties are broken at random."""
+    # The sort is stable, so the random order decides between devices with the same last Round.
+    shuffled = rng.sample(waiting, len(waiting))
+    return sorted(shuffled, key=attrgetter("last_round"))[:num_places]
+
+
+POLICIES: Final[Mapping[str, SelectionPolicy]] = MappingProxyType({"uniform": uniform, "least_recent": least_recent})
+"""The policies of fanin, by name."""
+
+
+def policy_of(plan: Plan) -> SelectionPolicy:
+    """Return the policy that a Plan names. Raises InvalidPlan if no policy has this name."""
+    name = plan.cohort.selection
+    policy = named("cohort.selection", name, POLICIES, GROUP)
+    if not callable(policy):
+        raise InvalidPlan(f"plan: cohort.selection: {name!r} is no function; correct that package")
+    return policy
+
+
+def select(
+    policy: SelectionPolicy, waiting: Sequence[WaitingDevice], num_places: int, round_number: int, rng: random.Random
+) -> tuple[WaitingDevice, ...]:
+    """Return the devices that a policy chooses, after a check of its result.
+
+    Raises:
+        BrokenPolicy: The policy raised an error, or returned something other than at most ``num_places`` different
+            devices of ``waiting``.
+    """
+    try:
+        chosen = tuple(islice(policy(tuple(waiting), num_places, round_number, rng), num_places + 1))
+    except Exception as exc:  # Of any kind: the code may be another package's.
+        raise BrokenPolicy(f"got {type(exc).__name__}, expected a sequence of waiting devices") from exc
+    if len(chosen) > num_places:
+        raise BrokenPolicy(f"got more than {num_places} devices, expected at most one for each of {num_places} places")
+    # By identity: an invented object need not even have an id that can be compared.
+    known = {id(device) for device in waiting}
+    for index, device in enumerate(chosen):
+        if id(device) not in known:
+            raise BrokenPolicy(f"got something at index {index} that is not one of the {len(waiting)} waiting devices")
+    if len({id(device) for device in chosen}) < len(chosen):
+        raise BrokenPolicy(f"got a device twice among {len(chosen)}, expected each device once")
+    return chosen

@@ -1,0 +1,150 @@
+"""Who started, paused, resumed, stopped and changed a Run: in its record, its events and its description."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from sqlalchemy import Engine, text
+from support.laws import PRINCIPALS
+from support.staleness import settle
+from support.stored import START
+from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
+
+from fanin.clients.operator import next_version
+from fanin.clients.testing import run_virtual
+from fanin.edge.bundles.versions import sign_delegation, sign_version
+from fanin.protos.control import (
+    Adopt,
+    Command,
+    Pause,
+    Principal,
+    PrincipalKind,
+    Resume,
+    RoundFailed,
+    RunRested,
+    RunResumed,
+    RunState,
+    StartRun,
+    Stop,
+    VersionPublished,
+)
+from fanin.protos.errors import InvalidInput
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite.commands import ControlStore
+from fanin.server.storage.sqlite.engine import open_engine
+from fanin.server.storage.sqlite.runs import RunStore
+
+ANNA = Principal(kind=PrincipalKind.OPERATOR, id="a11a")
+BEN = Principal(kind=PrincipalKind.OPERATOR, id="be11")
+
+
+@given(PRINCIPALS)
+def test_a_principal_is_read_from_its_text_form(principal: Principal) -> None:
+    assert Principal.parse(str(principal)) == principal
+
+
+@pytest.mark.parametrize("wrong", ["", "operator", "operator ", "nobody a", "a11a", "operator a b"])
+def test_a_text_of_another_form_names_no_principal(wrong: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^principal: got "):
+        Principal.parse(wrong)
+
+
+async def command(place: Place, what: Pause | Resume | Stop | Adopt, by: Principal | None, command_id: str) -> None:
+    await place.runs.command(Command(command_id=command_id, run_id="run", what=what, by=by))
+
+
+def test_each_event_of_a_command_names_who_sent_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, bundle = open_place(tmp_path), bundle_in(tmp_path)
+        await start(place.runs, bundle, plan())
+        await settle()
+        await command(place, Pause(), ANNA, "1")
+        # A repeated command keeps the one who sent it first.
+        await command(place, Pause(), BEN, "1")
+        await command(place, Resume(), BEN, "2")
+        await command(place, Stop(), ANNA, "3")
+        assert (await place.runs.info("run")).reason == "by operator a11a"
+        await command(place, Adopt(number=0), BEN, "4")
+        parent = (await place.runs.version("run", None)).version
+        version, data = next_version(parent, np.ones(22, np.float32), bundle, PUBLISHER)
+        place.state.blobs.put_pieces([data])
+        await place.runs.publish_version(version, 1, ANNA)
+        await command(place, Stop(), None, "5")
+        events = [recorded.event for recorded in await place.state.stores.runs.event_page("run", 0)]
+        assert [event for event in events if isinstance(event, RunRested | RunResumed)] == [
+            RunRested(state=RunState.PAUSED, reason="by operator a11a", by=ANNA),
+            RunResumed(by=BEN),
+            RunRested(state=RunState.STOPPED, reason="by operator a11a", by=ANNA),
+            RunRested(state=RunState.STOPPED, reason="by an operator"),
+        ]
+        assert [event.by for event in events if isinstance(event, VersionPublished)] == [BEN, ANNA]
+        assert next(event.reason for event in events if isinstance(event, RoundFailed)) == "stopped by operator a11a"
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
+    yield engine
+    engine.dispose()
+
+
+def test_the_record_names_who_started_a_run_and_who_sent_each_command(engine: Engine) -> None:
+    runs, control = RunStore(engine), ControlStore(engine)
+    runs.add_run(START, 5.0, ANNA)
+    runs.add_run(replace(START, run_id="other", version=replace(START.version, run_id="other")), 6.0)
+    assert [record.started_by for record in runs.runs()] == [ANNA, None]
+    control.pause(Command(command_id="1", run_id=START.run_id, what=Pause(), by=ANNA), 7.0)
+    control.resume(Command(command_id="2", run_id=START.run_id, what=Resume(), by=BEN), 0, 8.0)
+    control.pause(Command(command_id="3", run_id=START.run_id, what=Pause()), 9.0)
+    with engine.connect() as connection:
+        rows = connection.execute(text("SELECT command_id, principal FROM commands ORDER BY command_id")).all()
+    assert rows == [("1", "operator a11a"), ("2", "operator be11"), ("3", None)]
+
+
+def test_who_sent_a_command_is_no_part_of_it(engine: Engine) -> None:
+    """An operator whose token was replaced may repeat a command with the new one."""
+    RunStore(engine).add_run(START, 5.0)
+    first = Command(command_id="1", run_id=START.run_id, what=Pause(), by=ANNA)
+    ControlStore(engine).pause(first, 7.0)
+    assert ControlStore(engine).is_done(replace(first, by=BEN))
+
+
+def test_a_database_from_before_principals_is_brought_to_the_new_form(tmp_path: Path) -> None:
+    path = tmp_path / "fanin.db"
+    engine = open_engine(path, Durability.PROCESS)
+    RunStore(engine).add_run(START, 5.0, ANNA)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE runs DROP COLUMN started_by"))
+        connection.execute(text("ALTER TABLE commands DROP COLUMN principal"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '0003'"))
+    engine.dispose()
+    engine = open_engine(path, Durability.PROCESS)
+    (record,) = RunStore(engine).runs()
+    assert (record.start, record.started_by) == (START, None)
+    engine.dispose()
+
+
+def test_a_run_names_who_started_it_first_also_after_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, bundle = open_place(tmp_path), bundle_in(tmp_path)
+        await start(place.runs, bundle, plan(), "unnamed")
+        signed = {"run_id": "named", "bundle_sha256": bundle.sha256}
+        initial = bundle.manifest.artifacts[bundle.manifest.initial]
+        version = sign_version(PUBLISHER, parent=None, parameters=initial, **signed)
+        delegation = sign_delegation(PUBLISHER, run_public_key=await place.runs.prepare_run("named"), **signed)
+        wanted = StartRun(run_id="named", plan=plan(), version=version, delegation=delegation)
+        for by in (ANNA, BEN):
+            assert (await place.runs.start_run(wanted, by)).started_by == ANNA
+        await place.runs.stop()
+        place = open_place(tmp_path)
+        await place.runs.start()
+        assert {info.run_id: info.started_by for info in await place.runs.infos()} == {"unnamed": None, "named": ANNA}
+        await place.runs.stop()
+
+    run_virtual(main())

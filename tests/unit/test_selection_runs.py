@@ -1,0 +1,176 @@
+"""Selection policies through the production coordinator: fairness over Rounds and restarts, and broken policies."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support.staleness import CAN, send, settle
+from support.virtual import Place, bundle_in, open_place, plan, start
+
+from fanin.clients.testing import run_virtual
+from fanin.protos import messages as m
+from fanin.protos.control import Command, Pause, Resume, RoundFailed, RunState
+from fanin.protos.errors import InvalidPlan
+from fanin.server.rounds.opening import MAX_RECALLED_ROUNDS
+
+DEVICES = "abcdef"
+FAIR = plan(concurrency=2, buffer=2, quorum=2, max_rounds=999, selection="least_recent")
+
+
+async def command(place: Place, what: Pause | Resume) -> None:
+    number = len(await place.state.stores.runs.event_page("run", 0))
+    await place.runs.command(Command(command_id=f"command-{number}", run_id="run", what=what))
+
+
+async def selected(place: Place) -> dict[str, m.Assignment]:
+    """The devices that get the places when all of them wait and the paused Run is resumed."""
+    check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)
+    tasks = {device: asyncio.create_task(place.coordinator.check_in(device, check_in)) for device in DEVICES}
+    await settle()
+    await command(place, Resume())
+    await settle()
+    answers = {device: task.result() for device, task in tasks.items() if task.done()}
+    for task in tasks.values():
+        task.cancel()
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    return {device: answer.assignment for device, answer in answers.items() if isinstance(answer, m.Assigned)}
+
+
+async def take_round(place: Place) -> str:
+    """Select devices for a Round and let them send their Updates. Return the devices."""
+    await command(place, Pause())
+    assignments = await selected(place)
+    for device, assignment in assignments.items():
+        assert (await send(place, device, assignment)).update_state is m.UpdateState.ACCEPTED
+    await settle()
+    return "".join(sorted(assignments))
+
+
+def test_least_recent_gives_every_device_a_turn_also_after_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path, order_seed=5)
+        await start(place.runs, bundle_in(tmp_path), FAIR)
+        await settle()
+        first = [await take_round(place) for _ in range(3)]
+        assert sorted("".join(first)) == list(DEVICES)
+        second = [await take_round(place)]
+        await place.runs.stop()
+        place = open_place(tmp_path, order_seed=6)
+        await place.runs.start()
+        await settle()
+        second += [await take_round(place) for _ in range(2)]
+        assert second == first
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_device_that_never_sends_an_update_does_not_keep_the_place_of_a_new_one(tmp_path: Path) -> None:
+    """Participation counts Assignments: otherwise devices that always give up would be the first of each Round."""
+
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), FAIR)
+        await settle()
+        await command(place, Pause())
+        gave_up = await selected(place)
+        for device, assignment in gave_up.items():
+            report = m.Report(assignment_id=assignment.assignment_id, failure="no examples")
+            await place.coordinator.report(device, report)
+        await command(place, Pause())
+        assert not gave_up.keys() & (await selected(place)).keys()
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_restart_recalls_the_last_rounds_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        wanted = plan(concurrency=1, buffer=1, quorum=1, max_rounds=999, selection="least_recent")
+        await start(place.runs, bundle_in(tmp_path), wanted)
+        await settle()
+        await send(place, "early")
+        for _ in range(MAX_RECALLED_ROUNDS):
+            await settle()
+            await send(place, "late")
+        await settle()
+        await place.runs.stop()
+        place = open_place(tmp_path)
+        await place.runs.start()
+        await settle()
+        participation = place.runs.driver("run").course.participation
+        # The open Round is one of the recalled ones.
+        assert participation.last_round("late") == MAX_RECALLED_ROUNDS + 1
+        assert participation.last_round("early") == 0
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def install(folder: Path, body: str) -> None:
+    """Write a distribution with a selection policy ``own`` to a folder, as pip would."""
+    info = folder / "own_policy-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-policy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fanin.selection_policies]\nown = own_policy:own\n")
+    (folder / "own_policy.py").write_text(f"def own(waiting, num_places, round_number, rng):\n    {body}\n")
+
+
+def outcome_of(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Sequence[str], RunState]:
+    """The reasons of failed Rounds, the devices with an Assignment, and the state of a Run with such a policy."""
+
+    async def main() -> tuple[list[str], Sequence[str], RunState]:
+        install(folder / "site", body)
+        monkeypatch.syspath_prepend(folder / "site")
+        monkeypatch.delitem(sys.modules, "own_policy", raising=False)
+        place = open_place(folder)
+        await start(place.runs, bundle_in(folder), plan(concurrency=2, buffer=2, quorum=2, selection="own"))
+        await settle()
+        await command(place, Pause())
+        assignments = await selected(place)
+        events = [recorded.event for recorded in await place.state.stores.runs.event_page("run", 0)]
+        reasons = [event.reason for event in events if isinstance(event, RoundFailed)]
+        state = (await place.runs.info("run")).state
+        await place.runs.stop()
+        return reasons, sorted(assignments), state
+
+    return run_virtual(main())
+
+
+def test_a_policy_of_another_distribution_selects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "return sorted(waiting, key=lambda device: device.device_id)[-num_places:]"
+    assert outcome_of(tmp_path, body, monkeypatch) == ([], ["e", "f"], RunState.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("return waiting", "got more than 2 devices, expected at most one for each of 2 places"),
+        ("return ['ghost']", "got something at index 0 that is not one of the 6 waiting devices"),
+        ("return 1 / 0", "got ZeroDivisionError, expected a sequence of waiting devices"),
+    ],
+)
+def test_a_broken_policy_fails_the_round_with_one_error_and_assigns_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, body: str, text: str
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        reasons, assigned, state = outcome_of(tmp_path, body, monkeypatch)
+    reason = f"the selection policy 'own' broke its contract: {text}"
+    # Each of the three Rounds fails once, and then the Run.
+    assert reasons == [f"{reason}; the coordinator's log has the details"] * 3
+    assert (assigned, state) == ([], RunState.FAILED)
+    assert [record.getMessage() for record in caplog.records] == [f"run run: {reason}"] * 3
+
+
+def test_a_run_with_an_unknown_policy_does_not_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        with pytest.raises(InvalidPlan, match=r"cohort\.selection: got 'unifrom'.*did you mean uniform\?"):
+            await start(place.runs, bundle_in(tmp_path), plan(selection="unifrom"))
+        assert await place.runs.infos() == ()
+
+    run_virtual(main())
