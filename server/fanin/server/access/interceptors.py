@@ -33,7 +33,7 @@ from fanin.protos.calls import DeviceCall
 from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, public_text, status_of
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.registry import Registry
-from fanin.server.storage.sqlite.population import EnrolledDevice
+from fanin.server.storage.records import EnrolledDevice
 
 LOG = logging.getLogger("fanin.server.access")
 FLEET: Final = "/fanin.v1.Fleet/"

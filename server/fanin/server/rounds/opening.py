@@ -13,12 +13,11 @@ from fanin.server.rounds.plain import PLAIN, begin
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
-from fanin.server.storage.sqlite.rounds import RoundMark, RoundRecord
-from fanin.server.storage.sqlite.runs import RunRecord
-from fanin.server.storage.stores import Files, Stores
+from fanin.server.storage.records import RoundMark, RoundRecord, RunRecord
+from fanin.server.storage.stores import DriverStores, Files, Stores
 
 
-async def open_next_round(setup: RunSetup, stores: Stores, files: Files) -> OpenedRound | None:
+async def open_next_round(setup: RunSetup, stores: DriverStores, files: Files) -> OpenedRound | None:
     """Record the next Round of a Run, on its newest Version.
 
     Returns:
@@ -30,7 +29,7 @@ async def open_next_round(setup: RunSetup, stores: Stores, files: Files) -> Open
     run_id = setup.start.run_id
     base = await stores.runs.newest_version(run_id)
     last = await stores.rounds.last(run_id)
-    grid = await stores.recorded_grid(base)
+    grid = await stores.rounds.recorded_grid(base)
     if grid is None:
         try:
             grid = await files.run(first_grid_from, base, setup.table, setup.plan.codec, files.blobs)
@@ -44,7 +43,7 @@ async def open_next_round(setup: RunSetup, stores: Stores, files: Files) -> Open
         mark=RoundMark.OPEN,
         opened_at_s=stores.wall(),
     )
-    is_open = await stores.rounds.open(record)
+    is_open = await stores.writer.open(record)
     return OpenedRound(record=record, base=base) if is_open else None
 
 
