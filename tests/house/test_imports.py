@@ -41,9 +41,9 @@ WRONG = {
     "tflite-export": ("edge/fanin/edge/runtimes/wrong.py", "import flatbuffers"),
     "onnx": ("edge/fanin/edge/runtimes/wrong.py", "import onnx.helper"),
     "database": ("server/fanin/server/wrong.py", "import sqlalchemy.orm"),
+    "stores": ("server/fanin/server/rounds/wrong.py", "from fanin.server.storage.sqlite.rounds import SqliteRounds"),
     "terminal": ("clients/fanin/clients/wrong.py", "import rich.table"),
     "pure-cores": ("edge/fanin/edge/codecs/grid.py", "from fanin.edge.bundles import keys"),
-    "own-imports": ("server/fanin/server/aggregation/folding.py", "import time"),
 }
 """For each contract a file and a line in it that breaks it."""
 

@@ -1,5 +1,6 @@
 """Connections that are silent, too many or idle, and calls that come all at once: none of it stops the coordinator."""
 
+import asyncio
 import hashlib
 import socket
 import ssl
@@ -28,7 +29,7 @@ from fanin.server.access.limits import Limits
 from fanin.server.folder import open_state
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
-from fanin.server.storage.sqlite.population import EnrolledDevice
+from fanin.server.storage.records import EnrolledDevice
 from fanin.v1 import fleet_pb2 as pb
 
 SOON_S = 10.0
@@ -154,7 +155,7 @@ def test_each_of_many_calls_that_come_at_once_is_answered(tmp_path: Path) -> Non
 def test_each_of_many_polls_that_wait_at_once_is_answered(tmp_path: Path) -> None:
     keys = [SigningKey(hashlib.sha256(f"poll {number}".encode()).digest()) for number in range(NUM_POLLS)]
     state = open_state(tmp_path / "state", Durability.PROCESS, (inline, inline), time.time)
-    state.devices.enroll_all([EnrolledDevice(public_key=key.public) for key in keys], 1.0)
+    asyncio.run(state.devices.enroll([EnrolledDevice(public_key=key.public) for key in keys], 1.0))
     asked = m.CheckIn(
         protocol=m.PROTOCOL,
         capabilities=m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",)),

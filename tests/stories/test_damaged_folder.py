@@ -21,7 +21,7 @@ from fanin.server.access.tokens import ensure_token
 from fanin.server.folder import open_state
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
-from fanin.server.storage.sqlite.devices import Role
+from fanin.server.storage.records import Role
 
 DATA = b"a chunk"
 

@@ -21,7 +21,7 @@ from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.spool import Spool
+from fanin.server.storage.spool import FolderSpool
 
 R = TypeVar("R", bound=Message)
 MAX_MESSAGE_BYTES = 4 << 20
@@ -151,7 +151,7 @@ def test_what_names_a_model_of_32_gigabytes_fits_in_one_message() -> None:
 @pytest.mark.nightly
 def test_an_update_over_two_gigabytes_streams_through_the_spool(tmp_path: Path) -> None:
     header = replace(values.update(values.assignment())[0], payload=announced(LARGE_BYTES))
-    spool = Spool(tmp_path / "spool", tmp_path / "updates", Durability.PROCESS)
+    spool = FolderSpool(tmp_path / "spool", tmp_path / "updates", Durability.PROCESS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     data = bytes(256 << 10)
     # In two parts, so that the second goes on beyond what 31 bits can count.

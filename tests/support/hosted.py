@@ -31,7 +31,7 @@ from fanin.server.runs.catalog import Runs
 from fanin.server.service import Services, bind_server
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import ThreadLane
-from fanin.server.storage.sqlite.devices import Role
+from fanin.server.storage.records import Role
 
 NAMES = ("localhost", "127.0.0.1")
 START_S = 20.0

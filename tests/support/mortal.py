@@ -22,13 +22,13 @@ from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, Unavailable
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.coordinator import Coordinator
-from fanin.server.folder import CoordinatorState, open_state
+from fanin.server.folder import open_state
 from fanin.server.rounds.events import Effect
 from fanin.server.runs.catalog import Runs
-from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.spool import Spool
-from fanin.server.storage.stores import Files
+from fanin.server.storage.spool import FolderSpool
+from fanin.server.storage.stores import CoordinatorState, Files
 from support.forgetful import ForgetfulDisk
 from support.virtual import PUBLISHER
 
@@ -58,7 +58,9 @@ class Life:
         state = open_state(self.folder, Durability.PROCESS, (self.lane, self.lane), clock)
         blobs, spool = self.folder / "blobs", self.folder / "spool"
         files = Files(
-            blobs=Blobs(blobs, self.disk), spool=Spool(spool, self.folder / "updates", self.disk), lane=self.lane
+            blobs=FolderBlobs(blobs, self.disk),
+            spool=FolderSpool(spool, self.folder / "updates", self.disk),
+            lane=self.lane,
         )
         self.state = replace(state, files=files)
         self.runs = Runs(state.stores, files, self)

@@ -4,8 +4,10 @@ from sqlalchemy import Engine
 
 from fanin.protos import control as r
 from fanin.protos.plans import CohortPlan
-from fanin.server.storage.sqlite.rounds import CommittedUpdate, RoundMark, RoundRecord, RoundStore
-from fanin.server.storage.sqlite.runs import RunStore
+from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord
+from fanin.server.storage.sqlite.rounds import SqliteRounds
+from fanin.server.storage.sqlite.runs import SqliteRuns
+from fanin.server.storage.sqlite.writer import Candidate, SqliteLeases, SqliteWriter, Verdict, commit_all
 from support.values import DELEGATION, RUN, assignment, plan, update, version
 
 FIRST = version()
@@ -18,20 +20,32 @@ def committed(device: str, examples: int = 10) -> CommittedUpdate:
     return CommittedUpdate(device_id=device, round=header.round, header=header)
 
 
-def commit(rounds: RoundStore, wanted: CommittedUpdate, buffer: int) -> CommittedUpdate | None:
+class Driven(SqliteRounds, SqliteWriter):
+    """What a driver reads and writes."""
+
+    def __init__(self, engine: Engine, run_id: str = RUN) -> None:
+        SqliteRounds.__init__(self, engine)
+        SqliteWriter.__init__(self, engine, SqliteLeases(engine).take(run_id, "here", 1.0))
+
+    def commit(self, wanted: CommittedUpdate, buffer: int) -> Verdict:
+        """One Update, in a transaction of its own."""
+        (verdict,) = commit_all(self._engine, [Candidate(update=wanted, buffer=buffer, lease=self.lease)])
+        return verdict
+
+
+def commit(rounds: Driven, wanted: CommittedUpdate, buffer: int) -> Verdict:
     """One Update, in a transaction of its own."""
-    (found,) = rounds.commit([(wanted, buffer)])
-    return found
+    return rounds.commit(wanted, buffer)
 
 
 def events(engine: Engine) -> list[tuple[int, r.RunEvent]]:
-    return [(recorded.sequence, recorded.event) for recorded in RunStore(engine).events(RUN)]
+    return [(recorded.sequence, recorded.event) for recorded in SqliteRuns(engine).events(RUN)]
 
 
-def close(rounds: RoundStore, *, quorum: int, round_number: int = 1) -> RoundRecord:
+def close(rounds: Driven, *, quorum: int, round_number: int = 1) -> RoundRecord:
     """Close a Round that needs so many Updates."""
     cohort = CohortPlan(concurrency=9, buffer=9, quorum=quorum, deadline_s=60.0)
-    return rounds.close(RUN, round_number, cohort=cohort, now_s=20.0)
+    return rounds.close(round_number, cohort=cohort, now_s=20.0)
 
 
 def published(number: int) -> r.VersionPublished:

@@ -12,12 +12,13 @@ from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.coordinator import Coordinator
-from fanin.server.folder import CoordinatorState, open_state
+from fanin.server.folder import open_state
 from fanin.server.observe.logs import LogObserver
 from fanin.server.runs.catalog import Runs
-from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import Lane, inline
+from fanin.server.storage.stores import CoordinatorState
 from fanin.simulation.operator import start_run
 
 PUBLISHER = SigningKey(bytes(range(32)))
@@ -52,7 +53,7 @@ class Place:
     coordinator: Coordinator
 
 
-def open_place(folder: Path, order_seed: int = 0, blobs: Blobs | None = None, store_lane: Lane = inline) -> Place:
+def open_place(folder: Path, order_seed: int = 0, blobs: FolderBlobs | None = None, store_lane: Lane = inline) -> Place:
     """A coordinator on the running loop's clock; ``blobs`` may be ones that misbehave, the store's lane a slow one."""
     loop = asyncio.get_running_loop()
     state = open_state(folder / "state", Durability.PROCESS, (store_lane, inline), loop.time)

@@ -1,4 +1,4 @@
-"""Blobs: a name in the folder always has all its bytes."""
+"""FolderBlobs: a name in the folder always has all its bytes."""
 
 import stat
 from dataclasses import replace
@@ -11,7 +11,7 @@ from support.full_disk import full_disk, in_child
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import CHUNK_BYTES, artifact_of, short
 from fanin.protos.errors import Corrupted, InvalidInput, NotFound, StorageFull
-from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
 
 DATA = bytes(range(256)) * 40
@@ -19,15 +19,15 @@ DIGEST = artifact_of(DATA).sha256
 
 
 @pytest.fixture(params=Durability)
-def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
-    return Blobs(tmp_path, request.param)
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> FolderBlobs:
+    return FolderBlobs(tmp_path, request.param)
 
 
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_what_was_put_is_read_from_any_offset(blobs: Blobs, tmp_path: Path) -> None:
+def test_what_was_put_is_read_from_any_offset(blobs: FolderBlobs, tmp_path: Path) -> None:
     blobs.put(DIGEST, DATA)
     assert blobs.read(DIGEST) == DATA
     assert blobs.read(DIGEST, 100) == DATA[100:]
@@ -35,13 +35,13 @@ def test_what_was_put_is_read_from_any_offset(blobs: Blobs, tmp_path: Path) -> N
     assert (tmp_path / DIGEST[:2] / DIGEST).read_bytes() == DATA
 
 
-def test_putting_twice_is_harmless(blobs: Blobs, tmp_path: Path) -> None:
+def test_putting_twice_is_harmless(blobs: FolderBlobs, tmp_path: Path) -> None:
     blobs.put(DIGEST, DATA)
     blobs.put(DIGEST, DATA)
     assert files(tmp_path) == [DIGEST]
 
 
-def test_bytes_under_a_wrong_name_are_refused(blobs: Blobs, tmp_path: Path) -> None:
+def test_bytes_under_a_wrong_name_are_refused(blobs: FolderBlobs, tmp_path: Path) -> None:
     got = artifact_of(b"other").sha256
     with raises(InvalidInput, f"chunk: digest mismatch (got {short(got)}, expected {short(DIGEST)})"):
         blobs.put(DIGEST, b"other")
@@ -49,14 +49,14 @@ def test_bytes_under_a_wrong_name_are_refused(blobs: Blobs, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["", "../../etc/passwd", DIGEST.upper(), "ab/" + DIGEST[3:]])
-def test_a_name_that_is_no_digest_never_becomes_a_path(blobs: Blobs, name: str) -> None:
+def test_a_name_that_is_no_digest_never_becomes_a_path(blobs: FolderBlobs, name: str) -> None:
     text = f"chunk: got digest {name!r}, expected 64 hexadecimal characters"
     for use in (lambda: blobs.put(name, DATA), lambda: blobs.read(name), lambda: blobs.missing([DIGEST, name])):
         with raises(InvalidInput, text):
             use()
 
 
-def test_what_is_not_here_and_where_there_is_nothing_is_said(blobs: Blobs) -> None:
+def test_what_is_not_here_and_where_there_is_nothing_is_said(blobs: FolderBlobs) -> None:
     with raises(NotFound, f"chunk {short(DIGEST)}: not stored here"):
         blobs.read(DIGEST)
     blobs.put(DIGEST, DATA)
@@ -65,7 +65,7 @@ def test_what_is_not_here_and_where_there_is_nothing_is_said(blobs: Blobs) -> No
             blobs.read(DIGEST, offset)
 
 
-def test_an_artifact_is_stored_by_its_chunks(blobs: Blobs, tmp_path: Path) -> None:
+def test_an_artifact_is_stored_by_its_chunks(blobs: FolderBlobs, tmp_path: Path) -> None:
     data = bytes(CHUNK_BYTES) + DATA
     artifact = blobs.put_pieces([data])
     assert artifact == artifact_of(data)
@@ -76,7 +76,7 @@ def test_an_artifact_is_stored_by_its_chunks(blobs: Blobs, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("damaged", [b"\1" + DATA[1:], DATA[:-1], b""], ids=["changed", "cut", "empty"])
 def test_damaged_bytes_are_never_read_and_logged_once(
-    blobs: Blobs, tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: bytes
+    blobs: FolderBlobs, tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: bytes
 ) -> None:
     artifact = blobs.put_pieces([DATA])
     path = tmp_path / DIGEST[:2] / DIGEST
@@ -96,7 +96,7 @@ def test_damaged_bytes_are_never_read_and_logged_once(
 
 
 def test_a_damaged_blob_counts_as_missing_and_is_replaced(
-    blobs: Blobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    blobs: FolderBlobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     artifact = blobs.put_pieces([DATA])
     path = tmp_path / DIGEST[:2] / DIGEST
@@ -110,7 +110,7 @@ def test_a_damaged_blob_counts_as_missing_and_is_replaced(
         assert blobs.read(DIGEST) == blobs.read_artifact("version 3", artifact) == DATA
 
 
-def test_chunks_that_are_whole_but_do_not_make_an_artifact_are_not_called_damaged(blobs: Blobs) -> None:
+def test_chunks_that_are_whole_but_do_not_make_an_artifact_are_not_called_damaged(blobs: FolderBlobs) -> None:
     artifact = blobs.put_pieces([DATA])
     other = replace(artifact, sha256=artifact_of(b"other").sha256)
     text = f"version 3: digest mismatch (got {short(artifact.sha256)}, expected {short(other.sha256)})"
@@ -119,7 +119,7 @@ def test_chunks_that_are_whole_but_do_not_make_an_artifact_are_not_called_damage
 
 
 def test_foreign_files_are_left_alone_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    blobs = Blobs(tmp_path, Durability.PROCESS)
+    blobs = FolderBlobs(tmp_path, Durability.PROCESS)
     blobs.put(DIGEST, DATA)
     folder = tmp_path / DIGEST[:2]
     (tmp_path / "lost+found").mkdir()
@@ -135,7 +135,7 @@ def test_foreign_files_are_left_alone_and_logged_once(tmp_path: Path, caplog: py
     ]
 
 
-def test_on_a_full_disk_nothing_half_written_stays(blobs: Blobs, tmp_path: Path) -> None:
+def test_on_a_full_disk_nothing_half_written_stays(blobs: FolderBlobs, tmp_path: Path) -> None:
     def work() -> None:
         with (
             full_disk(4096),
@@ -156,7 +156,7 @@ def test_on_a_full_disk_nothing_half_written_stays(blobs: Blobs, tmp_path: Path)
 
 
 def test_other_trouble_with_the_disk_is_not_called_full(tmp_path: Path) -> None:
-    blobs = Blobs(tmp_path, Durability.PROCESS)
+    blobs = FolderBlobs(tmp_path, Durability.PROCESS)
     (tmp_path / DIGEST[:2]).write_text("a file where a folder should be")
     with pytest.raises(FileExistsError):
         blobs.put(DIGEST, DATA)

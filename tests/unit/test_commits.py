@@ -2,33 +2,35 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import pytest
 from support.values import assignment, update
 
 from fanin.clients.testing import run_virtual
-from fanin.protos.errors import StorageFull
-from fanin.server.storage.commits import GroupCommit
-from fanin.server.storage.sqlite.rounds import CommittedUpdate, RoundStore
+from fanin.protos.errors import StorageFull, Superseded
+from fanin.server.storage.records import CommittedUpdate, Lease
+from fanin.server.storage.sqlite.commits import GroupCommit
+from fanin.server.storage.sqlite.writer import Candidate, Verdict
 
 T = TypeVar("T")
 
 
-class CountingStore(RoundStore):
+class CountingStore:
     """Takes every Update, or none while the disk is full; remembers in which company each came."""
 
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
         self.is_full = False
 
-    def commit(self, wanted: Sequence[tuple[CommittedUpdate, int]]) -> list[CommittedUpdate | None]:
+    def commit(self, candidates: Sequence[Candidate]) -> list[Verdict]:
         """One transaction."""
-        self.groups.append([found.device_id for found, _ in wanted])
+        devices = [candidate.update.device_id for candidate in candidates]
+        self.groups.append(devices)
         if self.is_full:
             raise StorageFull("the database cannot grow")
-        return [found if found.device_id != "late" else None for found, _ in wanted]
+        verdicts: dict[str, Verdict] = {"late": None, "old": Superseded("another driver has taken the run")}
+        return [verdicts.get(one.update.device_id, one.update) for one in candidates]
 
 
 async def slow(work: Callable[[], T]) -> T:
@@ -37,21 +39,22 @@ async def slow(work: Callable[[], T]) -> T:
     return work()
 
 
-def made_by(device: str) -> CommittedUpdate:
+def made_by(device: str) -> Candidate:
     header, _ = update(assignment(device=device))
-    return CommittedUpdate(device_id=device, round=1, header=header)
+    made = CommittedUpdate(device_id=device, round=1, header=header)
+    return Candidate(update=made, buffer=9, lease=Lease(run_id=header.run_id, epoch=1, holder="here"))
 
 
 def test_those_who_come_during_a_sync_share_the_next_one() -> None:
     async def main() -> None:
         store = CountingStore()
-        commits = GroupCommit(store, slow)
+        commits = GroupCommit(store.commit, slow)
         clock = asyncio.get_running_loop().time
         began = clock()
 
         async def one(device: str, after_s: float) -> tuple[CommittedUpdate | None, float]:
             await asyncio.sleep(after_s)
-            return await commits.commit(made_by(device), buffer=9), clock() - began
+            return await commits.commit(made_by(device)), clock() - began
 
         devices = {"a": 0.0, "b": 0.1, "late": 0.2, "c": 0.9, "d": 5.0}
         outcomes = await asyncio.gather(*(one(device, after_s) for device, after_s in devices.items()))
@@ -65,24 +68,35 @@ def test_those_who_come_during_a_sync_share_the_next_one() -> None:
 def test_all_hear_of_a_full_disk_and_the_next_ones_are_tried_again() -> None:
     async def main() -> None:
         store = CountingStore()
-        commits = GroupCommit(store, slow)
+        commits = GroupCommit(store.commit, slow)
         store.is_full = True
-        calls = (commits.commit(made_by(device), buffer=9) for device in "ab")
+        calls = (commits.commit(made_by(device)) for device in "ab")
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [StorageFull, StorageFull]
         store.is_full = False
-        assert await commits.commit(made_by("a"), buffer=9) is not None
+        assert await commits.commit(made_by("a")) is not None
 
     run_virtual(main())
 
 
 def test_a_device_that_hangs_up_does_not_keep_the_others_waiting() -> None:
     async def main() -> None:
-        commits = GroupCommit(CountingStore(), slow)
-        gone = asyncio.create_task(commits.commit(made_by("a"), buffer=9))
+        commits = GroupCommit(CountingStore().commit, slow)
+        gone = asyncio.create_task(commits.commit(made_by("a")))
         await asyncio.sleep(0.1)
         gone.cancel()
-        found = await commits.commit(replace(made_by("b"), round=1), buffer=9)
+        found = await commits.commit(made_by("b"))
         assert found is not None
+
+    run_virtual(main())
+
+
+def test_a_driver_that_was_superseded_does_not_keep_the_updates_of_others_from_their_commit() -> None:
+    async def main() -> None:
+        commits = GroupCommit(CountingStore().commit, slow)
+        calls = (commits.commit(made_by(device)) for device in ("a", "old", "b"))
+        first, refused, second = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(refused, Superseded)
+        assert [isinstance(one, CommittedUpdate) and one.device_id for one in (first, second)] == ["a", "b"]
 
     run_virtual(main())

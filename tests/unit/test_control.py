@@ -240,7 +240,9 @@ def test_a_command_that_makes_no_sense_changes_nothing(
             await scene.command(what, "refused")
         assert await scene.events() == state
         # Its id is free again.
-        assert not scene.place.state.control.is_done(Command(command_id="refused", run_id="run", what=Pause()))
+        assert not await scene.place.state.stores.control.is_done(
+            Command(command_id="refused", run_id="run", what=Pause())
+        )
 
     play(tmp_path, story)
 

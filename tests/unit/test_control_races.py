@@ -74,9 +74,10 @@ def test_a_command_whose_caller_failed_is_told_to_the_machine_when_it_is_repeate
     async def story(scene: Scene) -> None:
         await asyncio.sleep(5.0)
         await scene.command(Pause())
-        control = scene.place.state.control
+        control = scene.place.state.stores.control
         # As if the process had recorded it, and had failed before it told the machine.
-        control.resume(Command(command_id="again", run_id="run", what=Resume()), 0, asyncio.get_running_loop().time())
+        now_s = asyncio.get_running_loop().time()
+        await control.resume(Command(command_id="again", run_id="run", what=Resume()), 0, now_s)
         assert (await scene.command(Resume(), "again")).state is RunState.RUNNING
         await finished(scene)
 

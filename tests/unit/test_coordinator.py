@@ -19,10 +19,10 @@ from fanin.protos.control import RoundOpened, RunState, VersionPublished
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.coordinator import Coordinator
-from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import run_to_end
-from fanin.server.storage.sqlite.population import EnrolledDevice
+from fanin.server.storage.records import EnrolledDevice
 
 T = TypeVar("T")
 CAN = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
@@ -118,7 +118,7 @@ def test_a_check_in_that_gets_no_work_never_reaches_the_store(tmp_path: Path) ->
 
     async def main() -> None:
         place = open_place(tmp_path, store_lane=counted)
-        place.state.devices.enroll_all([EnrolledDevice(public_key=f"{number:064x}") for number in range(1000)], 1.0)
+        await place.state.devices.enroll([EnrolledDevice(public_key=f"{number:064x}") for number in range(1000)], 1.0)
         coordinator = Coordinator(
             place.runs, place.state.stores, place.state.files, Limits(max_parked=1), random.Random(0)
         )
@@ -218,7 +218,7 @@ def test_a_run_id_is_short_enough_for_its_assignments(tmp_path: Path) -> None:
     run_virtual(main())
 
 
-class OddBlobs(Blobs):
+class OddBlobs(FolderBlobs):
     """Raises what nobody expects, some times."""
 
     num_left = 2

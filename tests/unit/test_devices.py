@@ -8,44 +8,44 @@ from sqlalchemy.exc import OperationalError
 
 from fanin.protos.errors import Corrupted
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.sqlite.devices import DeviceStore, Role
+from fanin.server.storage.records import EnrolledDevice, Role
+from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import open_engine
-from fanin.server.storage.sqlite.population import EnrolledDevice
 
 DEVICES = [EnrolledDevice(public_key=f"{number:064x}") for number in range(5)]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> DeviceStore:
+def store(tmp_path: Path) -> SqliteDevices:
     """An empty one."""
-    return DeviceStore(open_engine(tmp_path / "fanin.db", Durability.PROCESS))
+    return SqliteDevices(open_engine(tmp_path / "fanin.db", Durability.PROCESS))
 
 
-def test_all_are_found(store: DeviceStore) -> None:
-    store.enroll_all(DEVICES, 1.0)
+def test_all_are_found(store: SqliteDevices) -> None:
+    store.enroll(DEVICES, 1.0)
     assert store.num_devices == len(DEVICES)
     assert [store.find(device.device_id) for device in DEVICES] == DEVICES
 
 
-def test_those_that_are_known_are_left_alone(store: DeviceStore) -> None:
-    store.enroll(DEVICES[0], 1.0)
-    store.enroll_all(DEVICES, 2.0)
+def test_those_that_are_known_are_left_alone(store: SqliteDevices) -> None:
+    store.enroll(DEVICES[:1], 1.0)
+    store.enroll(DEVICES, 2.0)
     assert store.num_devices == len(DEVICES)
     assert [store.find(device.device_id) for device in DEVICES] == DEVICES
 
 
-def test_none_is_nothing(store: DeviceStore) -> None:
-    store.enroll_all([], 1.0)
+def test_none_is_nothing(store: SqliteDevices) -> None:
+    store.enroll([], 1.0)
     assert store.num_devices == 0
 
 
 def test_a_write_that_fails_leaves_memory_as_the_database_is(tmp_path: Path) -> None:
     engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
-    store = DeviceStore(engine)
+    store = SqliteDevices(engine)
     with engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA query_only=ON")
     with pytest.raises(OperationalError):
-        store.enroll_all(DEVICES, 1.0)
+        store.enroll(DEVICES, 1.0)
     with pytest.raises(OperationalError):
         store.add_token("sha", Role.DEVICE, 1.0)
     assert (store.num_devices, store.find(DEVICES[0].device_id)) == (0, None)
@@ -55,9 +55,9 @@ def test_a_write_that_fails_leaves_memory_as_the_database_is(tmp_path: Path) -> 
 
 def test_what_is_found_never_asks_the_database(tmp_path: Path) -> None:
     engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
-    DeviceStore(engine).enroll_all(DEVICES, 1.0)
-    DeviceStore(engine).add_token("sha", Role.DEVICE, 1.0)
-    reopened = DeviceStore(engine)
+    SqliteDevices(engine).enroll(DEVICES, 1.0)
+    SqliteDevices(engine).add_token("sha", Role.DEVICE, 1.0)
+    reopened = SqliteDevices(engine)
     statements: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
     assert [reopened.find(device.device_id) for device in DEVICES] == DEVICES
@@ -75,5 +75,5 @@ def test_a_table_that_no_fanin_wrote_is_corrupted(tmp_path: Path) -> None:
     with pytest.raises(
         Corrupted, match=r"fanin\.db: its table of devices cannot be read \(non-hexadecimal number found"
     ):
-        DeviceStore(engine)
+        SqliteDevices(engine)
     engine.dispose()

@@ -9,9 +9,10 @@ import pytest
 from sqlalchemy import Engine, event, text
 from support.errors import raises
 
-from fanin.protos.errors import Corrupted, InvalidInput
+from fanin.protos.errors import Corrupted, InvalidInput, Unavailable
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.sqlite.devices import DeviceStore
+from fanin.server.storage.records import Role
+from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import open_engine
 
 
@@ -47,7 +48,7 @@ def test_a_process_that_ends_in_the_first_migration_leaves_a_folder_that_opens(t
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     opened = open_engine(path, Durability.HOST)
-    assert DeviceStore(opened).num_devices == 0
+    assert SqliteDevices(opened).num_devices == 0
     opened.dispose()
 
 
@@ -72,6 +73,20 @@ def test_a_database_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path) 
         open_engine(path, Durability.PROCESS)
 
 
+def test_a_database_that_can_be_read_only_is_not_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "fanin.db"
+    opened = open_engine(path, Durability.PROCESS)
+    with opened.connect() as connection:
+        connection.execute(text("PRAGMA query_only = ON"))
+    # As if the file's owner had changed while the coordinator serves: the driver tries again later.
+    with raises(Unavailable, f"{path}: cannot be opened or written now (attempt to write a readonly database)"):
+        SqliteDevices(opened).add_token("sha", Role.DEVICE, 1.0)
+    with opened.connect() as connection:
+        connection.execute(text("PRAGMA query_only = OFF"))
+    SqliteDevices(opened).add_token("sha", Role.DEVICE, 1.0)
+    opened.dispose()
+
+
 def test_a_disk_that_fails_is_not_called_full(tmp_path: Path) -> None:
     path = tmp_path / "fanin.db"
     opened = open_engine(path, Durability.PROCESS)
@@ -86,7 +101,7 @@ def test_a_disk_that_fails_is_not_called_full(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 1")
     with raises(OSError, f"[Errno 5] {path}: the disk failed (disk I/O error, SQLITE_IOERR_READ)"):
-        DeviceStore(opened)
+        SqliteDevices(opened)
 
 
 def test_a_damaged_page_is_found_when_the_database_is_opened(tmp_path: Path) -> None:

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
+from support.stored import Driven
 from support.values import DELEGATION, RUN, plan, version
 
 from fanin.protos import control as r
 from fanin.server.storage.disk import Durability
+from fanin.server.storage.protocols.runs import PAGE_EVENTS
+from fanin.server.storage.records import RoundMark, RoundRecord
 from fanin.server.storage.sqlite.engine import open_engine
-from fanin.server.storage.sqlite.rounds import RoundMark, RoundRecord, RoundStore
-from fanin.server.storage.sqlite.runs import PAGE_EVENTS, RunStore, add_event
+from fanin.server.storage.sqlite.rounds import SqliteRounds
+from fanin.server.storage.sqlite.runs import SqliteRuns, add_event
 
 
 @pytest.fixture
@@ -20,15 +23,15 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     """A database with a Run and its open Round."""
     engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
     start = r.StartRun(run_id=RUN, plan=plan(), version=version(), delegation=DELEGATION)
-    RunStore(engine).add_run(start, 5.0)
+    SqliteRuns(engine).add_run(start, 5.0)
     record = RoundRecord(run_id=RUN, round=1, base_version=0, grid=(1,), mark=RoundMark.OPEN, opened_at_s=30.0)
-    assert RoundStore(engine).open(record)
+    assert Driven(engine).open(record)
     yield engine
     engine.dispose()
 
 
 def test_events_are_read_page_by_page_in_their_order(engine: Engine) -> None:
-    store = RunStore(engine)
+    store = SqliteRuns(engine)
     num_events = 2 * PAGE_EVENTS + 3
     with engine.begin() as connection:
         for number in range(num_events):
@@ -50,12 +53,12 @@ def test_a_round_of_many_devices_is_recorded_whole_and_its_event_fits_a_message(
         add_event(connection, RUN, r.round_closed(1, devices), 1.0)
         largest = connection.execute(text("SELECT max(length(event_proto)) FROM events")).scalar_one()
     assert largest < 50_000
-    store = RunStore(engine)
-    closed = list(store.events(RUN))[-1].event
+    rounds = SqliteRounds(engine)
+    closed = list(SqliteRuns(engine).events(RUN))[-1].event
     assert (closed.num_accepted, closed.accepted) == (120_000, tuple(devices[: r.MAX_LISTED_DEVICES]))
     listed: list[str] = []
-    while page := store.accepted_devices(RUN, 1, len(listed)).device_ids:
+    while page := rounds.accepted_devices(RUN, 1, len(listed)).device_ids:
         assert len(page) <= r.MAX_PAGE_DEVICES
         listed += page
     assert listed == devices
-    assert store.accepted_devices(RUN, 9, 0) is None
+    assert rounds.accepted_devices(RUN, 9, 0) is None

@@ -29,9 +29,9 @@ from fanin.protos.control import (
 )
 from fanin.protos.errors import Corrupted, StorageFull
 from fanin.server.aggregation.verify import verify_run
-from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.spool import Spool, Upload
+from fanin.server.storage.spool import FolderSpool, Upload
 
 ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=1)
 SEE_LOG = "the coordinator's log has the details"
@@ -95,7 +95,8 @@ def test_a_closed_set_that_cannot_be_folded_fails_its_round(tmp_path: Path) -> N
             await send(place, device)
         await place.runs.stop()
         # As a process leaves it that is killed right after the set was named.
-        place.state.rounds.close("run", 1, cohort=wanted.cohort, now_s=2.0)
+        driver = await place.state.stores.take("run")
+        await driver.writer.close(1, cohort=wanted.cohort, now_s=2.0)
         payloads(tmp_path)[1].write_bytes(b"cut")
         again = open_place(tmp_path)
         await again.runs.start()
@@ -135,7 +136,7 @@ def test_a_run_whose_newest_version_is_damaged_fails_and_can_be_rolled_back(tmp_
     run_virtual(main())
 
 
-class OddBlobs(Blobs):
+class OddBlobs(FolderBlobs):
     """Can neither read nor store parameters while it has an ``error``."""
 
     error: Exception | None = None
@@ -240,7 +241,7 @@ def test_a_fold_that_gets_stuck_after_the_run_was_stopped_can_be_ended_too(tmp_p
     async def main() -> None:
         place, _ = await stuck(tmp_path, StorageFull("full"))
         # As if the command had come before the disk was full: then the closed Round goes on.
-        place.state.control.stop(Command(command_id="early", run_id="run", what=Stop()), 5.0)
+        await place.state.stores.control.stop(Command(command_id="early", run_id="run", what=Stop()), 5.0)
         assert not place.runs.driver("run").is_idle
         await stop(place, "late")
         await settle()
@@ -270,7 +271,7 @@ def test_a_run_that_cannot_open_its_first_round_fails_with_the_reason(tmp_path: 
     run_virtual(main())
 
 
-class FullSpool(Spool):
+class FullSpool(FolderSpool):
     """Has no space while it ``is_full``."""
 
     is_full = False

@@ -27,8 +27,8 @@ from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
 from fanin.server.storage.disk import Durability
+from fanin.server.storage.records import RoundRecord
 from fanin.server.storage.sqlite.engine import open_engine
-from fanin.server.storage.sqlite.rounds import RoundRecord
 
 NUM_ROUNDS = 10
 NUM_VALUES = 22

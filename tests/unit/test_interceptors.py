@@ -36,8 +36,7 @@ from fanin.server.folder import open_state
 from fanin.server.service import SERVER_OPTIONS, FleetService
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
-from fanin.server.storage.sqlite.devices import Role
-from fanin.server.storage.sqlite.population import EnrolledDevice
+from fanin.server.storage.records import EnrolledDevice, Role
 
 UPLOAD = f"{FLEET}Upload"
 DEVICE = PrincipalKind.DEVICE
@@ -108,7 +107,7 @@ def test_a_servicer_receives_the_principal_of_its_caller(tmp_path: Path, is_stre
     state = open_state(tmp_path, Durability.PROCESS, (inline, inline), time.time)
     registry, body = Registry(state.devices, time.time), (b"first", b"second") if is_stream else (b"first",)
     device, token = EnrolledDevice(public_key=DEVICE_KEY.public), registry.new_token(Role.OPERATOR)
-    state.devices.enroll(device, 0.0)
+    asyncio.run(state.devices.enroll([device], 0.0))
     rim = Rim(registry, Waits(), LimitedLog(LOG))
     for method, metadata, principal in (
         (f"{FLEET}Upload", sign(DEVICE_KEY, "Upload", b"first").metadata, Principal(kind=DEVICE, id=device.device_id)),

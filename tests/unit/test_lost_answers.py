@@ -19,66 +19,77 @@ from fanin.protos.control import RoundFailed, RoundOpened, RunState, VersionPubl
 from fanin.protos.errors import Unavailable
 from fanin.protos.messages import Version
 from fanin.server.aggregation.verify import verify_run
-from fanin.server.storage.disk import Durability
-from fanin.server.storage.lanes import inline
-from fanin.server.storage.sqlite.engine import open_engine
-from fanin.server.storage.sqlite.rounds import CommittedUpdate, RoundRecord, RoundStore
-from fanin.server.storage.stores import Stores
+from fanin.server.storage.protocols.leases import LeaseStore, RunWriter
+from fanin.server.storage.records import CommittedUpdate, RoundRecord
 
 WANTED = plan(concurrency=2, buffer=2, quorum=2, max_rounds=2)
 
 
-class LossyRounds(RoundStore):
+class LossyWriter:
     """Loses the answer of the first call of each name in ``losses``, after its transaction."""
 
-    losses: frozenset[str] = frozenset()
+    def __init__(self, writer: RunWriter, losses: set[str]) -> None:
+        self.lease = writer.lease
+        self.set_deadline = writer.set_deadline
+        self.rest = writer.rest
+        self._writer = writer
+        self._losses = losses
 
     def _lose(self, name: str) -> None:
-        if name in self.losses:
-            self.losses -= {name}
+        if name in self._losses:
+            self._losses.remove(name)
             raise Unavailable("the answer was lost")
 
-    def open(self, record: RoundRecord) -> bool:
-        """See RoundStore."""
-        answer = super().open(record)
+    async def open(self, record: RoundRecord) -> bool:
+        """See RoundWriter."""
+        answer = await self._writer.open(record)
         self._lose("open")
         return answer
 
-    def commit(self, wanted: Sequence[tuple[CommittedUpdate, int]]) -> list[CommittedUpdate | None]:
-        """See RoundStore."""
-        answer = super().commit(wanted)
+    async def commit(self, update: CommittedUpdate, *, buffer: int) -> CommittedUpdate | None:
+        """See RoundWriter."""
+        answer = await self._writer.commit(update, buffer=buffer)
         self._lose("commit")
         return answer
 
-    def close(self, run_id: str, round_number: int, **rest: object) -> RoundRecord:
-        """See RoundStore."""
-        answer = super().close(run_id, round_number, **rest)
+    async def close(self, round_number: int, **keywords: object) -> RoundRecord:
+        """See RoundWriter."""
+        answer = await self._writer.close(round_number, **keywords)
         self._lose("close")
         return answer
 
-    def publish(self, version: Version, event: VersionPublished, **rest: object) -> RoundRecord:
-        """See RoundStore."""
-        answer = super().publish(version, event, **rest)
+    async def publish(self, version: Version, event: VersionPublished, **keywords: object) -> RoundRecord:
+        """See RoundWriter."""
+        answer = await self._writer.publish(version, event, **keywords)
         self._lose("publish")
         return answer
 
-    def fail(self, run_id: str, round_number: int, **rest: object) -> RoundRecord:
-        """See RoundStore."""
-        answer = super().fail(run_id, round_number, **rest)
+    async def fail(self, round_number: int, **keywords: object) -> RoundRecord:
+        """See RoundWriter."""
+        answer = await self._writer.fail(round_number, **keywords)
         self._lose("fail")
         return answer
+
+
+class LossyLeases:
+    """Drivers get such a writer."""
+
+    def __init__(self, leases: LeaseStore, losses: set[str]) -> None:
+        self.lease = leases.lease
+        self._leases = leases
+        self._losses = losses
+
+    async def take(self, run_id: str, holder: str, now_s: float) -> LossyWriter:
+        """See LeaseStore."""
+        return LossyWriter(await self._leases.take(run_id, holder, now_s), self._losses)
 
 
 @contextmanager
 def lossy(folder: Path, *losses: str) -> Iterator[Place]:
     """A coordinator over such a store."""
-    place = open_place(folder)
-    engine = open_engine(folder / "state" / "fanin.db", Durability.PROCESS)
-    rounds = LossyRounds(engine)
-    rounds.losses = frozenset(losses)
-    sync = replace(place.state.sync, rounds=rounds)
-    yield place_over(replace(place.state, sync=sync, stores=Stores(sync, inline, place.state.stores.wall)))
-    engine.dispose()
+    state = open_place(folder).state
+    stores = replace(state.stores, leases=LossyLeases(state.stores.leases, set(losses)))
+    yield place_over(replace(state, stores=stores))
 
 
 @pytest.mark.parametrize("losses", [("open",), ("close",), ("publish",), ("open", "close", "publish")])

@@ -2,7 +2,8 @@
 
 import pytest
 
-from fanin.server.storage.sqlite.population import EnrolledDevice, Population
+from fanin.server.storage.population import Population
+from fanin.server.storage.records import EnrolledDevice
 
 DEVICES = [EnrolledDevice(public_key=f"{number:064x}") for number in range(200)]
 ROWS = [(device.device_id, device.public_key) for device in DEVICES]

@@ -8,7 +8,7 @@ import pytest
 from support.forgetful import ForgetfulDisk
 
 from fanin.protos.chunks import CHUNK_BYTES, artifact_of
-from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability, make_folder
 
 DATA = bytes(range(256)) * 20
@@ -70,18 +70,21 @@ def test_a_folder_is_there_if_its_own_name_was_synced(
 
 
 def test_a_chunk_that_was_put_is_there(root: Path, disk: ForgetfulDisk, tmp_path: Path) -> None:
-    artifact = Blobs(root / "blobs", disk).put_pieces([DATA * (CHUNK_BYTES // len(DATA) + 1)])
+    artifact = FolderBlobs(root / "blobs", disk).put_pieces([DATA * (CHUNK_BYTES // len(DATA) + 1)])
     disk.lose_power(tmp_path / "after")
     assert artifact.size_bytes > CHUNK_BYTES
-    assert Blobs(tmp_path / "after" / "blobs", Durability.PROCESS).missing(ref.sha256 for ref in artifact.chunks) == ()
+    assert (
+        FolderBlobs(tmp_path / "after" / "blobs", Durability.PROCESS).missing(ref.sha256 for ref in artifact.chunks)
+        == ()
+    )
 
 
 def test_a_chunk_that_lay_there_unsynced_is_synced_when_it_is_put_again(
     root: Path, disk: ForgetfulDisk, tmp_path: Path
 ) -> None:
     # As a process leaves it that is killed between the file's name and the sync of its folder.
-    Blobs(root / "blobs", Durability.PROCESS).put(DIGEST, DATA)
-    Blobs(root / "blobs", disk).put(DIGEST, DATA)
+    FolderBlobs(root / "blobs", Durability.PROCESS).put(DIGEST, DATA)
+    FolderBlobs(root / "blobs", disk).put(DIGEST, DATA)
     assert left(disk, tmp_path) == {"old": b"old", f"blobs/{DIGEST[:2]}/{DIGEST}": DATA}
 
 

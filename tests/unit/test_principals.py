@@ -33,9 +33,9 @@ from fanin.protos.control import (
 )
 from fanin.protos.errors import InvalidInput
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.sqlite.commands import ControlStore
+from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.engine import open_engine
-from fanin.server.storage.sqlite.runs import RunStore
+from fanin.server.storage.sqlite.runs import SqliteRuns
 
 ANNA = Principal(kind=PrincipalKind.OPERATOR, id="a11a")
 BEN = Principal(kind=PrincipalKind.OPERATOR, id="be11")
@@ -95,7 +95,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 def test_the_record_names_who_started_a_run_and_who_sent_each_command(engine: Engine) -> None:
-    runs, control = RunStore(engine), ControlStore(engine)
+    runs, control = SqliteRuns(engine), SqliteCommands(engine)
     runs.add_run(START, 5.0, ANNA)
     runs.add_run(replace(START, run_id="other", version=replace(START.version, run_id="other")), 6.0)
     assert [record.started_by for record in runs.runs()] == [ANNA, None]
@@ -109,23 +109,23 @@ def test_the_record_names_who_started_a_run_and_who_sent_each_command(engine: En
 
 def test_who_sent_a_command_is_no_part_of_it(engine: Engine) -> None:
     """An operator whose token was replaced may repeat a command with the new one."""
-    RunStore(engine).add_run(START, 5.0)
+    SqliteRuns(engine).add_run(START, 5.0)
     first = Command(command_id="1", run_id=START.run_id, what=Pause(), by=ANNA)
-    ControlStore(engine).pause(first, 7.0)
-    assert ControlStore(engine).is_done(replace(first, by=BEN))
+    SqliteCommands(engine).pause(first, 7.0)
+    assert SqliteCommands(engine).is_done(replace(first, by=BEN))
 
 
 def test_a_database_from_before_principals_is_brought_to_the_new_form(tmp_path: Path) -> None:
     path = tmp_path / "fanin.db"
     engine = open_engine(path, Durability.PROCESS)
-    RunStore(engine).add_run(START, 5.0, ANNA)
+    SqliteRuns(engine).add_run(START, 5.0, ANNA)
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE runs DROP COLUMN started_by"))
         connection.execute(text("ALTER TABLE commands DROP COLUMN principal"))
-        connection.execute(text("UPDATE alembic_version SET version_num = '0003'"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '0004'"))
     engine.dispose()
     engine = open_engine(path, Durability.PROCESS)
-    (record,) = RunStore(engine).runs()
+    (record,) = SqliteRuns(engine).runs()
     assert (record.start, record.started_by) == (START, None)
     engine.dispose()
 

@@ -15,9 +15,9 @@ from fanin.protos.errors import Conflict, Unauthenticated, Untimely, public_text
 from fanin.protos.messages import Enrollment
 from fanin.server.access.registry import Registry, token_sha256
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.sqlite.devices import DeviceStore, Role
+from fanin.server.storage.records import EnrolledDevice, Role
+from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import open_engine
-from fanin.server.storage.sqlite.population import EnrolledDevice
 
 NOW_S = 1_000_000
 DEVICE_ID = device_id_of(DEVICE_KEY.public)
@@ -28,18 +28,18 @@ DEVICE = EnrolledDevice(public_key=DEVICE_KEY.public)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[DeviceStore]:
+def store(tmp_path: Path) -> Iterator[SqliteDevices]:
     engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
-    yield DeviceStore(engine)
+    yield SqliteDevices(engine)
     engine.dispose()
 
 
 @pytest.fixture
-def registry(store: DeviceStore) -> Registry:
+def registry(store: SqliteDevices) -> Registry:
     return registry_at(store, [0.0])
 
 
-def registry_at(store: DeviceStore, uptime_s: list[float]) -> Registry:
+def registry_at(store: SqliteDevices, uptime_s: list[float]) -> Registry:
     """One that began a second before ``NOW_S``; ``uptime_s[0]`` is how long after ``NOW_S`` it is."""
     registry = Registry(store, lambda: NOW_S - 1.0, lambda: uptime_s[0])
     uptime_s[0] += 1.0
@@ -54,17 +54,17 @@ def wish(token: str, key: SigningKey = DEVICE_KEY) -> Enrollment:
     return Enrollment(protocol=1, token=token, public_key=key.public)
 
 
-def test_a_device_enrolls_with_a_token_and_is_known(registry: Registry, store: DeviceStore) -> None:
+def test_a_device_enrolls_with_a_token_and_is_known(registry: Registry, store: SqliteDevices) -> None:
     token = registry.new_token(Role.DEVICE)
     for _ in range(2):
         device = registry.check_enrollment(wish(token), CALL, sign(CALL))
-        store.enroll(device, 0.0)
+        store.enroll([device], 0.0)
     assert (device, device.device_id, store.num_devices) == (DEVICE, DEVICE_ID, 1)
     assert registry.device(DEVICE_ID) == DEVICE
     registry.authenticate(DEVICE, CALL, sign(CALL))
 
 
-def test_a_wrong_token_or_one_for_operators_enrolls_nobody(registry: Registry, store: DeviceStore) -> None:
+def test_a_wrong_token_or_one_for_operators_enrolls_nobody(registry: Registry, store: SqliteDevices) -> None:
     for token in ("", "guess", registry.new_token(Role.OPERATOR)):
         with raises(Unauthenticated, "enroll: got a token that was not made here, expected an enrollment token"):
             registry.check_enrollment(wish(token), CALL, sign(CALL))
@@ -73,7 +73,7 @@ def test_a_wrong_token_or_one_for_operators_enrolls_nobody(registry: Registry, s
 
 @pytest.mark.parametrize("protocol", [0, 2])
 def test_a_protocol_that_is_not_spoken_here_enrolls_nobody(
-    registry: Registry, store: DeviceStore, protocol: int
+    registry: Registry, store: SqliteDevices, protocol: int
 ) -> None:
     wanted = replace(wish(registry.new_token(Role.DEVICE)), protocol=protocol)
     with raises(Conflict, f"protocol: got {protocol}, expected 1 to 1; install another fanin"):
@@ -81,14 +81,14 @@ def test_a_protocol_that_is_not_spoken_here_enrolls_nobody(
     assert store.num_devices == 0
 
 
-def test_a_key_enrolls_under_its_own_id_only(registry: Registry, store: DeviceStore) -> None:
+def test_a_key_enrolls_under_its_own_id_only(registry: Registry, store: SqliteDevices) -> None:
     token, own = registry.new_token(Role.DEVICE), device_id_of(STRANGER.public)
     with raises(Unauthenticated, f"enroll: got device id {DEVICE_ID!r}, expected {own}, of its own key"):
         registry.check_enrollment(wish(token, STRANGER), CALL, sign(CALL, STRANGER))
     assert store.num_devices == 0
 
 
-def test_a_key_that_the_caller_does_not_hold_is_not_enrolled(registry: Registry, store: DeviceStore) -> None:
+def test_a_key_that_the_caller_does_not_hold_is_not_enrolled(registry: Registry, store: SqliteDevices) -> None:
     token = registry.new_token(Role.DEVICE)
     with raises(Unauthenticated, f"call: the signature on {METHOD} is not by device {DEVICE_ID}"):
         registry.check_enrollment(wish(token), CALL, sign(CALL, STRANGER))
@@ -118,7 +118,7 @@ def test_a_signature_is_good_for_its_call_only(registry: Registry, call: DeviceC
 
 
 @pytest.mark.parametrize("early_s", [-MAX_LATE_S - 1.0, MAX_EARLY_S + 1.0])
-def test_a_clock_that_is_off_is_refused_though_well_signed(store: DeviceStore, early_s: float) -> None:
+def test_a_clock_that_is_off_is_refused_though_well_signed(store: SqliteDevices, early_s: float) -> None:
     uptime_s = [0.0]
     registry = registry_at(store, uptime_s)
     # Long after the start: what was signed before is refused by another rule.
@@ -141,7 +141,7 @@ def test_a_signed_call_is_served_once(registry: Registry) -> None:
     registry.authenticate(DEVICE, anew, sign(anew))
 
 
-def test_a_restart_refuses_what_was_signed_before_it(store: DeviceStore) -> None:
+def test_a_restart_refuses_what_was_signed_before_it(store: SqliteDevices) -> None:
     registry_at(store, [0.0]).authenticate(DEVICE, CALL, sign(CALL))
     restarted = Registry(store, lambda: float(NOW_S), lambda: 0.0)
     with pytest.raises(Untimely, match="signed it before this coordinator began"):
@@ -154,7 +154,7 @@ def test_a_forged_call_uses_no_time(registry: Registry) -> None:
     registry.authenticate(DEVICE, CALL, sign(CALL))
 
 
-def test_a_wall_clock_that_is_set_back_locks_no_device_out(store: DeviceStore) -> None:
+def test_a_wall_clock_that_is_set_back_locks_no_device_out(store: SqliteDevices) -> None:
     wall_s, uptime_s = [float(NOW_S)], [0.0]
     registry = Registry(store, lambda: wall_s[0], lambda: uptime_s[0])
     for _ in range(3):
@@ -184,7 +184,7 @@ def test_no_refusal_says_which_check_it_was() -> None:
     assert public_text(Unauthenticated("call: the device's clock is 900 s off")) == "not authenticated"
 
 
-def test_tokens_differ_and_only_their_digest_is_kept(tmp_path: Path, registry: Registry, store: DeviceStore) -> None:
+def test_tokens_differ_and_only_their_digest_is_kept(tmp_path: Path, registry: Registry, store: SqliteDevices) -> None:
     tokens = {registry.new_token(Role.DEVICE) for _ in range(10)}
     assert len(tokens) == 10
     assert all(len(token) >= 32 and store.has_token(token_sha256(token), Role.DEVICE) for token in tokens)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
-from support.stored import FIRST, OPEN, START, close, commit, committed, events, published
+from support.stored import FIRST, OPEN, START, Driven, close, commit, committed, events, published
 from support.values import RUN, version
 
 from fanin.protos import control as r
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.sqlite.commands import ControlStore
+from fanin.server.storage.records import RoundMark
+from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.engine import open_engine
-from fanin.server.storage.sqlite.rounds import RoundMark, RoundStore
-from fanin.server.storage.sqlite.runs import RunStore
+from fanin.server.storage.sqlite.runs import SqliteRuns
 
 
 @pytest.fixture
@@ -25,22 +25,22 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def rounds(engine: Engine) -> RoundStore:
+def rounds(engine: Engine) -> Driven:
     """A started Run with an open Round."""
-    RunStore(engine).add_run(START, 5.0)
-    store = RoundStore(engine)
+    SqliteRuns(engine).add_run(START, 5.0)
+    store = Driven(engine)
     store.open(OPEN)
     return store
 
 
-def test_what_was_committed_can_be_repeated_after_an_error_in_between(engine: Engine, rounds: RoundStore) -> None:
+def test_what_was_committed_can_be_repeated_after_an_error_in_between(engine: Engine, rounds: Driven) -> None:
     """A commit may succeed and be reported as an error: the driver then writes the same again, later."""
 
     def twice(write: Callable[[float], object]) -> None:
         first = write(30.0)
-        before = (rounds.rounds(RUN), events(engine), RunStore(engine).version(RUN))
+        before = (rounds.rounds(RUN), events(engine), SqliteRuns(engine).version(RUN))
         assert write(40.0) == first
-        assert (rounds.rounds(RUN), events(engine), RunStore(engine).version(RUN)) == before
+        assert (rounds.rounds(RUN), events(engine), SqliteRuns(engine).version(RUN)) == before
 
     second = replace(OPEN, round=2, base_version=1)
     twice(lambda now_s: commit(rounds, committed("a"), 2))
@@ -49,31 +49,31 @@ def test_what_was_committed_can_be_repeated_after_an_error_in_between(engine: En
         lambda now_s: rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=now_s)
     )
     twice(lambda now_s: rounds.open(second))
-    twice(lambda now_s: rounds.fail(RUN, 2, reason="damaged", now_s=now_s))
+    twice(lambda now_s: rounds.fail(2, reason="damaged", now_s=now_s))
     assert rounds.open(second) is False
 
 
-def test_a_round_that_has_ended_stays_as_it_is(engine: Engine, rounds: RoundStore) -> None:
+def test_a_round_that_has_ended_stays_as_it_is(engine: Engine, rounds: Driven) -> None:
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
-    assert rounds.fail(RUN, 1, reason="damaged", now_s=20.0).mark is RoundMark.FAILED
+    assert rounds.fail(1, reason="damaged", now_s=20.0).mark is RoundMark.FAILED
     assert (
         rounds.publish(version(parent=FIRST), published(1), next_grid=(), outer_state={}, now_s=30.0).mark
         is RoundMark.FAILED
     )
-    assert RunStore(engine).version(RUN) == FIRST
+    assert SqliteRuns(engine).version(RUN) == FIRST
     assert [event for _, event in events(engine)][-1] == r.RoundFailed(round=1, reason="damaged")
     rounds.open(replace(OPEN, round=2))
     commit(rounds, replace(committed("b"), round=2), 2)
     close(rounds, quorum=1, round_number=2)
     rounds.publish(version(parent=FIRST), published(2), next_grid=(), outer_state={}, now_s=30.0)
-    assert rounds.fail(RUN, 2, reason="too late", now_s=40.0).mark is RoundMark.PUBLISHED
+    assert rounds.fail(2, reason="too late", now_s=40.0).mark is RoundMark.PUBLISHED
 
 
-def test_a_stuck_run_is_stopped_with_its_closed_round(engine: Engine, rounds: RoundStore) -> None:
+def test_a_stuck_run_is_stopped_with_its_closed_round(engine: Engine, rounds: Driven) -> None:
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
-    control = ControlStore(engine)
+    control = SqliteCommands(engine)
     control.stop(r.Command(command_id="1", run_id=RUN, what=r.Stop()), 20.0)
     # A sound one still becomes a Version.
     assert rounds.rounds(RUN)[0].mark is RoundMark.CLOSED

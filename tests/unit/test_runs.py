@@ -20,11 +20,12 @@ from fanin.protos.chunks import Artifact, artifact_of, cut
 from fanin.protos.control import StartRun
 from fanin.protos.errors import Corrupted, InvalidBundle, InvalidVersion, NotFound
 from fanin.protos.messages import Version
-from fanin.server.folder import CoordinatorState, open_state
+from fanin.server.folder import open_state
 from fanin.server.observe.logs import LogObserver
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
+from fanin.server.storage.stores import CoordinatorState
 
 SHAPES = {"a": (2, 3), "b": (4,)}
 TABLE = TensorTable.of(SHAPES)

@@ -14,7 +14,7 @@ from fanin.protos.chunks import CHUNK_BYTES, Artifact, artifact_of, cut, short
 from fanin.protos.errors import Corrupted, InvalidUpdate, StorageFull, Unavailable
 from fanin.protos.messages import Piece, UpdateHeader
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.spool import Spool, Upload
+from fanin.server.storage.spool import FolderSpool, Upload
 
 PAYLOAD = bytes(index * 7 % 251 for index in range(2 * CHUNK_BYTES + 1000))
 HEADER = replace(update(assignment())[0], payload=artifact_of(PAYLOAD))
@@ -22,8 +22,8 @@ NAME = HEADER.assignment_id
 
 
 @pytest.fixture(params=Durability)
-def spool(request: pytest.FixtureRequest, tmp_path: Path) -> Spool:
-    return Spool(tmp_path / "spool", tmp_path / "updates", request.param)
+def spool(request: pytest.FixtureRequest, tmp_path: Path) -> FolderSpool:
+    return FolderSpool(tmp_path / "spool", tmp_path / "updates", request.param)
 
 
 def send(upload: Upload, stop: int = len(PAYLOAD), *, payload: bytes = PAYLOAD, piece_bytes: int = 300_000) -> None:
@@ -38,12 +38,12 @@ def left(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "spool").iterdir())
 
 
-def committed(spool: Spool) -> bytes:
+def committed(spool: FolderSpool) -> bytes:
     return b"".join(spool.read(HEADER, "device"))
 
 
 @pytest.mark.parametrize("piece_bytes", [1000, CHUNK_BYTES, CHUNK_BYTES + 1, len(PAYLOAD)])
-def test_pieces_of_any_size_become_the_payload(spool: Spool, tmp_path: Path, piece_bytes: int) -> None:
+def test_pieces_of_any_size_become_the_payload(spool: FolderSpool, tmp_path: Path, piece_bytes: int) -> None:
     upload = spool.open(HEADER, "device")
     assert upload.received_bytes == 0
     send(upload, piece_bytes=piece_bytes)
@@ -55,7 +55,7 @@ def test_pieces_of_any_size_become_the_payload(spool: Spool, tmp_path: Path, pie
     assert (tmp_path / "updates" / "run" / "1" / f"device.{HEADER.payload.sha256[:16]}.payload").read_bytes() == PAYLOAD
 
 
-def test_an_upload_goes_on_after_its_last_whole_chunk(spool: Spool) -> None:
+def test_an_upload_goes_on_after_its_last_whole_chunk(spool: FolderSpool) -> None:
     upload = spool.open(HEADER, "device")
     send(upload, CHUNK_BYTES + 500)
     assert upload.received_bytes == CHUNK_BYTES + 500
@@ -68,7 +68,7 @@ def test_an_upload_goes_on_after_its_last_whole_chunk(spool: Spool) -> None:
     assert committed(spool) == PAYLOAD
 
 
-def test_a_whole_upload_that_was_never_committed_needs_no_byte_more(spool: Spool) -> None:
+def test_a_whole_upload_that_was_never_committed_needs_no_byte_more(spool: FolderSpool) -> None:
     upload = spool.open(HEADER, "device")
     send(upload)
     upload.close()
@@ -92,7 +92,7 @@ def test_a_whole_upload_that_was_never_committed_needs_no_byte_more(spool: Spool
     ids=["longer", "shorter", "changed tail", "changed head", "empty"],
 )
 def test_only_the_verified_prefix_counts_after_a_crash(
-    spool: Spool, tmp_path: Path, damage: object, expected: int
+    spool: FolderSpool, tmp_path: Path, damage: object, expected: int
 ) -> None:
     upload = spool.open(HEADER, "device")
     send(upload, 2 * CHUNK_BYTES)
@@ -108,7 +108,7 @@ def test_only_the_verified_prefix_counts_after_a_crash(
     assert committed(spool) == PAYLOAD
 
 
-def test_another_header_starts_over(spool: Spool, tmp_path: Path) -> None:
+def test_another_header_starts_over(spool: FolderSpool, tmp_path: Path) -> None:
     upload = spool.open(HEADER, "device")
     send(upload, CHUNK_BYTES)
     upload.close()
@@ -119,7 +119,7 @@ def test_another_header_starts_over(spool: Spool, tmp_path: Path) -> None:
     assert left(tmp_path) == [f"{NAME}.header", f"{NAME}.part"]
 
 
-def test_a_note_that_was_cut_short_starts_over(spool: Spool, tmp_path: Path) -> None:
+def test_a_note_that_was_cut_short_starts_over(spool: FolderSpool, tmp_path: Path) -> None:
     upload = spool.open(HEADER, "device")
     send(upload, CHUNK_BYTES)
     upload.close()
@@ -135,7 +135,7 @@ def chunk_error(header: UpdateHeader, index: int, data: bytes) -> str:
     return f"update: chunk {index}: digest mismatch (got {short(got)}, expected {short(expected)})"
 
 
-def test_a_changed_chunk_is_refused_when_it_is_whole_and_never_written(spool: Spool, tmp_path: Path) -> None:
+def test_a_changed_chunk_is_refused_when_it_is_whole_and_never_written(spool: FolderSpool, tmp_path: Path) -> None:
     changed = PAYLOAD[: CHUNK_BYTES + 3] + b"\xff" + PAYLOAD[CHUNK_BYTES + 4 :]
     upload = spool.open(HEADER, "device")
     with raises(InvalidUpdate, chunk_error(HEADER, 1, changed[CHUNK_BYTES : 2 * CHUNK_BYTES])):
@@ -159,7 +159,7 @@ def test_a_changed_chunk_is_refused_when_it_is_whole_and_never_written(spool: Sp
     ],
     ids=["elsewhere", "empty", "too long"],
 )
-def test_a_piece_that_does_not_fit_changes_nothing(spool: Spool, piece: Piece, text: str) -> None:
+def test_a_piece_that_does_not_fit_changes_nothing(spool: FolderSpool, piece: Piece, text: str) -> None:
     upload = spool.open(HEADER, "device")
     with raises(InvalidUpdate, text):
         upload.add(piece)
@@ -170,7 +170,7 @@ def test_a_piece_that_does_not_fit_changes_nothing(spool: Spool, piece: Piece, t
     assert committed(spool) == PAYLOAD
 
 
-def test_good_chunks_under_a_wrong_whole_are_not_committed(spool: Spool, tmp_path: Path) -> None:
+def test_good_chunks_under_a_wrong_whole_are_not_committed(spool: FolderSpool, tmp_path: Path) -> None:
     payload = Artifact(sha256="0" * 64, size_bytes=len(PAYLOAD), chunks=tuple(ref for ref, _ in cut(PAYLOAD)))
     upload = spool.open(replace(HEADER, payload=payload), "device")
     send(upload)
@@ -181,7 +181,7 @@ def test_good_chunks_under_a_wrong_whole_are_not_committed(spool: Spool, tmp_pat
     assert list((tmp_path / "updates").rglob("*.payload")) == []
 
 
-def test_a_commit_can_be_repeated(spool: Spool) -> None:
+def test_a_commit_can_be_repeated(spool: FolderSpool) -> None:
     upload = spool.open(HEADER, "device")
     send(upload)
     for _ in range(2):
@@ -193,7 +193,7 @@ def test_a_commit_can_be_repeated(spool: Spool) -> None:
 @pytest.mark.parametrize("num_damaged", [0, 1])
 @pytest.mark.parametrize("died", ["before the note was removed", "after it"])
 def test_a_payload_that_was_named_but_never_recorded_is_not_sent_again(
-    spool: Spool, tmp_path: Path, died: str, num_damaged: int
+    spool: FolderSpool, tmp_path: Path, died: str, num_damaged: int
 ) -> None:
     upload = spool.open(HEADER, "device")
     send(upload)
@@ -205,7 +205,7 @@ def test_a_payload_that_was_named_but_never_recorded_is_not_sent_again(
         note.write_bytes(announced)
     (path,) = (tmp_path / "updates").rglob("*.payload")
     path.write_bytes(PAYLOAD[: len(PAYLOAD) - num_damaged])
-    born = Spool(tmp_path / "spool", tmp_path / "updates", Durability.PROCESS)
+    born = FolderSpool(tmp_path / "spool", tmp_path / "updates", Durability.PROCESS)
     again = born.open(HEADER, "device")
     expected = 2 * CHUNK_BYTES if num_damaged else len(PAYLOAD)
     assert again.received_bytes == again.resumed_bytes == expected
@@ -219,7 +219,7 @@ def test_a_payload_that_was_named_but_never_recorded_is_not_sent_again(
     assert left(tmp_path) == []
 
 
-def test_pieces_of_a_byte_take_no_more_memory_than_their_chunk(spool: Spool) -> None:
+def test_pieces_of_a_byte_take_no_more_memory_than_their_chunk(spool: FolderSpool) -> None:
     upload = spool.open(HEADER, "device")
     tracemalloc.start()
     try:
@@ -236,7 +236,7 @@ def test_pieces_of_a_byte_take_no_more_memory_than_their_chunk(spool: Spool) -> 
     assert committed(spool) == PAYLOAD
 
 
-def test_another_devices_payload_is_never_taken_back(spool: Spool) -> None:
+def test_another_devices_payload_is_never_taken_back(spool: FolderSpool) -> None:
     upload = spool.open(HEADER, "device")
     send(upload)
     spool.commit(upload, "device")
@@ -247,7 +247,7 @@ def test_another_devices_payload_is_never_taken_back(spool: Spool) -> None:
     assert committed(spool) == PAYLOAD
 
 
-def test_an_upload_whose_place_was_taken_cannot_commit_the_others_bytes(spool: Spool, tmp_path: Path) -> None:
+def test_an_upload_whose_place_was_taken_cannot_commit_the_others_bytes(spool: FolderSpool, tmp_path: Path) -> None:
     first = spool.open(HEADER, "device")
     send(first)
     other = bytes(len(PAYLOAD))
@@ -264,7 +264,7 @@ def test_an_upload_whose_place_was_taken_cannot_commit_the_others_bytes(spool: S
     assert b"".join(spool.read(later, "device")) == other
 
 
-def test_a_payload_without_bytes_is_whole_at_once(spool: Spool) -> None:
+def test_a_payload_without_bytes_is_whole_at_once(spool: FolderSpool) -> None:
     upload = spool.open(replace(HEADER, payload=artifact_of(b"")), "device")
     assert upload.is_complete()
     spool.commit(upload, "device")
@@ -272,7 +272,7 @@ def test_a_payload_without_bytes_is_whole_at_once(spool: Spool) -> None:
     assert list(spool.read(replace(HEADER, payload=artifact_of(b"")), "device")) == []
 
 
-def test_a_round_that_is_over_keeps_its_set_only(spool: Spool, tmp_path: Path) -> None:
+def test_a_round_that_is_over_keeps_its_set_only(spool: FolderSpool, tmp_path: Path) -> None:
     # A Run's id may hold dots: "run.1" is another Run, whose Round 2 is none of ours.
     for name in ("run.1.a", "run.1.b", "run.10.a", "other.1.a", "run.1.2.a"):
         spool.open(replace(HEADER, assignment_id=name), "device").close()
@@ -293,7 +293,7 @@ def test_a_round_that_is_over_keeps_its_set_only(spool: Spool, tmp_path: Path) -
     assert {path.rsplit(".", 1)[0] for path in left(tmp_path)} == {"other.1.a"}
 
 
-def test_another_update_of_a_device_never_takes_a_committed_ones_place(spool: Spool) -> None:
+def test_another_update_of_a_device_never_takes_a_committed_ones_place(spool: FolderSpool) -> None:
     upload = spool.open(HEADER, "device")
     send(upload)
     spool.commit(upload, "device")
@@ -309,7 +309,7 @@ def test_another_update_of_a_device_never_takes_a_committed_ones_place(spool: Sp
     assert committed(spool) == PAYLOAD
 
 
-def test_a_committed_payload_that_was_changed_on_disk_is_told(spool: Spool, tmp_path: Path) -> None:
+def test_a_committed_payload_that_was_changed_on_disk_is_told(spool: FolderSpool, tmp_path: Path) -> None:
     upload = spool.open(HEADER, "device")
     send(upload)
     spool.commit(upload, "device")
@@ -318,13 +318,13 @@ def test_a_committed_payload_that_was_changed_on_disk_is_told(spool: Spool, tmp_
     path.write_bytes(bytes(len(PAYLOAD)))
     # The process that has just verified and written it does not read it for that again.
     assert committed(spool) == bytes(len(PAYLOAD))
-    later = Spool(tmp_path / "spool", tmp_path / "updates", Durability.PROCESS)
+    later = FolderSpool(tmp_path / "spool", tmp_path / "updates", Durability.PROCESS)
     what = path.relative_to(tmp_path)
     with raises(Corrupted, f"{what}: a committed update was changed on disk; its digest does not match its record"):
         committed(later)
 
 
-def test_what_the_store_refused_is_withdrawn(spool: Spool, tmp_path: Path) -> None:
+def test_what_the_store_refused_is_withdrawn(spool: FolderSpool, tmp_path: Path) -> None:
     upload = spool.open(HEADER, "device")
     send(upload)
     spool.commit(upload, "device")
@@ -334,7 +334,7 @@ def test_what_the_store_refused_is_withdrawn(spool: Spool, tmp_path: Path) -> No
         assert list(tmp_path.rglob("*.payload")) == []
 
 
-def test_a_committed_payload_that_is_missing_or_cut_is_our_own_fault(spool: Spool, tmp_path: Path) -> None:
+def test_a_committed_payload_that_is_missing_or_cut_is_our_own_fault(spool: FolderSpool, tmp_path: Path) -> None:
     path = tmp_path / "updates" / "run" / "1" / f"device.{HEADER.payload.sha256[:16]}.payload"
     what = path.relative_to(tmp_path)
     with raises(Corrupted, f"{what}: a committed update is missing"):
@@ -350,7 +350,7 @@ FULL = f"spool {NAME}: no space left on the coordinator's disk ([Errno 27] File 
 
 @pytest.mark.parametrize("limit", [1, CHUNK_BYTES + 5000], ids=["header", "second chunk"])
 def test_on_a_full_disk_an_upload_keeps_what_is_whole_and_goes_on_later(
-    spool: Spool, tmp_path: Path, limit: int
+    spool: FolderSpool, tmp_path: Path, limit: int
 ) -> None:
     def attempts() -> Iterator[Upload]:
         upload = spool.open(HEADER, "device")
@@ -378,7 +378,7 @@ def test_on_a_full_disk_an_upload_keeps_what_is_whole_and_goes_on_later(
 
 
 def test_foreign_files_are_left_alone_and_logged_once(
-    spool: Spool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spool: FolderSpool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     round_folder = tmp_path / "updates" / "run" / "1"
     round_folder.mkdir(parents=True)

@@ -1,5 +1,7 @@
 """The store: what the database decides, and that it still knows it after it was closed."""
 
+import io
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,25 +10,37 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
+from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.exc import IntegrityError
+from alembic.script import ScriptDirectory
+from sqlalchemy import BigInteger, Engine, Integer, create_engine, text
+from sqlalchemy.dialects import postgresql
 from support.errors import raises
-from support.stored import FIRST, OPEN, START, close, commit, committed, events, published
+from support.stored import FIRST, OPEN, START, Driven, close, commit, committed, events, published
 from support.values import BUNDLE, RUN, assignment, update, version
 
 from fanin.protos import control as r
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Conflict, Corrupted, StorageFull
 from fanin.server.storage.disk import Durability
+from fanin.server.storage.records import (
+    CommittedUpdate,
+    EnrolledDevice,
+    Newest,
+    Role,
+    RoundMark,
+    RoundRecord,
+    RunRecord,
+)
 from fanin.server.storage.sqlite import engine as engine_module
-from fanin.server.storage.sqlite.commands import ControlStore, Newest
-from fanin.server.storage.sqlite.devices import DeviceStore, Role
+from fanin.server.storage.sqlite.commands import SqliteCommands
+from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import open_engine
-from fanin.server.storage.sqlite.population import EnrolledDevice
-from fanin.server.storage.sqlite.rounds import CommittedUpdate, RoundMark, RoundRecord, RoundStore
-from fanin.server.storage.sqlite.runs import RunRecord, RunStore
+from fanin.server.storage.sqlite.rounds import SqliteRounds
+from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.server.storage.sqlite.schema import METADATA
+
+MIGRATIONS = Path(engine_module.__file__).parent / "migrations"
 
 
 @pytest.fixture
@@ -37,10 +51,10 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def rounds(engine: Engine) -> RoundStore:
+def rounds(engine: Engine) -> Driven:
     """A started Run with an open Round."""
-    RunStore(engine).add_run(START, 5.0)
-    store = RoundStore(engine)
+    SqliteRuns(engine).add_run(START, 5.0)
+    store = Driven(engine)
     store.open(OPEN)
     return store
 
@@ -49,6 +63,36 @@ def test_the_schema_is_what_the_migrations_make(engine: Engine) -> None:
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, METADATA) == []
+
+
+def test_numbers_have_64_bits() -> None:
+    columns = [column for table in METADATA.tables.values() for column in table.columns]
+    numbers = {str(column): column.type for column in columns if isinstance(column.type, (Integer, BigInteger))}
+    assert len(numbers) > 10
+    narrow = [name for name, kind in numbers.items() if kind.compile(dialect=postgresql.dialect()) != "BIGINT"]
+    assert narrow == []
+
+
+def test_the_last_round_of_a_device_is_found_by_an_index(engine: Engine) -> None:
+    query = "SELECT max(round) FROM updates WHERE run_id = 'run' AND device_id = 'a'"
+    with engine.connect() as connection:
+        steps = [row.detail for row in connection.execute(text(f"EXPLAIN QUERY PLAN {query}"))]
+    assert steps == ["SEARCH updates USING COVERING INDEX updates_of_device (run_id=? AND device_id=?)"]
+
+
+def test_the_migration_widens_the_numbers_of_other_databases() -> None:
+    """SQLite's have 64 bits from the first day."""
+    statements = io.StringIO()
+    options = {"as_sql": True, "output_buffer": statements}
+    context = MigrationContext.configure(dialect_name="postgresql", opts=options)
+    script = ScriptDirectory(str(MIGRATIONS))
+    with Operations.context(context):
+        script.get_revision("0004").module.upgrade()
+    widened = re.findall(r"ALTER TABLE (\w+) ALTER COLUMN (\w+) TYPE BIGINT", statements.getvalue())
+    assert [f"{table}.{column}" for table, column in widened] == [
+        *("runs.max_rounds", "versions.number", "versions.round", "rounds.round", "rounds.base_version"),
+        *("outer_states.round", "updates.sequence", "updates.round", "updates.made_for"),
+    ]
 
 
 @pytest.mark.parametrize(("durability", "synchronous"), [(Durability.HOST, 2), (Durability.PROCESS, 1)])
@@ -61,7 +105,7 @@ def test_with_host_durability_every_commit_is_synced(tmp_path: Path, durability:
     opened.dispose()
 
 
-def test_a_database_that_cannot_grow_says_so_and_goes_on_later(engine: Engine, rounds: RoundStore) -> None:
+def test_a_database_that_cannot_grow_says_so_and_goes_on_later(engine: Engine, rounds: Driven) -> None:
     with engine.connect() as connection:
         pages = connection.execute(text("PRAGMA page_count")).scalar_one()
         connection.execute(text(f"PRAGMA max_page_count = {pages}"))
@@ -76,7 +120,7 @@ def test_a_database_that_cannot_grow_says_so_and_goes_on_later(engine: Engine, r
     assert len(rounds.updates(RUN, 1)) == taken + 1
 
 
-def test_a_device_has_one_update_in_a_round(rounds: RoundStore) -> None:
+def test_a_device_has_one_update_in_a_round(rounds: Driven) -> None:
     first = committed("a", examples=10)
     assert commit(rounds, committed("a", examples=10), 2) == first
     # Told what stands for the device, so that the caller knows that its own did not replace it.
@@ -85,7 +129,7 @@ def test_a_device_has_one_update_in_a_round(rounds: RoundStore) -> None:
 
 
 @pytest.mark.parametrize("numbers", ["round, made_for + 1", "round + 1, made_for"])
-def test_the_database_itself_holds_a_second_update_off(engine: Engine, rounds: RoundStore, numbers: str) -> None:
+def test_the_database_itself_holds_a_second_update_off(engine: Engine, rounds: Driven, numbers: str) -> None:
     """A device has one Update in a Round, and one for an Assignment."""
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
@@ -95,11 +139,11 @@ def test_the_database_itself_holds_a_second_update_off(engine: Engine, rounds: R
         "INSERT INTO updates (run_id, round, made_for, device_id, header_proto) "
         f"SELECT run_id, {numbers}, device_id, '' FROM updates"
     )
-    with pytest.raises(IntegrityError, match="UNIQUE"), engine.begin() as connection:
+    with pytest.raises(Conflict, match="UNIQUE"), engine.begin() as connection:
         connection.execute(text(again))
 
 
-def test_an_update_that_was_made_for_an_earlier_round_is_found_by_either(rounds: RoundStore) -> None:
+def test_an_update_that_was_made_for_an_earlier_round_is_found_by_either(rounds: Driven) -> None:
     commit(rounds, committed("a"), 1)
     close(rounds, quorum=1)
     rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=30.0)
@@ -116,7 +160,7 @@ def test_an_update_that_was_made_for_an_earlier_round_is_found_by_either(rounds:
 
 def test_an_older_database_is_brought_to_the_newest_form(tmp_path: Path) -> None:
     config = Config()
-    config.set_main_option("script_location", str(Path(engine_module.__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(MIGRATIONS))
     older = create_engine(f"sqlite:///{tmp_path / 'fanin.db'}")
     header = committed("a").header
     row = {"header": header_to_proto(header).SerializeToString()}
@@ -132,11 +176,11 @@ def test_an_older_database_is_brought_to_the_newest_form(tmp_path: Path) -> None
     with pytest.raises(Corrupted, match="the database has form 0001, expected 0005; let a coordinator"):
         open_engine(tmp_path / "fanin.db", Durability.PROCESS, upgrade=False)
     engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
-    assert RoundStore(engine).headers_made_for(RUN, 1) == {"a": header}
+    assert SqliteRounds(engine).headers_made_for(RUN, 1) == {"a": header}
     engine.dispose()
 
 
-def test_never_more_updates_than_the_buffer(rounds: RoundStore) -> None:
+def test_never_more_updates_than_the_buffer(rounds: Driven) -> None:
     taken = [commit(rounds, committed(device), 2) is not None for device in "abc"]
     assert taken == [True, True, False]
     assert [found.device_id for found in rounds.updates(RUN, 1)] == ["a", "b"]
@@ -144,12 +188,12 @@ def test_never_more_updates_than_the_buffer(rounds: RoundStore) -> None:
     assert commit(rounds, committed("b"), 2)
 
 
-def test_an_update_for_a_round_that_never_was_is_not_accepted(rounds: RoundStore) -> None:
+def test_an_update_for_a_round_that_never_was_is_not_accepted(rounds: Driven) -> None:
     header, _ = update(assignment(round_number=7))
     assert not commit(rounds, CommittedUpdate(device_id="a", round=7, header=header), 2)
 
 
-def test_a_closed_round_takes_no_more_and_keeps_its_first_set(engine: Engine, rounds: RoundStore) -> None:
+def test_a_closed_round_takes_no_more_and_keeps_its_first_set(engine: Engine, rounds: Driven) -> None:
     for device in "ba":
         commit(rounds, committed(device), 9)
     assert close(rounds, quorum=2).accepted == ("b", "a")
@@ -161,7 +205,7 @@ def test_a_closed_round_takes_no_more_and_keeps_its_first_set(engine: Engine, ro
     assert [event for _, event in events(engine) if isinstance(event, r.RoundClosed)] == [r.round_closed(1, ("b", "a"))]
 
 
-def test_without_a_quorum_the_round_fails_and_takes_no_more(engine: Engine, rounds: RoundStore) -> None:
+def test_without_a_quorum_the_round_fails_and_takes_no_more(engine: Engine, rounds: Driven) -> None:
     commit(rounds, committed("b"), 9)
     for quorum in (2, 1):
         # What was recorded once stays, whoever asks again.
@@ -172,7 +216,7 @@ def test_without_a_quorum_the_round_fails_and_takes_no_more(engine: Engine, roun
     assert [event for _, event in events(engine) if isinstance(event, r.RoundFailed)] == [failed]
 
 
-def test_counts_and_the_newest_round_need_no_look_at_all_of_them(rounds: RoundStore) -> None:
+def test_counts_and_the_newest_round_need_no_look_at_all_of_them(rounds: Driven) -> None:
     assert (rounds.last(RUN), rounds.last("other")) == (OPEN, None)
     commit(rounds, committed("a"), 9)
     assert [rounds.update(RUN, 1, device) for device in "ab"] == [committed("a"), None]
@@ -182,20 +226,20 @@ def test_counts_and_the_newest_round_need_no_look_at_all_of_them(rounds: RoundSt
     assert rounds.num_published(RUN) == 1
 
 
-def test_a_deadline_that_is_recorded_while_the_run_is_paused_stands_still(engine: Engine, rounds: RoundStore) -> None:
-    rounds.set_deadline(RUN, 1, 70.0, 10.0)
+def test_a_deadline_that_is_recorded_while_the_run_is_paused_stands_still(engine: Engine, rounds: Driven) -> None:
+    rounds.set_deadline(1, 70.0, 10.0)
     assert (rounds.rounds(RUN)[0].deadline_at_s, rounds.rounds(RUN)[0].left_s) == (70.0, None)
-    rounds.set_deadline(RUN, 1, 80.0, 10.0)
+    rounds.set_deadline(1, 80.0, 10.0)
     assert rounds.rounds(RUN)[0].deadline_at_s == 80.0
-    ControlStore(engine).pause(r.Command(command_id="1", run_id=RUN, what=r.Pause()), 50.0)
+    SqliteCommands(engine).pause(r.Command(command_id="1", run_id=RUN, what=r.Pause()), 50.0)
     assert (rounds.rounds(RUN)[0].deadline_at_s, rounds.rounds(RUN)[0].left_s) == (None, 30.0)
-    rounds.set_deadline(RUN, 1, 90.0, 50.0)
+    rounds.set_deadline(1, 90.0, 50.0)
     assert (rounds.rounds(RUN)[0].deadline_at_s, rounds.rounds(RUN)[0].left_s) == (None, 40.0)
-    ControlStore(engine).resume(r.Command(command_id="2", run_id=RUN, what=r.Resume()), 0, 1000.0)
+    SqliteCommands(engine).resume(r.Command(command_id="2", run_id=RUN, what=r.Resume()), 0, 1000.0)
     assert (rounds.rounds(RUN)[0].deadline_at_s, rounds.rounds(RUN)[0].left_s) == (1040.0, None)
 
 
-def test_a_round_is_published_with_its_version_or_not_at_all(engine: Engine, rounds: RoundStore) -> None:
+def test_a_round_is_published_with_its_version_or_not_at_all(engine: Engine, rounds: Driven) -> None:
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     second = version(parent=FIRST)
@@ -203,26 +247,30 @@ def test_a_round_is_published_with_its_version_or_not_at_all(engine: Engine, rou
     before = (rounds.rounds(RUN), events(engine))
     assert before[0][0].mark is RoundMark.PUBLISHED
     assert before[0][0].next_grid == (-20, -21)
-    assert RunStore(engine).version(RUN) == RunStore(engine).version(RUN, 1) == second
+    assert SqliteRuns(engine).version(RUN) == SqliteRuns(engine).version(RUN, 1) == second
     # The number is taken: neither the Round's row nor the events change.
     rounds.open(replace(OPEN, round=2, base_version=1))
     before = (rounds.rounds(RUN), events(engine))
-    with pytest.raises(IntegrityError, match="UNIQUE"):
+    with raises(
+        Conflict,
+        "the record has such a row already (UNIQUE constraint failed: versions.run_id, versions.number); read the "
+        "state again, then decide",
+    ):
         rounds.publish(second, published(2), next_grid=(0, 0), outer_state={}, now_s=40.0)
     assert (rounds.rounds(RUN), events(engine)) == before
 
 
-def test_events_are_numbered_from_1_without_gaps_in_each_run(engine: Engine, rounds: RoundStore) -> None:
-    runs = RunStore(engine)
+def test_events_are_numbered_from_1_without_gaps_in_each_run(engine: Engine, rounds: Driven) -> None:
+    runs = SqliteRuns(engine)
     other = replace(START, run_id="other", version=replace(FIRST, run_id="other"))
     runs.add_run(other, 6.0)
-    rounds.open(replace(OPEN, run_id="other"))
+    Driven(engine, "other").open(replace(OPEN, run_id="other"))
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     rounds.publish(version(parent=FIRST), published(1), next_grid=(), outer_state={}, now_s=30.0)
     rounds.open(replace(OPEN, round=2, base_version=1))
     close(rounds, quorum=1, round_number=2)
-    runs.rest(RUN, r.RunRested(state=r.RunState.FAILED, reason="nobody came"), 50.0, next_sequence=99)
+    rounds.rest(r.RunRested(state=r.RunState.FAILED, reason="nobody came"), 50.0, next_sequence=99)
     assert events(engine) == [
         (1, r.RoundOpened(round=1, base_version=0)),
         (2, r.round_closed(1, ("a",))),
@@ -236,14 +284,14 @@ def test_events_are_numbered_from_1_without_gaps_in_each_run(engine: Engine, rou
 
 
 def test_a_runs_key_is_made_once(engine: Engine) -> None:
-    store = RunStore(engine)
+    store = SqliteRuns(engine)
     assert store.run_key(RUN, b"first") == b"first"
     assert store.run_key(RUN, b"second") == b"first"
     assert store.run_key("other", b"third") == b"third"
 
 
 def test_bundles_and_versions_are_found_by_their_names(engine: Engine) -> None:
-    store = RunStore(engine)
+    store = SqliteRuns(engine)
     store.add_bundle(BUNDLE)
     store.add_bundle(BUNDLE)
     assert store.bundle(BUNDLE.manifest.sha256) == BUNDLE
@@ -252,10 +300,10 @@ def test_bundles_and_versions_are_found_by_their_names(engine: Engine) -> None:
     assert store.run(RUN) is None
 
 
-def test_a_version_from_outside_sets_a_run_going_again(engine: Engine, rounds: RoundStore) -> None:
-    runs, control = RunStore(engine), ControlStore(engine)
+def test_a_version_from_outside_sets_a_run_going_again(engine: Engine, rounds: Driven) -> None:
+    runs, control = SqliteRuns(engine), SqliteCommands(engine)
     close(rounds, quorum=1)
-    runs.rest(RUN, r.RunRested(state=r.RunState.FINISHED, reason="done"), 20.0, next_sequence=99)
+    rounds.rest(r.RunRested(state=r.RunState.FINISHED, reason="done"), 20.0, next_sequence=99)
     assert runs.run(RUN) == RunRecord(start=START, state=r.RunState.FINISHED, reason="done", max_rounds=3)
     second = version(parent=FIRST)
     control.publish(RUN, Newest(version=second, event=replace(published(1), round=0)), 30.0)
@@ -263,36 +311,37 @@ def test_a_version_from_outside_sets_a_run_going_again(engine: Engine, rounds: R
     third = Newest(version=version(parent=second), event=replace(published(2), round=0, rounds=5))
     control.publish(RUN, third, 40.0)
     assert runs.runs() == (RunRecord(start=START, state=r.RunState.RUNNING, reason="", max_rounds=5),)
-    runs.rest(RUN, r.RunRested(state=r.RunState.FINISHED, reason="done"), 50.0, next_sequence=99)
+    rounds.rest(r.RunRested(state=r.RunState.FINISHED, reason="done"), 50.0, next_sequence=99)
     with raises(Conflict, "run run: got version 2, expected 3; another one came first"):
         control.publish(RUN, third, 60.0)
 
 
-def test_nothing_is_published_while_a_set_is_being_folded(engine: Engine, rounds: RoundStore) -> None:
+def test_nothing_is_published_while_a_set_is_being_folded(engine: Engine, rounds: Driven) -> None:
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
-    RunStore(engine).rest(RUN, r.RunRested(state=r.RunState.PAUSED, reason="paused"), 20.0, next_sequence=99)
+    rounds.rest(r.RunRested(state=r.RunState.PAUSED, reason="paused"), 20.0, next_sequence=99)
     newest = Newest(version=version(parent=FIRST), event=replace(published(1), round=0))
     with raises(Conflict, "run run: a round is being folded; publish again when its version is there"):
-        ControlStore(engine).publish(RUN, newest, 30.0)
+        SqliteCommands(engine).publish(RUN, newest, 30.0)
 
 
 def test_no_round_is_opened_in_a_run_that_rests_and_no_rest_overwrites_another(engine: Engine) -> None:
-    runs = RunStore(engine)
+    runs = SqliteRuns(engine)
     runs.add_run(START, 5.0)
-    runs.rest(RUN, r.RunRested(state=r.RunState.PAUSED, reason="first"), 20.0, next_sequence=99)
-    runs.rest(RUN, r.RunRested(state=r.RunState.FINISHED, reason="second"), 30.0, next_sequence=99)
+    driver = Driven(engine)
+    driver.rest(r.RunRested(state=r.RunState.PAUSED, reason="first"), 20.0, next_sequence=99)
+    driver.rest(r.RunRested(state=r.RunState.FINISHED, reason="second"), 30.0, next_sequence=99)
     assert (runs.runs()[0].state, runs.runs()[0].reason) == (r.RunState.PAUSED, "first")
     second = RoundRecord(run_id=RUN, round=2, base_version=0, grid=(1,), mark=RoundMark.OPEN, opened_at_s=30.0)
-    assert not RoundStore(engine).open(second)
-    assert [record.round for record in RoundStore(engine).rounds(RUN)] == []
+    assert not driver.open(second)
+    assert [record.round for record in driver.rounds(RUN)] == []
 
 
 def test_devices_and_tokens(engine: Engine) -> None:
-    store = DeviceStore(engine)
+    store = SqliteDevices(engine)
     device = EnrolledDevice(public_key="ab" * 32)
-    store.enroll(device, 1.0)
-    store.enroll(device, 2.0)
+    store.enroll([device], 1.0)
+    store.enroll([device], 2.0)
     assert (store.find(device.device_id), store.find("e"), store.num_devices) == (device, None, 1)
     store.add_token("sha", Role.DEVICE, 1.0)
     assert store.has_token("sha", Role.DEVICE)
@@ -300,19 +349,19 @@ def test_devices_and_tokens(engine: Engine) -> None:
     assert not store.has_token("other", Role.DEVICE)
 
 
-def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: RoundStore) -> None:
-    runs, devices = RunStore(engine), DeviceStore(engine)
+def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: Driven) -> None:
+    runs, devices = SqliteRuns(engine), SqliteDevices(engine)
     runs.add_bundle(BUNDLE)
     runs.run_key(RUN, b"first")
-    rounds.set_deadline(RUN, 1, 70.0, 10.0)
+    rounds.set_deadline(1, 70.0, 10.0)
     commit(rounds, committed("a"), 2)
     close(rounds, quorum=1)
     rounds.publish(version(parent=FIRST), published(1), next_grid=(1, 2), outer_state={}, now_s=30.0)
     device = EnrolledDevice(public_key="ab" * 32)
-    devices.enroll(device, 1.0)
+    devices.enroll([device], 1.0)
 
     def facts(opened: Engine) -> list[object]:
-        run_store, round_store = RunStore(opened), RoundStore(opened)
+        run_store, round_store = SqliteRuns(opened), SqliteRounds(opened)
         return [
             run_store.runs(),
             run_store.bundle(BUNDLE.manifest.sha256),
@@ -322,7 +371,7 @@ def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: R
             tuple(run_store.events(RUN)),
             round_store.rounds(RUN),
             round_store.updates(RUN, 1),
-            DeviceStore(opened).find(device.device_id),
+            SqliteDevices(opened).find(device.device_id),
         ]
 
     before = facts(engine)

@@ -10,14 +10,15 @@ from fanin.protos.errors import Corrupted
 from fanin.server.access.registry import Registry
 from fanin.server.access.tokens import ensure_token
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.sqlite.devices import DeviceStore, Role
+from fanin.server.storage.records import Role
+from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import open_engine
 
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[Registry]:
     engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
-    yield Registry(DeviceStore(engine), lambda: 1.0)
+    yield Registry(SqliteDevices(engine), lambda: 1.0)
     engine.dispose()
 
 

@@ -43,7 +43,7 @@ from fanin.server.service import Services, bind_server
 from fanin.server.settings import Settings
 from fanin.server.storage.disk import Durability, write_file
 from fanin.server.storage.lanes import ThreadLane
-from fanin.server.storage.sqlite.devices import Role
+from fanin.server.storage.records import Role
 
 LOG = logging.getLogger("fanin.commands.serve")
 DISK_THREADS = 4

@@ -18,11 +18,12 @@ from fanin.protos.control import LoggedEvent
 from fanin.protos.errors import Unavailable
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.coordinator import Coordinator
-from fanin.server.folder import CoordinatorState, open_state
+from fanin.server.folder import open_state
 from fanin.server.rounds.events import Effect
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
+from fanin.server.storage.stores import CoordinatorState
 
 COORDINATOR: Final = "coordinator"
 PAUSE_S: Final = 1.0
@@ -75,9 +76,10 @@ class SimulatedCoordinator:
             await life.fleet.hang_up()
             await life.runs.stop()
 
-    def seed_run_key(self, run_id: str) -> None:
+    async def seed_run_key(self, run_id: str) -> None:
         """Derive the key of a Run from the seed, so that signatures and ids are reproducible."""
-        self.life.state.runs.run_key(run_id, hashlib.sha256(f"{self._seed}/{run_id}".encode()).digest())
+        new_key = hashlib.sha256(f"{self._seed}/{run_id}".encode()).digest()
+        await self.life.state.stores.runs.run_key(run_id, new_key)
 
     async def watch(self, run_id: str) -> AsyncIterator[LoggedEvent]:
         """Yield the events of a Run, past and future, until it ends; continue after a restart."""

@@ -14,8 +14,8 @@ from fanin.protos import messages as m
 from fanin.protos.control import LoggedEvent
 from fanin.protos.plans import Plan
 from fanin.server.access.limits import Limits
-from fanin.server.folder import CoordinatorState
 from fanin.server.runs.catalog import Runs
+from fanin.server.storage.stores import CoordinatorState
 from fanin.simulation.coordinator import COORDINATOR, SimulatedCoordinator
 from fanin.simulation.operator import start_run
 
@@ -106,7 +106,7 @@ class Federation:
 
     async def start_run(self, run_id: str, plan: Plan, bundle: Bundle, publisher: SigningKey) -> None:
         """Publish a Bundle and start a Run of it."""
-        self._coordinator.seed_run_key(run_id)
+        await self._coordinator.seed_run_key(run_id)
         await start_run(self.runs, run_id, plan, bundle, publisher)
 
     async def watch(self, run_id: str) -> AsyncIterator[LoggedEvent]:

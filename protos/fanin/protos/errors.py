@@ -12,6 +12,7 @@
     +-- PermissionDenied        the caller is known but may not do this
     +-- NotFound                no such Run, Version, Round, Assignment or Chunk
     +-- Conflict                the request is valid, but the state has changed; read the state, then decide
+    |   +-- Superseded          another coordinator drives the Run now; a retry here does not help
     +-- StorageFull             no space left for spool, blobs or database; no partial data was written
     +-- Unavailable             the peer cannot be reached or asks to wait; retry with back-off
     |   +-- Untrusted           the peer was reached, but its certificate is not trusted
@@ -76,6 +77,10 @@ class Conflict(FaninError):
     """The request is valid, but the state has changed."""
 
 
+class Superseded(Conflict):
+    """A driver wrote to a Run that another driver has taken. Nothing was written."""
+
+
 class StorageFull(FaninError):
     """No space is left; no partial data was written."""
 
@@ -128,6 +133,7 @@ STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
         PermissionDenied: Status(code="PERMISSION_DENIED", public_text="not allowed"),
         NotFound: Status(code="NOT_FOUND"),
         Conflict: Status(code="FAILED_PRECONDITION"),
+        Superseded: Status(code="FAILED_PRECONDITION", public_text="another coordinator drives this run now"),
         StorageFull: Status(
             code="RESOURCE_EXHAUSTED", public_text="the coordinator has no space left; try again later"
         ),

@@ -10,6 +10,8 @@ lock            held by the coordinator that serves from this folder
 """
 
 import fcntl
+import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,71 +19,29 @@ from pathlib import Path
 
 from fanin.protos.errors import Conflict, Corrupted
 from fanin.server.aggregation.verify import Archive
-from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import Lane
-from fanin.server.storage.spool import Spool
-from fanin.server.storage.sqlite.commands import ControlStore
-from fanin.server.storage.sqlite.devices import DeviceStore
+from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
+from fanin.server.storage.protocols.files import BlobReader, Payloads
+from fanin.server.storage.spool import FolderSpool
+from fanin.server.storage.sqlite.commands import SqliteCommands
+from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import open_engine
-from fanin.server.storage.sqlite.rounds import RoundStore
-from fanin.server.storage.sqlite.runs import RunStore
-from fanin.server.storage.stores import Files, Stores, SyncStores
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorState:
-    """The durable state of a coordinator. A composition root takes from it what each part uses.
-
-    Attributes:
-        sync: The synchronous stores, for verification and for tests. A server uses ``stores``.
-        stores: The database, for the event loop.
-        files: Blobs and spool, for the event loop.
-    """
-
-    sync: SyncStores
-    stores: Stores
-    files: Files
-
-    @property
-    def devices(self) -> DeviceStore:
-        """Devices and tokens."""
-        return self.sync.devices
-
-    @property
-    def runs(self) -> RunStore:
-        """Runs, Versions and events."""
-        return self.sync.runs
-
-    @property
-    def rounds(self) -> RoundStore:
-        """Rounds and committed Updates."""
-        return self.sync.rounds
-
-    @property
-    def control(self) -> ControlStore:
-        """The transactions of operators' commands."""
-        return self.sync.control
-
-    @property
-    def blobs(self) -> Blobs:
-        """Chunks of Bundles and Versions."""
-        return self.files.blobs
-
-    @property
-    def spool(self) -> Spool:
-        """Uploads under way, and committed payloads."""
-        return self.files.spool
+from fanin.server.storage.sqlite.laned import LanedCommands, LanedDevices, LanedLeases, LanedRounds, LanedRuns
+from fanin.server.storage.sqlite.rounds import SqliteRounds
+from fanin.server.storage.sqlite.runs import SqliteRuns
+from fanin.server.storage.stores import CoordinatorState, Files, Stores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReadOnlyState:
     """An ``Archive`` over a folder that another process may serve from."""
 
-    runs: RunStore
-    rounds: RoundStore
-    blobs: Blobs
-    spool: Spool
+    runs: RunArchive
+    rounds: RoundArchive
+    blobs: BlobReader
+    spool: Payloads
 
 
 @contextmanager
@@ -141,18 +101,22 @@ def open_state(
     _check_complete(folder)
     engine = open_engine(folder / "fanin.db", durability)
     store_lane, disk_lane = lanes
-    sync = SyncStores(
-        devices=DeviceStore(engine), runs=RunStore(engine), rounds=RoundStore(engine), control=ControlStore(engine)
+    runs, rounds = SqliteRuns(engine), SqliteRounds(engine)
+    stores = Stores(
+        devices=LanedDevices(SqliteDevices(engine), store_lane),
+        runs=LanedRuns(runs, store_lane),
+        rounds=LanedRounds(rounds, runs, store_lane),
+        leases=LanedLeases(engine, store_lane),
+        control=LanedCommands(SqliteCommands(engine), store_lane),
+        wall=wall,
+        holder=f"{socket.gethostname()}:{os.getpid()}",
     )
-    return CoordinatorState(
-        sync=sync,
-        stores=Stores(sync, store_lane, wall),
-        files=Files(
-            blobs=Blobs(folder / "blobs", durability),
-            spool=Spool(folder / "spool", folder / "updates", durability),
-            lane=disk_lane,
-        ),
+    files = Files(
+        blobs=FolderBlobs(folder / "blobs", durability),
+        spool=FolderSpool(folder / "spool", folder / "updates", durability),
+        lane=disk_lane,
     )
+    return CoordinatorState(stores=stores, files=files, runs=runs, rounds=rounds)
 
 
 def open_archive(folder: Path) -> Archive:
@@ -165,10 +129,10 @@ def open_archive(folder: Path) -> Archive:
     _check_complete(folder)
     engine = open_engine(folder / "fanin.db", durability, upgrade=False)
     return _ReadOnlyState(
-        runs=RunStore(engine),
-        rounds=RoundStore(engine),
-        blobs=Blobs(folder / "blobs", durability),
-        spool=Spool(folder / "spool", folder / "updates", durability),
+        runs=SqliteRuns(engine),
+        rounds=SqliteRounds(engine),
+        blobs=FolderBlobs(folder / "blobs", durability),
+        spool=FolderSpool(folder / "spool", folder / "updates", durability),
     )
 
 

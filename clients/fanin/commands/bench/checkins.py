@@ -5,6 +5,7 @@ every Run and answers Wait. Each check-in is by another device, so the coordinat
 ``callers`` share the processors with the coordinator, so the coordinator's own processor time is reported too.
 """
 
+import asyncio
 import json as jsonlib
 import os
 import subprocess
@@ -32,7 +33,7 @@ from fanin.protos.errors import Conflict
 from fanin.server.folder import hold_folder, open_state
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
-from fanin.server.storage.sqlite.population import EnrolledDevice
+from fanin.server.storage.records import EnrolledDevice
 
 GATE_PER_SECOND: Final = 1000.0
 NUM_PROCESSES: Final = 2
@@ -81,7 +82,7 @@ def register(state: Path, num_devices: int) -> float:
         opened = open_state(state, Durability.PROCESS, (inline, inline), time.time)
         # A folder with a database and no authority is refused; an empty one gets a new authority.
         (state / "tls").mkdir()
-        opened.devices.enroll_all([EnrolledDevice(public_key=public) for public in publics], time.time())
+        asyncio.run(opened.devices.enroll([EnrolledDevice(public_key=public) for public in publics], time.time()))
     return time.perf_counter() - started_s
 
 

@@ -17,8 +17,8 @@ from fanin.protos.control import Principal, PrincipalKind
 from fanin.protos.errors import Conflict, Unauthenticated, Untimely
 from fanin.protos.messages import OLDEST_PROTOCOL, PROTOCOL, Enrollment
 from fanin.server.access.replays import CallTimes
-from fanin.server.storage.sqlite.devices import DeviceStore, Role
-from fanin.server.storage.sqlite.population import EnrolledDevice
+from fanin.server.storage.protocols.devices import DeviceDirectory
+from fanin.server.storage.records import EnrolledDevice, Role
 
 TOKEN_BYTES: Final = 24
 OPERATOR_ID_CHARS: Final = 12
@@ -29,7 +29,7 @@ class Registry:
     """The checks of enrollments and of calls."""
 
     def __init__(
-        self, store: DeviceStore, wall: Callable[[], float], steady: Callable[[], float] = time.monotonic
+        self, store: DeviceDirectory, wall: Callable[[], float], steady: Callable[[], float] = time.monotonic
     ) -> None:
         """Create a registry.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from fanin.protos.errors import Corrupted
 from fanin.server.access.registry import Registry
 from fanin.server.storage.disk import write_file
-from fanin.server.storage.sqlite.devices import Role
+from fanin.server.storage.records import Role
 
 
 def ensure_token(path: Path, role: Role, registry: Registry) -> None:

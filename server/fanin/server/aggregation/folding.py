@@ -19,8 +19,8 @@ from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.outer import OuterOptimizer, State
 from fanin.server.aggregation.sets import Aggregate, Submission
 from fanin.server.aggregation.weights import weight_of
-from fanin.server.storage.spool import Spool
-from fanin.server.storage.sqlite.rounds import RoundRecord
+from fanin.server.storage.protocols.files import Payloads
+from fanin.server.storage.records import RoundRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def contribution_of(header: UpdateHeader, payload: Iterable[memoryview], plan: P
     )
 
 
-def submission_of(header: UpdateHeader, device: str, spool: Spool, plan: Plan, lag: Lag) -> Submission:
+def submission_of(header: UpdateHeader, device: str, spool: Payloads, plan: Plan, lag: Lag) -> Submission:
     """Return a committed Update of the spool, ready to be folded. Reading it raises Corrupted if it is damaged."""
     codec = codec_named(header.codec)
     value_bytes = codec.bits // 8

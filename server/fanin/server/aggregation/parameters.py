@@ -13,7 +13,7 @@ from fanin.protos.chunks import Artifact, short
 from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.protos.messages import CodecSpec, Version
 from fanin.server.aggregation.folding import first_grid_of
-from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.protocols.files import BlobReader
 
 
 def encode_parameters(table: TensorTable, pieces: Iterable[Float32s]) -> Iterator[bytes]:
@@ -23,7 +23,7 @@ def encode_parameters(table: TensorTable, pieces: Iterable[Float32s]) -> Iterato
         yield piece.astype("<f4", copy=False).tobytes()
 
 
-def parameter_pieces(blobs: Blobs, version: Version, table: TensorTable) -> Iterator[Float32s]:
+def parameter_pieces(blobs: BlobReader, version: Version, table: TensorTable) -> Iterator[Float32s]:
     """Yield the verified parameters of a Version in consecutive slices.
 
     Raises:
@@ -52,7 +52,7 @@ def encode_state(slices: Iterable[Float32s]) -> Iterator[bytes]:
     return (values.astype("<f4", copy=False).tobytes() for values in slices)
 
 
-def state_slices(blobs: Blobs, state: Mapping[str, Artifact]) -> Mapping[str, Iterator[Float32s]]:
+def state_slices(blobs: BlobReader, state: Mapping[str, Artifact]) -> Mapping[str, Iterator[Float32s]]:
     """Return the tensors of an outer state by name, verified while they are read. Reading raises NotFound, Corrupted.
 
     A Chunk has a whole number of values.
@@ -63,7 +63,7 @@ def state_slices(blobs: Blobs, state: Mapping[str, Artifact]) -> Mapping[str, It
     }
 
 
-def load_parameters(blobs: Blobs, version: Version, table: TensorTable) -> Float32s:
+def load_parameters(blobs: BlobReader, version: Version, table: TensorTable) -> Float32s:
     """Return the verified parameters of a Version.
 
     Returns:
@@ -83,6 +83,6 @@ def load_parameters(blobs: Blobs, version: Version, table: TensorTable) -> Float
     return flat
 
 
-def first_grid_from(base: Version, table: TensorTable, codec: CodecSpec, blobs: Blobs) -> tuple[int, ...]:
+def first_grid_from(base: Version, table: TensorTable, codec: CodecSpec, blobs: BlobReader) -> tuple[int, ...]:
     """Return the first grid of a Version's parameters: an exponent for each block. Raises NotFound, Corrupted."""
     return first_grid_of(table, parameter_pieces(blobs, base, table), codec)

@@ -29,33 +29,32 @@ from fanin.server.aggregation.parameters import (
 )
 from fanin.server.aggregation.rules import ColumnRule, Rule, rule_of
 from fanin.server.aggregation.sets import SetFold, Submission
-from fanin.server.storage.blobs import Blobs
-from fanin.server.storage.spool import Spool
-from fanin.server.storage.sqlite.grids import recorded_grid, recorded_state
-from fanin.server.storage.sqlite.rounds import RoundMark, RoundRecord, RoundStore
-from fanin.server.storage.sqlite.runs import RunStore
+from fanin.server.storage.origins import recorded_grid, recorded_state
+from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
+from fanin.server.storage.protocols.files import BlobReader, Payloads
+from fanin.server.storage.records import RoundMark, RoundRecord
 
 
 class Archive(Protocol):
     """The durable state of a coordinator, as far as verification reads it."""
 
     @property
-    def runs(self) -> RunStore:
+    def runs(self) -> RunArchive:
         """Runs, Versions and events."""
         ...
 
     @property
-    def rounds(self) -> RoundStore:
+    def rounds(self) -> RoundArchive:
         """Rounds and committed Updates."""
         ...
 
     @property
-    def blobs(self) -> Blobs:
+    def blobs(self) -> BlobReader:
         """Chunks of Bundles and Versions."""
         ...
 
     @property
-    def spool(self) -> Spool:
+    def spool(self) -> Payloads:
         """Payloads of committed Updates."""
         ...
 

@@ -17,7 +17,7 @@ An Update passes these files on its way from the wire to the sum:
     2. fleet/uploads.py        receives Chunk by Chunk and replies; it calls the files of steps 3, 4 and 5
     3. fleet/validation.py     checks the header against the Assignment, before a Chunk is received
     4. storage/spool.py        verifies each Chunk, and makes the complete payload durable
-    5. runs/intake.py          commits the Update through storage/commits.py, then reports it to the round machine
+    5. runs/intake.py          commits the Update through the writer of the lease, then reports it to the round machine
     6. rounds/worker.py        runs the effect that the machine returns; runs/driver.py maps it to a method
     7. rounds/effects.py       ``RoundWork.accumulate`` reads the payload
     8. aggregation/folding.py  ``contribution_of`` decodes it and computes its weight

@@ -16,7 +16,7 @@ from fanin.server.fleet.bulletin import Bulletin
 from fanin.server.fleet.retries import retry_window
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driver import RunDriver
-from fanin.server.storage.sqlite.devices import DeviceStore
+from fanin.server.storage.protocols.devices import DeviceDirectory
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _Parked:
 class CheckIns:
     """The parked check-ins of all devices."""
 
-    def __init__(self, runs: Runs, devices: DeviceStore, limits: Limits, rng: random.Random) -> None:
+    def __init__(self, runs: Runs, devices: DeviceDirectory, limits: Limits, rng: random.Random) -> None:
         self._runs = runs
         self._bulletin = Bulletin(runs)
         self._devices = devices

@@ -25,7 +25,7 @@ from fanin.server.fleet.validation import Expected, check_header
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driver import RunDriver
 from fanin.server.storage.lanes import run_to_end
-from fanin.server.storage.spool import Upload
+from fanin.server.storage.protocols.files import Upload
 from fanin.server.storage.stores import Files
 
 LOG = logging.getLogger("fanin.server.fleet.uploads")

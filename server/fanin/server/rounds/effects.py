@@ -25,9 +25,8 @@ from fanin.server.aggregation.statistics import evaluation_of, runtimes_of, trai
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
-from fanin.server.storage.sqlite.outer_states import OuterState
-from fanin.server.storage.sqlite.rounds import RoundRecord
-from fanin.server.storage.stores import Files, Stores
+from fanin.server.storage.records import OuterState, RoundRecord
+from fanin.server.storage.stores import DriverStores, Files
 
 
 class RoundWork:
@@ -42,7 +41,7 @@ class RoundWork:
     """
 
     def __init__(
-        self, opened: OpenedRound, recent: RecentRounds, setup: RunSetup, stores: Stores, files: Files
+        self, opened: OpenedRound, recent: RecentRounds, setup: RunSetup, stores: DriverStores, files: Files
     ) -> None:
         self.record = opened.record
         self.base = opened.base
@@ -73,16 +72,14 @@ class RoundWork:
     async def close(self) -> RoundRecord:
         """Record the set of Updates or, without a quorum, the failure. Return the record after that."""
         record, stores = self.record, self._stores
-        closed = await stores.rounds.close(
-            record.run_id, record.round, cohort=self._setup.plan.cohort, now_s=stores.wall()
-        )
+        closed = await stores.writer.close(record.round, cohort=self._setup.plan.cohort, now_s=stores.wall())
         for update in await stores.rounds.updates(record.run_id, record.round):
             self.add_committed(update.device_id, update.header)
         return closed
 
     async def fold(self, accepted: tuple[str, ...]) -> None:
         """Compute the next parameters from the Updates of exactly these devices, and store them as blobs."""
-        state = await self._stores.recorded_state(self.base)
+        state = await self._stores.rounds.recorded_state(self.base)
         self._folded = await self._files.run(self._fold, accepted, state)
 
     async def publish(self) -> RoundRecord:
@@ -99,14 +96,14 @@ class RoundWork:
         version = replace(signed, delegation=self._setup.start.delegation)
         now_s = self._stores.wall()
         event = self._publication(version, folded.result, now_s)
-        return await self._stores.rounds.publish(
+        return await self._stores.writer.publish(
             version, event, next_grid=folded.result.next_grid, outer_state=folded.outer_state, now_s=now_s
         )
 
     async def fail(self, reason: str) -> RoundRecord:
         """Record the failure of the Round, unless it has ended. Return the record after that."""
         record, stores = self.record, self._stores
-        return await stores.rounds.fail(record.run_id, record.round, reason=reason, now_s=stores.wall())
+        return await stores.writer.fail(record.round, reason=reason, now_s=stores.wall())
 
     def _publication(self, version: m.Version, result: FoldResult, now_s: float) -> VersionPublished:
         headers = tuple(self._headers.values())

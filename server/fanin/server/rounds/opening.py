@@ -15,15 +15,14 @@ from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
 from fanin.server.selection.participation import Participation
-from fanin.server.storage.sqlite.rounds import RoundMark, RoundRecord
-from fanin.server.storage.sqlite.runs import RunRecord
-from fanin.server.storage.stores import Files, Stores
+from fanin.server.storage.records import RoundMark, RoundRecord, RunRecord
+from fanin.server.storage.stores import DriverStores, Files, Stores
 
 MAX_RECALLED_ROUNDS: Final = 64
 """Rounds whose devices are recalled after a restart. Each costs a database access, some 0.3 ms."""
 
 
-async def open_next_round(setup: RunSetup, stores: Stores, files: Files) -> OpenedRound | None:
+async def open_next_round(setup: RunSetup, stores: DriverStores, files: Files) -> OpenedRound | None:
     """Record the next Round of a Run, on its newest Version.
 
     Returns:
@@ -35,7 +34,7 @@ async def open_next_round(setup: RunSetup, stores: Stores, files: Files) -> Open
     run_id = setup.start.run_id
     base = await stores.runs.newest_version(run_id)
     last = await stores.rounds.last(run_id)
-    grid = await stores.recorded_grid(base)
+    grid = await stores.rounds.recorded_grid(base)
     if grid is None:
         try:
             grid = await files.run(first_grid_from, base, setup.table, setup.plan.codec, files.blobs)
@@ -49,7 +48,7 @@ async def open_next_round(setup: RunSetup, stores: Stores, files: Files) -> Open
         mark=RoundMark.OPEN,
         opened_at_s=stores.wall(),
     )
-    is_open = await stores.rounds.open(record)
+    is_open = await stores.writer.open(record)
     return OpenedRound(record=record, base=base) if is_open else None
 
 
@@ -123,7 +122,7 @@ async def recall_participation(run_id: str, participation: Participation, stores
     for number in range(newest, max(newest - MAX_RECALLED_ROUNDS, 0), -1):
         index, num_accepted = 0, 1
         while index < num_accepted and not participation.is_full:
-            page = await stores.runs.accepted_devices(run_id, number, index)
+            page = await stores.rounds.accepted_devices(run_id, number, index)
             assert page is not None, "the numbers of a run's rounds have no gaps"
             for device in page.device_ids:
                 participation.recall(device, number)

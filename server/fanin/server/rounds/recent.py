@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fanin.protos.messages import Version
-from fanin.server.storage.sqlite.rounds import RoundRecord
+from fanin.server.storage.records import RoundRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,9 @@ def reason_of(error: Exception) -> str:
         case StorageFull():
             return "no space left on the coordinator's disk; free some"
         case Unavailable():
-            return "the coordinator's database is locked by another process"
+            return (
+                "the coordinator's database cannot be used now: another process holds it, or its file cannot be written"
+            )
         case FaninError():
             return f"{public_text(error)}; {SEE_LOG}"
         case _:

@@ -2,7 +2,7 @@
 
 A failed effect is repeated as long as a repetition may help (``troubles``). Meanwhile the Run waits and loses nothing.
 After that the worker gives the effect up, and the driver decides what follows. In both cases the worker continues with
-the next effect: a Run without a worker would hang without a message.
+the next effect: a Run without a worker would hang without a message. Only a worker whose driver was superseded ends.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Protocol
 
-from fanin.protos.errors import FaninError
+from fanin.protos.errors import FaninError, Superseded
 from fanin.server.rounds import events as e
 from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.troubles import RETRY_S, trouble_of
@@ -22,6 +22,7 @@ QueuedEffect = tuple[RoundWork | None, e.Effect]
 """An effect, and the work of the Round that it belongs to."""
 EffectHandler = Callable[[QueuedEffect], Awaitable[None]]
 FailureHandler = Callable[[QueuedEffect, str], Awaitable[None]]
+SupersededHandler = Callable[[Superseded], None]
 
 
 class Observer(Protocol):
@@ -64,14 +65,15 @@ class Worker:
         """End the pause before the next try, because the cause of the failure may be gone."""
         self._hurried.set()
 
-    def start(self, carry_out: EffectHandler, give_up: FailureHandler) -> None:
+    def start(self, carry_out: EffectHandler, give_up: FailureHandler, leave: SupersededHandler) -> None:
         """Start to carry out effects.
 
         Args:
             carry_out: Carries out one effect.
             give_up: Called with an effect that cannot be carried out, and the reason.
+            leave: Called when another driver has taken the Run. The worker carries out no further effect.
         """
-        self._task = asyncio.create_task(self._carry_out_all(carry_out, give_up), name=f"run {self._run_id}")
+        self._task = asyncio.create_task(self._carry_out_all(carry_out, give_up, leave), name=f"run {self._run_id}")
 
     async def stop(self) -> None:
         """Stop at once, even in the middle of an effect."""
@@ -80,10 +82,13 @@ class Worker:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def _carry_out_all(self, carry_out: EffectHandler, give_up: FailureHandler) -> None:
-        while True:
-            await self._carry_out(await self._queue.get(), carry_out, give_up)
-            self.trouble = ""
+    async def _carry_out_all(self, carry_out: EffectHandler, give_up: FailureHandler, leave: SupersededHandler) -> None:
+        try:
+            while True:
+                await self._carry_out(await self._queue.get(), carry_out, give_up)
+                self.trouble = ""
+        except Superseded as exc:
+            leave(exc)
 
     async def _carry_out(self, queued: QueuedEffect, carry_out: EffectHandler, give_up: FailureHandler) -> None:
         _, effect = queued
@@ -95,6 +100,8 @@ class Worker:
                 await carry_out(queued)
                 self._observer.finished(self._run_id, effect)
                 return
+            except Superseded:
+                raise
             except Exception as exc:  # Of any kind: a Run whose worker ended would hang.
                 trouble = trouble_of(effect, exc)
                 LOG.error("run %s: %s failed: %s", self._run_id, trouble.effect, exc, exc_info=_needs_trace(exc))
@@ -111,6 +118,8 @@ class Worker:
     async def _is_given_up(self, queued: QueuedEffect, reason: str, give_up: FailureHandler) -> bool:
         try:
             await give_up(queued, reason)
+        except Superseded:
+            raise
         except Exception as exc:  # The record cannot be written now, so the effect is tried once more.
             LOG.error("run %s: giving up failed: %s", self._run_id, exc, exc_info=_needs_trace(exc))
             return False

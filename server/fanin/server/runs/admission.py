@@ -17,10 +17,10 @@ from fanin.protos.control import StartRun
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion
 from fanin.protos.messages import BundleRef, Version
 from fanin.server.rounds.setup import RunSetup
-from fanin.server.storage.blobs import Blobs
+from fanin.server.storage.protocols.files import BlobReader
 
 
-def open_bundle(ref: BundleRef, blobs: Blobs) -> Bundle:
+def open_bundle(ref: BundleRef, blobs: BlobReader) -> Bundle:
     """Open a Bundle and verify its manifest.
 
     Raises:
@@ -41,7 +41,7 @@ def open_bundle(ref: BundleRef, blobs: Blobs) -> Bundle:
     return Bundle.open(signed, trusted=(ref.public_key,), read=blobs.read)
 
 
-def check_bundle(ref: BundleRef, blobs: Blobs) -> None:
+def check_bundle(ref: BundleRef, blobs: BlobReader) -> None:
     """Verify every artifact of a Bundle, as a device would. Raises like ``open_bundle``."""
     bundle = open_bundle(ref, blobs)
     for name in bundle.manifest.artifacts:
@@ -85,7 +85,7 @@ def check_signature(version: Version, setup: RunSetup) -> None:
     )
 
 
-def check_parameters(artifact: Artifact, table: TensorTable, blobs: Blobs) -> None:
+def check_parameters(artifact: Artifact, table: TensorTable, blobs: BlobReader) -> None:
     """Check the parameters of a Version.
 
     Raises:

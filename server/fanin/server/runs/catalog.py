@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.chunks import short
@@ -23,7 +24,7 @@ from fanin.protos.control import (
     Stop,
     VersionWithBundle,
 )
-from fanin.protos.errors import Conflict, Corrupted, FaninError, InvalidInput, NotFound
+from fanin.protos.errors import Conflict, Corrupted, FaninError, InvalidInput, NotFound, Superseded, public_text
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.names import check_run_id
 from fanin.server.aggregation.outer import optimizer_of
@@ -38,7 +39,7 @@ from fanin.server.runs.describe import describe
 from fanin.server.runs.driver import RunDriver
 from fanin.server.selection.policies import policy_of
 from fanin.server.storage.lanes import run_to_end
-from fanin.server.storage.sqlite.runs import RunRecord
+from fanin.server.storage.records import RunRecord
 from fanin.server.storage.stores import Files, Stores
 
 LOG = logging.getLogger("fanin.server.runs.catalog")
@@ -59,8 +60,10 @@ class Runs:
         self._observer = observer
         self._drivers: dict[str, RunDriver] = {}
         self._controls: dict[str, RunControl] = {}
-        # By id: why a Run could not be continued.
+        # By id: why a Run could not be continued, or that another coordinator drives it.
         self._broken: dict[str, str] = {}
+        # Drivers whose Runs another coordinator drives.
+        self._superseded: list[RunDriver] = []
         self._starting = asyncio.Lock()
         self._listeners: list[Callable[[], None]] = []
 
@@ -86,7 +89,7 @@ class Runs:
 
     async def stop(self) -> None:
         """Stop all drivers."""
-        for driver in tuple(self._drivers.values()):
+        for driver in (*self._drivers.values(), *self._superseded):
             await driver.stop()
 
     def running(self) -> tuple[RunDriver, ...]:
@@ -106,7 +109,7 @@ class Runs:
 
         Raises:
             NotFound: There is no such Run.
-            Conflict: The Run could not be continued after a start of the coordinator.
+            Conflict: The Run could not be continued after a start of the coordinator, or another one drives it.
         """
         driver = self._drivers.get(run_id)
         if run_id in self._broken:
@@ -236,10 +239,11 @@ class Runs:
 
         Raises:
             NotFound: There is no such Run.
+            Conflict: Another coordinator drives the Run.
         """
-        driver = self.driver(run_id)
         sequence = from_sequence
         while True:
+            driver = self.driver(run_id)
             changed = driver.course.changed
             while page := await self._stores.runs.event_page(run_id, sequence):
                 for recorded in page:
@@ -252,7 +256,7 @@ class Runs:
     async def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices:
         """Return a page of the devices whose Updates a Round accepted, in the order of acceptance. Raises NotFound."""
         self.driver(run_id)
-        page = await self._stores.runs.accepted_devices(run_id, round_number, from_index)
+        page = await self._stores.rounds.accepted_devices(run_id, round_number, from_index)
         if page is None:
             raise NotFound(f"run {run_id}: has no round {round_number}")
         return page
@@ -292,8 +296,9 @@ class Runs:
         run_id = record.start.run_id
         try:
             await self._check_up_to_date(run_id)
-            course = Course(record, await self._setup(record.start), Worker(run_id, self._observer), self._notify)
-            driver = RunDriver(course, self._stores, self._files)
+            setup, worker = await self._setup(record.start), Worker(run_id, self._observer)
+            course = Course(record, setup, worker, self._notify, partial(self._leave, run_id))
+            driver = RunDriver(course, await self._stores.take(run_id), self._files)
             try:
                 await driver.start()
             except BaseException:
@@ -306,6 +311,13 @@ class Runs:
         self._drivers[run_id] = driver
         self._controls[run_id] = RunControl(driver, self._stores)
         self._broken.pop(run_id, None)
+
+    def _leave(self, run_id: str, superseded: Superseded) -> None:
+        """Serve a Run no longer that another coordinator drives. The next command of an operator takes it back."""
+        LOG.warning("run %s: left to another coordinator: %s", run_id, superseded)
+        self._superseded.append(self._drivers.pop(run_id))
+        self._controls.pop(run_id)
+        self._broken[run_id] = f"run {run_id}: {public_text(superseded)}"
 
     async def _check_up_to_date(self, run_id: str) -> None:
         """Raise Corrupted if the record of a Run is older than its payloads.

@@ -15,8 +15,7 @@ from fanin.protos.errors import Conflict, NotFound
 from fanin.protos.messages import Version
 from fanin.server.runs.driver import RunDriver
 from fanin.server.storage.lanes import run_to_end
-from fanin.server.storage.sqlite.commands import Newest
-from fanin.server.storage.sqlite.runs import RunRecord
+from fanin.server.storage.records import Newest, RunRecord
 from fanin.server.storage.stores import Stores
 
 

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 
 from fanin.protos.control import RoundPhase, RunState
+from fanin.protos.errors import Superseded
 from fanin.server.rounds import events as e
 from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.machine import Round
@@ -16,8 +17,7 @@ from fanin.server.rounds.recent import AtWork, OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import Worker
 from fanin.server.selection.participation import Participation
-from fanin.server.storage.sqlite.rounds import CommittedUpdate
-from fanin.server.storage.sqlite.runs import RunRecord
+from fanin.server.storage.records import CommittedUpdate, RunRecord
 
 
 class Course:
@@ -28,6 +28,7 @@ class Course:
         setup: The parts of the Run that never change.
         worker: Carries out the effects of the Run's Rounds.
         on_change: Called after each change that devices or operators may wait for.
+        on_superseded: Called when another driver has taken the Run.
 
     Attributes:
         round: The machine of the Round under way, None between two Rounds.
@@ -35,12 +36,19 @@ class Course:
         recent: The Rounds whose Updates count.
         at_work: The devices that hold an Assignment.
         participation: The last Rounds of the devices.
-        is_leaving: Whether the coordinator is about to end.
+        is_leaving: Whether the coordinator is about to end, or another one drives the Run.
         lacks_space: Whether the last upload found the disk full.
         changed: Set, and replaced by a new event, at each change.
     """
 
-    def __init__(self, run: RunRecord, setup: RunSetup, worker: Worker, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        run: RunRecord,
+        setup: RunSetup,
+        worker: Worker,
+        on_change: Callable[[], None],
+        on_superseded: Callable[[Superseded], None],
+    ) -> None:
         self.run = run
         self.setup = setup
         self.worker = worker
@@ -53,6 +61,7 @@ class Course:
         self.lacks_space = False
         self.changed = asyncio.Event()
         self._on_change = on_change
+        self._on_superseded = on_superseded
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at: float | None = None
 
@@ -140,6 +149,14 @@ class Course:
         self.work, self.round = None, None
         self.lacks_space = False
 
+    def leave(self, superseded: Superseded) -> None:
+        """Leave the Run to the driver that has taken it. Devices resume their uploads there."""
+        if not self.is_leaving:
+            self.is_leaving = True
+            self.stop_clock()
+            self._on_superseded(superseded)
+            self.announce()
+
     def stop_clock(self) -> None:
         """Cancel the timer of the deadline."""
         if self._timer is not None:
@@ -157,7 +174,7 @@ class Course:
         if wake_at == self._wake_at and self._timer is not None and not self._timer.cancelled():
             return
         self.stop_clock()
-        if wake_at is not None:
+        if wake_at is not None and not self.is_leaving:
             self._timer = asyncio.get_running_loop().call_at(wake_at, self._look_at_time)
             self._wake_at = wake_at
 

@@ -5,7 +5,7 @@ import asyncio
 from fanin.protos.control import RoundInfo, RoundPhase, RunDescription, RunInfo
 from fanin.server.rounds.machine import Cohort
 from fanin.server.runs.driver import RunDriver
-from fanin.server.storage.sqlite.rounds import RoundMark, RoundSummary
+from fanin.server.storage.records import RoundMark, RoundSummary
 from fanin.server.storage.stores import Stores
 
 MAX_NAMED_DEVICES = 100

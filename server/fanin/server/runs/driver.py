@@ -18,9 +18,8 @@ from fanin.server.rounds.worker import QueuedEffect
 from fanin.server.runs.course import Course
 from fanin.server.runs.intake import Intake
 from fanin.server.runs.stopping import History
-from fanin.server.storage.sqlite.rounds import CommittedUpdate, RoundMark, RoundRecord
-from fanin.server.storage.sqlite.runs import RunRecord
-from fanin.server.storage.stores import Files, Stores
+from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord, RunRecord
+from fanin.server.storage.stores import DriverStores, Files
 
 LOG: Final = logging.getLogger("fanin.server.runs.driver")
 NO_SPACE: Final = "uploads wait: no space left on the coordinator's disk; free some"
@@ -42,7 +41,7 @@ class RunDriver:
         intake: Answers the devices of the Run.
     """
 
-    def __init__(self, course: Course, stores: Stores, files: Files) -> None:
+    def __init__(self, course: Course, stores: DriverStores, files: Files) -> None:
         self.course = course
         self.intake = Intake(course, stores)
         self._stores = stores
@@ -89,15 +88,16 @@ class RunDriver:
     async def start(self) -> None:
         """Continue the Run where its record ends."""
         course = self.course
+        # The driver before may have written until its lease was taken.
+        await self._reload()
         await recall(self.run_id, course.recent, self._stores)
-        await self.intake.publications.read(self.run_id)
         record = await self._stores.rounds.unfinished(self.run_id)
         if record is not None:
             await self._resume(record)
         await self._clear_spool(record)
         if record is None and self.run.state is RunState.RUNNING:
             course.worker.put(None, e.GoOn())
-        course.worker.start(self._carry_out, self._give_up)
+        course.worker.start(self._carry_out, self._give_up, course.leave)
 
     async def stop(self) -> None:
         """Stop at once. All that is durable stays, and ``start`` continues from there."""
@@ -180,10 +180,10 @@ class RunDriver:
     async def _keep_deadline(self, record: RoundRecord, deadline: float) -> None:
         now_s = self._stores.wall()
         at_s = now_s + deadline - self.course.now()
-        await self._stores.rounds.set_deadline(record.run_id, record.round, at_s, now_s)
+        await self._stores.writer.set_deadline(record.round, at_s, now_s)
 
     async def _rest(self, rested: RunRested, next_sequence: int) -> None:
-        await self._stores.runs.rest(self.run_id, rested, self._stores.wall(), next_sequence=next_sequence)
+        await self._stores.writer.rest(rested, self._stores.wall(), next_sequence=next_sequence)
 
     # From Round to Round.
 

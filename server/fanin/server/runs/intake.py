@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from fanin.protos import messages as m
-from fanin.protos.errors import Unavailable
+from fanin.protos.errors import Superseded, Unavailable
 from fanin.server.rounds import events as e
 from fanin.server.rounds.assignments import Assignments
 from fanin.server.rounds.recent import OpenedRound
@@ -18,8 +18,8 @@ from fanin.server.runs.course import Course
 from fanin.server.runs.publications import Publications
 from fanin.server.runs.suitability import unsuitable
 from fanin.server.selection.policies import BrokenPolicy, WaitingDevice, select
-from fanin.server.storage.sqlite.rounds import CommittedUpdate
-from fanin.server.storage.stores import Stores
+from fanin.server.storage.records import CommittedUpdate
+from fanin.server.storage.stores import DriverStores
 
 LOG: Final = logging.getLogger("fanin.server.runs.intake")
 
@@ -31,9 +31,10 @@ class Intake:
         publications: The Run's Versions for devices without an Assignment.
     """
 
-    def __init__(self, course: Course, stores: Stores) -> None:
+    def __init__(self, course: Course, stores: DriverStores) -> None:
         self._course = course
         self._rounds = stores.rounds
+        self._writer = stores.writer
         self._assignments = Assignments(course.setup)
         self.publications = Publications(self._assignments, course.setup, stores.runs)
 
@@ -151,13 +152,20 @@ class Intake:
         Returns:
             The header of the Update that the record has for this Assignment. It may be an earlier Update of the device.
             None if the open Round does not accept the Update.
+
+        Raises:
+            Unavailable: Another coordinator drives the Run. The device uploads again there.
         """
         course = self._course
         work, buffer = course.work, course.run.start.plan.cohort.buffer
         if work is None or not self.accepts(header.round):
             return None
         update = CommittedUpdate(device_id=device, round=work.record.round, header=header)
-        committed = await self._rounds.commit(update, buffer=buffer)
+        try:
+            committed = await self._writer.commit(update, buffer=buffer)
+        except Superseded as exc:
+            course.leave(exc)
+            raise Unavailable(f"run {course.run_id}: another coordinator drives it; upload again there") from exc
         if committed is None:
             return None
         self._count(committed, resumed_bytes if committed.header is header else 0)

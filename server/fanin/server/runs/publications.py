@@ -4,7 +4,7 @@ from fanin.protos import messages as m
 from fanin.protos.errors import NotFound
 from fanin.server.rounds.assignments import Assignments
 from fanin.server.rounds.setup import RunSetup
-from fanin.server.storage.stores import AsyncRunStore
+from fanin.server.storage.protocols.runs import VersionStore
 
 
 class Publications:
@@ -13,10 +13,10 @@ class Publications:
     ``newest`` is held in memory, because a check-in without work must not cost a database access.
     """
 
-    def __init__(self, assignments: Assignments, setup: RunSetup, runs: AsyncRunStore) -> None:
+    def __init__(self, assignments: Assignments, setup: RunSetup, versions: VersionStore) -> None:
         self._assignments = assignments
         self._setup = setup
-        self._runs = runs
+        self._versions = versions
         self._newest: m.Version | None = None
 
     @property
@@ -27,7 +27,7 @@ class Publications:
 
     async def read(self, run_id: str) -> None:
         """Read the newest Version from the record. Called whenever it may have changed."""
-        self._newest = await self._runs.version(run_id)
+        self._newest = await self._versions.version(run_id)
 
     def is_newer(self, served: m.ServedVersion) -> bool:
         """Return whether the newest Version is newer than the one that a device serves."""
@@ -53,7 +53,7 @@ class Publications:
             return None
         version, run_id = self.newest, self.newest.run_id
         if number != version.number:
-            earlier = await self._runs.version(run_id, number)
+            earlier = await self._versions.version(run_id, number)
             if earlier is None:
                 raise NotFound(f"publication {download_id}: run {run_id} has no such version; check in again")
             version = earlier

@@ -2,11 +2,15 @@
 
 Modules, in reading order:
 
-    stores.py        async access to all of it: ``Stores`` (the database) and ``Files`` (blobs and spool)
+    records.py       the records that pass through the stores
+    protocols/       the Protocols of the stores: devices, Runs, Rounds, leases, commands, blobs, spool
+    stores.py        what the other rooms hold: ``Stores`` (the database) and ``Files`` (blobs and spool)
+    decisions.py     which writes and commands a store accepts
+    origins.py       the grid and the outer state that a Round starts on
+    population.py    all enrolled devices in memory
     lanes.py         threads for blocking work
-    commits.py       group commit of Updates
-    blobs.py         Chunks of Bundles and Versions
-    spool.py         uploads under way, and committed payloads
+    blobs.py         Chunks of Bundles and Versions in a folder
+    spool.py         uploads under way and committed payloads in a folder
     disk.py          durable files, and full disks
-    sqlite/          the synchronous stores: devices, Runs, Rounds, commands
+    sqlite/          the stores over SQLite
 """

@@ -33,7 +33,7 @@ _State = tuple[int, int, int]
 """Inode, size in bytes, and time of the last change in ns. Every write to a file changes the state."""
 
 
-class Blobs:
+class FolderBlobs:
     """Chunks in a folder. The first two letters of the digest name a subfolder, so that none has millions of files."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
@@ -64,7 +64,7 @@ class Blobs:
         """
         digest, refs = hashlib.sha256(), []
         folders: dict[Path, None] = {}
-        chunks = _named(_chunks(pieces), digest)
+        chunks = named(cut(pieces), digest)
         with ThreadPoolExecutor(1, thread_name_prefix="blobs") as thread:
             upcoming = thread.submit(next, chunks, None)
             while (chunk := upcoming.result()) is not None:
@@ -214,8 +214,8 @@ def _state_of(stat: os.stat_result) -> _State:
     return stat.st_ino, stat.st_size, stat.st_ctime_ns
 
 
-def _chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in the size of Chunks."""
+def cut(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the bytes of consecutive pieces in the size of Chunks."""
     buffered = bytearray()
     for piece in pieces:
         buffered += piece
@@ -226,7 +226,7 @@ def _chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield bytes(buffered)
 
 
-def _named(chunks: Iterable[bytes], total: "hashlib._Hash") -> Iterator[tuple[ChunkRef, bytes]]:
+def named(chunks: Iterable[bytes], total: "hashlib._Hash") -> Iterator[tuple[ChunkRef, bytes]]:
     """Yield each Chunk with its reference, and add its bytes to the digest ``total``."""
     for data in chunks:
         total.update(data)

@@ -25,6 +25,7 @@ from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, InvalidInput, InvalidUpdate, Unavailable
 from fanin.protos.messages import Piece, UpdateHeader
 from fanin.server.storage.disk import Disk, OwnEntries, full_disk_as_our_error, make_folder
+from fanin.server.storage.protocols.files import Upload
 
 _READ_BYTES: Final = CHUNK_BYTES
 _NAME_CHARS: Final = 16
@@ -34,7 +35,7 @@ _UPLOAD_NAME: Final = r"[^.].*\.[0-9]+\.[^.]+\.(part|header)"
 _PAYLOAD_NAME: Final = r"[^.].*\.[0-9a-f]{16}\.payload"
 
 
-class Spool:
+class FolderSpool:
     """The folder of uploads under way and of committed payloads."""
 
     def __init__(self, uploads: Path, updates: Path, disk: Disk) -> None:
@@ -48,7 +49,7 @@ class Spool:
         for folder in (uploads, updates):
             make_folder(folder, disk)
 
-    def open(self, header: UpdateHeader, device: str) -> "Upload":
+    def open(self, header: UpdateHeader, device: str) -> "FolderUpload":
         """Start or resume the upload of a device whose Update is not recorded yet. Raises StorageFull."""
         part = self._uploads / f"{header.assignment_id}.part"
         note = self._uploads / f"{header.assignment_id}.header"
@@ -59,9 +60,9 @@ class Spool:
                 note.write_bytes(announced)
             if not part.exists():
                 self._take_back(self._payload(header, device), part)
-            return Upload(part, header)
+            return FolderUpload(part, header)
 
-    def commit(self, upload: "Upload", device: str) -> None:
+    def commit(self, upload: Upload, device: str) -> None:
         """Make a complete upload durable under its final name. It may be repeated.
 
         Raises:
@@ -69,6 +70,7 @@ class Spool:
             StorageFull: The disk is full.
             Unavailable: A later upload with another header has replaced this one.
         """
+        assert isinstance(upload, FolderUpload), "a spool commits uploads that it opened"
         path = self._payload(upload.header, device)
         with full_disk_as_our_error(f"spool {upload.header.assignment_id}"):
             upload.verify(self._disk)
@@ -196,7 +198,7 @@ def _round_of(path: Path) -> tuple[str, int]:
     return run_id, int(number)
 
 
-class Upload:
+class FolderUpload:
     """One upload under way.
 
     Attributes:

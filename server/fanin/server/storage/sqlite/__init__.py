@@ -1,16 +1,19 @@
-"""The synchronous stores: all durable state except bulk bytes, in one SQL database.
+"""The stores over SQLite: all durable state except bulk bytes, in one database.
 
-Every public method of a store is one transaction, over SQLAlchemy Core. Modules, in reading order:
+Every public method of a store is one transaction, over SQLAlchemy Core. Only ``server.folder`` imports this room; the
+other rooms see ``storage.protocols``. Modules, in reading order:
 
     schema.py        the tables
     migrations/      the versions of the schema (Alembic)
     engine.py        opens and migrates the database
-    records.py       protobuf messages in columns
+    columns.py       protobuf messages in columns
     devices.py       devices and tokens
-    population.py    all enrolled devices in memory
     runs.py          Bundles, Runs, Versions, events
-    rounds.py        Rounds and committed Updates
-    commands.py      commands of operators
+    rounds.py        Rounds, to read
+    updates.py       committed Updates, to read
     outer_states.py  the states of outer optimizers
-    grids.py         the grid and the outer state that a Round starts on
+    writer.py        leases, and the writes of drivers
+    commands.py      commands of operators
+    commits.py       group commit of Updates
+    laned.py         the async stores: each of these on the store lane
 """

@@ -1,28 +1,20 @@
 """Enrolled devices by their keys, and tokens by their digests."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from enum import Enum
 from typing import Final
 
 from sqlalchemy import Engine, insert, select
 
 from fanin.protos.errors import Corrupted
+from fanin.server.storage.population import Population
+from fanin.server.storage.records import EnrolledDevice, Role
 from fanin.server.storage.sqlite import schema
-from fanin.server.storage.sqlite.population import EnrolledDevice, Population
+from fanin.server.storage.sqlite.engine import writing
 
 BATCH_ROWS: Final = 10_000
 
 
-class Role(Enum):
-    """The calls that a token permits."""
-
-    DEVICE = "device"
-    """Enrolling devices."""
-    OPERATOR = "operator"
-    """The Control service."""
-
-
-class DeviceStore:
+class SqliteDevices:
     """Devices and tokens.
 
     Reads are answered from memory and may come from any thread. Writes go to the database first. So no call of an
@@ -40,18 +32,14 @@ class DeviceStore:
             rows = connection.execute(select(schema.tokens.c.sha256, schema.tokens.c.role)).all()
         self._tokens = {(sha256, Role(role)) for sha256, role in rows}
 
-    def enroll(self, device: EnrolledDevice, now_s: float) -> None:
-        """Record a device. A known device stays as it is."""
-        self.enroll_all([device], now_s)
-
-    def enroll_all(self, devices: Iterable[EnrolledDevice], now_s: float) -> None:
-        """Record devices, all or none of them. Known devices stay as they are."""
+    def enroll(self, devices: Iterable[EnrolledDevice], now_s: float) -> None:
+        """See ``DeviceStore.enroll``."""
         unknown = {one.device_id: one for one in devices if self.find(one.device_id) is None}
         rows = [
             {"device_id": one.device_id, "public_key": one.public_key, "enrolled_at": now_s} for one in unknown.values()
         ]
         if rows:
-            with self._engine.begin() as connection:
+            with writing(self._engine) as connection:
                 connection.execute(insert(schema.devices), rows)
             for device in unknown.values():
                 self._population.add(device)
@@ -68,7 +56,7 @@ class DeviceStore:
     def add_token(self, sha256: str, role: Role, now_s: float) -> None:
         """Record a token for a role, by its digest."""
         row = {"sha256": sha256, "role": role.value, "created_at": now_s}
-        with self._engine.begin() as connection:
+        with writing(self._engine) as connection:
             connection.execute(insert(schema.tokens).values(row))
         self._tokens.add((sha256, role))
 

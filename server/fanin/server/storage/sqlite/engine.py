@@ -6,6 +6,8 @@ SQLite runs with a write-ahead log. With ``durability = host`` it syncs every co
 
 import errno
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -19,12 +21,14 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
-from fanin.protos.errors import Corrupted, FaninError, InvalidInput, StorageFull, Unavailable
+from fanin.protos.errors import Conflict, Corrupted, FaninError, InvalidInput, StorageFull, Unavailable
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite import schema
 
-_NOT_WRITABLE: Final = ("unable to open database file", "readonly database")
-"""SQLite's texts for a file that this user may not open or write, or that is a folder."""
+_WRITES: Final = "fanin_writes"
+"""The execution option of a transaction that writes."""
+_NOT_WRITABLE: Final = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY)
+"""A file that this user may not open or write, or that is a folder."""
 _CANNOT_GROW: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 """A full disk, a quota or a limit on file sizes, and a full disk when the write-ahead log's index grows."""
 
@@ -61,7 +65,7 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if _WRITES in connection.get_execution_options() else "BEGIN")
 
     @event.listens_for(engine, "handle_error")
     def translate(context: ExceptionContext) -> None:
@@ -81,8 +85,8 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
                 _check_form(connection, path)
     except (DatabaseError, CommandError) as exc:
         engine.dispose()
-        reason = str(exc.orig if isinstance(exc, DatabaseError) else exc)
-        if any(text in reason for text in _NOT_WRITABLE):
+        reason = exc.orig if isinstance(exc, DatabaseError) else exc
+        if _primary_code(reason) in _NOT_WRITABLE:
             raise InvalidInput(
                 f"{path}: cannot be opened or written ({reason}); check the owner and the permissions of the file and "
                 "of its folder"
@@ -91,7 +95,26 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
     except FaninError:
         engine.dispose()
         raise
+
+    # A file that cannot be opened at the start is the operator's mistake; one that cannot be written later may return.
+    @event.listens_for(engine, "handle_error")
+    def wait_for_file(context: ExceptionContext) -> None:
+        if _primary_code(context.original_exception) in _NOT_WRITABLE:
+            raise Unavailable(f"{path}: cannot be opened or written now ({context.original_exception})")
+
     return engine
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """A transaction that writes. It waits for the write lock before it reads.
+
+    A transaction that reads first and then writes fails in SQLite if another connection wrote in between.
+
+    Reference: https://www.sqlite.org/isolation.html
+    """
+    with engine.execution_options(**{_WRITES: True}).begin() as connection:
+        yield connection
 
 
 def migrate(connection: Connection) -> None:
@@ -107,11 +130,7 @@ def _translate(error: sqlite3.Error, path: Path) -> None:
     Reference:
         https://www.sqlite.org/rescode.html
     """
-    # Errors that the driver itself raises have no code.
-    code: int | None = getattr(error, "sqlite_errorcode", None)
-    if code is None:
-        return
-    primary = code & 0xFF
+    code, primary = getattr(error, "sqlite_errorcode", None), _primary_code(error)
     if primary == sqlite3.SQLITE_CORRUPT:
         raise Corrupted(f"{path}: damaged ({error}); stop the coordinator and restore a backup of the folder")
     if code in _CANNOT_GROW:
@@ -120,6 +139,15 @@ def _translate(error: sqlite3.Error, path: Path) -> None:
         raise OSError(errno.EIO, f"{path}: the disk failed ({error}, {error.sqlite_errorname})")
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         raise Unavailable(f"{path}: another process holds the database ({error})")
+    if primary == sqlite3.SQLITE_CONSTRAINT:
+        # Operators read this one, so it does not name the file.
+        raise Conflict(f"the record has such a row already ({error}); read the state again, then decide")
+
+
+def _primary_code(error: BaseException | None) -> int | None:
+    """Return the primary result code of an error of SQLite. Errors that the driver itself raises have none."""
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
 
 
 def _check_whole(connection: Connection, path: Path) -> None:

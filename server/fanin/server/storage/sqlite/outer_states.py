@@ -1,17 +1,12 @@
 """The states of outer optimizers: for each Round that published a Version, the artifacts of its tensors."""
 
-from collections.abc import Mapping
-
 from sqlalchemy import Connection, Engine, Select, insert, select
 
-from fanin.protos.chunks import Artifact
 from fanin.protos.convert import artifact_from_proto, artifact_to_proto
+from fanin.server.storage.records import OuterState
 from fanin.server.storage.sqlite import schema
-from fanin.server.storage.sqlite.records import decode
+from fanin.server.storage.sqlite.columns import decode
 from fanin.v1 import fleet_pb2
-
-OuterState = Mapping[str, Artifact]
-"""The tensors of a state by name, as blobs of little-endian float32."""
 
 
 def add_outer_state(connection: Connection, run_id: str, round_number: int, state: OuterState) -> None:

@@ -1,56 +1,24 @@
 """Bundles, Runs, their Versions and their events."""
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
 
 from sqlalchemy import Connection, Engine, RowMapping, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from fanin.protos.chunks import short
-from fanin.protos.control import (
-    MAX_PAGE_DEVICES,
-    AcceptedDevices,
-    LoggedEvent,
-    Principal,
-    RunEvent,
-    RunRested,
-    RunState,
-    StartRun,
-    VersionPublished,
-)
+from fanin.protos.control import LoggedEvent, Principal, RunEvent, RunState, StartRun, VersionPublished
 from fanin.protos.convert import bundle_from_proto, bundle_to_proto, version_from_proto, version_to_proto
 from fanin.protos.convert_control import event_from_proto, event_to_proto, start_run_from_proto, start_run_to_proto
 from fanin.protos.messages import BundleRef, Version
+from fanin.server.storage.protocols.runs import PAGE_EVENTS
+from fanin.server.storage.records import RunRecord
 from fanin.server.storage.sqlite import schema
-from fanin.server.storage.sqlite.records import decode
+from fanin.server.storage.sqlite.columns import decode
+from fanin.server.storage.sqlite.engine import writing
 from fanin.v1 import control_pb2, fleet_pb2
 
-PAGE_EVENTS: Final = 100
-"""Events per transaction. Each has at most some 40 kB."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
-    """The record of a Run.
-
-    Attributes:
-        start: The command that started it.
-        state: Its state.
-        reason: Why it rests.
-        max_rounds: Rounds to publish since the last command that set it going.
-        started_by: The principal that started it, None if that was not recorded.
-    """
-
-    start: StartRun
-    state: RunState
-    reason: str
-    max_rounds: int
-    started_by: Principal | None = None
-
-
-class RunStore:
+class SqliteRuns:
     """Bundles, run keys, Runs, Versions, events."""
 
     def __init__(self, engine: Engine) -> None:
@@ -62,7 +30,7 @@ class RunStore:
             "bundle_sha256": bundle.manifest.sha256,
             "bundle_proto": bundle_to_proto(bundle).SerializeToString(),
         }
-        with self._engine.begin() as connection:
+        with writing(self._engine) as connection:
             connection.execute(upsert(schema.bundles).values(row).on_conflict_do_nothing())
 
     def bundle(self, sha256: str) -> BundleRef | None:
@@ -76,13 +44,13 @@ class RunStore:
         """Return the private key of a Run. Without one, ``new_key`` becomes it."""
         row = {"run_id": run_id, "private_key": new_key}
         query = select(schema.run_keys.c.private_key).where(schema.run_keys.c.run_id == run_id)
-        with self._engine.begin() as connection:
+        with writing(self._engine) as connection:
             connection.execute(upsert(schema.run_keys).values(row).on_conflict_do_nothing())
             return bytes(connection.execute(query).scalar_one())
 
     def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:
-        """Record a Run and its Version 0. ``by`` is the principal that starts it."""
-        with self._engine.begin() as connection:
+        """See ``RunStore.add_run``."""
+        with writing(self._engine) as connection:
             connection.execute(
                 insert(schema.runs).values(
                     run_id=start.run_id,
@@ -108,25 +76,6 @@ class RunStore:
         with self._engine.connect() as connection:
             row = connection.execute(query).mappings().first()
         return None if row is None else _record(row)
-
-    def rest(self, run_id: str, rested: RunRested, now_s: float, *, next_sequence: int) -> bool:
-        """Record that a running Run rests, unless an event was recorded after this was decided.
-
-        Args:
-            run_id: The Run.
-            rested: The new state and its reason.
-            now_s: Wall time, in seconds.
-            next_sequence: The sequence number of the next event at the time of the decision.
-
-        Returns:
-            Whether it was recorded.
-        """
-        with self._engine.begin() as connection:
-            if run_state(connection, run_id) is not RunState.RUNNING or _next(connection, run_id) > next_sequence:
-                return False
-            set_run(connection, run_id, state=rested.state, reason=rested.reason)
-            add_event(connection, run_id, rested, now_s)
-            return True
 
     def version(self, run_id: str, number: int | None = None) -> Version | None:
         """Return a Version by number, or the newest one. None if there is no such Version."""
@@ -191,18 +140,6 @@ class RunStore:
             yield from page
             sequence = page[-1].sequence + 1
 
-    def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices | None:
-        """Return a page of the devices whose Updates a Round accepted, or None without such a Round."""
-        table = schema.rounds
-        query = select(table.c.accepted).where(table.c.run_id == run_id, table.c.round == round_number)
-        with self._engine.connect() as connection:
-            row = connection.execute(query).first()
-        if row is None:
-            return None
-        accepted = json.loads(row.accepted or "[]")
-        page = accepted[from_index : from_index + MAX_PAGE_DEVICES]
-        return AcceptedDevices(num_accepted=len(accepted), device_ids=tuple(page))
-
 
 def run_state(connection: Connection, run_id: str) -> RunState:
     """Return the state of a recorded Run, within the caller's transaction."""
@@ -232,7 +169,7 @@ def add_version(connection: Connection, version: Version, *, round_number: int) 
 
 def add_event(connection: Connection, run_id: str, event: RunEvent, now_s: float) -> None:
     """Append an event of a Run within the caller's transaction."""
-    sequence = _next(connection, run_id)
+    sequence = newest_sequence(connection, run_id) + 1
     data = event_to_proto(LoggedEvent(sequence=sequence, time=now_s, event=event)).SerializeToString()
     row = {"run_id": run_id, "sequence": sequence, "time": now_s, "event_proto": data}
     connection.execute(insert(schema.events).values(row))
@@ -249,11 +186,10 @@ def _publication(connection: Connection, run_id: str, number: int) -> VersionPub
     return None
 
 
-def _next(connection: Connection, run_id: str) -> int:
-    """Return the sequence number of a Run's next event."""
+def newest_sequence(connection: Connection, run_id: str) -> int:
+    """Return the sequence number of a Run's newest event, 0 without one, within the caller's transaction."""
     table = schema.events
-    last = connection.execute(select(func.max(table.c.sequence)).where(table.c.run_id == run_id)).scalar()
-    return (last or 0) + 1
+    return connection.execute(select(func.max(table.c.sequence)).where(table.c.run_id == run_id)).scalar() or 0
 
 
 def _event(run_id: str, data: bytes) -> LoggedEvent:

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKeyConstraint,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -21,6 +22,8 @@ from sqlalchemy import (
 )
 
 METADATA: Final = MetaData()
+NUMBER: Final = BigInteger().with_variant(Integer, "sqlite")
+"""A number of 64 bits. SQLite's INTEGER has 64 bits already, and only an INTEGER can be the key of its rows."""
 
 devices = Table(
     "devices",
@@ -62,7 +65,7 @@ runs = Table(
     Column("state", String, nullable=False),
     Column("reason", Text, nullable=False),
     # Rounds to publish since the last command that set the Run going.
-    Column("max_rounds", Integer, nullable=False),
+    Column("max_rounds", NUMBER, nullable=False),
     Column("started_at", Float, nullable=False),
     # The principal that started it, in the same form.
     Column("started_by", String),
@@ -72,18 +75,29 @@ versions = Table(
     "versions",
     METADATA,
     Column("run_id", String, primary_key=True),
-    Column("number", Integer, primary_key=True),
+    Column("number", NUMBER, primary_key=True),
     Column("version_proto", LargeBinary, nullable=False),
     # The Round that published it, 0 for a Version from outside.
-    Column("round", Integer, nullable=False),
+    Column("round", NUMBER, nullable=False),
+)
+
+leases = Table(
+    "leases",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    # The number of the newest lease. Writes of drivers with a lower one are refused.
+    Column("epoch", NUMBER, nullable=False),
+    # The process that took it, for operators.
+    Column("holder", String, nullable=False),
+    Column("taken_at", Float, nullable=False),
 )
 
 rounds = Table(
     "rounds",
     METADATA,
     Column("run_id", String, primary_key=True),
-    Column("round", Integer, primary_key=True),
-    Column("base_version", Integer, nullable=False),
+    Column("round", NUMBER, primary_key=True),
+    Column("base_version", NUMBER, nullable=False),
     # JSON list of exponents.
     Column("grid", Text, nullable=False),
     # open, closed, published, failed
@@ -102,7 +116,7 @@ outer_states = Table(
     "outer_states",
     METADATA,
     Column("run_id", String, primary_key=True),
-    Column("round", Integer, primary_key=True),
+    Column("round", NUMBER, primary_key=True),
     # The name of a tensor of the optimizer's state after the Round.
     Column("name", String, primary_key=True),
     Column("artifact_proto", LargeBinary, nullable=False),
@@ -112,16 +126,18 @@ outer_states = Table(
 updates = Table(
     "updates",
     METADATA,
-    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("sequence", NUMBER, primary_key=True, autoincrement=True),
     Column("run_id", String, nullable=False),
     # The Round that folds it, and the Round that it was made for, which may be earlier.
-    Column("round", Integer, nullable=False),
-    Column("made_for", Integer, nullable=False),
+    Column("round", NUMBER, nullable=False),
+    Column("made_for", NUMBER, nullable=False),
     Column("device_id", String, nullable=False),
     Column("header_proto", LargeBinary, nullable=False),
     UniqueConstraint("run_id", "round", "device_id", name="one_update_a_device_and_round"),
     UniqueConstraint("run_id", "made_for", "device_id", name="one_update_an_assignment"),
     ForeignKeyConstraint(["run_id", "round"], ["rounds.run_id", "rounds.round"], name="updates_round"),
+    # For the last Round of a device.
+    Index("updates_of_device", "run_id", "device_id", "round"),
 )
 
 commands = Table(

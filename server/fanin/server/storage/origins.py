@@ -9,24 +9,23 @@ Both are functions of the Round's base Version, so a restart and ``fanin verify`
 """
 
 from fanin.protos.messages import Version
-from fanin.server.storage.sqlite.outer_states import OuterState
-from fanin.server.storage.sqlite.rounds import RoundStore
-from fanin.server.storage.sqlite.runs import RunStore
+from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
+from fanin.server.storage.records import OuterState
 
 
-def recorded_grid(base: Version, runs: RunStore, rounds: RoundStore) -> tuple[int, ...] | None:
+def recorded_grid(base: Version, runs: RunArchive, rounds: RoundArchive) -> tuple[int, ...] | None:
     """Return the recorded grid of a Version: an exponent for each block, or None without a record."""
     number = _origin(base, runs)
     return None if number is None else rounds.grid_after(base.run_id, number)
 
 
-def recorded_state(base: Version, runs: RunStore, rounds: RoundStore) -> OuterState:
+def recorded_state(base: Version, runs: RunArchive, rounds: RoundArchive) -> OuterState:
     """Return the recorded outer state of a Version, empty without a record."""
     number = _origin(base, runs)
     return {} if number is None else rounds.outer_state_after(base.run_id, number)
 
 
-def _origin(base: Version, runs: RunStore) -> int | None:
+def _origin(base: Version, runs: RunArchive) -> int | None:
     """Return the Version of the same Run that has these parameters first, or None if they are another Run's."""
     run_id, number = base.run_id, base.number
     while (source := runs.adopted(run_id, number)) is not None:

@@ -6,30 +6,17 @@ are recorded. One thread may add devices while another one looks them up.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fanin.protos.calls import device_id_of
+from fanin.server.storage.records import EnrolledDevice
 
 KEY_BYTES: Final = 32
 _PREFIX_CHARS: Final = 16
 MAX_RECENT: Final = 1 << 16
 """Devices in a dict, at some 300 bytes each, before they are sorted into the arrays."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnrolledDevice:
-    """An enrolled device: a public key. The id is derived from it."""
-
-    public_key: str
-
-    @cached_property
-    def device_id(self) -> str:
-        """The device's id."""
-        return device_id_of(self.public_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,124 @@
+"""The decisions of a store's transactions: pure functions of the rows that a transaction has read.
+
+Every store calls them within its transactions, so all stores accept and refuse the same calls with the same text. A
+refused call raises before the transaction writes.
+"""
+
+from collections.abc import Collection
+
+from fanin.protos.control import Command, RoundFailed, RunState
+from fanin.protos.errors import Conflict, Superseded
+from fanin.protos.messages import Version
+from fanin.protos.plans import CohortPlan
+from fanin.server.storage.records import Lease, RoundMark
+
+
+def by_text(command: Command) -> str:
+    """Return who sent a command, for reasons that operators read."""
+    return f"by {command.by}" if command.by is not None else "by an operator"
+
+
+def check_lease(lease: Lease, newest: Lease) -> None:
+    """Check that no other driver has taken a Run.
+
+    Args:
+        lease: The lease of the driver that writes.
+        newest: The newest lease of the Run.
+
+    Raises:
+        Superseded: Another driver took the Run.
+    """
+    if lease.epoch != newest.epoch:
+        raise Superseded(
+            f"run {lease.run_id}: got a write of epoch {lease.epoch}, expected epoch {newest.epoch}; the driver in "
+            f"{newest.holder} has taken the run"
+        )
+
+
+def failure_of(round_number: int, num_updates: int, cohort: CohortPlan) -> RoundFailed:
+    """Return the failure of a Round without a quorum."""
+    reason = f"{num_updates} updates within {cohort.deadline_s:g} s, expected at least {cohort.quorum}"
+    return RoundFailed(round=round_number, reason=reason)
+
+
+def left_until(deadline_at_s: float, now_s: float) -> float:
+    """Return the seconds to a deadline, at least 0."""
+    return max(deadline_at_s - now_s, 0.0)
+
+
+def changes_on_pause(run_id: str, before: RunState) -> bool:
+    """Return whether a pause changes a Run. Raises Conflict if the Run is neither running nor paused."""
+    if before not in (RunState.RUNNING, RunState.PAUSED):
+        raise Conflict(f"run {run_id}: it is {before.value}, there is nothing to pause")
+    return before is RunState.RUNNING
+
+
+def changes_on_resume(run_id: str, before: RunState, num_rounds: int) -> bool:
+    """Return whether the command to resume changes a Run.
+
+    Args:
+        run_id: The Run.
+        before: The state of the Run.
+        num_rounds: Rounds to open from now on; 0 keeps the number that is left.
+
+    Raises:
+        Conflict: The Run is running and ``num_rounds`` is not 0, or it has ended and ``num_rounds`` is 0.
+    """
+    if before is RunState.RUNNING and num_rounds:
+        raise Conflict(f"run {run_id}: it is running; pause it to give it another number of rounds")
+    if before in (RunState.FINISHED, RunState.STOPPED) and not num_rounds:
+        raise Conflict(f"run {run_id}: is {before.value}; pass --rounds N to continue it")
+    return before is not RunState.RUNNING
+
+
+def marks_to_fail_on_stop(run_id: str, before: RunState, *, is_stuck: bool) -> tuple[RoundMark, ...]:
+    """Return the marks of the Rounds that fail when a Run is stopped.
+
+    Args:
+        run_id: The Run.
+        before: The state of the Run.
+        is_stuck: Whether a failed effect is being repeated. Then a closed Round fails too.
+
+    Raises:
+        Conflict: The Run has ended.
+    """
+    if not before.is_live and before is not RunState.STOPPED:
+        raise Conflict(f"run {run_id}: it is {before.value}, there is nothing to stop")
+    return (RoundMark.OPEN, RoundMark.CLOSED) if is_stuck else (RoundMark.OPEN,)
+
+
+def check_publication(version: Version, newest: int, state: RunState, marks: Collection[RoundMark]) -> None:
+    """Check that a Version from outside may become the newest one.
+
+    Args:
+        version: The Version.
+        newest: The number of the newest Version.
+        state: The state of the Run.
+        marks: The marks of the Run's Rounds.
+
+    Raises:
+        Conflict: The Run is running, a Round is being folded, or the Version is not the next one.
+    """
+    run_id = version.run_id
+    if state is RunState.RUNNING:
+        raise Conflict(f"run {run_id}: a round is open; publish when the run rests, or pause it")
+    if RoundMark.CLOSED in marks:
+        raise Conflict(f"run {run_id}: a round is being folded; publish again when its version is there")
+    if version.number != newest + 1:
+        raise Conflict(f"run {run_id}: got version {version.number}, expected {newest + 1}; another one came first")
+
+
+def check_same_command(command_id: str, sha256: str, known: str | None) -> bool:
+    """Return whether a command was carried out before.
+
+    Args:
+        command_id: The id of the command.
+        sha256: The digest of the command.
+        known: The digest that is recorded under the id, None without one.
+
+    Raises:
+        Conflict: Another command used the id.
+    """
+    if known is not None and known != sha256:
+        raise Conflict(f"command {command_id}: the id is taken by another command; choose another")
+    return known is not None

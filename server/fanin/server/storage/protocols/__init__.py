@@ -1,0 +1,23 @@
+"""The Protocols of the stores: what a coordinator needs of a database, of blobs and of a spool.
+
+Implement them to keep the state of a coordinator elsewhere (docs/stores.md). ``storage.contract`` tests an
+implementation. Every method that changes the record is one transaction: it is carried out in full or not at all, and
+its effect is durable when it returns. Every method may be repeated after any error.
+
+Any method may raise, besides the errors that it names:
+
+- ``StorageFull``: no space is left. Nothing was written.
+- ``Unavailable``: the store cannot be reached now. The caller repeats the call.
+- ``Corrupted``: a stored value does not verify.
+- ``OSError``: the disk or the connection failed. The caller repeats the call for a limited time.
+
+Modules:
+
+    runs.py        Bundles, Runs, Versions, events
+    rounds.py      Rounds and Updates, as any process reads them
+    leases.py      the lease of a Run, and the writes of the driver that holds it
+    commands.py    commands of operators
+    devices.py     devices and tokens
+    files.py       blobs and spool
+    archive.py     the record of a Run, read for verification
+"""

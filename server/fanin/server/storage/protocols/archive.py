@@ -1,0 +1,67 @@
+"""The record of Runs, read synchronously: for verification, which runs in a process of its own and has no event loop.
+
+A store whose record ``fanin verify`` can read implements these Protocols besides the async ones.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from fanin.protos.control import LoggedEvent
+from fanin.protos.messages import BundleRef, Version
+from fanin.server.storage.records import CommittedUpdate, OuterState, RoundRecord, RunRecord
+
+
+class RunArchive(Protocol):
+    """Runs, their Bundles and Versions."""
+
+    def run(self, run_id: str) -> RunRecord | None:
+        """Return the Run of an id, or None without one."""
+        ...
+
+    def bundle(self, sha256: str) -> BundleRef | None:
+        """Return the Bundle of a digest, or None if it is not recorded."""
+        ...
+
+    def version(self, run_id: str, number: int | None = None) -> Version | None:
+        """Return a Version by number, or the newest one. None if there is no such Version."""
+        ...
+
+    def events(self, run_id: str) -> Iterator[LoggedEvent]:
+        """Yield all events of a Run, oldest first."""
+        ...
+
+    def round_by_version(self, run_id: str) -> dict[int, int]:
+        """Return, for each Version's number, the Round that published it; 0 for a Version from outside."""
+        ...
+
+    def adopted(self, run_id: str, version: int) -> tuple[str, int] | None:
+        """Return the source of a Version that a rollback or a promotion published, or None for any other Version.
+
+        Returns:
+            The Run and the number of the Version with the same parameters.
+        """
+        ...
+
+
+class RoundArchive(Protocol):
+    """Rounds, their Updates and results."""
+
+    def rounds(self, run_id: str) -> tuple[RoundRecord, ...]:
+        """Return all Rounds of a Run, oldest first."""
+        ...
+
+    def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
+        """Return the Updates of a Round, in the order of their commits."""
+        ...
+
+    def grid_after(self, run_id: str, version: int) -> tuple[int, ...] | None:
+        """Return the final grid of the Round that published a Version, or None if no Round published it."""
+        ...
+
+    def outer_state(self, run_id: str, round_number: int) -> OuterState:
+        """Return the state of the outer optimizer after a Round, empty if its optimizer has none."""
+        ...
+
+    def outer_state_after(self, run_id: str, version: int) -> OuterState:
+        """Return the outer state that belongs to a Version, empty without one."""
+        ...

@@ -1,0 +1,174 @@
+"""The lease of a Run, and the writes of the driver that holds it.
+
+One driver at a time writes the Rounds of a Run. The store enforces this, not the caller: a driver takes the lease when
+it starts, which raises the Run's epoch by one. Every write of a driver is compared with the newest epoch in the write's
+own transaction. A write of an older epoch raises Superseded and changes nothing. So a driver that was stopped for a
+while, or cut off from the store, can never overwrite what its successor recorded.
+
+Reference: Gray and Cheriton, "Leases", SOSP 1989; the epoch is the fencing token of Burrows, "The Chubby lock service",
+OSDI 2006, section 2.4 (there a "sequencer").
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from fanin.protos.control import RunRested, VersionPublished
+from fanin.protos.messages import Version
+from fanin.protos.plans import CohortPlan
+from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundRecord
+
+
+class RoundWriter(Protocol):
+    """The writes of a driver to the Rounds of its Run. Each method may raise Superseded."""
+
+    async def open(self, record: RoundRecord) -> bool:
+        """Record a new Round, if its Run is running. It may be repeated.
+
+        Args:
+            record: The Round; its mark is OPEN.
+
+        Returns:
+            Whether the Round is open.
+
+        Raises:
+            Superseded: Another driver took the Run.
+        """
+        ...
+
+    async def set_deadline(self, round_number: int, deadline_at_s: float, now_s: float) -> None:
+        """Record the deadline of a Round. If the Run is paused, record the seconds that are left.
+
+        Args:
+            round_number: The number of the Round.
+            deadline_at_s: Wall time of the deadline, in seconds.
+            now_s: Wall time, in seconds.
+
+        Raises:
+            Superseded: Another driver took the Run.
+        """
+        ...
+
+    async def commit(self, update: CommittedUpdate, *, buffer: int) -> CommittedUpdate | None:
+        """Accept an Update if its Round is open and has a free place. Counting and inserting is one transaction.
+
+        Args:
+            update: The Update. Its payload is durable.
+            buffer: The number of places of the Round.
+
+        Returns:
+            The Update that is recorded for the Assignment. It may be an earlier Update, which cannot be replaced. None
+            if the Round does not accept the Update.
+
+        Raises:
+            Superseded: Another driver took the Run.
+        """
+        ...
+
+    async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float) -> RoundRecord:
+        """Record the set: the Updates committed until now, in order. Without a quorum, record the failure.
+
+        A Round that is not open stays as it is.
+
+        Args:
+            round_number: The number of the Round.
+            cohort: The Plan's quorum and deadline.
+            now_s: Wall time, in seconds.
+
+        Returns:
+            The record after that.
+
+        Raises:
+            Superseded: Another driver took the Run.
+        """
+        ...
+
+    async def publish(
+        self,
+        version: Version,
+        event: VersionPublished,
+        *,
+        next_grid: Sequence[int],
+        outer_state: OuterState,
+        now_s: float,
+    ) -> RoundRecord:
+        """Record the Version of a Round, with the grid and the outer state after it.
+
+        A Round that has ended stays as it is, so a call that was reported as an error can be repeated.
+
+        Args:
+            version: The Version.
+            event: The event; it names the Round.
+            next_grid: The grid of the next Round: an exponent for each block.
+            outer_state: The state of the outer optimizer after the Round.
+            now_s: Wall time, in seconds.
+
+        Returns:
+            The record after that.
+
+        Raises:
+            Conflict: The number of the Version is taken.
+            Superseded: Another driver took the Run.
+        """
+        ...
+
+    async def fail(self, round_number: int, *, reason: str, now_s: float) -> RoundRecord:
+        """Record the failure of a Round. A Round that has ended stays as it is.
+
+        Args:
+            round_number: The number of the Round.
+            reason: The reason, for operators.
+            now_s: Wall time, in seconds.
+
+        Returns:
+            The record after that.
+
+        Raises:
+            Superseded: Another driver took the Run.
+        """
+        ...
+
+
+class RunWriter(RoundWriter, Protocol):
+    """All writes of the driver that holds the lease of a Run."""
+
+    @property
+    def lease(self) -> Lease:
+        """The lease whose epoch every write carries."""
+        ...
+
+    async def rest(self, rested: RunRested, now_s: float, *, next_sequence: int) -> bool:
+        """Record that a running Run rests, unless an event was recorded after this was decided.
+
+        Args:
+            rested: The new state and its reason.
+            now_s: Wall time, in seconds.
+            next_sequence: The sequence number of the next event at the time of the decision.
+
+        Returns:
+            Whether it was recorded.
+
+        Raises:
+            Superseded: Another driver took the Run.
+        """
+        ...
+
+
+class LeaseStore(Protocol):
+    """The leases of the Runs."""
+
+    async def take(self, run_id: str, holder: str, now_s: float) -> RunWriter:
+        """Take the lease of a Run, from whoever holds it.
+
+        Args:
+            run_id: A recorded Run.
+            holder: The process of the driver, for operators.
+            now_s: Wall time, in seconds.
+
+        Returns:
+            The writes of the driver, with the next epoch. Those of all earlier epochs are refused from now on.
+        """
+        ...
+
+    async def lease(self, run_id: str) -> Lease | None:
+        """Return the newest lease of a Run, or None if no driver ever took it."""
+        ...

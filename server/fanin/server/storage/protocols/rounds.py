@@ -1,0 +1,80 @@
+"""Rounds and Updates, as any process reads them. Only the driver of a Run writes them (``leases.RunWriter``)."""
+
+from typing import Protocol
+
+from fanin.protos.control import AcceptedDevices
+from fanin.protos.messages import UpdateHeader, Version
+from fanin.server.storage.records import CommittedUpdate, OuterState, RoundRecord, RoundSummary
+
+
+class RoundStore(Protocol):
+    """The Rounds of the Runs."""
+
+    async def last(self, run_id: str) -> RoundRecord | None:
+        """Return the newest Round of a Run, or None without one."""
+        ...
+
+    async def unfinished(self, run_id: str) -> RoundRecord | None:
+        """Return the newest Round of a Run if it is open or closed, None if it has ended or there is none."""
+        ...
+
+    async def since(self, run_id: str, base_version: int) -> tuple[RoundRecord, ...]:
+        """Return the Rounds of a Run on this Version or a later one, oldest first."""
+        ...
+
+    async def latest(self, run_id: str, limit: int) -> tuple[RoundSummary, ...]:
+        """Return the last ``limit`` Rounds of a Run, newest first."""
+        ...
+
+    async def num_published(self, run_id: str) -> int:
+        """Return the number of Rounds of a Run that published a Version."""
+        ...
+
+    async def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices | None:
+        """Return a page of the devices whose Updates a closed Round accepted.
+
+        Args:
+            run_id: The Run.
+            round_number: The number of the Round.
+            from_index: The place of the first device in the order of acceptance.
+
+        Returns:
+            The number of all accepted devices, and up to ``MAX_PAGE_DEVICES`` of them. Both are empty before the Round
+            is closed. None if there is no such Round.
+        """
+        ...
+
+
+class CommittedUpdates(Protocol):
+    """The committed Updates of the Rounds."""
+
+    async def update(self, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
+        """Return the accepted Update that a device made for a Round, or None without one."""
+        ...
+
+    async def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
+        """Return the Updates that a Round folds, in the order of their commits."""
+        ...
+
+    async def headers_made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
+        """Return the accepted Updates that were made for a Round, by device. Any Round may fold them.
+
+        Updates in failed Rounds are left out, because no Version is ever computed from them.
+        """
+        ...
+
+
+class OriginStore(Protocol):
+    """The grid and the outer state that a Round starts on, as far as they are recorded (``storage.origins``)."""
+
+    async def recorded_grid(self, base: Version) -> tuple[int, ...] | None:
+        """Return the recorded grid of a Version: an exponent for each block, or None without a record."""
+        ...
+
+    async def recorded_state(self, base: Version) -> OuterState:
+        """Return the recorded outer state of a Version, empty without a record."""
+        ...
+
+
+class RoundRecords(RoundStore, CommittedUpdates, OriginStore, Protocol):
+    """Everything that is recorded of Rounds."""

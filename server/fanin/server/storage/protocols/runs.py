@@ -1,0 +1,118 @@
+"""Bundles, Runs, Versions and events."""
+
+from typing import Final, Protocol
+
+from fanin.protos.control import LoggedEvent, Principal, StartRun, VersionPublished
+from fanin.protos.messages import BundleRef, Version
+from fanin.server.storage.records import RunRecord
+
+PAGE_EVENTS: Final = 100
+"""Largest number of events in a page. Each has at most some 40 kB."""
+
+
+class BundleStore(Protocol):
+    """The Bundles that operators published."""
+
+    async def add_bundle(self, bundle: BundleRef) -> None:
+        """Record a Bundle under the digest of its manifest. A known Bundle stays as it is.
+
+        Args:
+            bundle: A Bundle that passed verification.
+        """
+        ...
+
+    async def bundle(self, sha256: str) -> BundleRef | None:
+        """Return a Bundle.
+
+        Args:
+            sha256: The digest of its manifest.
+
+        Returns:
+            The Bundle, or None if it is not recorded.
+        """
+        ...
+
+
+class RunStore(Protocol):
+    """The Runs, and the keys that sign their Versions."""
+
+    async def run_key(self, run_id: str, new_key: bytes) -> bytes:
+        """Return the private key of a Run.
+
+        Args:
+            run_id: The Run. It may not be recorded yet.
+            new_key: Becomes the key if there is none.
+
+        Returns:
+            The key of the Run: the same bytes for every caller and for ever.
+        """
+        ...
+
+    async def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:
+        """Record a Run that is running, and its Version 0.
+
+        Args:
+            start: The command that starts the Run.
+            now_s: Wall time, in seconds.
+            by: The principal that starts the Run.
+
+        Raises:
+            Conflict: A Run of this id is recorded.
+        """
+        ...
+
+    async def runs(self) -> tuple[RunRecord, ...]:
+        """Return all Runs, oldest first."""
+        ...
+
+    async def run(self, run_id: str) -> RunRecord | None:
+        """Return the Run of an id, or None without one."""
+        ...
+
+
+class VersionStore(Protocol):
+    """The Versions of the Runs."""
+
+    async def version(self, run_id: str, number: int | None = None) -> Version | None:
+        """Return a Version.
+
+        Args:
+            run_id: The Run.
+            number: The number of the Version, None for the newest one.
+
+        Returns:
+            The Version, or None if there is no such Version.
+        """
+        ...
+
+    async def newest_version(self, run_id: str) -> Version:
+        """Return the newest Version of a Run that is recorded."""
+        ...
+
+    async def lineage_start(self, run_id: str) -> int:
+        """Return the number of the newest Version that no Round published: Version 0, or a later one from outside."""
+        ...
+
+    async def publication(self, run_id: str, number: int) -> VersionPublished | None:
+        """Return the event that published a Version, or None without one (Version 0 has none)."""
+        ...
+
+
+class EventStore(Protocol):
+    """The events of the Runs, numbered from 1 without gaps in each Run."""
+
+    async def event_page(self, run_id: str, from_sequence: int) -> tuple[LoggedEvent, ...]:
+        """Return the next events of a Run.
+
+        Args:
+            run_id: The Run.
+            from_sequence: The first sequence number.
+
+        Returns:
+            Up to ``PAGE_EVENTS`` events in order, none after the last event.
+        """
+        ...
+
+
+class RunRecords(BundleStore, RunStore, VersionStore, EventStore, Protocol):
+    """Everything that is recorded of Runs, besides their Rounds."""

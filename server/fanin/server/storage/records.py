@@ -1,0 +1,149 @@
+"""The records that pass through the stores: immutable values, the same for every implementation.
+
+Times are seconds since the Unix epoch. Numbers of Rounds and Versions have up to 63 bits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from fanin.protos.calls import device_id_of
+from fanin.protos.chunks import Artifact
+from fanin.protos.control import Principal, RunState, StartRun, VersionPublished
+from fanin.protos.messages import UpdateHeader, Version
+
+OuterState = Mapping[str, Artifact]
+"""The tensors of an outer optimizer's state by name, as blobs of little-endian float32."""
+
+
+class Role(Enum):
+    """The calls that a token permits."""
+
+    DEVICE = "device"
+    """Enrolling devices."""
+    OPERATOR = "operator"
+    """The Control service."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnrolledDevice:
+    """An enrolled device: a public key. The id is derived from it."""
+
+    public_key: str
+
+    @cached_property
+    def device_id(self) -> str:
+        """The device's id."""
+        return device_id_of(self.public_key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """The record of a Run.
+
+    Attributes:
+        start: The command that started it.
+        state: Its state.
+        reason: Why it rests.
+        max_rounds: Rounds to publish since the last command that set it going.
+        started_by: The principal that started it, None if that was not recorded.
+    """
+
+    start: StartRun
+    state: RunState
+    reason: str
+    max_rounds: int
+    started_by: Principal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right of one driver to write the record of a Run.
+
+    Attributes:
+        run_id: The Run.
+        epoch: The number of the lease, from 1. A higher epoch supersedes all lower ones.
+        holder: The process that took the lease, for operators: host name and process id.
+    """
+
+    run_id: str
+    epoch: int
+    holder: str
+
+
+class RoundMark(Enum):
+    """The durable state of a Round. The phases of the round machine (``rounds.machine.RoundPhase``) are finer."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    PUBLISHED = "published"
+    FAILED = "failed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the Round has ended. Then its record never changes."""
+        return self in (RoundMark.PUBLISHED, RoundMark.FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """The record of a Round.
+
+    Attributes:
+        run_id: The Run.
+        round: The number of the Round.
+        base_version: The number of the Version that devices train from.
+        grid: An exponent for each block.
+        mark: The durable state.
+        opened_at_s: Wall time at which the Round was opened.
+        deadline_at_s: Wall time of the deadline. None until as many devices as the quorum take part, and while the
+            Run is paused.
+        left_s: Seconds to the deadline when the Run was paused.
+        accepted: The devices of the set, in the order of their commits.
+        next_grid: The grid of the next Round.
+    """
+
+    run_id: str
+    round: int
+    base_version: int
+    grid: tuple[int, ...]
+    mark: RoundMark
+    opened_at_s: float
+    deadline_at_s: float | None = None
+    left_s: float | None = None
+    accepted: tuple[str, ...] = ()
+    next_grid: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedUpdate:
+    """A committed Update.
+
+    Attributes:
+        device_id: The device that made it.
+        round: The Round that folds it.
+        header: Its header. ``header.round`` is the Round that it was made for: the same, or an earlier one if the Plan
+            allows staleness.
+    """
+
+    device_id: str
+    round: int
+    header: UpdateHeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSummary:
+    """A Round, the number of its committed Updates, and the number of its Version, 0 without one."""
+
+    record: RoundRecord
+    num_updates: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newest:
+    """A Version from outside that becomes the newest one. Its event has the number of Rounds to open from it."""
+
+    version: Version
+    event: VersionPublished

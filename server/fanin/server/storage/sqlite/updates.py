@@ -1,0 +1,51 @@
+"""Committed Updates, to read. The rows of a Round are its set."""
+
+from sqlalchemy import Connection, select
+
+from fanin.protos.convert import header_from_proto
+from fanin.protos.messages import UpdateHeader
+from fanin.server.storage.records import CommittedUpdate, RoundMark
+from fanin.server.storage.sqlite import schema
+from fanin.server.storage.sqlite.columns import decode
+from fanin.v1 import fleet_pb2
+
+
+def find_update(connection: Connection, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
+    """Return the accepted Update that a device made for a Round, or None without one."""
+    table = schema.updates
+    query = select(table.c.round, table.c.header_proto).where(
+        table.c.run_id == run_id, table.c.made_for == made_for, table.c.device_id == device_id
+    )
+    row = connection.execute(query).first()
+    return None if row is None else CommittedUpdate(device_id=device_id, round=row[0], header=_header(row[1]))
+
+
+def find_updates(connection: Connection, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
+    """Return the Updates of a Round, in the order of their commits."""
+    table = schema.updates
+    query = (
+        select(table.c.device_id, table.c.header_proto)
+        .where(table.c.run_id == run_id, table.c.round == round_number)
+        .order_by(table.c.sequence)
+    )
+    return tuple(
+        CommittedUpdate(device_id=device, round=round_number, header=_header(data))
+        for device, data in connection.execute(query)
+    )
+
+
+def find_headers(connection: Connection, run_id: str, made_for: int) -> dict[str, UpdateHeader]:
+    """Return the accepted Updates that were made for a Round, by device, without those in failed Rounds."""
+    table, rounds = schema.updates, schema.rounds
+    folded_in = (rounds.c.run_id == table.c.run_id) & (rounds.c.round == table.c.round)
+    query = (
+        select(table.c.device_id, table.c.header_proto)
+        .join(rounds, folded_in)
+        .where(table.c.run_id == run_id, table.c.made_for == made_for)
+        .where(rounds.c.state != RoundMark.FAILED.value)
+    )
+    return {device: _header(data) for device, data in connection.execute(query)}
+
+
+def _header(data: bytes) -> UpdateHeader:
+    return decode("the header of an update", fleet_pb2.UpdateHeader, header_from_proto, data)
