@@ -1,8 +1,8 @@
 """Uploads: one Update from its header to its commit, and reports of failures.
 
-An Update is received Chunk by Chunk into the spool. When it is complete, the payload becomes durable first, then one
-row in the database commits the Update, then the device receives ACCEPTED. A rejected Update leaves no trace. An upload
-whose Round closes ends with DISCARDED.
+An Update is received Chunk by Chunk into the spool. When it is complete, ``acceptance`` decides its fate: the device
+receives ACCEPTED once the Update is durable. A rejected Update leaves no trace. An upload whose Round closes ends with
+DISCARDED.
 
 Three limits protect the coordinator: uploads at a time (``Limits.max_uploads``), uploads at full speed (``permits``),
 and the time that a slow device may take (``delay_budget``).
@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass
+from typing import assert_never
 
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidUpdate, StorageFull, Unavailable
@@ -20,10 +21,12 @@ from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.limits import Limits
 from fanin.server.access.permits import Permit, Permits
+from fanin.server.fleet.acceptance import Accepted, CompleteUpload, Discarded, Later, accept
 from fanin.server.fleet.lookup import driver_of
 from fanin.server.fleet.validation import Expected, check_header
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driver import RunDriver
+from fanin.server.runs.intake import Prospect
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.protocols.files import Upload
 from fanin.server.storage.stores import Files
@@ -132,7 +135,11 @@ class Uploads:
                         with source.replying():
                             yield _progress(upload)
                 permit.give_back()
-                yield await self._conclude(request, upload)
+                if upload.is_complete():
+                    yield await self._conclude(request, upload)
+                else:
+                    await run_to_end(self._discard(header.assignment_id))
+                    yield _last_reply(request, upload, m.UpdateState.DISCARDED)
             except InvalidUpdate:
                 await run_to_end(self._discard(header.assignment_id))
                 raise
@@ -157,39 +164,23 @@ class Uploads:
         return False
 
     async def _conclude(self, request: "_Request", upload: Upload) -> m.UploadReply:
-        """Commit an upload that is complete, or discard one that no longer counts.
+        """Let a complete upload meet its fate.
 
         If the Plan allows staleness, an upload that ends while a Round ends waits for the next Round. A device that
         disconnects meanwhile ends the wait.
         """
-        driver = request.driver
-        while upload.is_complete() and request.may_count():
-            changed = driver.course.changed
-            if driver.intake.accepts(request.round):
-                reply = await run_to_end(self._commit(request, upload))
-                if reply is not None:
-                    return reply
-            await changed.wait()
-        return await run_to_end(self._finish(request, upload, is_accepted=False))
-
-    async def _commit(self, request: "_Request", upload: Upload) -> m.UploadReply | None:
-        """Try once to commit an Update. Return None if the open Round does not accept it, but the next one may."""
-        files, header, intake = self._files, request.header, request.driver.intake
-        await files.run(files.spool.commit, upload, request.device)
-        committed = await intake.commit(request.device, header, upload.resumed_bytes)
-        if committed is None and not intake.is_refused(request.round):
-            return None
-        if committed is None or committed.payload != header.payload:
-            await files.run(files.spool.withdraw, header, request.device)
-        return await self._finish(request, upload, is_accepted=committed is not None)
-
-    async def _finish(self, request: "_Request", upload: Upload, *, is_accepted: bool) -> m.UploadReply:
-        await self._discard(request.header.assignment_id)
-        return m.UploadReply(
-            round_state=m.RoundState.OPEN if request.may_count() else m.RoundState.CLOSED,
-            update_state=m.UpdateState.ACCEPTED if is_accepted else m.UpdateState.DISCARDED,
-            received_bytes=upload.received_bytes,
-        )
+        update = CompleteUpload(device=request.device, header=request.header, upload=upload)
+        while True:
+            # To the end, even if the device disconnects: an Update that is committed leaves no upload.
+            match await run_to_end(accept(update, request.driver.intake, self._files)):
+                case Accepted():
+                    return _last_reply(request, upload, m.UpdateState.ACCEPTED)
+                case Discarded():
+                    return _last_reply(request, upload, m.UpdateState.DISCARDED)
+                case Later(changed=changed):
+                    await changed.wait()
+                case other:
+                    assert_never(other)
 
     async def _discard(self, assignment_id: str) -> None:
         await self._files.run(self._files.spool.discard, assignment_id)
@@ -223,7 +214,7 @@ class _Request:
 
     def may_count(self) -> bool:
         """Return whether the Update counts, or may count in the next Round. Raises Unavailable if undecided."""
-        return self.driver.intake.may_count(self.round)
+        return self.driver.intake.prospect(self.round) is not Prospect.NEVER
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,6 +272,14 @@ def _expected(driver: RunDriver, round_number: int) -> Expected:
         table=setup.table,
         num_labels=setup.num_labels,
         statistics=setup.statistics,
+    )
+
+
+def _last_reply(request: _Request, upload: Upload, state: m.UpdateState) -> m.UploadReply:
+    return m.UploadReply(
+        round_state=m.RoundState.OPEN if request.may_count() else m.RoundState.CLOSED,
+        update_state=state,
+        received_bytes=upload.received_bytes,
     )
 
 

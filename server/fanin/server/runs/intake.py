@@ -3,9 +3,11 @@
 Every answer follows from the Run's state at that moment (``course``), or from the record.
 """
 
+import asyncio
 import logging
 import random
 from collections.abc import Mapping
+from enum import Enum
 from typing import Final
 
 from fanin.protos import messages as m
@@ -22,6 +24,16 @@ from fanin.server.storage.records import CommittedUpdate
 from fanin.server.storage.stores import DriverStores
 
 LOG: Final = logging.getLogger("fanin.server.runs.intake")
+
+
+class Prospect(Enum):
+    """Whether an Update counts."""
+
+    NOW = "now"
+    """In the open Round."""
+    LATER = "later"
+    """Perhaps in the next Round, which is not open yet."""
+    NEVER = "never"
 
 
 class Intake:
@@ -115,31 +127,40 @@ class Intake:
         """
         return self._assignments.check(assignment_id, device)
 
-    def accepts(self, round_number: int) -> bool:
-        """Return whether the open Round accepts Updates made for a Round."""
-        course = self._course
-        return course.work is not None and course.is_open and course.recent.counts_in(round_number, course.work.record)
-
     def opened(self, round_number: int) -> OpenedRound:
         """Return a Round whose Updates count."""
         opened = self._course.recent.get(round_number)
         assert opened is not None, "RecentRounds keeps every Round whose Updates count"
         return opened
 
-    def may_count(self, round_number: int) -> bool:
-        """Return whether Updates made for a Round count in the open Round or, while one ends, perhaps in the next.
+    @property
+    def changed(self) -> asyncio.Event:
+        """The event that is set at the next change of the Run."""
+        return self._course.changed
+
+    def prospect(self, round_number: int, *, was_refused: bool = False) -> Prospect:
+        """Return whether an Update made for a Round counts.
+
+        Args:
+            round_number: The Round of its Assignment.
+            was_refused: Whether the record has refused the Update for the open Round, which was full or had closed.
 
         Raises:
             Unavailable: This is undecided while the Run is paused between two Rounds or the coordinator is ending.
         """
         course = self._course
-        if self.accepts(round_number):
-            return True
-        is_remembered = course.recent.get(round_number) is not None
-        if not is_remembered or not course.recent.max_staleness or not course.run.state.is_live or course.is_open:
-            return False
-        self._check_decidable()
-        return True
+        counts_now = self._counts_now(round_number)
+        if counts_now and not was_refused:
+            return Prospect.NOW
+        is_between = course.run.state.is_live and not course.is_open and course.recent.get(round_number) is not None
+        if not course.recent.max_staleness or not (counts_now or is_between):
+            return Prospect.NEVER
+        if course.is_suspended:
+            raise Unavailable(
+                f"run {course.run_id}: paused between two rounds, or the coordinator is stopping; resume the upload "
+                "later"
+            )
+        return Prospect.LATER
 
     async def commit(self, device: str, header: m.UpdateHeader, resumed_bytes: int = 0) -> m.UpdateHeader | None:
         """Accept an Update whose payload is durable.
@@ -158,7 +179,7 @@ class Intake:
         """
         course = self._course
         work, buffer = course.work, course.run.start.plan.cohort.buffer
-        if work is None or not self.accepts(header.round):
+        if work is None or not self._counts_now(header.round):
             return None
         update = CommittedUpdate(device_id=device, round=work.record.round, header=header)
         try:
@@ -170,17 +191,6 @@ class Intake:
             return None
         self._count(committed, resumed_bytes if committed.header is header else 0)
         return committed.header
-
-    def is_refused(self, round_number: int) -> bool:
-        """Return whether an Update that the open Round did not accept is refused for good.
-
-        Raises:
-            Unavailable: It may be accepted after a pause.
-        """
-        if not self._course.recent.max_staleness or not self.may_count(round_number):
-            return True
-        self._check_decidable()
-        return False
 
     def may_fetch(self, sha256: str) -> bool:
         """Return whether a Chunk belongs to the Bundle or to the base Version of a Round whose Updates count."""
@@ -196,7 +206,7 @@ class Intake:
         if accepted is not None:
             # After its commit, an error may have kept the Update from the machine.
             self._count(accepted)
-        is_open = self.may_count(round_number)
+        is_open = self.prospect(round_number) is not Prospect.NEVER
         missing = m.UpdateState.RECEIVING if is_open else m.UpdateState.DISCARDED
         return m.UploadReply(
             round_state=m.RoundState.OPEN if is_open else m.RoundState.CLOSED,
@@ -213,7 +223,7 @@ class Intake:
         if course.at_work.round_of(device) != round_number:
             return False
         course.at_work.end(device)
-        if self.accepts(round_number):
+        if self._counts_now(round_number):
             course.step(e.GaveUp(device=device))
             course.announce_places()
         return True
@@ -222,13 +232,10 @@ class Intake:
         """Note whether the last upload found the disk full."""
         self._course.lacks_space = is_lacking
 
-    def _check_decidable(self) -> None:
-        """Raise Unavailable while the fate of an Update cannot be decided."""
-        if self._course.is_suspended:
-            raise Unavailable(
-                f"run {self._course.run_id}: paused between two rounds, or the coordinator is stopping; resume the "
-                "upload later"
-            )
+    def _counts_now(self, round_number: int) -> bool:
+        """Return whether the open Round counts Updates made for a Round."""
+        course = self._course
+        return course.work is not None and course.is_open and course.recent.counts_in(round_number, course.work.record)
 
     def _count(self, update: CommittedUpdate, resumed_bytes: int = 0) -> None:
         """Report a recorded Update to the machine, once.

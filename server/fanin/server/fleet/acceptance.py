@@ -1,0 +1,97 @@
+"""The fate of a complete upload: accepted, discarded, or decided later.
+
+``accept`` is the only way of an Update into the record. The order of its steps ensures that no crash leaves a committed
+Update without its payload, or an acknowledged Update without its row:
+
+    1. the payload becomes durable
+    2. one row in the database commits the Update to the open Round
+    3. the files of the upload are removed
+    4. the device receives the fate
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import assert_never
+
+from fanin.protos import messages as m
+from fanin.server.runs.intake import Intake, Prospect
+from fanin.server.storage.protocols.files import Upload
+from fanin.server.storage.stores import Files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteUpload:
+    """An Update whose Chunks are all in the spool.
+
+    Attributes:
+        device: The device that made it.
+        header: Its header, which was checked against its Assignment.
+        upload: Its Chunks.
+    """
+
+    device: str
+    header: m.UpdateHeader
+    upload: Upload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """An Update of this Assignment is durable and in exactly one Round: this one, or an earlier one of the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discarded:
+    """No Round will count the Update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Later:
+    """The next Round may count the Update. The upload stays as it is.
+
+    Attributes:
+        changed: Set at the next change of the Run. Then call ``accept`` again.
+    """
+
+    changed: asyncio.Event
+
+
+Fate = Accepted | Discarded | Later
+
+
+async def accept(update: CompleteUpload, intake: Intake, files: Files) -> Fate:
+    """Decide the fate of a complete upload, as far as that is possible now. It may be repeated after any failure.
+
+    Args:
+        update: The upload.
+        intake: The Run of its Assignment.
+        files: The spool.
+
+    Raises:
+        Unavailable: The fate cannot be decided, because the Run is paused between two Rounds or the coordinator is
+            ending.
+        StorageFull: The disk is full.
+    """
+    # Before the decision, so that no change after it is missed.
+    changed = intake.changed
+    match intake.prospect(update.header.round):
+        case Prospect.NOW:
+            return await _commit(update, intake, files, changed)
+        case Prospect.LATER:
+            return Later(changed=changed)
+        case Prospect.NEVER:
+            await files.run(files.spool.discard, update.header.assignment_id)
+            return Discarded()
+        case other:
+            assert_never(other)
+
+
+async def _commit(update: CompleteUpload, intake: Intake, files: Files, changed: asyncio.Event) -> Fate:
+    header, spool = update.header, files.spool
+    await files.run(spool.commit, update.upload, update.device)
+    committed = await intake.commit(update.device, header, update.upload.resumed_bytes)
+    if committed is None and intake.prospect(header.round, was_refused=True) is Prospect.LATER:
+        return Later(changed=changed)
+    if committed is None or committed.payload != header.payload:
+        await files.run(spool.withdraw, header, update.device)
+    await files.run(spool.discard, header.assignment_id)
+    return Discarded() if committed is None else Accepted()

@@ -1,0 +1,172 @@
+"""The fate of a complete upload, in each state of a Run."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.staleness import assignment, send, settle, slow_store, update
+from support.virtual import Place, bundle_in, open_place, plan, start
+
+from fanin.clients.testing import run_virtual
+from fanin.protos import messages as m
+from fanin.protos.control import Command, Pause, Resume, Stop
+from fanin.protos.errors import Unavailable
+from fanin.protos.plans import Plan
+from fanin.server.fleet.acceptance import Accepted, CompleteUpload, Discarded, Fate, Later, accept
+from fanin.server.storage.lanes import Lane, inline
+
+TWO = plan(concurrency=2, buffer=2, quorum=2, max_rounds=9)
+STALE = plan(concurrency=3, buffer=2, quorum=2, max_rounds=9, max_staleness=2)
+
+
+@dataclass
+class Scene:
+    """A coordinator with one Run, and uploads that are closed at the end."""
+
+    place: Place
+    resources: ExitStack
+
+    def complete(self, device: str, made_for: m.Assignment, size: float = 0.01) -> CompleteUpload:
+        """Return an Update that has arrived whole in the spool."""
+        header, payload = update(made_for, size)
+        upload = self.resources.enter_context(closing(self.place.state.spool.open(header, device)))
+        if not upload.is_complete():
+            upload.add(m.Piece(offset=0, data=payload))
+            upload.store()
+        return CompleteUpload(device=device, header=header, upload=upload)
+
+    async def decide(self, upload: CompleteUpload) -> Fate:
+        """Ask once."""
+        return await accept(upload, self.place.runs.driver("run").intake, self.place.state.files)
+
+
+async def command(place: Place, what: Pause | Resume | Stop) -> None:
+    await place.runs.command(Command(command_id=type(what).__name__, run_id="run", what=what))
+
+
+def files(folder: Path) -> tuple[int, int]:
+    """The number of uploads and of committed payloads on the disk."""
+    state = folder / "state"
+    uploads = [path for path in (state / "spool").rglob("*") if path.is_file()]
+    return len(uploads), len(list((state / "updates").rglob("*.payload")))
+
+
+def play(folder: Path, wanted: Plan, story: Callable[[Scene], Awaitable[None]], store_lane: Lane = inline) -> None:
+    async def main() -> None:
+        place = open_place(folder, store_lane=store_lane)
+        await start(place.runs, bundle_in(folder), wanted)
+        await settle()
+        with ExitStack() as resources:
+            scene = Scene(place, resources)
+            await story(scene)
+        await scene.place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_an_update_for_the_open_round_is_accepted_once_however_often_it_is_repeated(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        work = await assignment(scene.place, "a")
+        update = scene.complete("a", work)
+        assert files(tmp_path) == (2, 0)
+        assert await scene.decide(update) == Accepted()
+        assert files(tmp_path) == (0, 1)
+        assert await scene.decide(scene.complete("a", work)) == Accepted()
+        # Another Update for the same Assignment cannot replace it, and leaves nothing.
+        assert await scene.decide(scene.complete("a", work, size=0.02)) == Accepted()
+        assert files(tmp_path) == (0, 1)
+        assert len(await scene.place.state.stores.rounds.updates("run", 1)) == 1
+
+    play(tmp_path, TWO, story)
+
+
+def test_an_update_for_a_round_that_has_ended_is_discarded(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        update = scene.complete("a", await assignment(scene.place, "a"))
+        await command(scene.place, Stop())
+        assert await scene.decide(update) == Discarded()
+        assert files(tmp_path) == (0, 0)
+
+    play(tmp_path, TWO, story)
+
+
+def test_an_update_beyond_the_buffer_is_discarded_without_staleness(tmp_path: Path) -> None:
+    """All three were complete while the Round was open: the record decides which of them it holds."""
+
+    async def story(scene: Scene) -> None:
+        updates = [scene.complete(device, await assignment(scene.place, device)) for device in "abc"]
+        fates = await asyncio.gather(*(scene.decide(update) for update in updates))
+        assert sorted(map(str, fates)) == ["Accepted()", "Accepted()", "Discarded()"]
+        assert files(tmp_path) == (0, 2)
+
+    play(tmp_path, plan(concurrency=3, buffer=2, quorum=2, max_rounds=9), story, slow_store)
+
+
+def test_an_update_beyond_the_buffer_is_decided_later_with_staleness(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        updates = [scene.complete(device, await assignment(scene.place, device)) for device in "abc"]
+        fates = dict(zip("abc", await asyncio.gather(*(scene.decide(update) for update in updates)), strict=True))
+        ((device, later),) = ((device, fate) for device, fate in fates.items() if isinstance(fate, Later))
+        assert len([fate for fate in fates.values() if fate == Accepted()]) == 2
+        await later.changed.wait()
+        await settle()
+        assert await scene.decide(updates["abc".index(device)]) == Accepted()
+        (committed,) = await scene.place.state.stores.rounds.updates("run", 2)
+        assert (committed.device_id, committed.header.round) == (device, 1)
+
+    play(tmp_path, STALE, story, slow_store)
+
+
+def test_a_round_that_only_the_record_has_ended_decides_nothing_yet_with_staleness(tmp_path: Path) -> None:
+    """The driver follows the record a moment later. Until then the next Round may count the Update."""
+
+    async def story(scene: Scene) -> None:
+        upload = scene.complete("a", await assignment(scene.place, "a"))
+        stop = Command(command_id="1", run_id="run", what=Stop())
+        await scene.place.state.stores.control.stop(stop, asyncio.get_running_loop().time())
+        later = await scene.decide(upload)
+        assert isinstance(later, Later)
+        await scene.place.runs.driver("run").refresh()
+        assert later.changed.is_set()
+        assert await scene.decide(upload) == Discarded()
+
+    play(tmp_path, STALE, story)
+
+
+def test_the_fate_is_undecided_while_a_run_is_paused_between_two_rounds(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        works = {device: await assignment(scene.place, device) for device in "abc"}
+        late = scene.complete("c", works["c"])
+        # The pause comes while the Round ends, so no next Round opens.
+        for device in "ab":
+            await send(scene.place, device, works[device])
+        await command(scene.place, Pause())
+        await settle()
+        with pytest.raises(Unavailable, match="run run: paused between two rounds"):
+            await scene.decide(late)
+        assert files(tmp_path)[0] == 2
+        await command(scene.place, Resume())
+        await settle()
+        assert await scene.decide(late) == Accepted()
+
+    play(tmp_path, STALE, story, slow_store)
+
+
+def test_a_crash_between_payload_and_row_loses_no_update(tmp_path: Path) -> None:
+    """The upload is repeated, and finds its payload."""
+
+    async def story(scene: Scene) -> None:
+        work = await assignment(scene.place, "a")
+        update = scene.complete("a", work)
+        scene.place.state.spool.commit(update.upload, "a")
+        await scene.place.runs.stop()
+        scene.place = open_place(tmp_path)
+        await scene.place.runs.start()
+        await settle()
+        assert await scene.decide(scene.complete("a", work)) == Accepted()
+        assert files(tmp_path) == (0, 1)
+
+    play(tmp_path, TWO, story)
