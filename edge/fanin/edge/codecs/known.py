@@ -1,4 +1,4 @@
-"""The names of the stages that are installed here, which a device tells the coordinator at every check-in.
+"""The names of the stages that are installed here, which a device sends with every check-in.
 
 ``importlib.metadata`` costs a device 3 MB. So it is only loaded if a file of another distribution names the entry point
 group.
