@@ -1,4 +1,4 @@
-"""Rules, optimizers and selection policies from outside the package, as the pages on them in docs have them."""
+"""Rules, optimizers, stages and selection policies from outside the package, as the pages on them in docs have them."""
 
 import json
 import os
@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from house.tree import ROOT
 
-RULES, OUTER, SELECTION = ((ROOT / "docs" / name).read_text() for name in ("rules.md", "outer.md", "selection.md"))
+RULES, OUTER, SELECTION, STAGES = (
+    (ROOT / "docs" / f"{name}.md").read_text() for name in ("rules", "outer", "selection", "stages")
+)
 RUN = """
 import json, sys
 from pathlib import Path
@@ -73,6 +75,47 @@ closed = [logged.event for logged in outcome.events if isinstance(logged.event, 
 print(json.dumps([device for event in closed for device in event.accepted]))
 """
 
+KNOWN = """
+import sys
+from fanin.edge.codecs.known import known_stages
+
+print(*known_stages(), "importlib.metadata" in sys.modules)
+"""
+UPDATES = """
+import json, sys
+from dataclasses import replace
+from pathlib import Path
+import numpy as np
+from fanin.clients.device.updates import Change, apply_stages, begin_stages, state_label
+from fanin.clients.testing import example_assignment, example_model, synthetic_bundle
+from fanin.clients.testing.memory import MemoryStates
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.codecs.stages import stages_of
+from fanin.protos import messages as m
+
+bundle = synthetic_bundle(Path(sys.argv[1]), SigningKey.generate(), {"weight": (100, 10)})
+stored, first = MemoryStates(), example_assignment(bundle)
+specs = (m.StageSpec(name="random_share", options={"share": 0.1}),)
+shares, sums, changes, repeats = [], np.zeros(1000), np.zeros(1000), []
+for number in range(1, 6):
+    work = replace(first, round=number, stages=specs, state=m.StageState(round=number - 1))
+    values = np.random.default_rng(number).normal(0.0, 0.1, 1000).astype(np.float32)
+    change = Change(values=values, counts={m.EXAMPLES: 1}, num_steps=1)
+    updates = [
+        apply_stages(
+            work, bundle.manifest.table, change, begin_stages(work, stages_of(specs), example_model(bundle), stored)
+        )
+        for _ in range(2)
+    ]
+    repeats.append(updates[0].encoded == updates[1].encoded)
+    stored.put(state_label(work, number), updates[0].states)
+    sent = np.frombuffer(updates[0].encoded.payload, "<i4") * 2.0 ** (work.grid[0] + updates[0].encoded.shifts[0])
+    shares.append(int(np.count_nonzero(sent)))
+    sums, changes = sums + sent, changes + values
+error = np.abs(sums + updates[0].states["random_share"]["residual"] - changes).max()
+print(json.dumps({"shares": shares, "repeats": repeats, "error": float(error)}))
+"""
+
 
 def python_blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -96,6 +139,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     install(folder, RULES, "fanin.rules")
     install(folder, OUTER, "fanin.outer_optimizers")
     install(folder, SELECTION, "fanin.selection_policies")
+    install(folder, STAGES, "fanin.stages")
     return folder
 
 
@@ -105,7 +149,7 @@ def run(site: Path, code: str, *words: object) -> subprocess.CompletedProcess[st
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("page", [RULES, OUTER, SELECTION], ids=["rule", "optimizer", "policy"])
+@pytest.mark.parametrize("page", [RULES, OUTER, SELECTION, STAGES], ids=["rule", "optimizer", "policy", "stage"])
 def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path, page: str) -> None:
     example, check = python_blocks(page)
     assert len(example.splitlines()) < 40
@@ -154,3 +198,19 @@ def test_without_the_package_the_run_does_not_start(tmp_path: Path, rule: str, o
     done = run(tmp_path / "empty", RUN, tmp_path, rule, optimizer)
     assert done.returncode != 0
     assert f"InvalidPlan: plan: {error}, which are installed here" in done.stderr
+
+
+def test_a_device_names_an_installed_stage_and_loads_no_parser_without_one(site: Path, tmp_path: Path) -> None:
+    assert run(site, KNOWN).stdout == "error_feedback scaffold random_share True\n"
+    assert run(tmp_path, KNOWN).stdout == "error_feedback scaffold False\n"
+
+
+def test_an_installed_stage_sends_its_share_and_keeps_the_rest(site: Path, tmp_path: Path) -> None:
+    done = run(site, UPDATES, tmp_path / "bundle")
+    assert (done.returncode, done.stderr) == (0, "")
+    outcome = json.loads(done.stdout)
+    # A share of 0.1 of 1000 values: the standard deviation is 9.5.
+    assert all(60 <= share <= 140 for share in outcome["shares"])
+    assert len(set(outcome["shares"])) > 1
+    assert outcome["repeats"] == [True] * 5
+    assert outcome["error"] < 1e-5

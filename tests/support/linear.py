@@ -78,10 +78,16 @@ BATCH = (
 )
 
 
-def train_graph() -> bytes:
-    """One step of plain SGD."""
+def train_graph(*, scaffold: bool = False) -> bytes:
+    """One step of plain SGD; with ``scaffold`` the inputs ``control.<p>`` are added to the gradients."""
     outputs = (port("next.w", NUM_INPUTS, NUM_CLASSES), port("next.b", NUM_CLASSES), port("loss"))
-    return file(STEP, (*PARAMETERS, *BATCH, port("learning_rate")), outputs, CONSTANTS)
+    inputs = (*PARAMETERS, *BATCH, port("learning_rate"))
+    if not scaffold:
+        return file(STEP, inputs, outputs, CONSTANTS)
+    corrections = [helper.make_node("Add", [f"{name}_gradient", f"control.{name}"], [f"{name}_sum"]) for name in "wb"]
+    steps = [helper.make_node("Mul", [f"{name}_sum", "learning_rate"], [f"{name}_step"]) for name in "wb"]
+    controls = (port("control.w", NUM_INPUTS, NUM_CLASSES), port("control.b", NUM_CLASSES))
+    return file([*STEP[:-4], *corrections, *steps, *STEP[-2:]], (*inputs, *controls), outputs, CONSTANTS)
 
 
 def evaluate_graph(*, masked: bool = True) -> bytes:
@@ -106,14 +112,16 @@ def infer_graph(names: tuple[str, str] = ("w", "b")) -> bytes:
     return file(nodes, [port("x", "n", NUM_INPUTS)], [port("logits", "n", NUM_CLASSES)], constants)
 
 
-def linear_graphs() -> AssembledGraphs:
+def linear_graphs(*, scaffold: bool = False) -> AssembledGraphs:
     """What a Bundle of them is made of."""
     return AssembledGraphs(
         name="linear",
         batch_size=BATCH_SIZE,
         num_classes=NUM_CLASSES,
         parameters={"w": WEIGHT, "b": BIAS},
-        graphs={"onnx": {"train": train_graph(), "evaluate": evaluate_graph(), "infer": infer_graph()}},
+        graphs={
+            "onnx": {"train": train_graph(scaffold=scaffold), "evaluate": evaluate_graph(), "infer": infer_graph()}
+        },
     )
 
 

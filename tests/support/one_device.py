@@ -24,7 +24,7 @@ class Rounds:
     bundle: Bundle
     works: list[m.Assignment]
     chunks: dict[str, bytes]
-    faults: dict[str, Exception] = field(default_factory=dict)
+    faults: dict[str, BaseException] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from house.tree import ROOT
-from support.linear import NUM_CLASSES, NUM_INPUTS, linear_graphs
+from support.errors import raises
+from support.linear import NUM_CLASSES, NUM_INPUTS, linear_graphs, numpy_step
 from support.values import PUBLISHER
 
 from fanin.clients.data.examples import Examples
@@ -34,6 +35,7 @@ from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Evaluate, Predict, TrainStep
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
+from fanin.protos.errors import InvalidInput
 
 NUM_EVALUATED, NUM_TRAINED = 2, 6
 """Batches of 4: 7 validation examples, and 3 for each of 2 epochs over 10 training examples."""
@@ -49,6 +51,55 @@ def store() -> MemoryStore:
     x = rng.standard_normal((17, NUM_INPUTS)).astype(np.float32)
     y = rng.integers(0, NUM_CLASSES, 17).astype(np.int32)
     return MemoryStore(partition=0, train=Examples(x=x[:10], y=y[:10]), validation=Examples(x=x[10:], y=y[10:]))
+
+
+@pytest.fixture
+def controlled(tmp_path: Path) -> Bundle:
+    """A model whose train graph has the inputs ``control.<p>``."""
+    return assemble(linear_graphs(scaffold=True), tmp_path / "controlled", PUBLISHER)
+
+
+def test_control_is_added_to_the_gradient_of_every_step(controlled: Bundle) -> None:
+    """One batch holds all examples, so that numpy takes the same steps whatever the order."""
+    examples = Examples(x=store().train.x[:4], y=store().train.y[:4])
+    one = MemoryStore(partition=0, train=examples, validation=store().validation)
+    table, work = controlled.manifest.table, example_assignment(controlled)
+    control = np.random.default_rng(2).normal(0.0, 0.3, table.num_values).astype(np.float32)
+    model = replace(example_model(controlled), inputs={"control": control})
+    change = check_trainer(RuntimeTrainer(open_runtime("onnx"), one), model, work)
+    before, added = table.views(model.parameters), table.views(control)
+    w, b = before["w"].astype(np.float64), before["b"].astype(np.float64)
+    rate = work.training.learning_rate
+    for _ in range(work.training.epochs):
+        w, b, _ = numpy_step(w, b, examples.x, examples.y, rate)
+        w, b = w - rate * added["w"], b - rate * added["b"]
+    expected = table.flatten({"w": w - before["w"], "b": b - before["b"]})
+    np.testing.assert_allclose(change.values, expected, atol=1e-6)
+    plain = RuntimeTrainer(open_runtime("onnx"), one).train(example_model(controlled), work, Countdown())
+    assert np.abs(change.values - plain.values).max() > 0.01
+
+
+def test_inputs_that_a_train_graph_lacks_are_refused(linear: Bundle, controlled: Bundle) -> None:
+    zeros = np.zeros(linear.manifest.table.num_values, np.float32)
+    trainer = RuntimeTrainer(open_runtime("onnx"), store())
+    with raises(
+        InvalidInput,
+        "stages: got the input 'control', but the bundle's train graph has no inputs control.<p>; export the App with "
+        "Recipe(scaffold=True)",
+    ):
+        trainer.train(
+            replace(example_model(linear), inputs={"control": zeros}), example_assignment(linear), Countdown()
+        )
+    with raises(
+        InvalidInput,
+        "stages: got the inputs ['anchor', 'control'] for the train graph, expected at most 'control'; correct the "
+        "stage",
+    ):
+        trainer.train(
+            replace(example_model(controlled), inputs={"anchor": zeros, "control": zeros}),
+            example_assignment(controlled),
+            Countdown(),
+        )
 
 
 class CountingRuntime:

@@ -1,17 +1,26 @@
 """The virtual device: its cache, and what errors of a coordinator are to it."""
 
+import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.errors import raises
 from support.one_device import Rounds, rounds, take_part
 from support.values import PUBLISHER, STRANGER
 
-from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice
+from fanin.clients.device.storage.states import StateLabel
+from fanin.clients.testing import Countdown, LoopbackTransport, SyntheticTrainer, VirtualDevice, example_model
+from fanin.protos import messages as m
 from fanin.protos.errors import STATUS, Conflict, FaninError
 
 ROUNDS = 5
+
+
+class KilledHere(BaseException):
+    """The end of a process. Nothing handles it."""
 
 
 def device_of(fleet: Rounds, trusted: str = PUBLISHER.public) -> VirtualDevice:
@@ -37,6 +46,55 @@ def test_a_fetch_that_fails_leaves_nothing_more_in_the_cache(tmp_path: Path) -> 
     take_part(fleet, device)
     assert len(fleet.failures) == ROUNDS
     assert device.cached == {ref.sha256 for ref in manifest.chunks}
+
+
+def staged(fleet: Rounds) -> None:
+    """Give a Run error feedback with a coarse grid; every Round publishes a Version."""
+    fleet.works = [
+        replace(
+            work,
+            stages=(m.StageSpec(name="error_feedback"),),
+            grid=(-8, -8),
+            state=m.StageState(lineage=0, round=work.round - 1),
+        )
+        for work in fleet.works
+    ]
+
+
+def test_a_virtual_device_applies_stages_and_keeps_their_states(tmp_path: Path) -> None:
+    fleet = rounds(tmp_path, ROUNDS)
+    staged(fleet)
+    works, table = list(fleet.works), fleet.bundle.manifest.table
+    device = device_of(fleet)
+    take_part(fleet, device)
+    assert sorted(device.folder.states.files) == [("run", ROUNDS - 1), ("run", ROUNDS)]
+    residual = np.zeros(table.num_values, np.float32)
+    for work in works:
+        change = SyntheticTrainer(partition=0).train(example_model(fleet.bundle), work, Countdown()).values
+        wanted = change + residual
+        residual = wanted - (np.rint(wanted * 256) / 256).astype(np.float32)
+    label = StateLabel(run_id="run", lineage=0, round=ROUNDS)
+    first = {"error_feedback": {"residual": np.zeros_like(residual)}}
+    assert np.array_equal(device.folder.states.get(label, first)["error_feedback"]["residual"], residual)
+
+
+@pytest.mark.parametrize("call", ["check_in", "download", "upload"])
+def test_a_virtual_device_that_restarts_has_the_same_states(tmp_path: Path, call: str) -> None:
+    states = []
+    for name in ("whole", "restarted"):
+        fleet = rounds(tmp_path / name, ROUNDS)
+        staged(fleet)
+        device = device_of(fleet)
+        if name == "restarted":
+            fleet.faults = {call: KilledHere()}
+            with pytest.raises(KilledHere):
+                take_part(fleet, device)
+            device.restart()
+            # The second clock has an event loop of its own.
+            fleet.done = asyncio.Event()
+        take_part(fleet, device)
+        states.append(device.folder.states.files)
+    assert states[0] == states[1]
 
 
 @pytest.mark.parametrize("call", ["check_in", "download", "upload", "report"])

@@ -539,7 +539,7 @@ class BundleRef(_message.Message):
         evaluate  <p>.., x, y, mask                             ->  loss_sum, predicted
 
     mask is 1.0 for an example and 0.0 for a row that fills up the batch. Optional inputs of train: step (float32, from
-    1.0); anchor.<p> (the Version's parameters) and proximal_weight. No Run has a Bundle with inputs control.<p>.
+    1.0); anchor.<p> (the Version's parameters) and proximal_weight; control.<p>, in Runs with the stage scaffold alone.
 
     loss is the mean over the examples with mask 1.0, loss_sum the sum over them. predicted has the class with the largest
     logit of each label (int32), or the values (float32). y has classes or next tokens (int32, -1 for none), or values
@@ -1030,7 +1030,7 @@ class DownloadRequest(_message.Message):
     assignment_id: _builtins.str
     """Assignment.assignment_id, or Publication.download_id."""
     sha256: _builtins.str
-    """A Chunk of the Bundle (manifest or artifact) or of the Version's parameters."""
+    """A Chunk of the Bundle (manifest or artifact) or of the Version (parameters or auxiliary tensor)."""
     offset: _builtins.int
     """Bytes of this Chunk that the device has."""
     @_builtins.property

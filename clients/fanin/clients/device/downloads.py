@@ -4,15 +4,17 @@ The order is the security property (see ``models``). A Version number is recorde
 Version has verified.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import (
     OpenedModel,
+    auxiliary_chunks,
     graph_chunks,
     manifest_chunks,
+    open_auxiliary,
     open_bundle,
     open_parameters,
     verify_version,
@@ -53,7 +55,11 @@ class Downloader:
         self.num_bytes_resumed = 0
 
     async def fetch(
-        self, publication: Publication, needed: list[ChunkRef], should_continue: ShouldContinue
+        self,
+        publication: Publication,
+        needed: list[ChunkRef],
+        should_continue: ShouldContinue,
+        auxiliary: Sequence[str] = (),
     ) -> OpenedModel:
         """Download and verify a Publication's model.
 
@@ -62,6 +68,7 @@ class Downloader:
             needed: Receives the model's Chunks before they are downloaded, so that the caller can keep them even
                 after a failure.
             should_continue: Called before each piece; received pieces are kept if it raises.
+            auxiliary: Names of the auxiliary tensors that are part of the model.
 
         Raises:
             Interrupted: ``should_continue`` raised it.
@@ -83,17 +90,20 @@ class Downloader:
             bundle = open_bundle(publication, self._trusted, chunks.read)
             verify_version(publication, bundle, records.highest_version(publication.run_id))
             graphs = graph_chunks(bundle, self._graph_format)
-            needed += (*graphs, *publication.version.parameters.chunks)
+            tensors = auxiliary_chunks(publication, bundle, auxiliary)
+            needed += (*graphs, *publication.version.parameters.chunks, *tensors)
             await get("graphs", graphs)
             await get("parameters", publication.version.parameters.chunks)
+            await get("auxiliary tensors", tensors)
             parameters = open_parameters(publication, bundle, chunks.read)
+            opened = {name: open_auxiliary(publication, bundle, name, chunks.read) for name in auxiliary}
         except InvalidInput:
             # The bytes may be damaged on this disk: remove damaged Chunks, and the next try downloads them again.
-            chunks.remove_damaged((*publication.bundle.manifest.chunks, *publication.version.parameters.chunks))
+            chunks.remove_damaged(needed)
             raise
         # Recorded last: a Version that did not verify must not block later ones.
         records.raise_version(publication.run_id, publication.version.number)
-        return OpenedModel(bundle=bundle, parameters=parameters)
+        return OpenedModel(bundle=bundle, parameters=parameters, auxiliary=opened)
 
     def _store_chunk(self, what: str, should_continue: ShouldContinue, ref: ChunkRef, receive: ReceivePieces) -> None:
         try:

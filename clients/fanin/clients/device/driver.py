@@ -9,8 +9,8 @@ call blocks its thread, so no await suspends, and ``run_blocking`` needs no even
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar, assert_never
 
 from fanin.clients.device.conditions import Conditions, Interrupted, ShouldContinue
@@ -21,8 +21,19 @@ from fanin.clients.device.session import events as e
 from fanin.clients.device.session.machine import Session
 from fanin.clients.device.session.outcomes import event_of
 from fanin.clients.device.storage.protocols import DeviceFolder
-from fanin.clients.device.updates import Change, Trainer, make_update
+from fanin.clients.device.updates import (
+    Change,
+    Trainer,
+    apply_stages,
+    begin_stages,
+    downlink_names,
+    header_of,
+    state_label,
+)
 from fanin.edge.codecs.fixed import CODECS
+from fanin.edge.codecs.known import known_stages
+from fanin.edge.codecs.stage import Stage
+from fanin.edge.codecs.stages import stages_of
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
 from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, NotFound, Unavailable
@@ -110,6 +121,7 @@ class SessionDriver:
         self.session = session or Session()
         self._parts = parts
         self._model: OpenedModel | None = None
+        self._stages: Mapping[str, Stage] = {}
         self._downloader = Downloader(parts.calls, parts.store, parts.trusted, parts.trainer.graph_format)
 
     async def run(self) -> None:
@@ -165,7 +177,9 @@ class SessionDriver:
                 await self._fetch(action.publication)
                 return e.Refreshed()
             case e.Fetch():
-                await self._fetch(action.assignment.publication)
+                self._stages = stages_of(action.assignment.stages)
+                names = downlink_names(action.assignment, self._stages)
+                await self._fetch(action.assignment.publication, names)
                 return e.Fetched()
             case e.Train():
                 await self._train(action.assignment)
@@ -183,16 +197,19 @@ class SessionDriver:
     def _check_in(self) -> m.CheckIn:
         trainer, serving = self._parts.trainer, self._parts.serving
         capabilities = m.Capabilities(
-            codecs=tuple(CODECS), runtimes=(trainer.runtime,), graph_formats=(trainer.graph_format,)
+            codecs=tuple(CODECS),
+            runtimes=(trainer.runtime,),
+            graph_formats=(trainer.graph_format,),
+            stages=known_stages()[: m.MAX_CAPABILITIES],
         )
         served = None if serving is None else serving.latest
         return m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=CHECK_IN_WAIT_S, served=served)
 
-    async def _fetch(self, publication: m.Publication) -> None:
+    async def _fetch(self, publication: m.Publication, auxiliary: Sequence[str] = ()) -> None:
         needed: list[ChunkRef] = []
-        serving = self._parts.serving
+        serving, should_continue = self._parts.serving, self._parts.conditions.should_continue
         try:
-            self._model = await self._downloader.fetch(publication, needed, self._parts.conditions.should_continue)
+            self._model = await self._downloader.fetch(publication, needed, should_continue, auxiliary)
             if serving is not None:
                 serving.offer(publication, self._model)
         finally:
@@ -203,23 +220,39 @@ class SessionDriver:
             self._parts.store.chunks.trim((*keep, *(f"{sha256}.part" for sha256 in keep), *served))
 
     async def _train(self, assignment: m.Assignment) -> None:
-        host, store = self._parts.host, self._parts.store
-        if store.updates.header(assignment.assignment_id) is not None:
-            return
-        store.updates.clear()
-        assert self._model is not None, "training comes after fetching"
-        started_s = host.now()
+        store = self._parts.store
+        if store.updates.header(assignment.assignment_id) is None:
+            store.updates.clear()
+            await self._make_update(assignment)
+        if self._stages:
+            # The Round may still fail. Then the next Assignment names the state that this one began with.
+            store.states.keep(assignment.run_id, (assignment.state.round, assignment.round))
+
+    async def _make_update(self, assignment: m.Assignment) -> None:
+        """Train, and store the Update with the states after it.
+
+        The Update exists with its header, which is written last. A crash before that leaves the state that this
+        Assignment names, and the same Assignment begins with it again.
+        """
+        host, store, model = self._parts.host, self._parts.store, self._model
+        assert model is not None, "training comes after fetching"
+        table, started_s = model.bundle.manifest.table, host.now()
         try:
-            change = await host.train(self._model, assignment, self._parts.conditions.should_continue)
+            staging = begin_stages(assignment, self._stages, model, store.states)
+            prepared = replace(model, inputs=staging.inputs(table.num_values))
+            change = await host.train(prepared, assignment, self._parts.conditions.should_continue)
             telemetry = self._telemetry(change, host.now() - started_s)
-            header, payload = make_update(assignment, self._model.bundle.manifest.table, change, telemetry)
+            staged = apply_stages(assignment, table, change, staging)
+            header = header_of(assignment, staged.encoded, change.counts, telemetry)
         except InvalidBundle:
             # A graph was damaged on this disk after its download: the next try downloads it again.
-            store.chunks.remove_damaged(graph_chunks(self._model.bundle, self._parts.trainer.graph_format))
+            store.chunks.remove_damaged(graph_chunks(model.bundle, self._parts.trainer.graph_format))
             raise
         except ValueError as exc:
             raise InvalidInput(f"training: {exc}") from exc
-        store.updates.put(header, payload)
+        if staging.has_state:
+            store.states.put(state_label(assignment, assignment.round), staged.states)
+        store.updates.put(header, staged.encoded.payload)
 
     def _telemetry(self, change: Change, train_s: float) -> m.Telemetry:
         return m.Telemetry(

@@ -3,27 +3,38 @@
 The order is the security property:
 
 1. The manifest is verified before a graph is downloaded.
-2. The Version is verified before its parameters are downloaded.
-3. The parameters are verified before they are used.
+2. The Version is verified before its parameters and auxiliary tensors are downloaded.
+3. The parameters and auxiliary tensors are verified before they are used.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
 from fanin.edge.bundles.versions import check_version
-from fanin.edge.tensors import Float32s, decode_parameters
-from fanin.protos.chunks import ChunkRef, assemble
+from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
+from fanin.protos.chunks import Artifact, ChunkRef, assemble
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion
 from fanin.protos.messages import Publication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedModel:
-    """A verified Bundle and the parameters (num_values,) of a verified Version."""
+    """A verified Bundle and the tensors of a verified Version.
+
+    Attributes:
+        bundle: The Bundle.
+        parameters: The parameters (num_values,).
+        auxiliary: The auxiliary tensors that the stages of the Assignment read (num_values,), by name.
+        inputs: Inputs of the train graph that the stages set (num_values,), by kind: ``control`` is added to the
+            gradient of each step.
+    """
 
     bundle: Bundle
     parameters: Float32s
+    auxiliary: Mapping[str, Float32s] = field(default_factory=lambda: MappingProxyType({}))
+    inputs: Mapping[str, Float32s] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def manifest_chunks(publication: Publication) -> tuple[ChunkRef, ...]:
@@ -72,22 +83,64 @@ def verify_version(publication: Publication, bundle: Bundle, seen: int) -> None:
         publisher=bundle.signed.public_key,
         seen=seen,
     )
-    # The signature covers only the digest. An attacker who changed the list of Chunks could fill this disk.
-    size_bytes, expected_bytes = version.parameters.size_bytes, len(table.header()) + 4 * table.num_values
-    if size_bytes != expected_bytes:
-        raise InvalidVersion(
-            f"version {version.number} of run {version.run_id}: got parameters of {size_bytes} bytes, "
-            f"expected {expected_bytes} by the bundle's manifest"
-        )
+    _check_size(_what(publication), "parameters", version.parameters, table)
+
+
+def auxiliary_chunks(publication: Publication, bundle: Bundle, names: Sequence[str]) -> tuple[ChunkRef, ...]:
+    """Return the Chunks of the auxiliary tensors of these names, before they are downloaded.
+
+    Args:
+        publication: Names the Version, which is verified.
+        bundle: Its verified Bundle.
+        names: The names.
+
+    Raises:
+        InvalidVersion: A tensor is missing or has the wrong size.
+    """
+    artifacts, what = publication.version.auxiliary, _what(publication)
+    for name in names:
+        if name not in artifacts:
+            raise InvalidVersion(
+                f"{what}: got the auxiliary tensors {sorted(artifacts)}, expected {name!r}, which the stages of the "
+                "assignment read"
+            )
+        _check_size(what, f"the auxiliary tensor {name!r}", artifacts[name], _auxiliary_table(bundle))
+    return tuple(ref for name in names for ref in artifacts[name].chunks)
 
 
 def open_parameters(publication: Publication, bundle: Bundle, read: Callable[[str], bytes]) -> Float32s:
     """Return the Version's parameters (num_values,), verified. Raises InvalidVersion."""
-    what = f"version {publication.version.number} of run {publication.run_id}"
+    return _open(_what(publication), publication.version.parameters, bundle.manifest.table, read)
+
+
+def open_auxiliary(publication: Publication, bundle: Bundle, name: str, read: Callable[[str], bytes]) -> Float32s:
+    """Return an auxiliary tensor (num_values,), verified. Raises InvalidVersion."""
+    what = f"{_what(publication)}: auxiliary tensor {name!r}"
+    return _open(what, publication.version.auxiliary[name], _auxiliary_table(bundle), read)
+
+
+def _what(publication: Publication) -> str:
+    return f"version {publication.version.number} of run {publication.run_id}"
+
+
+def _auxiliary_table(bundle: Bundle) -> TensorTable:
+    return TensorTable.of({"values": (bundle.manifest.table.num_values,)})
+
+
+def _check_size(version: str, what: str, artifact: Artifact, table: TensorTable) -> None:
+    # The signature covers only the digest. An attacker who changed the list of Chunks could fill this disk.
+    size_bytes, expected_bytes = artifact.size_bytes, len(table.header()) + 4 * table.num_values
+    if size_bytes != expected_bytes:
+        raise InvalidVersion(
+            f"{version}: got {what} of {size_bytes} bytes, expected {expected_bytes} by the bundle's manifest"
+        )
+
+
+def _open(what: str, artifact: Artifact, expected: TensorTable, read: Callable[[str], bytes]) -> Float32s:
     try:
-        table, flat = decode_parameters(assemble(what, publication.version.parameters, read))
+        table, flat = decode_parameters(assemble(what, artifact, read))
     except InvalidInput as exc:
         raise InvalidVersion(f"{what}: {exc}" if what not in str(exc) else str(exc)) from exc
-    if table != bundle.manifest.table:
+    if table != expected:
         raise InvalidVersion(f"{what}: names or shapes differ from the bundle's")
     return flat

@@ -32,10 +32,12 @@ from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import PaddedBatch, Preprocess, Runtime, StepSettings
 from fanin.edge.runtimes.evaluations import counts_of, loss_count
+from fanin.edge.runtimes.graphs import CONTROL, control_ports
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.models import model_inputs
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
+from fanin.protos.errors import InvalidInput
 
 
 class RuntimeTrainer:
@@ -66,12 +68,16 @@ class RuntimeTrainer:
         """
         examples = self._examples(model.bundle)
         counts = self._evaluate(model, examples.validation, should_continue)
+        control = _control(model)
         step = self._graphs.open_train(model.bundle)
         training, batch_size = assignment.training, model.bundle.manifest.batch_size
         rng = np.random.default_rng(np.random.SeedSequence((training.seed, examples.partition, assignment.round)))
         state = step.begin(model.parameters)
         settings = StepSettings(
-            learning_rate=training.learning_rate, proximal_weight=training.proximal_weight, anchor=model.parameters
+            learning_rate=training.learning_rate,
+            proximal_weight=training.proximal_weight,
+            anchor=model.parameters,
+            control=control,
         )
         loss_sum, num_steps = 0.0, 0
         for _ in range(training.epochs):
@@ -117,6 +123,22 @@ class RuntimeTrainer:
         in_order = batches_in_order(validation, model.bundle.manifest.batch_size)
         measured = measure(self._graphs, model.bundle, model.parameters, interruptible(in_order, should_continue))
         return counts_of(measured, model.bundle.manifest.num_classes)
+
+
+def _control(model: OpenedModel) -> Float32s | None:
+    """Return what the stages add to the gradient; None without such a stage. Raises InvalidInput."""
+    if set(model.inputs) - {CONTROL}:
+        raise InvalidInput(
+            f"stages: got the inputs {sorted(model.inputs)} for the train graph, expected at most {CONTROL!r}; correct "
+            "the stage"
+        )
+    manifest = model.bundle.manifest
+    if model.inputs and not control_ports(manifest.table, manifest.signatures["train"].inputs):
+        raise InvalidInput(
+            f"stages: got the input {CONTROL!r}, but the bundle's train graph has no inputs {CONTROL}.<p>; export the "
+            "App with Recipe(scaffold=True)"
+        )
+    return model.inputs.get(CONTROL)
 
 
 def interruptible(batches: Iterable[PaddedBatch], should_continue: ShouldContinue) -> Iterator[PaddedBatch]:

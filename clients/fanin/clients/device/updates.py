@@ -1,7 +1,13 @@
-"""The Protocol ``Trainer``, and the encoding of its Change as an Update on the Round's grid."""
+"""The Protocol ``Trainer``, and the way of its Change through stages and codec to an Update on the Round's grid.
 
+A training and its Update can be repeated after a crash. So the stages begin with the state that the Assignment names,
+never with the newest one, and their random numbers are derived from the Assignment and the change.
+"""
+
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -9,14 +15,21 @@ import numpy as np
 
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
-from fanin.edge.codecs.fixed import codec_named
+from fanin.clients.device.storage.protocols import StoredStates
+from fanin.clients.device.storage.states import StateLabel
+from fanin.edge.codecs.fixed import Encoded
+from fanin.edge.codecs.pipeline import StagedUpdate, States, UpdatePipeline, first_states
+from fanin.edge.codecs.stage import GroupStage, Stage
+from fanin.edge.codecs.stages import added_groups, layout_of
 from fanin.edge.codecs.statistics import fitted
 from fanin.edge.tensors import Float32s, TensorTable, sha256_hex
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
+from fanin.protos.errors import Corrupted, InvalidInput, InvalidVersion, NotFound
 
+LOG = logging.getLogger("fanin.clients")
 ROUNDING_STREAM: Final = 0x726E6464
-"""Separates the generator that rounds an Update from those of the training."""
+"""Separates the generators of an Update from those of the training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,30 +84,141 @@ class Trainer(Protocol):
         ...
 
 
-def make_update(
-    assignment: m.Assignment, table: TensorTable, change: Change, telemetry: m.Telemetry
-) -> tuple[m.UpdateHeader, bytes]:
-    """Encode a Change as an Update.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staging:
+    """The stages of an Assignment, with everything that they read.
+
+    Attributes:
+        stages: The stages by name, in their order.
+        states: The states before the Update.
+        downlink: The auxiliary tensors of the Version (num_values,), by name.
+    """
+
+    stages: Mapping[str, Stage]
+    states: States
+    downlink: Mapping[str, Float32s]
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there is anything to store with the Update."""
+        return any(stage.tensors for stage in self.stages.values())
+
+    def inputs(self, num_values: int) -> Mapping[str, Float32s]:
+        """Return the inputs of the train graph (num_values,), by kind.
+
+        Args:
+            num_values: Number of values of the parameters.
+
+        Raises:
+            InvalidInput: An input has another shape or dtype, or two stages set it. The text names the stage.
+        """
+        inputs: dict[str, Float32s] = {}
+        for name, stage in self.stages.items():
+            theirs = stage.prepare(self.states[name], self.downlink) if isinstance(stage, GroupStage) else {}
+            for kind, values in theirs.items():
+                if kind in inputs or values.shape != (num_values,) or values.dtype != np.float32:
+                    raise InvalidInput(
+                        f"stage {name}: got {values.dtype} {values.shape} for the input {kind!r} of the train graph, "
+                        f"expected float32 ({num_values},), from one stage only; correct the stage"
+                    )
+                inputs[kind] = values
+        return inputs
+
+
+UNSTAGED: Final = Staging(stages=MappingProxyType({}), states=MappingProxyType({}), downlink=MappingProxyType({}))
+"""No stages."""
+
+
+def downlink_names(assignment: m.Assignment, stages: Mapping[str, Stage]) -> tuple[str, ...]:
+    """Return the names of the auxiliary tensors to download: none in the first Version of a lineage.
+
+    Raises:
+        InvalidInput: The state is of no earlier Round, or of a later lineage.
+        InvalidVersion: The first Version of a lineage has auxiliary tensors.
+    """
+    state, version = assignment.state, assignment.version
+    if not stages:
+        return ()
+    if state.round >= assignment.round or state.lineage > version.number:
+        raise InvalidInput(
+            f"assignment {assignment.assignment_id}: got the state of round {state.round}, lineage {state.lineage}, "
+            f"expected a round before {assignment.round} and a lineage up to version {version.number}"
+        )
+    if state.lineage < version.number:
+        return tuple(group.name for group in added_groups(stages))
+    if version.auxiliary:
+        raise InvalidVersion(
+            f"version {version.number} of run {version.run_id}: got the auxiliary tensors {sorted(version.auxiliary)}, "
+            "expected none in the first version of a lineage"
+        )
+    return ()
+
+
+def begin_stages(
+    assignment: m.Assignment, stages: Mapping[str, Stage], model: OpenedModel, stored: StoredStates
+) -> Staging:
+    """Return the stages with the state that the Assignment names.
+
+    A state that is missing or cannot be used is logged, and the stages begin with zeros.
+    """
+    num_values = model.bundle.manifest.table.num_values
+    states = first_states(stages, num_values)
+    if assignment.state.round and any(states.values()):
+        try:
+            states = stored.get(state_label(assignment, assignment.state.round), states)
+        except (NotFound, Corrupted) as exc:
+            LOG.warning("%s; the stages begin with zeros", exc)
+    zeros = np.zeros(num_values, np.float32)
+    downlink = {group.name: model.auxiliary.get(group.name, zeros) for group in added_groups(stages)}
+    return Staging(stages=stages, states=states, downlink=downlink)
+
+
+def state_label(assignment: m.Assignment, number: int) -> StateLabel:
+    """Return the label of the state after the device's Update of a Round, in the lineage of an Assignment."""
+    return StateLabel(run_id=assignment.run_id, lineage=assignment.state.lineage, round=number)
+
+
+def apply_stages(
+    assignment: m.Assignment, table: TensorTable, change: Change, staging: Staging = UNSTAGED
+) -> StagedUpdate:
+    """Take a Change through the stages and the codec.
 
     Args:
-        assignment: Names the codec and the grid.
+        assignment: Names the codec, the grid and the learning rate.
         table: Names and shapes of the parameters.
         change: The result of training.
-        telemetry: Runtime, times and traffic.
-
-    Returns:
-        The Update's header and payload.
+        staging: The stages.
 
     Raises:
         InvalidUpdate: The codec is unknown.
-        ValueError: The change has another shape, or is not finite.
+        InvalidInput: The change has another shape or dtype, or a stage breaks its contract.
+        ValueError: The change is not finite.
     """
-    codec = codec_named(assignment.codec.name)
-    rng = _rounding(assignment, change.values) if codec.is_stochastic else np.random.default_rng(0)
-    encoded = codec.encode(table, change.values, assignment.grid, assignment.codec.max_shift, rng)
-    counts = dict(change.counts) | {m.ROUNDED: encoded.num_rounded, m.SATURATED: encoded.num_saturated}
-    sent = fitted(counts, assignment.statistics)
-    header = m.UpdateHeader(
+    pipeline = UpdatePipeline(
+        codec=assignment.codec,
+        grid=assignment.grid,
+        learning_rate=assignment.training.learning_rate,
+        stages=staging.stages,
+        layout=layout_of(table, staging.stages),
+        downlink=staging.downlink,
+        rng_of=partial(_generator, assignment),
+    )
+    return pipeline.apply(change.values, change.num_steps, staging.states)
+
+
+def header_of(
+    assignment: m.Assignment, encoded: Encoded, counts: Mapping[str, int], telemetry: m.Telemetry
+) -> m.UpdateHeader:
+    """Return the header of an Update.
+
+    Args:
+        assignment: The Assignment.
+        encoded: The payload.
+        counts: The statistics of the training.
+        telemetry: Runtime, times and traffic.
+    """
+    counts = dict(counts) | {m.ROUNDED: encoded.num_rounded, m.SATURATED: encoded.num_saturated}
+    return m.UpdateHeader(
         format=m.UPDATE_FORMAT,
         assignment_id=assignment.assignment_id,
         run_id=assignment.run_id,
@@ -103,18 +227,30 @@ def make_update(
         codec=assignment.codec.name,
         shifts=encoded.shifts,
         payload=artifact_of(encoded.payload),
-        statistics=m.Statistics(counts=MappingProxyType(sent)),
+        statistics=m.Statistics(counts=MappingProxyType(fitted(counts, assignment.statistics))),
         telemetry=telemetry,
     )
-    return header, encoded.payload
 
 
-def _rounding(assignment: m.Assignment, values: Float32s) -> np.random.Generator:
-    """Return the generator that rounds this change; it is the same for a repeated training.
+def make_update(
+    assignment: m.Assignment, table: TensorTable, change: Change, telemetry: m.Telemetry
+) -> tuple[m.UpdateHeader, bytes]:
+    """Encode a Change as an Update without stages; see ``apply_stages`` and ``header_of``.
 
-    Its seed contains the change instead of the partition. Devices with equal seeds would add up their rounding errors,
+    Returns:
+        The Update's header and payload.
+    """
+    encoded = apply_stages(assignment, table, change).encoded
+    return header_of(assignment, encoded, change.counts, telemetry), encoded.payload
+
+
+def _generator(assignment: m.Assignment, purpose: str, values: Float32s) -> np.random.Generator:
+    """Return the generator of a stage, or of the codec (""), for these values; the same for a repeated training.
+
+    Its seed contains the values instead of the partition. Devices with equal seeds would add up their rounding errors,
     and many devices use the default partition.
     """
     digest = int(sha256_hex(values.astype("<f4", copy=False).tobytes()), 16)
-    seeds = np.random.SeedSequence((ROUNDING_STREAM, assignment.training.seed, assignment.round, digest))
-    return np.random.default_rng(seeds)
+    stream = (int(sha256_hex(purpose.encode()), 16),) if purpose else ()
+    seeds = (ROUNDING_STREAM, assignment.training.seed, assignment.round, digest, *stream)
+    return np.random.default_rng(np.random.SeedSequence(seeds))

@@ -21,7 +21,8 @@ from fanin.protos.chunks import ChunkRef
 class VirtualDevice:
     """A device on the event loop's clock: the production session and driver, a folder in memory and a Trainer.
 
-    ``work_s`` draws the seconds that a training takes. ``trusted`` are the publishers' public keys.
+    ``work_s`` draws the seconds that a training takes. ``trusted`` are the publishers' public keys. ``folder`` has the
+    Chunks, the Update and the states of stages.
     """
 
     def __init__(
@@ -32,11 +33,11 @@ class VirtualDevice:
         rng: random.Random,
         work_s: Callable[[random.Random], float],
     ) -> None:
-        self._folder = MemoryFolder()
+        self.folder = MemoryFolder()
         self._parts = DriverParts(
             host=_VirtualHost(trainer, rng, work_s),
             calls=_VirtualCalls(line),
-            store=self._folder,
+            store=self.folder,
             trainer=trainer,
             trusted=trusted,
             rng=rng,
@@ -56,10 +57,10 @@ class VirtualDevice:
     @property
     def cached(self) -> frozenset[str]:
         """The digests of the Chunks in the cache."""
-        return frozenset(self._folder.chunks)
+        return frozenset(self.folder.chunks)
 
     def restart(self) -> None:
-        """Simulate a kill: only the folder survives, with its Chunks and its Update."""
+        """Simulate a kill: only the folder survives."""
         self._driver = SessionDriver(self._parts, Session(num_accepted=self.session.num_accepted))
 
 

@@ -1,9 +1,12 @@
 """The folder of a simulated device, in memory."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
+from fanin.clients.device.storage.states import MAX_RUNS, StateLabel, decode_states, encode_states
+from fanin.edge.codecs.pipeline import States
 from fanin.protos.chunks import ChunkRef
+from fanin.protos.errors import NotFound
 from fanin.protos.messages import UpdateHeader
 
 
@@ -61,6 +64,33 @@ class MemoryUpdates:
         self._update = None
 
 
+class MemoryStates:
+    """The states of stages by Run and Round, as the bytes of their files. The last used ones are at the end."""
+
+    def __init__(self) -> None:
+        self.files: dict[tuple[str, int], bytes] = {}
+
+    def put(self, label: StateLabel, states: States) -> None:
+        """Store the states of all stages."""
+        self.files.pop((label.run_id, label.round), None)
+        self.files[label.run_id, label.round] = encode_states(label, states)
+
+    def get(self, label: StateLabel, first: States) -> States:
+        """Return stored states. See ``StateStore.get``."""
+        data = self.files.pop((label.run_id, label.round), None)
+        if data is None:
+            raise NotFound(f"{label}: got none in memory, expected the one of that update")
+        self.files[label.run_id, label.round] = data
+        return decode_states(data, label, first)
+
+    def keep(self, run_id: str, rounds: Collection[int]) -> None:
+        """Remove the other states of a Run, and those of Runs that were used longest ago."""
+        runs = tuple(dict.fromkeys([run_id, *(name for name, _ in reversed(self.files))]))[:MAX_RUNS]
+        for name, number in tuple(self.files):
+            if name not in runs or (name == run_id and number not in rounds):
+                del self.files[name, number]
+
+
 class MemoryRecords(dict[str, int]):
     """The highest verified Version number of each Run."""
 
@@ -79,4 +109,5 @@ class MemoryFolder:
     def __init__(self) -> None:
         self.chunks = MemoryChunks()
         self.updates = MemoryUpdates()
+        self.states = MemoryStates()
         self.records = MemoryRecords()

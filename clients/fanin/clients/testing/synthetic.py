@@ -1,7 +1,7 @@
 """Seeded substitutes for training and for a model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,6 +15,7 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Manifest, Port, Signature
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.slots import Slot, SlotKind
+from fanin.edge.runtimes.graphs import CONTROL, state_port
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
@@ -22,9 +23,10 @@ from fanin.protos.chunks import artifact_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticTrainer:
-    """A Trainer that draws a random change of the parameters from the seed (seed, partition, round).
+    """A Trainer that draws a random change of the parameters from the seed (seed, partition, round), as one step.
 
-    ``scale`` is its standard deviation, ``num_examples`` its weight. ``counts`` are further statistics.
+    ``scale`` is its standard deviation, ``num_examples`` its weight. ``counts`` are further statistics. The input
+    ``control`` of a stage is added to the gradient of the step.
     """
 
     partition: int
@@ -39,13 +41,23 @@ class SyntheticTrainer:
         should_continue()
         seeds = np.random.SeedSequence((assignment.training.seed, self.partition, assignment.round))
         values = np.random.default_rng(seeds).normal(0.0, self.scale, model.parameters.size).astype(np.float32)
-        return Change(values=values, counts={m.EXAMPLES: self.num_examples} | dict(self.counts))
+        if CONTROL in model.inputs:
+            values -= np.float32(assignment.training.learning_rate) * model.inputs[CONTROL]
+        return Change(values=values, counts={m.EXAMPLES: self.num_examples} | dict(self.counts), num_steps=1)
 
 
-def synthetic_bundle(folder: Path, key: SigningKey, shapes: Mapping[str, tuple[int, ...]]) -> Bundle:
+def synthetic_bundle(
+    folder: Path, key: SigningKey, shapes: Mapping[str, tuple[int, ...]], *, scaffold: bool = False
+) -> Bundle:
     """Write a signed Bundle with these parameters, all zero, and invalid graphs.
 
     It can be published, downloaded and verified. Running it fails.
+
+    Args:
+        folder: A new folder.
+        key: The publisher's key.
+        shapes: The parameters.
+        scaffold: Whether the train graph has the inputs ``control.<p>``.
     """
     table = TensorTable.of(shapes)
     artifacts = {
@@ -55,12 +67,14 @@ def synthetic_bundle(folder: Path, key: SigningKey, shapes: Mapping[str, tuple[i
     x = Port(name="x", dtype="float32", shape=(-1, 1))
     slots = tuple(Slot(initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=shapes[name]) for name in shapes)
     signature = Signature(inputs=(x,), outputs=(), graphs=MappingProxyType({"onnx": "graph"}))
+    controls = (Port(name=state_port(CONTROL, name), dtype="float32", shape=shapes[name]) for name in sorted(shapes))
+    train = replace(signature, inputs=(x, *controls)) if scaffold else signature
     manifest = Manifest(
         name="synthetic",
         batch_size=1,
         num_classes=1,
         table=table,
-        signatures=MappingProxyType({"train": signature, "evaluate": signature, "infer": signature}),
+        signatures=MappingProxyType({"train": train, "evaluate": signature, "infer": signature}),
         slots=MappingProxyType({"onnx": slots}),
         artifacts=MappingProxyType({name: artifact_of(data) for name, data in artifacts.items()}),
         initial="initial",

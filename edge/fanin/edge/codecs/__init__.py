@@ -9,6 +9,7 @@ Modules in reading order:
     error_feedback   the stage that adds what the codec left out to the next Update
     scaffold         the stage of SCAFFOLD's control variates
     stages           the stages by name
+    known            the names of the stages that are installed here
     pipeline         the stages of an Assignment in their order, then the codec
     statistics       the statistics that a Run declares, with their bounds
     contract         the contract of stages, as a check for the tests of one's own

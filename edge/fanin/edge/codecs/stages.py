@@ -7,11 +7,11 @@ from typing import Final
 from fanin.edge.codecs.error_feedback import ErrorFeedback
 from fanin.edge.codecs.scaffold import Scaffold
 from fanin.edge.codecs.stage import GroupStage, Stage
-from fanin.edge.codecs.vector import MAIN, VectorLayout
+from fanin.edge.codecs.vector import MAIN, Group, VectorLayout
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import StageSpec
-from fanin.protos.plans.named import installed, named
+from fanin.protos.plans.named import named
 
 GROUP: Final = "fanin.stages"
 """The entry point group of stages in other distributions. An entry is a function ``(options) -> Stage``."""
@@ -43,19 +43,18 @@ def stages_of(specs: Sequence[StageSpec]) -> Mapping[str, Stage]:
     return stages
 
 
+def added_groups(stages: Mapping[str, Stage]) -> tuple[Group, ...]:
+    """Return the groups that stages add to a vector, in their order. Each has an auxiliary tensor of its name."""
+    return tuple(group for stage in stages.values() if isinstance(stage, GroupStage) for group in stage.groups)
+
+
 def layout_of(table: TensorTable, stages: Mapping[str, Stage]) -> VectorLayout:
     """Return the layout of the vectors of a Run.
 
     Raises:
         InvalidPlan: Two stages add a group of the same name.
     """
-    groups = (MAIN, *(group for stage in stages.values() if isinstance(stage, GroupStage) for group in stage.groups))
     try:
-        return VectorLayout(table=table, groups=groups)
+        return VectorLayout(table=table, groups=(MAIN, *added_groups(stages)))
     except ValueError as exc:
         raise InvalidPlan(f"plan: stages: {exc}; remove a stage") from exc
-
-
-def known_stages() -> tuple[str, ...]:
-    """Return the names of all stages that are installed here."""
-    return tuple(sorted({*STAGES, *installed(GROUP)}))

@@ -36,6 +36,8 @@ BATCH_PORTS: Final = ("x", "y", "mask")
 STEP: Final = "step"
 """Number of the step as float32, from 1 on. Adam's bias correction needs it."""
 PROXIMAL_WEIGHT: Final = "proximal_weight"
+CONTROL: Final = "control"
+"""Kind of the inputs ``control.<p>``, which are added to the gradient."""
 SCALAR_PORTS: Final = ("learning_rate", STEP, PROXIMAL_WEIGHT)
 NO_TOKEN: Final = -1
 """Label of a position without a target. Only sequences have such positions."""
@@ -50,7 +52,7 @@ def control_ports(table: TensorTable, inputs: Iterable[Port]) -> tuple[str, ...]
     """Return the train inputs that hold SCAFFOLD's control variates. The stage ``scaffold`` sets them."""
     parameters = {spec.name for spec in table.specs}
     # A layer that is called "control" has parameters with such names.
-    controls = {state_port("control", name) for name in parameters} - parameters
+    controls = {state_port(CONTROL, name) for name in parameters} - parameters
     return tuple(port.name for port in inputs if port.name in controls)
 
 

@@ -18,6 +18,7 @@ from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import (
     BATCH_PORTS,
+    CONTROL,
     PROXIMAL_WEIGHT,
     SCALAR_PORTS,
     STEP,
@@ -33,7 +34,7 @@ from fanin.edge.runtimes.graphs import (
 )
 from fanin.edge.tensors import Array, Float32s
 
-KINDS: Final = ("anchor", "control")
+KINDS: Final = ("anchor", CONTROL)
 MAX_SLABS: Final = 4
 """Slabs that a step remembers. Beyond that number it forgets the slabs whose states the caller keeps; they are freed
 together with these states."""

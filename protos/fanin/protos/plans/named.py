@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar
 
 from fanin.protos.errors import InvalidPlan
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -40,6 +44,10 @@ def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
     raise InvalidPlan(f"plan: {key}: got {name!r}, expected one of {known}, which are installed here{hint}")
 
 
-def installed(group: str) -> Mapping[str, EntryPoint]:
-    """Return the entry points of a group that are installed here, by name."""
-    return {entry.name: entry for entry in entry_points(group=group)}
+@cache
+def installed(group: str) -> "Mapping[str, EntryPoint]":
+    """Return the entry points of a group that were installed here when this process first asked, by name."""
+    # Imported late: it loads the email parser, which costs 3 MB on a device.
+    from importlib.metadata import entry_points
+
+    return MappingProxyType({entry.name: entry for entry in entry_points(group=group)})

@@ -7,6 +7,7 @@
     chunks/<sha256>          verified Chunks; the least recently used ones are removed first
     chunks/<sha256>.part     a Chunk whose download is incomplete
     updates/<assignment>.header, .payload
+    states/<run>.<round>.state    the states of stages after the Update of a Round
 
 Files with other names (``.DS_Store``, ``lost+found``) are ignored and never removed.
 
@@ -16,6 +17,7 @@ Reading order:
 - ``cache``: the folder as a whole, its lock and its key
 - ``chunks``: downloaded Chunks
 - ``updates``: Updates that the coordinator has not accepted yet
+- ``states``: the states of stages, each stored together with an Update
 - ``records``: the highest Version of each Run, and the served Publication
 - ``files``: durable writes and the listing of a folder
 """

@@ -8,6 +8,7 @@ from typing import Final
 
 from fanin.clients.device.storage.chunks import ChunkStore
 from fanin.clients.device.storage.records import Records
+from fanin.clients.device.storage.states import StateStore
 from fanin.clients.device.storage.updates import UpdateStore
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
 from fanin.protos.errors import Conflict
@@ -43,6 +44,7 @@ class Cache:
     Attributes:
         chunks: Downloaded Chunks.
         updates: Updates that the coordinator has not accepted yet.
+        states: The states of stages.
         records: The highest Version of each Run, and the served Publication.
 
     Raises:
@@ -53,6 +55,7 @@ class Cache:
         self._folder = folder
         self.chunks = ChunkStore(folder / "chunks", max_bytes)
         self.updates = UpdateStore(folder / "updates")
+        self.states = StateStore(folder / "states")
         self.records = Records(folder)
 
     @staticmethod

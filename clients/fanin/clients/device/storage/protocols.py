@@ -1,8 +1,10 @@
 """The folder of a device as its session uses it: on disk (``cache``), or in memory in a simulation."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
+from fanin.clients.device.storage.states import StateLabel
+from fanin.edge.codecs.pipeline import States
 from fanin.protos.chunks import ChunkRef
 from fanin.protos.messages import UpdateHeader
 
@@ -33,6 +35,16 @@ class StoredUpdates(Protocol):
     def clear(self) -> None: ...
 
 
+class StoredStates(Protocol):
+    """The states of stages by Run and Round. ``states.StateStore`` documents the methods."""
+
+    def put(self, label: StateLabel, states: States) -> None: ...
+
+    def get(self, label: StateLabel, first: States) -> States: ...
+
+    def keep(self, run_id: str, rounds: Collection[int]) -> None: ...
+
+
 class HighestVersions(Protocol):
     """The highest verified Version number of each Run. ``records.Records`` documents the methods."""
 
@@ -49,6 +61,9 @@ class DeviceFolder(Protocol):
 
     @property
     def updates(self) -> StoredUpdates: ...
+
+    @property
+    def states(self) -> StoredStates: ...
 
     @property
     def records(self) -> HighestVersions: ...

@@ -1,0 +1,198 @@
+"""A device of a Run with SCAFFOLD: its control variate, the auxiliary tensor of a Version, and a wrong one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.staged import EXPONENT, FEEDBACK, NUM, SCAFFOLD, Course, auxiliary_bytes, control_of, course, take_part
+from support.values import PUBLISHER, STRANGER
+
+from fanin.clients.testing import SyntheticTrainer
+from fanin.clients.testing.trainers import Countdown, example_model
+from fanin.edge.bundles.versions import add_auxiliary
+from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
+from fanin.protos import messages as m
+from fanin.protos.chunks import artifact_of, cut
+
+STEP = 2.0**EXPONENT
+BOTH = (SCAFFOLD, FEEDBACK)
+STATES = [(0, 0), (0, 1), (0, 1), (3, 0), (3, 4)]
+"""Round 2 fails, and Version 3 is a rollback."""
+
+
+def sent_of(values: Float32s) -> tuple[bytes, Float32s]:
+    """The payload of ``fixed32`` for values, and what the coordinator reads from it."""
+    steps = np.rint(values.astype(np.float64) / STEP)
+    return steps.astype("<i4").tobytes(), (steps * STEP).astype(np.float32)
+
+
+def scaffold(fleet: Course, works: Sequence[m.Assignment]) -> Mapping[int, bytes]:
+    """The payloads of SCAFFOLD with error feedback by Round, written out from algorithm 1 of the paper."""
+    kept: dict[tuple[int, int], tuple[Float32s, Float32s]] = {}
+    payloads, zeros = {}, np.zeros(NUM, np.float32)
+    for work in works:
+        lineage, rate = work.state.lineage, np.float32(work.training.learning_rate)
+        mine, residual = kept.get((lineage, work.state.round), (zeros, zeros))
+        c = zeros if lineage == work.version.number else control_of(work.version.number)
+        noise = SyntheticTrainer(partition=0).train(example_model(fleet.bundle), work, Countdown()).values
+        change = noise - rate * (c - mine)
+        first, sent = sent_of(change + residual)
+        second, told = sent_of((-change.astype(np.float64) / float(rate) - c).astype(np.float32))
+        payloads[work.round] = first + second
+        kept[lineage, work.round] = (mine + told, (change + residual - sent).astype(np.float32))
+    return payloads
+
+
+def test_a_device_sends_and_keeps_what_the_paper_says(tmp_path: Path) -> None:
+    fleet = course(tmp_path, STATES, BOTH)
+    works = list(fleet.works)
+    assert take_part(fleet, tmp_path) == scaffold(fleet, works)
+    assert fleet.failures == []
+
+
+def test_auxiliary_tensors_are_downloaded_for_stages_that_read_them_alone(tmp_path: Path) -> None:
+    fleet = course(tmp_path / "with", STATES, BOTH)
+    works = list(fleet.works)
+    take_part(fleet, tmp_path / "with")
+    artifacts = [work.version.auxiliary.get("control") for work in works]
+    assert [artifact is None for artifact in artifacts] == [True, False, False, True, False]
+    assert {ref.sha256 for artifact in artifacts if artifact for ref in artifact.chunks} <= fleet.served
+    # The same Versions in a Run whose stages read no auxiliary tensor.
+    plain = Course(
+        bundle=fleet.bundle,
+        works=[replace(work, stages=(FEEDBACK,), grid=work.grid[:2]) for work in works if work.version.auxiliary],
+        chunks=fleet.chunks,
+    )
+    take_part(plain, tmp_path / "without")
+    assert plain.failures == []
+    assert not {ref.sha256 for artifact in artifacts if artifact for ref in artifact.chunks} & plain.served
+
+
+def with_auxiliary(fleet: Course, tensors: Mapping[str, bytes], *, is_signed: bool = True) -> None:
+    """Let the newest Version have these auxiliary tensors instead."""
+    work = fleet.works[-1]
+    artifacts = {name: artifact_of(data) for name, data in tensors.items()}
+    version = add_auxiliary(PUBLISHER if is_signed else STRANGER, work.version, artifacts)
+    if not is_signed:
+        version = replace(version, public_key=PUBLISHER.public)
+    fleet.works[-1] = replace(work, version=version)
+    fleet.chunks |= {ref.sha256: data for tensor in tensors.values() for ref, data in cut(tensor)}
+
+
+def longer(fleet: Course) -> None:
+    with_auxiliary(fleet, {"control": auxiliary_bytes(np.zeros(NUM + 1, np.float32))})
+
+
+def missing(fleet: Course) -> None:
+    with_auxiliary(fleet, {})
+
+
+def misnamed(fleet: Course) -> None:
+    with_auxiliary(fleet, {"controls": auxiliary_bytes(np.zeros(NUM, np.float32))})
+
+
+def signed_by_a_stranger(fleet: Course) -> None:
+    with_auxiliary(fleet, {"control": auxiliary_bytes(np.zeros(NUM, np.float32))}, is_signed=False)
+
+
+def exchanged(fleet: Course) -> None:
+    """The tensor of another Version, under the signature of this one."""
+    version = fleet.works[-1].version
+    auxiliary = {"control": artifact_of(auxiliary_bytes(control_of(7)))}
+    fleet.works[-1] = replace(fleet.works[-1], version=replace(version, auxiliary=auxiliary))
+
+
+def of_another_layout(fleet: Course) -> None:
+    table = TensorTable.of({"valuez": (NUM,)})
+    with_auxiliary(fleet, {"control": encode_parameters(table, np.zeros(NUM, np.float32))})
+
+
+def other_bytes(fleet: Course) -> None:
+    (ref,) = fleet.works[-1].version.auxiliary["control"].chunks
+    data = fleet.chunks[ref.sha256]
+    fleet.chunks[ref.sha256] = data[:-1] + b"\xff"
+
+
+def in_the_first(fleet: Course) -> None:
+    fleet.works[-1] = replace(fleet.works[-1], state=m.StageState(lineage=1, round=0))
+
+
+@pytest.mark.parametrize(
+    ("harm", "text", "downloads"),
+    [
+        (
+            missing,
+            (
+                "version 1 of run run: got the auxiliary tensors [], expected 'control', which the stages of the "
+                "assignment read"
+            ),
+            False,
+        ),
+        (
+            misnamed,
+            (
+                "version 1 of run run: got the auxiliary tensors ['controls'], expected 'control', which the stages of "
+                "the assignment read"
+            ),
+            False,
+        ),
+        (
+            longer,
+            (
+                "version 1 of run run: got the auxiliary tensor 'control' of 108 bytes, expected 104 by the bundle's "
+                "manifest"
+            ),
+            False,
+        ),
+        (
+            signed_by_a_stranger,
+            "version 1 of run run: the signature does not match; it was changed after it was signed",
+            False,
+        ),
+        (exchanged, "version 1 of run run: the signature does not match; it was changed after it was signed", False),
+        (
+            of_another_layout,
+            "version 1 of run run: auxiliary tensor 'control': names or shapes differ from the bundle's",
+            True,
+        ),
+        (other_bytes, "auxiliary tensors: chunk ", True),
+        (
+            in_the_first,
+            (
+                "version 1 of run run: got the auxiliary tensors ['control'], expected none in the first version of a "
+                "lineage"
+            ),
+            False,
+        ),
+    ],
+)
+def test_a_version_with_a_wrong_auxiliary_tensor_is_refused(
+    tmp_path: Path, harm: Callable[[Course], None], text: str, downloads: bool
+) -> None:
+    fleet = course(tmp_path, [(0, 0), (0, 1)], BOTH)
+    harm(fleet)
+    version = fleet.works[-1].version
+    take_part(fleet, tmp_path)
+    (failure,) = fleet.failures
+    assert failure == text or (failure.startswith(text) and harm is other_bytes)
+    assert list(fleet.payloads) == [1]
+    chunks = {ref.sha256 for artifact in version.auxiliary.values() for ref in artifact.chunks}
+    assert bool(chunks & fleet.served) == downloads
+    # A refused Version blocks no later one, and the state before it is still there.
+    assert [path.name for path in (tmp_path / "device" / "states").iterdir()] == ["run.1.state"]
+
+
+def test_an_auxiliary_tensor_that_was_damaged_on_disk_is_downloaded_again(tmp_path: Path) -> None:
+    fleet = course(tmp_path, [(0, 0), (0, 1)], BOTH)
+    works = list(fleet.works)
+    expected = scaffold(fleet, works)
+    take_part(fleet, tmp_path)
+    (ref,) = works[1].version.auxiliary["control"].chunks
+    path = tmp_path / "device" / "chunks" / ref.sha256
+    path.write_bytes(path.read_bytes()[:-1])
+    fleet.works, fleet.served = works[1:], set()
+    assert take_part(fleet, tmp_path)[2] == expected[2]
+    assert fleet.failures == []
+    assert fleet.served == {ref.sha256}

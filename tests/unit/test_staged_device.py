@@ -1,0 +1,223 @@
+"""A device whose Run has stages: which state an Update begins with, and that every crash gives the same bits."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.staged import EXPONENT, FEEDBACK, NUM, Course, Killed, Moments, course, take_part
+
+from fanin.clients.testing import SyntheticTrainer
+from fanin.clients.testing.trainers import Countdown, example_model
+from fanin.edge.tensors import Float32s
+from fanin.protos import messages as m
+
+PUBLISHED = [(0, 0), (0, 1), (0, 2), (0, 3)]
+"""Every Round publishes a Version with the device's Update."""
+FAILED = [(0, 0), (0, 1), (0, 1), (0, 3)]
+"""Round 2 fails after the device has trained for it."""
+ROLLED_BACK = [(0, 0), (0, 1), (2, 0), (2, 3)]
+"""Version 2 is a rollback: a new lineage."""
+
+
+def change_of(fleet: Course, work: m.Assignment) -> Float32s:
+    """What the synthetic trainer makes of an Assignment."""
+    return SyntheticTrainer(partition=0).train(example_model(fleet.bundle), work, Countdown()).values
+
+
+def feedback(fleet: Course, works: Sequence[m.Assignment], lost: Sequence[int] = ()) -> Mapping[int, bytes]:
+    """The payloads of error feedback by Round, written out; states of ``lost`` Rounds are not on the device."""
+    residuals: dict[tuple[int, int], Float32s] = {}
+    payloads = {}
+    for work in works:
+        state = (work.state.lineage, work.state.round)
+        before = residuals.get(state, np.zeros(NUM, np.float32))
+        wanted = change_of(fleet, work) + before
+        steps = np.rint(wanted.astype(np.float64) / 2.0**EXPONENT)
+        payloads[work.round] = steps.astype("<i4").tobytes()
+        if work.round not in lost:
+            residuals[work.state.lineage, work.round] = (wanted - steps * 2.0**EXPONENT).astype(np.float32)
+    return payloads
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "device" / "states").iterdir())
+
+
+@pytest.mark.parametrize("states", [PUBLISHED, FAILED, ROLLED_BACK], ids=["published", "failed", "rolled back"])
+def test_an_update_begins_with_the_state_that_its_assignment_names(
+    tmp_path: Path, states: list[tuple[int, int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = course(tmp_path, states)
+    works = list(fleet.works)
+    assert take_part(fleet, tmp_path) == feedback(fleet, works)
+    assert fleet.failures == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    # The first state of a lineage is no file.
+    assert files(tmp_path) == [f"run.{number}.state" for number in sorted({states[-1][1], 4} - {0})]
+
+
+def test_the_states_of_the_three_courses_matter(tmp_path: Path) -> None:
+    payloads = []
+    for name, states in (("a", PUBLISHED), ("b", FAILED), ("c", ROLLED_BACK)):
+        fleet = course(tmp_path / name, states)
+        payloads.append(dict(take_part(fleet, tmp_path / name)))
+    assert payloads[0][2] == payloads[1][2] == payloads[2][2]
+    assert len({payload[3] for payload in payloads}) == 3
+
+
+ALL = [(0, 0), (0, 1), (0, 1), (3, 0)]
+"""Round 1 publishes a Version, Round 2 fails, and Version 3 is a rollback."""
+
+
+def test_a_device_that_is_killed_at_any_moment_sends_the_same_bits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = course(tmp_path / "whole", ALL)
+    works, moments = list(fleet.works), Moments()
+    expected = feedback(fleet, works)
+    assert take_part(fleet, tmp_path / "whole", moments=moments) == expected
+    first = moments.names.index("StateStore.put")
+    assert moments.names[first : first + 4] == ["StateStore.put", "UpdateStore.put", "StateStore.keep", "Course.upload"]
+    for number, name in enumerate(moments.names, start=1):
+        folder = tmp_path / str(number)
+        again = Course(bundle=fleet.bundle, works=list(works), chunks=fleet.chunks)
+        with pytest.raises(Killed, match=f"^{name}$"):
+            take_part(again, folder, moments=Moments(number))
+        assert take_part(again, folder) == expected, f"killed at moment {number}: {name}"
+        assert files(folder) == ["run.4.state"]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_device_that_is_killed_again_and_again_sends_the_same_bits(tmp_path: Path) -> None:
+    fleet = course(tmp_path, ALL)
+    expected = feedback(fleet, list(fleet.works))
+    num_lives = 0
+    while fleet.works:
+        num_lives += 1
+        try:
+            # A Round has about 13 moments, so that most lives end before the upload.
+            take_part(fleet, tmp_path, moments=Moments(1 + num_lives % 14))
+        except Killed:
+            continue
+    assert num_lives > 10
+    assert fleet.payloads == expected
+
+
+def test_an_update_whose_payload_is_damaged_is_made_again_from_the_same_state(tmp_path: Path) -> None:
+    fleet = course(tmp_path, PUBLISHED)
+    works = list(fleet.works)
+
+    class Damaging(Moments):
+        """Damages the payload of Round 2 before its upload, and ends the process."""
+
+        def __call__(self, name: str) -> None:
+            path = tmp_path / "device" / "updates" / f"{works[1].assignment_id}.payload"
+            if name == "Course.upload" and path.exists():
+                path.write_bytes(bytes(path.stat().st_size))
+                raise Killed(name)
+
+    with pytest.raises(Killed):
+        take_part(fleet, tmp_path, moments=Damaging())
+    assert files(tmp_path) == ["run.1.state", "run.2.state"]
+    assert take_part(fleet, tmp_path) == feedback(fleet, works)
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def of_another_format(path: Path) -> None:
+    path.write_bytes(b"fanin-s2" + path.read_bytes()[8:])
+
+
+@pytest.mark.parametrize(
+    ("harm", "text"),
+    [
+        (removed, "got no file run.1.state, expected the one of that update"),
+        (cut, "damaged on this disk: got the digest"),
+        (of_another_format, "got the format b'fanin-s2', expected b'fanin-s1'"),
+    ],
+)
+def test_a_device_without_the_state_warns_once_and_begins_with_zeros(
+    tmp_path: Path, harm: Callable[[Path], None], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = course(tmp_path, PUBLISHED)
+    works = list(fleet.works)
+    fleet.works = works[:1]
+    take_part(fleet, tmp_path)
+    harm(tmp_path / "device" / "states" / "run.1.state")
+    fleet.works = works[1:]
+    assert take_part(fleet, tmp_path) == feedback(fleet, works, lost=[1])
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert warning.startswith(f"state of run run, round 1: {text}")
+    assert warning.endswith("; the stages begin with zeros")
+
+
+def test_a_state_of_another_lineage_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fleet = course(tmp_path, [(0, 0), (1, 1)])
+    works = list(fleet.works)
+    assert take_part(fleet, tmp_path) == feedback(fleet, works)
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert warning == (
+        "state of run run, round 1: got one of run run, lineage 0, round 1, expected run run, lineage 1, round 1; the "
+        "stages begin with zeros"
+    )
+
+
+def test_without_stages_a_device_stores_no_state_and_needs_none(tmp_path: Path) -> None:
+    fleet = course(tmp_path, [(0, 0), (0, 0)], stages=())
+    take_part(fleet, tmp_path)
+    assert sorted(fleet.payloads) == [1, 2]
+    assert files(tmp_path) == []
+
+
+def test_a_check_in_names_the_stages_of_the_device(tmp_path: Path) -> None:
+    fleet = course(tmp_path, [])
+    take_part(fleet, tmp_path)
+    assert fleet.check_ins[0].capabilities.stages == ("error_feedback", "scaffold")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"stages": (m.StageSpec(name="random_share"),)},
+            (
+                "plan: stages: got 'random_share', expected one of ['error_feedback', 'scaffold'], which are installed "
+                "here"
+            ),
+        ),
+        (
+            {"stages": (replace(FEEDBACK, options={"share": 0.5}),)},
+            "plan: stages: error_feedback: got the options ['share'], expected []",
+        ),
+        (
+            {"state": m.StageState(lineage=0, round=1)},
+            (
+                "assignment run.1.device: got the state of round 1, lineage 0, expected a round before 1 and a lineage "
+                "up to version 0"
+            ),
+        ),
+        (
+            {"state": m.StageState(lineage=1, round=0)},
+            (
+                "assignment run.1.device: got the state of round 0, lineage 1, expected a round before 1 and a lineage "
+                "up to version 0"
+            ),
+        ),
+    ],
+)
+def test_an_assignment_that_no_device_could_begin_is_given_up(
+    tmp_path: Path, fields: Mapping[str, object], text: str
+) -> None:
+    fleet = course(tmp_path, [(0, 0)], **fields)
+    take_part(fleet, tmp_path)
+    assert fleet.failures == [text]
+    assert fleet.served == set()
