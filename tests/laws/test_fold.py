@@ -26,10 +26,11 @@ LIMIT = largest_value(32)
 def contribution(table: TensorTable, rng: random.Random) -> Contribution:
     """Any Update of a Plan with max_shift 8, some of them made for an earlier grid: whole, in one piece."""
     values = np.array([rng.choice((rng.randint(-LIMIT, LIMIT), LIMIT, -LIMIT, 0)) for _ in range(table.num_values)])
-    fresh_weight = rng.randint(1, 4096 * WEIGHT_UNIT)
+    # Each group of a vector has a weighting of its own, so the weights of blocks may differ.
+    fresh_weights = tuple(rng.randint(1, 4096 * WEIGHT_UNIT) for _ in table.specs)
     return Contribution(
-        weight=rng.randint(1, fresh_weight),
-        fresh_weight=fresh_weight,
+        weights=tuple(rng.randint(1, weight) for weight in fresh_weights),
+        fresh_weights=fresh_weights,
         shifts=tuple(rng.randint(*rng.choice(((0, 8), (-70, 70)))) for _ in table.specs),
         bits=32,
         max_shift=8,
@@ -53,9 +54,9 @@ def fold(table: TensorTable, updates: list[Contribution]) -> PartialSum:
     return total
 
 
-def facts(total: PartialSum) -> tuple[bytes, bytes, str, int, int, Counter[str]]:
-    values, reaches = total.values.tobytes(), total.reaches.tobytes()
-    return values, reaches, str(total.values.dtype), total.total_weight, total.num_updates, total.counts
+def facts(total: PartialSum) -> tuple[bytes, bytes, bytes, str, int, Counter[str]]:
+    values, reaches, weights = total.values.tobytes(), total.reaches.tobytes(), total.total_weights.tobytes()
+    return values, reaches, weights, str(total.values.dtype), total.num_updates, total.counts
 
 
 @given(tables(), st.integers(0, 6), st.randoms(use_true_random=False))
@@ -83,22 +84,28 @@ def test_begin_is_the_zero_of_merge(table: TensorTable, rng: random.Random) -> N
     assert facts(merge(fold(table, [update]), begin(table))) == expected
     assert facts(merge(begin(table), fold(table, [update]))) == expected
     assert not begin(table).values.any()
-    assert begin(table).total_weight == begin(table).num_updates == 0
+    assert begin(table).num_updates == 0
+    assert not begin(table).total_weights.any()
 
 
-@given(tables(), st.randoms(use_true_random=False), st.sampled_from(("shift", "weight", "heavy", "longer", "shorter")))
+FAULTS = ("shift", "weight", "heavy", "weights", "longer", "shorter")
+
+
+@given(tables(), st.randoms(use_true_random=False), st.sampled_from(FAULTS))
 def test_accept_raises_before_it_changes_anything(table: TensorTable, rng: random.Random, fault: str) -> None:
     total = fold(table, [contribution(table, rng)])
     before = facts(total)
     good = contribution(table, rng)
     (values,) = good.pieces
-    if fault == "shorter" and not values.size:
+    if (fault == "shorter" and not values.size) or (fault in ("weight", "heavy") and not table.specs):
         fault = "longer"
     # The shorter one lacks its last value only: all that comes before it must not be added either.
     pieces = {"longer": (values, np.ones(1, np.int32)), "shorter": (values[:-1],)}.get(fault, (values,))
+    # Only the weight of the last block is wrong: the blocks before it must not be added either.
+    last = {"weight": (0,), "heavy": tuple(weight + 1 for weight in good.fresh_weights[-1:])}
     bad = replace(
         good,
-        weight={"weight": 0, "heavy": good.fresh_weight + 1}.get(fault, good.weight),
+        weights=(*good.weights[:-1], *last.get(fault, good.weights[-1:]), *([1] if fault == "weights" else ())),
         shifts=(*good.shifts, 0) if fault == "shift" else good.shifts,
         pieces=pieces,
     )
@@ -165,7 +172,13 @@ def test_an_update_reaches_as_far_as_its_shifted_values(shift: int) -> None:
     table = TensorTable.of({"a": (3,)})
     values = np.array([1, -40, 7], np.int32)
     update = Contribution(
-        weight=1, fresh_weight=1, shifts=(shift,), bits=32, max_shift=8, counts={"examples": 1}, pieces=(values,)
+        weights=(1,),
+        fresh_weights=(1,),
+        shifts=(shift,),
+        bits=32,
+        max_shift=8,
+        counts={"examples": 1},
+        pieces=(values,),
     )
     reaches = accept(begin(table), table, update).reaches
     assert reaches.sum() == 1

@@ -22,6 +22,7 @@ from fanin.edge.codecs.grid import (
     reach_column,
     resolved_bits,
 )
+from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.messages import CodecSpec
 from fanin.server.aggregation.fold import accept, begin
@@ -58,7 +59,7 @@ def column_of(update: float, exponent: int, spec: CodecSpec) -> int:
 
 @given(VALUES, SPECS)
 def test_a_first_round_can_move_every_value_by_its_own_size(parameters: Float32s, spec: CodecSpec) -> None:
-    grid = first_grid_of(TABLE, (parameters,), spec)
+    grid = first_grid_of(VectorLayout(table=TABLE), (parameters,), spec)
     assert all(MIN_EXPONENT <= exponent <= MAX_EXPONENT for exponent in grid)
     for update in (parameters, -parameters, np.ones_like(parameters)):
         assert encode(TABLE, update, grid, spec).num_saturated == 0
@@ -68,7 +69,7 @@ def test_a_first_round_can_move_every_value_by_its_own_size(parameters: Float32s
 def test_a_first_grid_does_not_depend_on_the_pieces(parameters: Float32s, cuts: list[int], spec: CodecSpec) -> None:
     views = TABLE.views(parameters).values()
     expected = first_grid([float(np.abs(view).max(initial=0.0)) for view in views], spec)
-    assert first_grid_of(TABLE, np.split(parameters, cuts), spec) == expected
+    assert first_grid_of(VectorLayout(table=TABLE), np.split(parameters, cuts), spec) == expected
 
 
 @given(st.floats(2.0**-30, 2.0**30, width=32), SPECS, st.integers(-20, 20))

@@ -10,6 +10,7 @@ from support.errors import raises
 from support.virtual import plan
 
 from fanin.edge.codecs.grid import no_reaches
+from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.errors import Corrupted, InvalidPlan
 from fanin.protos.messages import CodecSpec
@@ -26,7 +27,7 @@ CODEC = CodecSpec(name="fixed32", max_shift=0)
 
 def outer_step(optimizer: OuterOptimizer, aggregate: Float64s) -> OuterStep:
     whole = Aggregate(part=lambda first, last: aggregate[first:last], reaches=no_reaches(TABLE), counts={})
-    return OuterStep(whole, TABLE, (0, 0), CODEC, optimizer)
+    return OuterStep(whole, VectorLayout(table=TABLE), (0, 0), CODEC, optimizer)
 
 
 @given(VALUES, st.lists(VALUES, min_size=1, max_size=4), st.floats(0.01, 2.0), st.floats(0.0, 0.99), st.data())
@@ -136,6 +137,6 @@ def test_an_optimizer_that_is_not_installed_is_refused() -> None:
     with raises(
         InvalidPlan,
         "plan: aggregation.outer_optimizer: got 'nestrov', expected one of ['fedavg', 'nesterov'], which are installed "
-        "at the coordinator; did you mean nesterov?",
+        "here; did you mean nesterov?",
     ):
         optimizer_of(plan(outer_optimizer="nestrov"))

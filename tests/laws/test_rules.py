@@ -31,7 +31,13 @@ def submissions(drawn: Drawn) -> dict[str, Submission]:
     for index, (values, shifts) in enumerate(drawn):
         encoded = np.array(values, np.int32)
         update = Contribution(
-            weight=256, fresh_weight=256, shifts=shifts, bits=32, max_shift=6, counts={"n": index}, pieces=[encoded]
+            weights=(256, 256),
+            fresh_weights=(256, 256),
+            shifts=shifts,
+            bits=32,
+            max_shift=6,
+            counts={"n": index},
+            pieces=[encoded],
         )
         outcome[f"device-{index}"] = Submission(update=update, read=lambda a, b, encoded=encoded: encoded[a:b])
     return outcome

@@ -11,8 +11,8 @@ from fanin.server.aggregation.fold import Contribution
 def fresh(weight: int, shifts: tuple[int, ...], codec: CodecSpec, pieces: Iterable[Integers]) -> Contribution:
     """One that was made for the Round it is folded in."""
     return Contribution(
-        weight=weight,
-        fresh_weight=weight,
+        weights=(weight,) * len(shifts),
+        fresh_weights=(weight,) * len(shifts),
         shifts=shifts,
         bits=CODEC_BITS[codec.name],
         max_shift=codec.max_shift,

@@ -34,11 +34,13 @@ def plan(**changes: object) -> Plan:
     aggregation = {key: fields.pop(key) for key in tuple(fields) if key in AGGREGATION}
     stop = StopPlan(max_rounds=int(fields.pop("max_rounds")))
     codec = fields.pop("codec", CodecSpec(name="fixed32", max_shift=0))
+    stages = fields.pop("stages", ())
     return Plan(
         name="virtual",
         cohort=CohortPlan(**fields),
         training=Training(epochs=1, learning_rate=0.1, seed=7),
         codec=codec,
+        stages=stages,
         aggregation=AggregationPlan(**aggregation),
         stop=stop,
     )

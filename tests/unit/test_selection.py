@@ -11,7 +11,7 @@ from support.values import plan
 
 from fanin.protos.convert_control import plan_from_proto, plan_to_proto
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.messages import Capabilities
+from fanin.protos.messages import Capabilities, StageSpec
 from fanin.protos.plans import Plan
 from fanin.server.fleet.retries import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S, retry_window
 from fanin.server.runs.suitability import unsuitable
@@ -212,6 +212,12 @@ def can(**changes: object) -> Capabilities:
 )
 def test_what_a_device_must_be_able_to_do(capabilities: Capabilities, text: str) -> None:
     assert unsuitable(capabilities, plan(), ("onnx",), 1000) == text
+
+
+def test_a_device_must_have_the_stages_of_the_plan() -> None:
+    staged = replace(plan(), stages=(StageSpec(name="error_feedback"),))
+    assert unsuitable(can(), staged, ("onnx",), 0) == "stages: got [], expected ['error_feedback']"
+    assert unsuitable(can(stages=("scaffold", "error_feedback")), staged, ("onnx",), 0) == ""
 
 
 @pytest.mark.parametrize("num_devices", [0, 1, 500, 10_000, 100_000, 10_000_000])

@@ -120,7 +120,9 @@ def test_the_mean_divides_by_what_the_updates_would_weigh_were_they_fresh() -> N
     """A stale Update moves the model less, instead of giving its weight to the others."""
     table = TensorTable.of({"a": (1,)})
     pieces = (np.array([100], np.int32),)
-    stale = Contribution(weight=128, fresh_weight=256, shifts=(0,), bits=32, max_shift=0, counts={}, pieces=pieces)
+    stale = Contribution(
+        weights=(128,), fresh_weights=(256,), shifts=(0,), bits=32, max_shift=0, counts={}, pieces=pieces
+    )
     assert finish(accept(begin(table), table, stale), table, (0,)).tolist() == [50.0]
 
 

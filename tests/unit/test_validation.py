@@ -12,13 +12,14 @@ from support.values import TABLE, assignment, update
 
 from fanin.edge.bundles.manifest import Port
 from fanin.edge.codecs.statistics import declared, fitted, labels_of
+from fanin.edge.codecs.vector import Weighting
 from fanin.edge.runtimes.evaluations import counts_of, quality_of
 from fanin.edge.runtimes.quality import Quality
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef, artifact_of
 from fanin.protos.errors import InvalidUpdate
-from fanin.server.aggregation.weights import weight_of
+from fanin.server.aggregation.weights import weights_of
 from fanin.server.fleet.validation import Expected, check_header
 
 WORK = assignment()
@@ -245,9 +246,11 @@ def test_a_model_without_values_has_an_update_without_chunks() -> None:
 
 @pytest.mark.parametrize(("examples", "weight"), [(1, 256), (10, 2560), (100, 25600), (101, 25600), (1 << 40, 25600)])
 def test_examples_weigh_256_each_up_to_the_cap(examples: int, weight: int) -> None:
-    assert weight_of(with_counts(examples=examples), 100) == weight
+    weights = weights_of(with_counts(examples=examples), 100)
+    assert weights == {Weighting.EXAMPLES: weight, Weighting.ONE: 256}
 
 
 @pytest.mark.parametrize(("staleness", "weight"), [(0, 256), (1, 181), (2, 148), (3, 128), (8, 85), (1000, 8)])
 def test_a_stale_update_weighs_less_by_the_root_of_its_age(staleness: int, weight: int) -> None:
-    assert weight_of(with_counts(examples=7), 100, staleness) == 7 * weight
+    weights = weights_of(with_counts(examples=7), 100, staleness)
+    assert weights == {Weighting.EXAMPLES: 7 * weight, Weighting.ONE: weight}

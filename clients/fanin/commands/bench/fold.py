@@ -64,8 +64,8 @@ def _contribution(update: Int32s) -> aggregation.Contribution:
     payload = memoryview(update.tobytes())
     cut = [payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES)]
     return aggregation.Contribution(
-        weight=WEIGHT,
-        fresh_weight=WEIGHT,
+        weights=(WEIGHT,),
+        fresh_weights=(WEIGHT,),
         shifts=(SHIFT,),
         bits=codec.bits,
         max_shift=SHIFT,

@@ -19,6 +19,8 @@ from fanin.protos.errors import InvalidInput
 
 PARAMETERS: Final = "parameters"
 """The group of the change of the parameters."""
+VALUES: Final = "values"
+"""The only tensor in the canonical bytes of an auxiliary tensor."""
 T = TypeVar("T")
 
 
@@ -68,6 +70,11 @@ class VectorLayout:
         )
         whole = self.table if len(names) == 1 else TensorTable(tuple(specs))
         object.__setattr__(self, "whole", whole)
+
+    @property
+    def auxiliary(self) -> TensorTable:
+        """The layout of an auxiliary tensor: one value for each value of the parameters."""
+        return TensorTable.of({VALUES: (self.table.num_values,)})
 
     def span(self, group: str) -> tuple[int, int]:
         """Return the first and the last position (exclusive) of a group."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from fanin.protos.chunks import Artifact
+from fanin.protos.chunks import Artifact, ChunkRef
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import MAX_NUMBER, check_key, check_name, check_signature
 
@@ -91,6 +91,11 @@ class Version:
             )
         for name in self.auxiliary:
             check_name("version: auxiliary tensor", name)
+
+    @property
+    def chunks(self) -> tuple[ChunkRef, ...]:
+        """The Chunks of the parameters and of the auxiliary tensors."""
+        return tuple(ref for artifact in (self.parameters, *self.auxiliary.values()) for ref in artifact.chunks)
 
     @property
     def sha256(self) -> str:

@@ -9,7 +9,8 @@ Modules, in reading order:
     weights.py       how much one Update counts
     folding.py       from a committed Update to the fold, and from the sum to the next parameters
     outer.py         outer optimizers: from the aggregate to the next parameters, with state (FedAvg, Nesterov)
-    parameters.py    parameters as blobs and as arrays
+    auxiliary.py     from the aggregate to the next auxiliary tensors, by the stages
+    parameters.py    parameters and auxiliary tensors as blobs and as arrays
     statistics.py    the statistics of a Round
     verify.py        recomputes every Version of a Run
 """

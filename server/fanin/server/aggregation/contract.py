@@ -14,6 +14,7 @@ import numpy as np
 
 from fanin.edge.codecs.fixed import Integers
 from fanin.edge.codecs.grid import no_reaches
+from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, Float64s, Int32s, TensorTable
 from fanin.protos.messages import CodecSpec
 from fanin.server.aggregation.fold import Contribution, PartialSum
@@ -23,6 +24,7 @@ from fanin.server.aggregation.rules import ColumnRule, Rule
 from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
 
 _TABLE: Final = TensorTable.of({"weights": (7, 9), "bias": (9,), "none": (0,)})
+_LAYOUT: Final = VectorLayout(table=_TABLE)
 _GRID: Final = (-12, -9, 0)
 _MAX_SHIFT: Final = 4
 
@@ -82,7 +84,7 @@ def _steps(optimizer: OuterOptimizer, num_steps: int, seed: int, cuts: Sequence[
     parameters, state = rng.normal(0.0, 1.0, _TABLE.num_values).astype(np.float32), dict[str, list[Float32s]]()
     for _ in range(num_steps):
         aggregate = _aggregate(rng.normal(0.0, 0.1, _TABLE.num_values))
-        step = OuterStep(aggregate, _TABLE, _GRID, CodecSpec(name="fixed32", max_shift=0), optimizer)
+        step = OuterStep(aggregate, _LAYOUT, _GRID, CodecSpec(name="fixed32", max_shift=0), optimizer)
         slices = np.split(parameters, cuts)
         after = np.concatenate(list(step.parameters(slices, state)))
         state = {name: list(step.state(name, slices, state)) for name in optimizer.tensors}
@@ -133,9 +135,11 @@ def _submission(device: str, values: Int32s) -> Submission:
     def read(first: int, last: int) -> Integers:
         return values[first:last]
 
+    # The last blocks are those of a group in which all Updates count the same.
+    weights = (256 * (number + 1), 256, 256)
     update = Contribution(
-        weight=256 * (number + 1),
-        fresh_weight=256 * (number + 1),
+        weights=weights,
+        fresh_weights=weights,
         shifts=tuple((number + block) % (_MAX_SHIFT + 1) for block in range(len(_TABLE.specs))),
         bits=32,
         max_shift=_MAX_SHIFT,

@@ -5,6 +5,9 @@
 Integer addition is associative and commutative, so any order, interleaving or tree of partial sums is bit-identical.
 The sum cannot overflow: Plan validation ensures |sum| < 2^62 (``protos.plans``).
 
+An Update has a weight for each block, because the groups of a vector have weightings of their own
+(``edge.codecs.vector``). The table is that of the whole vector, and its groups are just more blocks.
+
 An Update made for an earlier Round is on that Round's grid. A shift moves it to the grid of this Round. A shift below
 zero rounds the values. A shift beyond the Plan's limit clips the largest values. Both are pure functions of the Update
 alone, so the order still does not matter.
@@ -45,14 +48,14 @@ class PartialSum:
     Attributes:
         values: Sums of the weighted values, an array of shape (num_values,).
         reaches: For each block, the number of Updates with each reach (``edge.codecs.grid``).
-        total_weight: Sum of the fresh weights.
+        total_weights: Sums of the fresh weights, for each block (num_blocks,).
         num_updates: Number of Updates.
         counts: Sums of the statistics, by name.
     """
 
     values: Int64s
     reaches: Reaches
-    total_weight: int = 0
+    total_weights: Int64s
     num_updates: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -62,8 +65,8 @@ class Contribution:
     """One Update, ready to be added.
 
     Attributes:
-        weight: Factor of the values.
-        fresh_weight: The weight that the Update would have if it were not stale. The mean divides by the sum of these.
+        weights: Factor of the values, for each block.
+        fresh_weights: The weights that a fresh Update would have. The mean of a block divides by the sum of these.
         shifts: The shift of each block.
         bits: Bits of an encoded value, including the sign.
         max_shift: Largest shift for which the Plan reserves headroom.
@@ -71,8 +74,8 @@ class Contribution:
         pieces: The encoded values (num_values,) in consecutive slices of any length.
     """
 
-    weight: int
-    fresh_weight: int
+    weights: tuple[int, ...]
+    fresh_weights: tuple[int, ...]
     shifts: tuple[int, ...]
     bits: int
     max_shift: int
@@ -82,7 +85,11 @@ class Contribution:
 
 def begin(table: TensorTable) -> PartialSum:
     """Return the sum of no Updates."""
-    return PartialSum(values=np.zeros(table.num_values, np.int64), reaches=no_reaches(table))
+    return PartialSum(
+        values=np.zeros(table.num_values, np.int64),
+        reaches=no_reaches(table),
+        total_weights=np.zeros(len(table.specs), np.int64),
+    )
 
 
 def accept(state: PartialSum, table: TensorTable, update: Contribution) -> PartialSum:
@@ -92,20 +99,23 @@ def accept(state: PartialSum, table: TensorTable, update: Contribution) -> Parti
 
     Args:
         state: The sum to add to.
-        table: The layout of the parameters. A block is one tensor.
+        table: The layout of the values. A block is one tensor.
         update: The Update. The caller has validated its header and payload.
 
     Returns:
         ``state``.
 
     Raises:
-        ValueError: The number of shifts, the weight or the number of values is wrong. ``state`` is unchanged, unless
+        ValueError: The number of shifts or values, or a weight is wrong. ``state`` is unchanged, unless
             ``update.pieces`` is a stream: its length is known only at its end, and ``state`` must then be discarded.
     """
     if len(update.shifts) != len(table.specs):
         raise ValueError(f"shifts: got {len(update.shifts)}, expected {len(table.specs)}")
-    if not 1 <= update.weight <= update.fresh_weight:
-        raise ValueError(f"weight: got {update.weight}, expected 1 to {update.fresh_weight}")
+    if not len(update.weights) == len(update.fresh_weights) == len(table.specs):
+        raise ValueError(f"weights: got {len(update.weights)}, expected {len(table.specs)}")
+    for weight, fresh_weight in zip(update.weights, update.fresh_weights, strict=True):
+        if not 1 <= weight <= fresh_weight:
+            raise ValueError(f"weight: got {weight}, expected 1 to {fresh_weight}")
     if isinstance(update.pieces, Sequence):
         _check_length(sum(piece.size for piece in update.pieces), table)
     position, num_clipped = 0, 0
@@ -118,14 +128,14 @@ def accept(state: PartialSum, table: TensorTable, update: Contribution) -> Parti
                 encoded = piece[first - position : last - position]
                 largest[block] = max(largest[block], largest_magnitude(encoded))
                 weighted = scratch[: last - first]
-                num_clipped += _weigh(encoded, update, update.shifts[block], weighted)
+                num_clipped += _weigh(encoded, update, block, weighted)
                 values = state.values[first:last]
                 np.add(values, weighted, out=values)
         position += piece.size
     _check_length(position, table)
     for block, shift in enumerate(update.shifts):
         state.reaches[block, reach_column(largest[block], shift)] += 1
-    state.total_weight += update.fresh_weight
+    state.total_weights += np.array(update.fresh_weights, np.int64)
     state.num_updates += 1
     state.counts.update(update.counts)
     if num_clipped:
@@ -139,14 +149,14 @@ def merge(left: PartialSum, right: PartialSum) -> PartialSum:
         raise ValueError(f"merge: got {right.values.shape} values, expected {left.values.shape}")
     left.values += right.values
     left.reaches += right.reaches
-    left.total_weight += right.total_weight
+    left.total_weights += right.total_weights
     left.num_updates += right.num_updates
     left.counts.update(right.counts)
     return left
 
 
 def finish(state: PartialSum, table: TensorTable, grid: Sequence[int], part: tuple[int, int] | None = None) -> Float64s:
-    """Return the weighted mean update: sum * step / total fresh weight, in float64.
+    """Return the weighted mean update: sum * step / total fresh weight of the block, in float64.
 
     Each operation is one IEEE 754 rounding, so the result is bit-identical on every machine and for every ``part``.
 
@@ -162,24 +172,25 @@ def finish(state: PartialSum, table: TensorTable, grid: Sequence[int], part: tup
     Raises:
         ValueError: The sum has no Updates.
     """
-    if not state.total_weight:
+    if not state.num_updates:
         raise ValueError("finish: got no updates, expected at least one")
     first, last = part or (0, table.num_values)
     mean = state.values[first:last].astype(np.float64)
-    for start, stop, exponent in blocks_within(table, grid, first, last):
+    for start, stop, number in blocks_within(table, range(len(grid)), first, last):
         block = mean[start - first : stop - first]
-        np.ldexp(block, exponent, out=block)
-    mean /= float(state.total_weight)
+        np.ldexp(block, grid[number], out=block)
+        block /= float(state.total_weights[number])
     return mean
 
 
-def _weigh(encoded: Integers, update: Contribution, shift: int, out: Int64s) -> int:
-    """Write encoded values, on the Round's grid and times the weight, to ``out``. Return how many were clipped."""
+def _weigh(encoded: Integers, update: Contribution, block: int, out: Int64s) -> int:
+    """Write values of a block, on the Round's grid and times the weight, to ``out``. Return how many were clipped."""
+    shift, weight = update.shifts[block], update.weights[block]
     if 0 <= shift <= update.max_shift:
-        np.multiply(encoded, update.weight << shift, out=out, dtype=np.int64)
+        np.multiply(encoded, weight << shift, out=out, dtype=np.int64)
         return 0
     moved, num_clipped = _moved(encoded.astype(np.int64), shift, 1 << (update.bits - 1 + update.max_shift))
-    np.multiply(moved, update.weight, out=out)
+    np.multiply(moved, weight, out=out)
     return num_clipped
 
 

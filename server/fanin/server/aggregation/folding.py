@@ -11,6 +11,7 @@ import numpy as np
 
 from fanin.edge.codecs.fixed import Integers, codec_named
 from fanin.edge.codecs.grid import first_grid, next_grid
+from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.errors import Corrupted, InvalidPlan
 from fanin.protos.messages import CodecSpec, UpdateHeader
@@ -18,7 +19,7 @@ from fanin.protos.plans import Plan
 from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.outer import OuterOptimizer, State
 from fanin.server.aggregation.sets import Aggregate, Submission
-from fanin.server.aggregation.weights import weight_of
+from fanin.server.aggregation.weights import weights_of
 from fanin.server.storage.protocols.files import Payloads
 from fanin.server.storage.records import RoundRecord
 
@@ -28,7 +29,7 @@ class FoldResult:
     """The result of a fold, besides the parameters.
 
     Attributes:
-        next_grid: The grid of the next Round: an exponent for each block.
+        next_grid: The grid of the next Round: an exponent for each block of the vector.
         counts: Sums of the statistics, by name.
     """
 
@@ -61,19 +62,22 @@ def lag_of(made_for: RoundRecord, folded_in: RoundRecord) -> Lag:
     )
 
 
-def contribution_of(header: UpdateHeader, payload: Iterable[memoryview], plan: Plan, lag: Lag) -> Contribution:
+def contribution_of(
+    header: UpdateHeader, payload: Iterable[memoryview], plan: Plan, layout: VectorLayout, lag: Lag
+) -> Contribution:
     """Return a committed Update, ready to be added.
 
     Args:
         header: The Update's header.
         payload: The encoded values, in consecutive slices.
         plan: The Run's Plan.
+        layout: The layout of the vector.
         lag: The lag of the Update.
     """
     codec = codec_named(header.codec)
     return Contribution(
-        weight=weight_of(header, plan.aggregation.max_examples, lag.staleness),
-        fresh_weight=weight_of(header, plan.aggregation.max_examples),
+        weights=layout.per_block(weights_of(header, plan.aggregation.max_examples, lag.staleness)),
+        fresh_weights=layout.per_block(weights_of(header, plan.aggregation.max_examples)),
         shifts=tuple(own + more for own, more in zip(header.shifts, lag.shifts, strict=True)),
         bits=codec.bits,
         max_shift=plan.codec.max_shift,
@@ -82,16 +86,25 @@ def contribution_of(header: UpdateHeader, payload: Iterable[memoryview], plan: P
     )
 
 
-def submission_of(header: UpdateHeader, device: str, spool: Payloads, plan: Plan, lag: Lag) -> Submission:
-    """Return a committed Update of the spool, ready to be folded. Reading it raises Corrupted if it is damaged."""
-    codec = codec_named(header.codec)
-    value_bytes = codec.bits // 8
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpooledUpdates:
+    """The committed Updates of a Run: their payloads are in the spool."""
 
-    def read(first: int, last: int) -> Integers:
-        size_bytes = (last - first) * value_bytes
-        return codec.decode(memoryview(spool.read_part(header, device, first * value_bytes, size_bytes)))
+    plan: Plan
+    layout: VectorLayout
+    spool: Payloads
 
-    return Submission(update=contribution_of(header, spool.read(header, device), plan, lag), read=read)
+    def submission(self, header: UpdateHeader, device: str, lag: Lag) -> Submission:
+        """Return an Update, ready to be folded. Reading it raises Corrupted if it is damaged."""
+        codec, spool = codec_named(header.codec), self.spool
+        value_bytes = codec.bits // 8
+
+        def read(first: int, last: int) -> Integers:
+            size_bytes = (last - first) * value_bytes
+            return codec.decode(memoryview(spool.read_part(header, device, first * value_bytes, size_bytes)))
+
+        payload = spool.read(header, device)
+        return Submission(update=contribution_of(header, payload, self.plan, self.layout, lag), read=read)
 
 
 class OuterStep:
@@ -102,7 +115,7 @@ class OuterStep:
 
     Args:
         aggregate: The aggregate of the Round.
-        table: The layout of the parameters.
+        layout: The layout of the vector. The parameters are its first group.
         grid: The Round's grid.
         codec: The codec of the Run.
         optimizer: The outer optimizer.
@@ -111,17 +124,17 @@ class OuterStep:
     def __init__(
         self,
         aggregate: Aggregate,
-        table: TensorTable,
+        layout: VectorLayout,
         grid: Sequence[int],
         codec: CodecSpec,
         optimizer: OuterOptimizer,
     ) -> None:
         self._aggregate = aggregate
-        self._table = table
+        self._layout = layout
         self._grid = grid
         self._codec = codec
         self._optimizer = optimizer
-        self._maxima = BlockMaxima(table)
+        self._maxima = BlockMaxima(layout.table)
 
     def parameters(self, parent: Iterable[Float32s], state: StateSlices) -> Iterator[Float32s]:
         """Yield the next parameters in slices, each as long as the parent's slice.
@@ -157,7 +170,7 @@ class OuterStep:
 
     def result(self) -> FoldResult:
         """Return the result of the fold. Call this after the last slice of the parameters."""
-        first = first_grid(self._maxima.largest, self._codec)
+        first = self._layout.for_all(first_grid(self._maxima.largest, self._codec))
         grid = next_grid(self._grid, self._aggregate.reaches, first, self._codec)
         return FoldResult(next_grid=grid, counts=self._aggregate.counts)
 
@@ -199,12 +212,16 @@ def _rounded(optimizer: OuterOptimizer, values: Float64s | None, num_values: int
     return rounded
 
 
-def first_grid_of(table: TensorTable, parameters: Iterable[Float32s], codec: CodecSpec) -> tuple[int, ...]:
-    """Return the first grid of parameters that arrive in consecutive slices."""
-    maxima = BlockMaxima(table)
+def first_grid_of(layout: VectorLayout, parameters: Iterable[Float32s], codec: CodecSpec) -> tuple[int, ...]:
+    """Return the first grid of parameters that arrive in consecutive slices: an exponent for each block of the vector.
+
+    All groups begin on the grid of the parameters, whose range is at least 1 in each block. Values of another size,
+    such as control variates, move the grid of their own blocks from Round to Round.
+    """
+    maxima = BlockMaxima(layout.table)
     for piece in parameters:
         maxima.add(piece)
-    return first_grid(maxima.largest, codec)
+    return layout.for_all(first_grid(maxima.largest, codec))
 
 
 class BlockMaxima:

@@ -1,13 +1,15 @@
-"""The parameters of a Version, as blobs and as arrays.
+"""The parameters and the auxiliary tensors of a Version, as blobs and as arrays.
 
 A model of 2 GB is read and written in consecutive slices, so that the fold needs little memory besides its sum. The
 bytes are those of ``edge.tensors``: the header of the table, then the values as little-endian float32.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 import numpy as np
 
+from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, short
 from fanin.protos.errors import Corrupted, InvalidInput
@@ -15,9 +17,12 @@ from fanin.protos.messages import CodecSpec, Version
 from fanin.server.aggregation.folding import first_grid_of
 from fanin.server.storage.protocols.files import BlobReader
 
+SLICE_VALUES: Final = 1 << 20
+"""Values of a slice of an auxiliary tensor of zeros, about as many as a Chunk has."""
+
 
 def encode_parameters(table: TensorTable, pieces: Iterable[Float32s]) -> Iterator[bytes]:
-    """Yield the canonical bytes of parameters that arrive in consecutive slices."""
+    """Yield the canonical bytes of parameters, or of an auxiliary tensor, that arrive in consecutive slices."""
     yield table.header()
     for piece in pieces:
         yield piece.astype("<f4", copy=False).tobytes()
@@ -31,15 +36,37 @@ def parameter_pieces(blobs: BlobReader, version: Version, table: TensorTable) ->
         Corrupted: A Chunk is damaged, or the parameters are those of another table.
     """
     what = f"version {version.number} of run {version.run_id}"
+    problem = f"{what}: names or shapes differ from bundle {short(version.bundle_sha256)}"
+    return _pieces(table, blobs.pieces(what, version.parameters), problem)
+
+
+def auxiliary_pieces(blobs: BlobReader, version: Version, name: str, layout: VectorLayout) -> Iterator[Float32s]:
+    """Yield a verified auxiliary tensor of a Version in slices: zeros for the first Version of a lineage, without any.
+
+    Raises:
+        NotFound: A Chunk is missing.
+        Corrupted: A Chunk is damaged, or the tensor has another size.
+    """
+    what = f"version {version.number} of run {version.run_id}, auxiliary tensor {name}"
+    artifact = version.auxiliary.get(name)
+    if artifact is None:
+        num_values = layout.table.num_values
+        sizes = (min(SLICE_VALUES, num_values - first) for first in range(0, num_values, SLICE_VALUES))
+        return (np.zeros(size, np.float32) for size in sizes)
+    return _pieces(layout.auxiliary, blobs.pieces(what, artifact), f"{what}: has another size than the parameters")
+
+
+def _pieces(table: TensorTable, chunks: Iterable[bytes], problem: str) -> Iterator[Float32s]:
+    """Yield the values of canonical bytes. Raises Corrupted with ``problem`` if their table is another one."""
     header, buffered = table.header(), b""
     header_bytes = len(header)
-    for chunk in blobs.pieces(what, version.parameters):
+    for chunk in chunks:
         buffered += chunk
         if header_bytes:
             if len(buffered) < header_bytes:
                 continue
             if buffered[:header_bytes] != header:
-                raise Corrupted(f"{what}: names or shapes differ from bundle {short(version.bundle_sha256)}")
+                raise Corrupted(problem)
             buffered, header_bytes = buffered[header_bytes:], 0
         # A Chunk may end within a value of 4 bytes.
         size_bytes = len(buffered) // 4 * 4
@@ -83,6 +110,6 @@ def load_parameters(blobs: BlobReader, version: Version, table: TensorTable) -> 
     return flat
 
 
-def first_grid_from(base: Version, table: TensorTable, codec: CodecSpec, blobs: BlobReader) -> tuple[int, ...]:
-    """Return the first grid of a Version's parameters: an exponent for each block. Raises NotFound, Corrupted."""
-    return first_grid_of(table, parameter_pieces(blobs, base, table), codec)
+def first_grid_from(base: Version, layout: VectorLayout, codec: CodecSpec, blobs: BlobReader) -> tuple[int, ...]:
+    """Return the first grid from a Version's parameters: an exponent for each block. Raises NotFound, Corrupted."""
+    return first_grid_of(layout, parameter_pieces(blobs, base, layout.table), codec)

@@ -1,9 +1,8 @@
 """Verification of a Run: recompute every Version from its parent and its closed set of Updates.
 
 For each published Round, the parent's parameters, the committed payloads, their headers and the grid are read from the
-coordinator's folder. The fold and the outer step are repeated. The digests of parameters and outer state must be
-the recorded ones. No coordinator
-needs to run. A database of an older form is refused and never changed.
+coordinator's folder. The fold and the outer step are repeated. The digests of parameters, auxiliary tensors and outer
+state must be the recorded ones. No coordinator needs to run. A database of an older form is refused and never changed.
 """
 
 import hashlib
@@ -13,13 +12,18 @@ from typing import Protocol
 
 from fanin.edge.bundles.bundle import Bundle, SignedManifest
 from fanin.edge.bundles.versions import check_version
+from fanin.edge.codecs.stage import Stage
+from fanin.edge.codecs.stages import layout_of, stages_of
+from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import Corrupted, FaninError, NotFound
 from fanin.protos.messages import UpdateHeader, Version
 from fanin.protos.plans import Plan
-from fanin.server.aggregation.folding import OuterStep, StateSlices, lag_of, submission_of
+from fanin.server.aggregation.auxiliary import AuxiliaryStep
+from fanin.server.aggregation.folding import OuterStep, SpooledUpdates, StateSlices, lag_of
 from fanin.server.aggregation.outer import OuterOptimizer, optimizer_of
 from fanin.server.aggregation.parameters import (
+    auxiliary_pieces,
     encode_parameters,
     encode_state,
     first_grid_from,
@@ -28,7 +32,7 @@ from fanin.server.aggregation.parameters import (
     state_slices,
 )
 from fanin.server.aggregation.rules import ColumnRule, Rule, rule_of
-from fanin.server.aggregation.sets import SetFold, Submission
+from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
 from fanin.server.storage.origins import recorded_grid, recorded_state
 from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
 from fanin.server.storage.protocols.files import BlobReader, Payloads
@@ -84,8 +88,14 @@ class _History:
     plan: Plan
     rule: Rule | ColumnRule
     optimizer: OuterOptimizer
-    table: TensorTable
+    stages: Mapping[str, Stage]
+    layout: VectorLayout
     rounds: Mapping[int, RoundRecord]
+
+    @property
+    def table(self) -> TensorTable:
+        """The layout of the parameters."""
+        return self.layout.table
 
 
 def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
@@ -94,7 +104,7 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
     Raises:
         NotFound: There is no such Run.
         Corrupted: The Run's Bundle is missing or damaged.
-        InvalidPlan: The Run's rule is not installed here.
+        InvalidPlan: The Run's rule, optimizer or a stage is not installed here.
     """
     run = archive.runs.run(run_id)
     if run is None:
@@ -105,12 +115,14 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
     data = archive.blobs.read_artifact("manifest", bundle_ref.manifest)
     signed = SignedManifest(data=data, public_key=bundle_ref.public_key, signature=bundle_ref.signature)
     bundle = Bundle.open(signed, trusted=(bundle_ref.public_key,), read=archive.blobs.read)
+    stages = stages_of(run.start.plan.stages)
     history = _History(
         archive=archive,
         plan=run.start.plan,
         rule=rule_of(run.start.plan),
         optimizer=optimizer_of(run.start.plan),
-        table=bundle.manifest.table,
+        stages=stages,
+        layout=layout_of(bundle.manifest.table, stages),
         rounds={record.round: record for record in archive.rounds.rounds(run_id)},
     )
     lineage_start = 0
@@ -139,6 +151,8 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
 def _check_outside(history: _History, version: Version) -> str:
     """Check a Version from outside. Only an adopted one can be compared: it has the parameters of its source."""
     runs = history.archive.runs
+    if version.auxiliary:
+        return f"has the auxiliary tensors {list(version.auxiliary)}, which no version from outside has"
     load_parameters(history.archive.blobs, version, history.table)
     adopted = runs.adopted(version.run_id, version.number)
     if adopted is None:
@@ -156,7 +170,8 @@ def _check_round(history: _History, version: Version, record: RoundRecord | None
         return "the record of the round that made it is missing, or is another's"
     if not cohort.quorum <= len(record.accepted) <= cohort.buffer:
         return f"round {record.round}: {len(record.accepted)} updates, expected {cohort.quorum} to {cohort.buffer}"
-    step, base = _outer_step(history, record, lineage_start)
+    aggregate, base = _aggregate(history, record, lineage_start)
+    step = OuterStep(aggregate, history.layout, record.grid, history.plan.codec, history.optimizer)
     if record.grid != _grid(history, base):
         return f"round {record.round}: its grid is not the grid of version {base.number}"
     archive, table = history.archive, history.table
@@ -170,6 +185,8 @@ def _check_round(history: _History, version: Version, record: RoundRecord | None
         return f"round {record.round}: recomputed {digest}, signed {version.sha256}"
     if step.result().next_grid != record.next_grid:
         return f"round {record.round}: recomputed another grid for the next round"
+    if problem := _auxiliary_problem(history, aggregate, version, base, record):
+        return f"round {record.round}: {problem}"
     after = archive.rounds.outer_state(record.run_id, record.round)
     if sorted(after) != sorted(history.optimizer.tensors):
         return (
@@ -178,6 +195,21 @@ def _check_round(history: _History, version: Version, record: RoundRecord | None
     for name, artifact in after.items():
         if _digest(encode_state(step.state(name, *inputs()))) != artifact.sha256:
             return f"round {record.round}: recomputed another {name} of the outer optimizer"
+    return ""
+
+
+def _auxiliary_problem(
+    history: _History, aggregate: Aggregate, version: Version, base: Version, record: RoundRecord
+) -> str:
+    """Return which auxiliary tensor of a Version is not the recomputed one, or an empty string."""
+    blobs, layout = history.archive.blobs, history.layout
+    step = AuxiliaryStep(aggregate, layout, history.stages, len(record.accepted))
+    if list(version.auxiliary) != list(step.tensors):
+        return f"signed the auxiliary tensors {list(version.auxiliary)}, not {list(step.tensors)}"
+    for name, artifact in version.auxiliary.items():
+        after = step.tensor(name, auxiliary_pieces(blobs, base, name, layout))
+        if _digest(encode_parameters(layout.auxiliary, after)) != artifact.sha256:
+            return f"recomputed another auxiliary tensor {name}"
     return ""
 
 
@@ -192,12 +224,13 @@ def _grid(history: _History, base: Version) -> tuple[int, ...]:
     """Return the grid of a Round on this Version."""
     archive = history.archive
     grid = recorded_grid(base, archive.runs, archive.rounds)
-    return first_grid_from(base, history.table, history.plan.codec, archive.blobs) if grid is None else grid
+    return first_grid_from(base, history.layout, history.plan.codec, archive.blobs) if grid is None else grid
 
 
-def _outer_step(history: _History, record: RoundRecord, lineage_start: int) -> tuple[OuterStep, Version]:
+def _aggregate(history: _History, record: RoundRecord, lineage_start: int) -> tuple[Aggregate, Version]:
     """Fold the recorded set of a Round again. Raises Corrupted if a part of the record is missing."""
-    archive, plan, table = history.archive, history.plan, history.table
+    archive, layout = history.archive, history.layout
+    updates = SpooledUpdates(plan=history.plan, layout=layout, spool=archive.spool)
     headers = {update.device_id: update.header for update in archive.rounds.updates(record.run_id, record.round)}
     missing = sorted(set(record.accepted) - set(headers))
     base = archive.runs.version(record.run_id, record.base_version)
@@ -207,10 +240,9 @@ def _outer_step(history: _History, record: RoundRecord, lineage_start: int) -> t
     def submission(device: str) -> Submission:
         header = headers[device]
         lag = lag_of(_made_for(history, record, header, lineage_start), record)
-        return submission_of(header, device, archive.spool, plan, lag)
+        return updates.submission(header, device, lag)
 
-    aggregate = SetFold(history.rule, table, record.grid, submission).complete(record.accepted)
-    return OuterStep(aggregate, table, record.grid, plan.codec, history.optimizer), base
+    return SetFold(history.rule, layout.whole, record.grid, submission).complete(record.accepted), base
 
 
 def _made_for(history: _History, record: RoundRecord, header: UpdateHeader, lineage_start: int) -> RoundRecord:

@@ -4,16 +4,20 @@ It is a pure function of the Update's header, so that ``fanin verify`` computes 
 """
 
 import math
+from collections.abc import Mapping
 
+from fanin.edge.codecs.vector import Weighting
 from fanin.protos.messages import EXAMPLES, UpdateHeader
 from fanin.protos.plans import WEIGHT_UNIT
 
 
-def weight_of(header: UpdateHeader, max_examples: int, staleness: int = 0) -> int:
-    """Return the integer weight of an Update: its examples, times round(256 / sqrt(1 + staleness)).
+def weights_of(header: UpdateHeader, max_examples: int, staleness: int = 0) -> Mapping[Weighting, int]:
+    """Return the integer weight of an Update in groups of each weighting.
 
-    A fresh Update weighs 256 for each example, which is exactly FedAvg's weighting. The square root and the division
-    follow IEEE 754, so every machine computes the same integer.
+    One example weighs round(256 / sqrt(1 + staleness)). In the group of the parameters an Update has the weight of its
+    examples, capped: exactly FedAvg's weighting, if it is fresh. In groups where all devices count the same it has the
+    weight of one example, so the headroom of the parameters is enough for all groups. The square root and the division
+    follow IEEE 754, so every machine computes the same integers.
 
     Args:
         header: The Update's header.
@@ -24,5 +28,5 @@ def weight_of(header: UpdateHeader, max_examples: int, staleness: int = 0) -> in
         Nguyen et al. 2022, Federated Learning with Buffered Asynchronous Aggregation (FedBuff), arXiv 2106.06639,
         section 5.2.
     """
-    examples = min(header.statistics.counts[EXAMPLES], max_examples)
-    return examples * round(WEIGHT_UNIT / math.sqrt(1 + staleness))
+    one = round(WEIGHT_UNIT / math.sqrt(1 + staleness))
+    return {Weighting.EXAMPLES: min(header.statistics.counts[EXAMPLES], max_examples) * one, Weighting.ONE: one}

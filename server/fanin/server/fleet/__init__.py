@@ -22,6 +22,6 @@ An Update passes these files on its way from the wire to the sum:
     6. runs/intake.py          commits the Update through the writer of the lease, then reports it to the round machine
     7. rounds/worker.py        runs the effect that the machine returns; runs/driver.py maps it to a method
     8. rounds/effects.py       ``RoundWork.accumulate`` reads the payload
-    9. aggregation/folding.py  ``contribution_of`` decodes it and computes its weight
+    9. aggregation/folding.py  ``contribution_of`` decodes it and computes its weights
     10. aggregation/fold.py    ``accept`` multiplies it by the weight and adds it to the sum
 """

@@ -1,7 +1,8 @@
 """Check-ins: long polls of devices that wait for work.
 
 A check-in is parked until a Round has a place for the device, a Run that rests has a newer Version, or its time is up.
-A device has at most one parked check-in. A check-in without work costs no database access.
+A device has at most one parked check-in. A check-in without work costs no database access, and an Assignment costs one
+only if its Run has stages.
 """
 
 import asyncio
@@ -40,7 +41,8 @@ class CheckIns:
         """See ``Coordinator.check_in``."""
         answer = await self._answer(device, check_in)
         if isinstance(answer, m.Assigned):
-            return answer
+            work = answer.assignment
+            return m.Assigned(assignment=await self._runs.driver(work.run_id).intake.with_state(device, work))
         return replace(answer, newest=self._bulletin.newer(device, check_in))
 
     def on_change(self) -> None:

@@ -46,7 +46,7 @@ class Expected:
         round: The Round of the Assignment.
         version_sha256: The digest of the Round's base Version.
         codec: The Plan's codec.
-        table: The layout of the parameters.
+        table: The layout of the whole vector.
         num_labels: Largest number of labels of one validation example, 0 for a model of values.
         statistics: The statistics of the Run, with their bounds.
     """

@@ -26,10 +26,16 @@ class Assignments:
         self._statistics = setup.statistics
         self._tag_key = hashlib.sha256(b"fanin assignment" + setup.run_key.private_bytes()).digest()
 
-    def assign(self, device: str, opened: OpenedRound, left_s: float) -> m.Assignment:
-        """Return the Assignment of a device in a Round.
+    def assign(self, device: str, opened: OpenedRound, left_s: float, lineage: int) -> m.Assignment:
+        """Return the Assignment of a device in a Round, without the Round of its stages' state.
 
-        Repeated calls differ only in ``left_s``, the seconds until the deadline.
+        Repeated calls differ only in ``left_s``.
+
+        Args:
+            device: The device's id.
+            opened: The Round.
+            left_s: Seconds until the deadline.
+            lineage: The Version with which the Round's lineage starts.
         """
         plan = self._start.plan
         return m.Assignment(
@@ -43,6 +49,8 @@ class Assignments:
             training=plan.training,
             deadline_s=left_s,
             statistics=self._statistics,
+            stages=plan.stages,
+            state=m.StageState(lineage=lineage if plan.stages else 0),
         )
 
     def check(self, assignment_id: str, device: str) -> int:

@@ -7,10 +7,10 @@ data that fails verification raises Damaged, because no repetition can succeed.
 The driver (``runs.driver``) calls these methods in the order that the round machine decides.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fanin.edge.bundles.versions import sign_version
+from fanin.edge.bundles.versions import add_auxiliary, sign_version
 from fanin.edge.codecs.fixed import Integers
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
@@ -18,9 +18,16 @@ from fanin.protos.chunks import Artifact
 from fanin.protos.control import VersionPublished
 from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, FaninError, NotFound
-from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, StateSlices, lag_of, submission_of
-from fanin.server.aggregation.parameters import encode_parameters, encode_state, parameter_pieces, state_slices
-from fanin.server.aggregation.sets import SetFold, Submission
+from fanin.server.aggregation.auxiliary import AuxiliaryStep
+from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, SpooledUpdates, StateSlices, lag_of
+from fanin.server.aggregation.parameters import (
+    auxiliary_pieces,
+    encode_parameters,
+    encode_state,
+    parameter_pieces,
+    state_slices,
+)
+from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
 from fanin.server.aggregation.statistics import evaluation_of, runtimes_of, train_loss_of
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
@@ -51,7 +58,8 @@ class RoundWork:
         self._files = files
         self._headers: dict[str, m.UpdateHeader] = {}
         self._resumed_bytes = 0
-        self._set_fold = SetFold(setup.rule, setup.table, opened.record.grid, self._submission)
+        self._set_fold = SetFold(setup.rule, setup.layout.whole, opened.record.grid, self._submission)
+        self._updates = SpooledUpdates(plan=setup.plan, layout=setup.layout, spool=files.spool)
         self._folded: _Folded | None = None
 
     def add_committed(self, device: str, header: m.UpdateHeader, resumed_bytes: int = 0) -> None:
@@ -78,7 +86,7 @@ class RoundWork:
         return closed
 
     async def fold(self, accepted: tuple[str, ...]) -> None:
-        """Compute the next parameters from the Updates of exactly these devices, and store them as blobs."""
+        """Compute the next tensors from the Updates of exactly these devices, and store them as blobs."""
         state = await self._stores.rounds.recorded_state(self.base)
         self._folded = await self._files.run(self._fold, accepted, state)
 
@@ -93,6 +101,8 @@ class RoundWork:
             bundle_sha256=self._setup.bundle.manifest.sha256,
             parameters=folded.parameters,
         )
+        if folded.auxiliary:
+            signed = add_auxiliary(self._setup.run_key, signed, folded.auxiliary)
         version = replace(signed, delegation=self._setup.start.delegation)
         now_s = self._stores.wall()
         event = self._publication(version, folded.result, now_s)
@@ -135,7 +145,7 @@ class RoundWork:
 
     def _submission(self, device: str) -> Submission:
         header = self._headers[device]
-        submission = submission_of(header, device, self._files.spool, self._setup.plan, self._lag(header))
+        submission = self._updates.submission(header, device, self._lag(header))
 
         def read(first: int, last: int) -> Integers:
             try:
@@ -154,20 +164,33 @@ class RoundWork:
         for device in accepted:
             self._accumulate(device)
         aggregate = self._set_fold.complete(accepted)
-        blobs, table = self._files.blobs, self._setup.table
+        blobs, setup, table = self._files.blobs, self._setup, self._setup.table
         # In slices: besides the sum, a model of 2 GB needs no more memory than a small one.
-        optimizer = self._setup.optimizer
-        step = OuterStep(aggregate, table, self.record.grid, self._setup.plan.codec, optimizer)
+        step = OuterStep(aggregate, setup.layout, self.record.grid, setup.plan.codec, setup.optimizer)
 
         def inputs() -> tuple[Iterator[Float32s], StateSlices]:
             return parameter_pieces(blobs, self.base, table), state_slices(blobs, state)
 
         try:
             parameters = blobs.put_pieces(encode_parameters(table, step.parameters(*inputs())))
-            after = {name: blobs.put_pieces(encode_state(step.state(name, *inputs()))) for name in optimizer.tensors}
+            after = {
+                name: blobs.put_pieces(encode_state(step.state(name, *inputs()))) for name in setup.optimizer.tensors
+            }
+            auxiliary = self._fold_auxiliary(aggregate, len(accepted))
         except (Corrupted, NotFound) as exc:
             raise Damaged(f"version {self.base.number} is damaged on the coordinator's disk") from exc
-        return _Folded(result=step.result(), parameters=parameters, outer_state=after)
+        return _Folded(result=step.result(), parameters=parameters, outer_state=after, auxiliary=auxiliary)
+
+    def _fold_auxiliary(self, aggregate: Aggregate, num_updates: int) -> Mapping[str, Artifact]:
+        """Store the next auxiliary tensors as blobs. Return them by name, in the order of a Version."""
+        blobs, layout = self._files.blobs, self._setup.layout
+        step = AuxiliaryStep(aggregate, layout, self._setup.stages, num_updates)
+        return {
+            name: blobs.put_pieces(
+                encode_parameters(layout.auxiliary, step.tensor(name, auxiliary_pieces(blobs, self.base, name, layout)))
+            )
+            for name in step.tensors
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +200,7 @@ class _Folded:
     result: FoldResult
     parameters: Artifact
     outer_state: OuterState
+    auxiliary: Mapping[str, Artifact]
 
 
 def _damaged_update(device: str) -> Damaged:

@@ -28,19 +28,24 @@ class RecentRounds:
         self._rounds: dict[int, OpenedRound] = {}
         # How many of these Rounds start from a Version with this Chunk.
         self._chunks: Counter[str] = Counter()
-        self._lineage_start = 0
+        self._lineage = 0
 
     def __iter__(self) -> Iterator[OpenedRound]:
         return iter(tuple(self._rounds.values()))
 
+    @property
+    def lineage(self) -> int:
+        """The newest Version that no Round published."""
+        return self._lineage
+
     def start_lineage(self, version: int) -> None:
         """Discard Updates trained from Versions before this one, the newest that no Round published."""
-        self._lineage_start = version
+        self._lineage = version
 
     def add(self, opened: OpenedRound) -> None:
         """Remember a Round."""
         if opened.record.round not in self._rounds:
-            self._chunks.update(ref.sha256 for ref in opened.base.parameters.chunks)
+            self._chunks.update(ref.sha256 for ref in opened.base.chunks)
         self._rounds[opened.record.round] = opened
 
     def get(self, round_number: int) -> OpenedRound | None:
@@ -53,7 +58,7 @@ class RecentRounds:
 
     def oldest_base(self, base_version: int) -> int:
         """Return the oldest Version from which an Update for a Round on ``base_version`` may be trained."""
-        return max(base_version - self.max_staleness, self._lineage_start)
+        return max(base_version - self.max_staleness, self._lineage)
 
     def counts_from(self, round_number: int, base_version: int) -> bool:
         """Return whether a stale Update, made for a Round, counts in a later Round on ``base_version``."""
@@ -69,7 +74,7 @@ class RecentRounds:
     def forget(self, record: RoundRecord) -> None:
         """Forget a Round."""
         opened = self._rounds.pop(record.round)
-        self._chunks.subtract(ref.sha256 for ref in opened.base.parameters.chunks)
+        self._chunks.subtract(ref.sha256 for ref in opened.base.chunks)
         self._chunks = +self._chunks
 
 

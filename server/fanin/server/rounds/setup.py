@@ -1,12 +1,14 @@
 """The setup of a Run: the parts that never change while it exists."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.statistics import declared, labels_of
+from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import TensorTable
 from fanin.protos.control import StartRun
 from fanin.protos.messages import BundleRef, Statistic
@@ -18,7 +20,19 @@ from fanin.server.selection.policies import SelectionPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class RunSetup:
-    """The constants of a Run: its start command, verified Bundle, rule, optimizer and policy, and its Versions' key."""
+    """The constants of a Run: its start command, verified Bundle, the parts that its Plan names, and its key.
+
+    Attributes:
+        start: The command that started the Run.
+        bundle: The verified Bundle.
+        manifest: The manifest of the Bundle.
+        rule: The rule of the Plan.
+        optimizer: The outer optimizer of the Plan.
+        policy: The selection policy of the Plan.
+        stages: The stages of the Plan by name, in their order.
+        layout: The layout of the Updates' vectors.
+        run_key: The key that signs the Versions.
+    """
 
     start: StartRun
     bundle: BundleRef
@@ -26,6 +40,8 @@ class RunSetup:
     rule: Rule | ColumnRule
     optimizer: OuterOptimizer
     policy: SelectionPolicy
+    stages: Mapping[str, Stage]
+    layout: VectorLayout
     run_key: SigningKey
 
     @property
@@ -50,7 +66,7 @@ class RunSetup:
             self.plan.statistics,
             max_examples=self.plan.aggregation.max_examples,
             num_labels=self.num_labels,
-            num_values=self.table.num_values,
+            num_values=self.layout.whole.num_values,
         )
 
     @cached_property
@@ -66,7 +82,13 @@ class RunSetup:
         return tuple(sorted(set.intersection(*formats)))
 
     def download_bytes(self, graph_formats: Collection[str]) -> int:
-        """Return the size of a device's first download: the graphs in its formats, and the parameters of a Version."""
+        """Return the size of a device's first download: graphs in its formats, parameters and auxiliary tensors."""
         signatures = self.manifest.signatures.values()
         names = {signature.graphs[one] for signature in signatures for one in graph_formats if one in signature.graphs}
-        return sum(self.manifest.artifacts[name].size_bytes for name in {*names, self.manifest.initial})
+        size_bytes = sum(self.manifest.artifacts[name].size_bytes for name in {*names, self.manifest.initial})
+        return size_bytes + self._auxiliary_bytes
+
+    @cached_property
+    def _auxiliary_bytes(self) -> int:
+        table = self.layout.auxiliary
+        return (len(self.layout.groups) - 1) * (len(table.header()) + 4 * table.num_values)

@@ -8,8 +8,8 @@ Chunks damaged after their upload are damage of the coordinator (Corrupted).
 import numpy as np
 
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
-from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.versions import check_delegation, check_version
+from fanin.edge.codecs.scaffold import CONTROL
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports
 from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, assemble, short
@@ -58,7 +58,7 @@ def check_start(start: StartRun, setup: RunSetup) -> None:
     """
     if start.version.number != 0:
         raise InvalidVersion(f"run {start.run_id}: got version {start.version.number} to start from, expected 0")
-    check_signature(start.version, setup)
+    check_outside(start.version, setup)
     delegation = start.delegation
     if (
         delegation.run_id != start.run_id
@@ -71,11 +71,19 @@ def check_start(start: StartRun, setup: RunSetup) -> None:
             f"bundle {short(setup.bundle.manifest.sha256)} and key {short(setup.run_key.public)}"
         )
     check_delegation(delegation, setup.bundle.public_key)
-    _check_plan(start, setup.manifest)
+    _check_plan(start, setup)
 
 
-def check_signature(version: Version, setup: RunSetup) -> None:
-    """Raise InvalidVersion unless a Version is signed for the Bundle of this Run."""
+def check_outside(version: Version, setup: RunSetup) -> None:
+    """Raise InvalidVersion unless a Version from outside is signed for the Bundle of this Run, and has only parameters.
+
+    It starts a lineage, in which the auxiliary tensors begin with zeros.
+    """
+    if version.auxiliary:
+        raise InvalidVersion(
+            f"version {version.number} of run {version.run_id}: got the auxiliary tensors {list(version.auxiliary)}, "
+            "expected none: they begin with zeros after a version from outside; publish the parameters alone"
+        )
     check_version(
         version,
         run_id=version.run_id,
@@ -105,21 +113,34 @@ def check_parameters(artifact: Artifact, table: TensorTable, blobs: BlobReader) 
         raise InvalidVersion("parameters: got NaN or infinity, expected finite values; the training diverged")
 
 
-def _check_plan(start: StartRun, manifest: Manifest) -> None:
-    """Raise InvalidPlan if the Plan needs what the Bundle's graphs do not have."""
+def _check_plan(start: StartRun, setup: RunSetup) -> None:
+    """Raise InvalidPlan if the Plan and the Bundle's graphs do not fit together."""
+    manifest = setup.manifest
     training, ports = start.plan.training, {port.name for port in manifest.signatures["train"].inputs}
     if training.proximal_weight > 0.0 and PROXIMAL_WEIGHT not in ports:
         raise InvalidPlan(
             f"run {start.run_id}: got proximal_weight {training.proximal_weight:g}, but the bundle's train graph has "
             "no such input; export the App with Recipe(proximal=True)"
         )
-    if controls := control_ports(manifest.table, manifest.signatures["train"].inputs):
-        raise InvalidPlan(
-            f"run {start.run_id}: the bundle's train graph has the input {controls[0]!r}, expected none of that kind: "
-            "no device sets SCAFFOLD's control variates, so it would train without them; export the App again"
-        )
+    _check_control(start.run_id, setup)
     if training.batch_size not in (0, manifest.batch_size):
         raise InvalidPlan(
             f"run {start.run_id}: got [training] batch_size {training.batch_size}, but the bundle's graphs are for "
             f"{manifest.batch_size}; export the App with App(batch_size={training.batch_size}), or leave it out"
+        )
+
+
+def _check_control(run_id: str, setup: RunSetup) -> None:
+    """Raise InvalidPlan unless the train graph has SCAFFOLD's control variates exactly if a stage sets them."""
+    controls = control_ports(setup.table, setup.manifest.signatures["train"].inputs)
+    is_set = any(group.name == CONTROL for group in setup.layout.groups)
+    if is_set and not controls:
+        raise InvalidPlan(
+            f"run {run_id}: got the stage 'scaffold', but the bundle's train graph has no inputs {CONTROL}.<name>, so "
+            "no device could correct its gradients; export the App with Recipe(scaffold=True), or remove the stage"
+        )
+    if controls and not is_set:
+        raise InvalidPlan(
+            f"run {run_id}: the bundle's train graph has the input {controls[0]!r}, but no stage of the plan sets it; "
+            "add the stage 'scaffold' to [[stages]], or export the App without Recipe(scaffold=True)"
         )

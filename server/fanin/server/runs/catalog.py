@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 
 from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.protos.chunks import short
 from fanin.protos.control import (
     AcceptedDevices,
@@ -32,7 +33,7 @@ from fanin.server.aggregation.rules import rule_of
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import reason_of
 from fanin.server.rounds.worker import Observer, Worker
-from fanin.server.runs.admission import check_bundle, check_parameters, check_signature, check_start, open_bundle
+from fanin.server.runs.admission import check_bundle, check_outside, check_parameters, check_start, open_bundle
 from fanin.server.runs.commands import RunControl, run_info
 from fanin.server.runs.course import Course
 from fanin.server.runs.describe import describe
@@ -179,12 +180,12 @@ class Runs:
         """Add a Version from outside the Run, of the principal ``by``, and open ``num_rounds`` Rounds from it.
 
         Raises:
-            InvalidVersion: The signature or the parameters are invalid.
+            InvalidVersion: The signature or the parameters are invalid, or it has auxiliary tensors.
             Conflict: The Run is running, or the Version is not the next one.
             NotFound: The Run or a Chunk is missing.
         """
         driver = self.driver(version.run_id)
-        check_signature(version, driver.setup)
+        check_outside(version, driver.setup)
         await self._check_parameters(version, driver.setup)
         await self._controls[version.run_id].publish(version, num_rounds, by)
         return await self.info(version.run_id)
@@ -345,6 +346,7 @@ class Runs:
         except InvalidInput as exc:
             # The Bundle passed verification when it was published, so the record must have changed.
             raise Corrupted(f"bundle {short(sha256)}: its record does not verify ({exc}); restore a backup") from exc
+        stages = stages_of(start.plan.stages)
         return RunSetup(
             start=start,
             bundle=bundle,
@@ -352,6 +354,8 @@ class Runs:
             rule=rule_of(start.plan),
             optimizer=optimizer_of(start.plan),
             policy=policy_of(start.plan),
+            stages=stages,
+            layout=layout_of(manifest.table, stages),
             run_key=await self._run_key(start.run_id),
         )
 

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import Final
 
@@ -117,7 +118,18 @@ class Intake:
         opened = self.opened(course.at_work.round_of(device) or 0)
         # The deadline starts when a quorum of devices holds Assignments.
         left_s = rules.deadline_s if course.round.deadline is None else course.round.deadline - now
-        return self._assignments.assign(device, opened, max(left_s, 0.001))
+        return self._assignments.assign(device, opened, max(left_s, 0.001), course.recent.lineage)
+
+    async def with_state(self, device: str, assignment: m.Assignment) -> m.Assignment:
+        """Return an Assignment with the Round whose state the device's stages begin with, read from the record.
+
+        Without stages nothing is read.
+        """
+        if not assignment.stages:
+            return assignment
+        state = assignment.state
+        last = await self._rounds.last_folded(assignment.run_id, device, lineage=state.lineage)
+        return replace(assignment, state=replace(state, round=last))
 
     def check_assignment(self, assignment_id: str, device: str) -> int:
         """Return the number of the Round of an Assignment.

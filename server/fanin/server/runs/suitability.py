@@ -17,6 +17,9 @@ def unsuitable(capabilities: Capabilities, plan: Plan, graph_formats: Sequence[s
     """
     if plan.codec.name not in capabilities.codecs:
         return f"codec: got {list(capabilities.codecs)}, expected {plan.codec.name}"
+    names = [stage.name for stage in plan.stages]
+    if not set(names) <= set(capabilities.stages):
+        return f"stages: got {list(capabilities.stages)}, expected {names}"
     if not set(graph_formats) & set(capabilities.graph_formats):
         return f"graph format: got {list(capabilities.graph_formats)}, expected one of {list(graph_formats)}"
     limit = capabilities.max_download_bytes

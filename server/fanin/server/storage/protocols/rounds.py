@@ -63,6 +63,16 @@ class CommittedUpdates(Protocol):
         """
         ...
 
+    async def last_folded(self, run_id: str, device_id: str, *, lineage: int) -> int:
+        """Return the last Round of a lineage whose Version contains an Update of a device, 0 without one.
+
+        Args:
+            run_id: The Run.
+            device_id: The device.
+            lineage: The Version with which the lineage starts. Rounds before it started from lower Versions.
+        """
+        ...
+
 
 class OriginStore(Protocol):
     """The grid and the outer state that a Round starts on, as far as they are recorded (``storage.origins``)."""

@@ -157,6 +157,10 @@ class LanedRounds:
         """See ``CommittedUpdates.headers_made_for``."""
         return await self._lane(partial(self._store.headers_made_for, run_id, round_number))
 
+    async def last_folded(self, run_id: str, device_id: str, *, lineage: int) -> int:
+        """See ``CommittedUpdates.last_folded``."""
+        return await self._lane(partial(self._store.last_folded, run_id, device_id, lineage=lineage))
+
     async def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices | None:
         """See ``RoundStore.accepted_devices``."""
         return await self._lane(partial(self._store.accepted_devices, run_id, round_number, from_index))

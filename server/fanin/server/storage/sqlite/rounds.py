@@ -10,7 +10,7 @@ from fanin.server.storage.records import CommittedUpdate, OuterState, RoundMark,
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.outer_states import outer_state, outer_state_of_version
 from fanin.server.storage.sqlite.runs import add_event
-from fanin.server.storage.sqlite.updates import find_headers, find_update, find_updates
+from fanin.server.storage.sqlite.updates import find_headers, find_last_folded, find_update, find_updates
 
 
 class SqliteRounds:
@@ -103,6 +103,11 @@ class SqliteRounds:
         """See ``CommittedUpdates.headers_made_for``."""
         with self._engine.connect() as connection:
             return find_headers(connection, run_id, round_number)
+
+    def last_folded(self, run_id: str, device_id: str, *, lineage: int) -> int:
+        """See ``CommittedUpdates.last_folded``."""
+        with self._engine.connect() as connection:
+            return find_last_folded(connection, run_id, device_id, lineage)
 
     def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices | None:
         """See ``RoundStore.accepted_devices``."""

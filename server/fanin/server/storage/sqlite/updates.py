@@ -47,5 +47,20 @@ def find_headers(connection: Connection, run_id: str, made_for: int) -> dict[str
     return {device: _header(data) for device, data in connection.execute(query)}
 
 
+def find_last_folded(connection: Connection, run_id: str, device_id: str, lineage: int) -> int:
+    """Return the last Round of a lineage whose Version contains an Update of a device, 0 without one."""
+    table, rounds = schema.updates, schema.rounds
+    folded_in = (rounds.c.run_id == table.c.run_id) & (rounds.c.round == table.c.round)
+    query = (
+        select(table.c.round)
+        .join(rounds, folded_in)
+        .where(table.c.run_id == run_id, table.c.device_id == device_id)
+        .where(rounds.c.state == RoundMark.PUBLISHED.value, rounds.c.base_version >= lineage)
+        .order_by(table.c.round.desc())
+        .limit(1)
+    )
+    return int(connection.execute(query).scalar() or 0)
+
+
 def _header(data: bytes) -> UpdateHeader:
     return decode("the header of an update", fleet_pb2.UpdateHeader, header_from_proto, data)

@@ -1,0 +1,78 @@
+"""The step from the auxiliary tensors of a Version to those of the next one.
+
+A stage that adds a group to the vector has a tensor of the same name beside the parameters (``edge.codecs.stage``).
+The stage computes it from the aggregate of its group, elementwise and in float64. The result is rounded to float32,
+stored as a blob and signed with the Version. The first Version of a lineage has none, which stands for zeros.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from fanin.edge.codecs.stage import GroupStage, Stage
+from fanin.edge.codecs.vector import VectorLayout
+from fanin.edge.tensors import Float32s, Float64s
+from fanin.protos.errors import InvalidPlan
+from fanin.server.aggregation.sets import Aggregate
+
+
+class AuxiliaryStep:
+    """The step of all auxiliary tensors of a Round, each in slices.
+
+    Args:
+        aggregate: The aggregate of the Round.
+        layout: The layout of the vector.
+        stages: The stages of the Run, by name.
+        num_updates: Number of Updates in the Round.
+    """
+
+    def __init__(
+        self, aggregate: Aggregate, layout: VectorLayout, stages: Mapping[str, Stage], num_updates: int
+    ) -> None:
+        self._aggregate = aggregate
+        self._layout = layout
+        self._num_updates = num_updates
+        self._owners = {
+            group.name: (name, stage)
+            for name, stage in stages.items()
+            if isinstance(stage, GroupStage)
+            for group in stage.groups
+        }
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of the tensors, in the order in which a Version has them."""
+        return tuple(sorted(self._owners))
+
+    def tensor(self, name: str, before: Iterable[Float32s]) -> Iterator[Float32s]:
+        """Yield a next tensor in slices, each as long as the slice of the tensor before.
+
+        Raises:
+            InvalidPlan: The stage computed something else than finite values of the right number.
+        """
+        owner, stage = self._owners[name]
+        first, _ = self._layout.span(name)
+        for piece in before:
+            last = first + piece.size
+            after = stage.advance(piece.astype(np.float64), self._aggregate.part(first, last), self._num_updates)
+            yield _rounded(f"stage {owner}", name, after, piece.size)
+            first = last
+
+
+def _rounded(what: str, name: str, values: Float64s | None, num_values: int) -> Float32s:
+    """Return a slice of a tensor as float32. Raises InvalidPlan if these are no such values."""
+    if not isinstance(values, np.ndarray) or values.shape != (num_values,) or values.dtype != np.float64:
+        result = f"{getattr(values, 'dtype', type(values).__name__)} of shape {getattr(values, 'shape', ())}"
+        raise InvalidPlan(
+            f"{what}: advance returned {result} for the tensor {name!r}, expected float64 of shape ({num_values},); "
+            "correct the stage"
+        )
+    # A value beyond float32 becomes infinite here, and is refused below.
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float32)
+    if not np.isfinite(rounded).all():
+        raise InvalidPlan(
+            f"{what}: advance gives values of the tensor {name!r} beyond float32; lower training.learning_rate, or "
+            "correct the stage"
+        )
+    return rounded

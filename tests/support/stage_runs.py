@@ -1,0 +1,179 @@
+"""Runs with stages through the production coordinator, and their devices as ``fleet.proto`` describes them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from fanin.clients.testing import LoopbackTransport, synthetic_bundle
+from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
+from fanin.edge.bundles.manifest import Port
+from fanin.edge.bundles.manifest_json import dump_manifest
+from fanin.edge.codecs.pipeline import States, UpdatePipeline, first_states
+from fanin.edge.codecs.stages import layout_of, stages_of
+from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
+from fanin.protos import messages as m
+from fanin.protos.chunks import artifact_of
+from fanin.protos.control import Adopt, Command, Pause
+from fanin.protos.plans import Plan
+from fanin.server.aggregation.parameters import auxiliary_pieces
+from fanin.server.aggregation.verify import verify_run
+from support.staleness import settle
+from support.virtual import PUBLISHER, SHAPES, Place, open_place, plan, start
+
+TABLE = TensorTable.of(SHAPES)
+NUM = TABLE.num_values
+FEEDBACK = m.StageSpec(name="error_feedback")
+CAN = m.Capabilities(
+    codecs=("fixed32",), runtimes=("scripted 1",), graph_formats=("onnx",), stages=("error_feedback", "scaffold")
+)
+
+
+def scaffold(num_devices: int) -> m.StageSpec:
+    """SCAFFOLD for so many devices."""
+    return m.StageSpec(name="scaffold", options={"num_devices": float(num_devices)})
+
+
+def staged_plan(num_devices: int, concurrency: int, **changes: object) -> Plan:
+    """A Plan with SCAFFOLD and error feedback, whose Rounds fail after a minute without ``concurrency`` Updates."""
+    fields = {"concurrency": concurrency, "buffer": concurrency, "quorum": concurrency, "deadline_s": 60.0}
+    return plan(stages=(scaffold(num_devices), FEEDBACK), **(fields | {"max_rounds": 50} | changes))
+
+
+def scaffold_bundle(folder: Path) -> Bundle:
+    """A small Bundle without graphs, whose train graph has inputs for control variates."""
+    bundle = synthetic_bundle(folder / "plain", PUBLISHER, SHAPES)
+    train = bundle.manifest.signatures["train"]
+    controls = tuple(Port(name=f"control.{spec.name}", dtype="float32", shape=spec.shape) for spec in TABLE.specs)
+    signatures = {**bundle.manifest.signatures, "train": replace(train, inputs=(*train.inputs, *controls))}
+    artifacts = {name: bundle.artifact(name) for name in bundle.manifest.artifacts}
+    write_bundle(
+        folder / "bundle", dump_manifest(replace(bundle.manifest, signatures=signatures)), artifacts, PUBLISHER
+    )
+    return open_folder(folder / "bundle", trusted=(PUBLISHER.public,))
+
+
+async def open_run(folder: Path, wanted: Plan) -> Place:
+    """A coordinator with one Run of a Bundle for SCAFFOLD."""
+    place = open_place(folder)
+    await start(place.runs, scaffold_bundle(folder), wanted)
+    return place
+
+
+async def reopen(folder: Path, place: Place) -> Place:
+    """Another process over the same folder."""
+    await place.runs.stop()
+    place = open_place(folder)
+    await place.runs.start()
+    return place
+
+
+@dataclass
+class StagedDevice:
+    """A device that keeps the states after all of its Updates, by lineage and Round, and uses what it is told to."""
+
+    name: str
+    states: dict[m.StageState, States] = field(default_factory=dict)
+
+    async def check_in(self, place: Place, can: m.Capabilities = CAN) -> m.CheckInAnswer:
+        """The answer to a device that waits for a moment."""
+        return await place.coordinator.check_in(self.name, m.CheckIn(protocol=m.PROTOCOL, capabilities=can, wait_s=0.1))
+
+    async def assignment(self, place: Place) -> m.Assignment:
+        """A check-in that must be answered with work."""
+        answer = await self.check_in(place)
+        assert isinstance(answer, m.Assigned), answer
+        return answer.assignment
+
+    def state(self, work: m.Assignment) -> States:
+        """The state that an Assignment names."""
+        if not work.state.round:
+            return first_states(stages_of(work.stages), NUM)
+        return self.states[work.state]
+
+    async def send(self, place: Place, work: m.Assignment, change: Float32s) -> m.UploadReply:
+        """Take a change through the stages, and upload it."""
+        header, payload = await self.update(place, work, change)
+        return await self.line(place).upload(header, lambda offset, size_bytes: payload[offset : offset + size_bytes])
+
+    async def update(self, place: Place, work: m.Assignment, change: Float32s) -> tuple[m.UpdateHeader, bytes]:
+        """Take a change through the stages. The state after it is stored before the Update is sent."""
+        stages = stages_of(work.stages)
+        pipeline = UpdatePipeline(
+            codec=work.codec,
+            grid=work.grid,
+            learning_rate=work.training.learning_rate,
+            stages=stages,
+            layout=layout_of(TABLE, stages),
+            downlink={"control": await self.control(place, work)},
+            rng_of=lambda purpose, values: np.random.default_rng([len(purpose), values.size, work.round]),
+        )
+        outcome = pipeline.apply(change, 2, self.state(work))
+        self.states[replace(work.state, round=work.round)] = outcome.states
+        counts = {m.EXAMPLES: 10, m.ROUNDED: outcome.encoded.num_rounded, m.SATURATED: outcome.encoded.num_saturated}
+        header = m.UpdateHeader(
+            format=m.UPDATE_FORMAT,
+            assignment_id=work.assignment_id,
+            run_id=work.run_id,
+            round=work.round,
+            version_sha256=work.version.sha256,
+            codec=work.codec.name,
+            shifts=outcome.encoded.shifts,
+            payload=artifact_of(outcome.encoded.payload),
+            statistics=m.Statistics(counts=counts),
+            telemetry=m.Telemetry(runtime="scripted 1"),
+        )
+        return header, outcome.encoded.payload
+
+    async def control(self, place: Place, work: m.Assignment) -> Float32s:
+        """The control variate of the Version: zeros in the first one of a lineage."""
+        if work.version.number == work.state.lineage:
+            assert not work.version.auxiliary
+            return np.zeros(NUM, np.float32)
+        line, chunks = self.line(place), work.version.auxiliary["control"].chunks
+        data = b"".join([await line.download(work.assignment_id, ref.sha256) for ref in chunks])
+        table, values = decode_parameters(data)
+        assert table == TensorTable.of({"values": (NUM,)})
+        return values
+
+    def line(self, place: Place) -> LoopbackTransport:
+        """The device's calls."""
+        return LoopbackTransport(fleet=place.coordinator, device=self.name, latency_s=0.01)
+
+
+DEVICES = ("a", "b", "c")
+WANTED = staged_plan(len(DEVICES), concurrency=2)
+"""One of three devices rests in each Round."""
+
+
+def change_of(device: str, round_number: int, size: float = 0.3) -> Float32s:
+    rng = np.random.default_rng([ord(device), round_number])
+    return rng.normal(0.0, size, NUM).astype(np.float32)
+
+
+def problems(place: Place) -> list[str]:
+    return [verdict.problem for verdict in verify_run(place.state, "run") if verdict.problem]
+
+
+async def control_of(place: Place) -> Float32s:
+    """The control variate of the newest Version, zeros without one."""
+    version = await place.state.stores.runs.newest_version("run")
+    setup = place.runs.driver("run").setup
+    return np.concatenate(list(auxiliary_pieces(place.state.blobs, version, "control", setup.layout)))
+
+
+async def take_round(place: Place, devices: Sequence[StagedDevice]) -> None:
+    for device in devices:
+        work = await device.assignment(place)
+        reply = await device.send(place, work, change_of(device.name, work.round))
+        assert reply.update_state is m.UpdateState.ACCEPTED
+    await settle()
+
+
+async def roll_back(place: Place, number: int, command_id: str) -> None:
+    await place.runs.command(Command(command_id=f"{command_id}-pause", run_id="run", what=Pause()))
+    await settle()
+    adopt = Adopt(from_run_id="run", number=number, rounds=50)
+    await place.runs.command(Command(command_id=command_id, run_id="run", what=adopt))
+    await settle()

@@ -1,0 +1,232 @@
+"""Runs with stages that are damaged, falsified or refused: what ``fanin verify`` finds, and one sentence for each."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import text
+from support.errors import raises
+from support.stage_runs import (
+    CAN,
+    FEEDBACK,
+    NUM,
+    WANTED,
+    StagedDevice,
+    change_of,
+    open_run,
+    problems,
+    roll_back,
+    scaffold,
+    scaffold_bundle,
+    take_round,
+)
+from support.staleness import settle
+from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
+
+from fanin.clients.testing import run_virtual
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.versions import add_auxiliary, sign_version
+from fanin.edge.tensors import TensorTable, encode_parameters
+from fanin.protos import messages as m
+from fanin.protos.chunks import Artifact, artifact_of, cut
+from fanin.protos.control import Command, Pause, RoundFailed
+from fanin.protos.convert import version_to_proto
+from fanin.protos.errors import InvalidPlan, InvalidUpdate, InvalidVersion, NotFound
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite.engine import open_engine
+
+# Verification.
+
+
+def falsify(folder: Path, place: Place, auxiliary: dict[str, Artifact], number: int = 1) -> None:
+    """Replace a recorded Version by one with other auxiliary tensors, signed by the Run's key."""
+    runs = place.state.runs
+    before = runs.version("run", number)
+    assert before is not None
+    key = SigningKey(runs.run_key("run", b""))
+    assert (before.parent, before.public_key) == (number - 1, key.public)
+    signed = add_auxiliary(key, before, auxiliary)
+    data = version_to_proto(signed).SerializeToString()
+    engine = open_engine(folder / "state" / "fanin.db", Durability.PROCESS)
+    with engine.begin() as connection:
+        statement = text("UPDATE versions SET version_proto = :data WHERE number = :number")
+        connection.execute(statement, {"data": data, "number": number})
+    engine.dispose()
+
+
+def test_verify_finds_a_false_auxiliary_tensor(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, devices = await open_run(tmp_path, WANTED), [StagedDevice("a"), StagedDevice("b")]
+        await settle()
+        for _ in range(2):
+            await take_round(place, devices)
+        await place.runs.stop()
+        assert problems(place) == []
+        data = encode_parameters(TensorTable.of({"values": (NUM,)}), np.ones(NUM, np.float32))
+        for ref, piece in cut(data):
+            place.state.blobs.put(ref.sha256, piece)
+        falsify(tmp_path, place, {"control": artifact_of(data)})
+        # The next Version was computed from the true one.
+        assert problems(place) == [f"round {number}: recomputed another auxiliary tensor control" for number in (1, 2)]
+        falsify(tmp_path, place, {})
+        assert problems(place)[0] == "round 1: signed the auxiliary tensors [], not ['control']"
+
+    run_virtual(main())
+
+
+def test_verify_finds_an_auxiliary_tensor_of_a_version_from_outside(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, devices = await open_run(tmp_path, WANTED), [StagedDevice("a"), StagedDevice("b")]
+        await settle()
+        await take_round(place, devices)
+        await roll_back(place, 1, "back")
+        await place.runs.stop()
+        first = place.state.runs.version("run", 1)
+        assert first is not None
+        falsify(tmp_path, place, dict(first.auxiliary), number=2)
+        assert problems(place) == ["has the auxiliary tensors ['control'], which no version from outside has"]
+
+    run_virtual(main())
+
+
+def test_a_damaged_auxiliary_tensor_fails_the_round_with_a_reason(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, devices = await open_run(tmp_path, WANTED), [StagedDevice("a"), StagedDevice("b")]
+        await settle()
+        await take_round(place, devices)
+        works = [await device.assignment(place) for device in devices]
+        updates = [
+            await device.update(place, work, change_of(device.name, 2))
+            for device, work in zip(devices, works, strict=True)
+        ]
+        (ref,) = works[0].version.auxiliary["control"].chunks
+        path = tmp_path / "state" / "blobs" / ref.sha256[:2] / ref.sha256
+        path.write_bytes(bytes(len(path.read_bytes())))
+        for device, (header, payload) in zip(devices, updates, strict=True):
+            await device.line(place).upload(header, lambda first, size, data=payload: data[first : first + size])
+        await settle()
+        failures = [one.event for one in place.state.runs.events("run") if isinstance(one.event, RoundFailed)]
+        assert [one.reason for one in failures][:1] == [
+            "version 1 is damaged on the coordinator's disk; the coordinator's log has the details"
+        ]
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+# Bad input, each with one sentence.
+
+
+def test_a_publication_does_not_permit_the_download_of_auxiliary_tensors(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, devices = await open_run(tmp_path, WANTED), [StagedDevice("a"), StagedDevice("b")]
+        await settle()
+        await take_round(place, devices)
+        work = await devices[0].assignment(place)
+        (ref,) = work.version.auxiliary["control"].chunks
+        published = place.runs.driver("run").intake.publications.publish("c")
+        stranger = StagedDevice("c").line(place)
+        expected = f"chunk {ref.sha256[:16]!r}: not one that this assignment needs; check in again"
+        with raises(NotFound, expected):
+            await stranger.download(published.download_id, ref.sha256)
+        assert await devices[0].line(place).download(work.assignment_id, ref.sha256)
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_device_without_the_stages_gets_no_work(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = await open_run(tmp_path, WANTED)
+        await settle()
+        answer = await StagedDevice("a").check_in(place, replace(CAN, stages=("error_feedback",)))
+        assert answer == m.Rejected(
+            reason=m.RejectReason.UNSUITABLE,
+            text="stages: got ['error_feedback'], expected ['scaffold', 'error_feedback']",
+        )
+        # A device's limit holds for the parameters and the control variate together.
+        limit = place.runs.driver("run").setup.download_bytes(("onnx",))
+        assert limit >= 2 * 4 * NUM
+        answer = await StagedDevice("a").check_in(place, replace(CAN, max_download_bytes=limit - 1))
+        assert isinstance(answer, m.Rejected)
+        assert answer.text == f"download: a limit of {limit - 1} bytes, expected at least {limit}"
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_an_update_without_the_second_group_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, device = await open_run(tmp_path, WANTED), StagedDevice("a")
+        await settle()
+        header, payload = await device.update(place, await device.assignment(place), change_of("a", 1))
+        half, line = payload[: len(payload) // 2], device.line(place)
+        with raises(InvalidUpdate, "update: got 2 shifts up to 0, expected 4 up to 0"):
+            await line.upload(replace(header, shifts=(0, 0)), lambda first, size: payload[first : first + size])
+        short = replace(header, payload=artifact_of(half))
+        expected = f"update: got {4 * NUM} bytes, expected {8 * NUM} for {2 * NUM} values; the model has another shape"
+        with raises(InvalidUpdate, expected):
+            await line.upload(short, lambda first, size: half[first : first + size])
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+LACKS = (
+    "run run: got the stage 'scaffold', but the bundle's train graph has no inputs control.<name>, so no device could "
+    "correct its gradients; export the App with Recipe(scaffold=True), or remove the stage"
+)
+UNSET = (
+    "run run: the bundle's train graph has the input 'control.a', but no stage of the plan sets it; add the stage "
+    "'scaffold' to [[stages]], or export the App without Recipe(scaffold=True)"
+)
+
+
+def test_stages_and_bundle_that_do_not_fit_start_no_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        with raises(InvalidPlan, LACKS):
+            await start(place.runs, bundle_in(tmp_path), WANTED)
+        with raises(InvalidPlan, UNSET):
+            await start(place.runs, scaffold_bundle(tmp_path / "scaffold"), plan(stages=(FEEDBACK,)))
+        unknown = plan(stages=(m.StageSpec(name="scafold"), FEEDBACK))
+        with pytest.raises(InvalidPlan, match=r"stages: got 'scafold', expected one of .* did you mean scaffold"):
+            await start(place.runs, bundle_in(tmp_path / "unknown"), unknown)
+        with raises(InvalidPlan, "plan: stages: scaffold: got the options [], expected ['num_devices']"):
+            await start(place.runs, bundle_in(tmp_path / "options"), plan(stages=(replace(scaffold(1), options={}),)))
+        assert await place.runs.infos() == ()
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_version_from_outside_has_no_auxiliary_tensors(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, devices = await open_run(tmp_path, WANTED), [StagedDevice("a"), StagedDevice("b")]
+        await settle()
+        await take_round(place, devices)
+        await place.runs.command(Command(command_id="pause", run_id="run", what=Pause()))
+        await settle()
+        newest = await place.state.stores.runs.newest_version("run")
+        alone = sign_version(
+            PUBLISHER,
+            parent=newest,
+            run_id="run",
+            bundle_sha256=newest.bundle_sha256,
+            parameters=newest.parameters,
+        )
+        with raises(
+            InvalidVersion,
+            "version 2 of run run: got the auxiliary tensors ['control'], expected none: they begin with zeros after a "
+            "version from outside; publish the parameters alone",
+        ):
+            await place.runs.publish_version(add_auxiliary(PUBLISHER, alone, newest.auxiliary), 5)
+        await place.runs.publish_version(alone, 5)
+        await settle()
+        assert (await devices[0].assignment(place)).state == m.StageState(lineage=2, round=0)
+        await take_round(place, devices)
+        assert problems(place) == []
+        await place.runs.stop()
+
+    run_virtual(main())
