@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from support.mortal import Mortal
 from support.nightly import nightly_but
+from support.stage_runs import FEEDBACK, scaffold
 from support.virtual import PUBLISHER, bundle_in, plan, start
 
 from fanin.clients.operator import next_version
@@ -23,6 +24,7 @@ from fanin.clients.testing import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos.chunks import cut
 from fanin.protos.control import Adopt, Command, Pause, Resume, RunEvent, RunInfo, Stop, VersionPublished
+from fanin.protos.messages import Version
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.rounds import events as e
@@ -38,7 +40,10 @@ NUM_DEVICES: Final = 3
 
 @dataclass(frozen=True)
 class Ending:
-    """What a Run ended in, as far as a kill may not change it; its moments, and those of each of the commands."""
+    """What a Run ended in, as far as a kill may not change it; its moments, and those of each of the commands.
+
+    ``happened`` are the digests of the newest Version's tensors, and the events.
+    """
 
     happened: tuple[object, ...]
     moments: tuple[str, ...]
@@ -48,7 +53,7 @@ class Ending:
 
 
 def places(concurrency: int, max_rounds: int) -> Plan:
-    """A Plan without spare places, with a rule that reads payloads again and an optimizer that has state."""
+    """A Plan without spare places: a rule that reads payloads again, an optimizer and stages that have state."""
     return plan(
         concurrency=concurrency,
         buffer=concurrency,
@@ -58,6 +63,7 @@ def places(concurrency: int, max_rounds: int) -> Plan:
         rule="trimmed_mean",
         trim=0.4,
         outer_optimizer="nesterov",
+        stages=(scaffold(NUM_DEVICES), FEEDBACK),
     )
 
 
@@ -91,7 +97,7 @@ class Scene:
         assert all(state.rounds.update("run", number, device) for device, number in self.mortal.accepted)
         events = [recorded.event for recorded in state.runs.events("run")]
         return Ending(
-            happened=tuple(told(event) for event in events),
+            happened=(digests(state.runs.version("run")), *(told(event) for event in events)),
             num_stale=sum(event.num_stale for event in events if isinstance(event, VersionPublished)),
             moments=tuple(self.mortal.moments),
             kills=tuple(self.mortal.kills),
@@ -102,10 +108,16 @@ class Scene:
 async def begin(mortal: Mortal, folder: Path, wanted: Plan, work_s: Iterator[float]) -> Scene:
     """Publish, start, and let devices work for so many seconds each time."""
     await mortal.start()
-    bundle = bundle_in(folder)
+    bundle = bundle_in(folder, scaffold=bool(wanted.stages))
     await mortal.operate(lambda runs: start(runs, bundle, wanted))
     tasks = [asyncio.create_task(one.run()) for one in mortal.devices(NUM_DEVICES, lambda _: next(work_s))]
     return Scene(mortal=mortal, bundle=bundle, tasks=tasks)
+
+
+def digests(version: Version | None) -> tuple[str, ...]:
+    """The digests of a Version's tensors."""
+    assert version is not None
+    return version.sha256, *(tensor.sha256 for tensor in version.auxiliary.values())
 
 
 def told(event: RunEvent) -> tuple[object, ...]:

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fanin.clients.testing import LoopbackTransport, synthetic_bundle
-from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
-from fanin.edge.bundles.manifest import Port
-from fanin.edge.bundles.manifest_json import dump_manifest
+from fanin.clients.testing import LoopbackTransport
 from fanin.edge.codecs.pipeline import States, UpdatePipeline, first_states
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
@@ -20,7 +17,7 @@ from fanin.protos.plans import Plan
 from fanin.server.aggregation.parameters import auxiliary_pieces
 from fanin.server.aggregation.verify import verify_run
 from support.staleness import settle
-from support.virtual import PUBLISHER, SHAPES, Place, open_place, plan, start
+from support.virtual import SHAPES, Place, bundle_in, open_place, plan, start
 
 TABLE = TensorTable.of(SHAPES)
 NUM = TABLE.num_values
@@ -41,23 +38,10 @@ def staged_plan(num_devices: int, concurrency: int, **changes: object) -> Plan:
     return plan(stages=(scaffold(num_devices), FEEDBACK), **(fields | {"max_rounds": 50} | changes))
 
 
-def scaffold_bundle(folder: Path) -> Bundle:
-    """A small Bundle without graphs, whose train graph has inputs for control variates."""
-    bundle = synthetic_bundle(folder / "plain", PUBLISHER, SHAPES)
-    train = bundle.manifest.signatures["train"]
-    controls = tuple(Port(name=f"control.{spec.name}", dtype="float32", shape=spec.shape) for spec in TABLE.specs)
-    signatures = {**bundle.manifest.signatures, "train": replace(train, inputs=(*train.inputs, *controls))}
-    artifacts = {name: bundle.artifact(name) for name in bundle.manifest.artifacts}
-    write_bundle(
-        folder / "bundle", dump_manifest(replace(bundle.manifest, signatures=signatures)), artifacts, PUBLISHER
-    )
-    return open_folder(folder / "bundle", trusted=(PUBLISHER.public,))
-
-
 async def open_run(folder: Path, wanted: Plan) -> Place:
     """A coordinator with one Run of a Bundle for SCAFFOLD."""
     place = open_place(folder)
-    await start(place.runs, scaffold_bundle(folder), wanted)
+    await start(place.runs, bundle_in(folder, scaffold=True), wanted)
     return place
 
 

@@ -71,9 +71,9 @@ def place_over(state: CoordinatorState, order_seed: int = 0) -> Place:
     return Place(state=state, runs=runs, coordinator=coordinator)
 
 
-def bundle_in(folder: Path) -> Bundle:
-    """A small Bundle without graphs."""
-    return synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
+def bundle_in(folder: Path, *, scaffold: bool = False) -> Bundle:
+    """A small Bundle without graphs, with or without inputs for control variates."""
+    return synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES, scaffold=scaffold)
 
 
 async def start(runs: Runs, bundle: Bundle, wanted: Plan, run_id: str = "run") -> None:

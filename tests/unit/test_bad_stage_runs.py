@@ -18,7 +18,6 @@ from support.stage_runs import (
     problems,
     roll_back,
     scaffold,
-    scaffold_bundle,
     take_round,
 )
 from support.staleness import settle
@@ -189,7 +188,7 @@ def test_stages_and_bundle_that_do_not_fit_start_no_run(tmp_path: Path) -> None:
         with raises(InvalidPlan, LACKS):
             await start(place.runs, bundle_in(tmp_path), WANTED)
         with raises(InvalidPlan, UNSET):
-            await start(place.runs, scaffold_bundle(tmp_path / "scaffold"), plan(stages=(FEEDBACK,)))
+            await start(place.runs, bundle_in(tmp_path / "scaffold", scaffold=True), plan(stages=(FEEDBACK,)))
         unknown = plan(stages=(m.StageSpec(name="scafold"), FEEDBACK))
         with pytest.raises(InvalidPlan, match=r"stages: got 'scafold', expected one of .* did you mean scaffold"):
             await start(place.runs, bundle_in(tmp_path / "unknown"), unknown)
