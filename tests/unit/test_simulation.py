@@ -178,3 +178,22 @@ def test_statistics_of_the_plan_are_summed_within_their_bounds(tmp_path: Path) -
         bundle = bundle_in(folder)
         found = simulate(Scenario(plan=wanted, bundle=bundle, publisher=PUBLISHER, members=counting, seed=1), folder)
         assert dict(found.versions[0].statistics) == ({"words": 100 + 8} if declared else {})
+
+
+@pytest.mark.parametrize("habits", [CALM, WILD], ids=["calm", "wild"])
+def test_a_federation_in_memory_ends_in_the_same_bits_as_one_in_a_folder(tmp_path: Path, habits: Habits) -> None:
+    scenario = Scenario(
+        plan=plan(deadline_s=PATIENT_S, outer_optimizer="nesterov", outer_momentum=0.5),
+        bundle=bundle_in(tmp_path),
+        publisher=PUBLISHER,
+        members=members([habits] * 4),
+        seed=2,
+        stops_s=STOPS_S,
+    )
+    in_memory, in_folder = simulate(scenario), simulate(scenario, tmp_path / "folder")
+    assert len(in_memory.versions) == 3
+    assert in_memory.digests == in_folder.digests
+    assert in_memory.events == in_folder.events
+    assert [str(line) for line in in_memory.log] == [str(line) for line in in_folder.log]
+    assert [verdict.problem for verdict in in_memory.verdicts] == [""] * 4
+    assert in_memory.verdicts == in_folder.verdicts

@@ -1,7 +1,7 @@
 """A production coordinator in this process, on the running event loop's clock, that can stop and start again.
 
 Coordinator, round machine, store, spool, fold and outer step are production code. The lanes run inline, because a
-thread would escape the virtual clock. The state is stored in a folder, so a new life resumes from the old one.
+thread would escape the virtual clock. A new life resumes from the state of the old one, in a folder or in memory.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from fanin.server.rounds.events import Effect
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
+from fanin.server.storage.memory.state import MemoryState
 from fanin.server.storage.stores import CoordinatorState
 
 COORDINATOR: Final = "coordinator"
@@ -40,10 +41,11 @@ class Life:
 
 
 class SimulatedCoordinator:
-    """A coordinator over a folder. ``seed`` determines its random choices and the key of each Run."""
+    """A coordinator over a folder, or in memory. ``seed`` determines its random choices and the key of each Run."""
 
-    def __init__(self, folder: Path, seed: int, limits: Limits, note: Note) -> None:
+    def __init__(self, folder: Path | None, seed: int, limits: Limits, note: Note) -> None:
         self._folder = folder
+        self._memory = MemoryState()
         self._seed = seed
         self._limits = limits
         self._note = note
@@ -58,9 +60,12 @@ class SimulatedCoordinator:
         return self._life
 
     async def start(self) -> None:
-        """Start to serve from the folder, like a new process."""
+        """Start to serve from the durable state, like a new process."""
         clock = asyncio.get_running_loop().time
-        state = open_state(self._folder, Durability.PROCESS, (inline, inline), clock)
+        if self._folder is None:
+            state = self._memory.open(clock)
+        else:
+            state = open_state(self._folder, Durability.PROCESS, (inline, inline), clock)
         runs = Runs(state.stores, state.files, _Noting(self._note))
         rng = random.Random(self._rng.random())
         coordinator = Coordinator(runs, state.stores, state.files, self._limits, rng)
@@ -69,7 +74,7 @@ class SimulatedCoordinator:
         self._note(COORDINATOR, "serves")
 
     async def stop(self) -> None:
-        """Break all connections and end at once. Only durable state survives, in the folder."""
+        """Break all connections and end at once. Only durable state survives."""
         life, self._life = self._life, None
         if life is not None:
             self._note(COORDINATOR, "stops")

@@ -36,7 +36,7 @@ class Federation:
     """A coordinator and its devices. It is a ``Fleet`` that outlives restarts of the coordinator.
 
     Args:
-        folder: The coordinator's state is stored in ``folder/state``.
+        folder: The coordinator's state is stored in ``folder/state``. None keeps it in memory.
         seed: Seed of all random choices that the Plan's own seed does not make.
         limits: Limits of the coordinator.
 
@@ -44,10 +44,10 @@ class Federation:
         log: The events of all participants, in order.
     """
 
-    def __init__(self, folder: Path, seed: int = 0, limits: Limits | None = None) -> None:
+    def __init__(self, folder: Path | None = None, seed: int = 0, limits: Limits | None = None) -> None:
         self.log: list[LogLine] = []
         self._seed = seed
-        self._coordinator = SimulatedCoordinator(folder / "state", seed, limits or Limits(), self.note)
+        self._coordinator = SimulatedCoordinator(folder and folder / "state", seed, limits or Limits(), self.note)
         self._overheard: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         # An unexpected error of a task ends the federation; otherwise a Run would wait for that task for ever.
@@ -132,7 +132,7 @@ class Federation:
         self.log.append(LogLine(time_s=asyncio.get_running_loop().time(), who=who, what=what))
 
     async def start(self) -> None:
-        """Start the coordinator from its folder."""
+        """Start the coordinator from its durable state."""
         await self._coordinator.start()
 
     async def stop(self) -> None:

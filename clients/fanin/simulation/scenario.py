@@ -29,7 +29,7 @@ class Scenario:
         members: The devices; each has its own name.
         seed: Seed of all random choices that the Plan's own seed does not make.
         stops_s: Times in seconds at which the coordinator stops.
-        down_s: Seconds after which it starts again, from the state in its folder.
+        down_s: Seconds after which it starts again, from its durable state.
         max_s: Seconds after which ``simulate`` gives up: the remaining devices cannot make a quorum.
     """
 
@@ -76,12 +76,13 @@ class Outcome:
         return tuple(event.version_sha256 for event in self.versions)
 
 
-def simulate(scenario: Scenario, folder: Path) -> Outcome:
+def simulate(scenario: Scenario, folder: Path | None = None) -> Outcome:
     """Simulate a Scenario until its Run ends.
 
     Args:
         scenario: The Scenario.
-        folder: A new folder for the coordinator's state.
+        folder: A new folder for the coordinator's state. None keeps the state in memory, which survives the
+            Scenario's stops.
 
     Raises:
         TimeoutError: The Run has not ended after the Scenario's ``max_s``.
@@ -92,7 +93,7 @@ def simulate(scenario: Scenario, folder: Path) -> Outcome:
     return outcome
 
 
-async def _run(scenario: Scenario, folder: Path) -> Outcome | None:
+async def _run(scenario: Scenario, folder: Path | None) -> Outcome | None:
     async with Federation(folder, scenario.seed) as federation:
         await federation.start_run(RUN, scenario.plan, scenario.bundle, scenario.publisher)
         for member in scenario.members:

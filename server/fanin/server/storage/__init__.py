@@ -13,4 +13,6 @@ Modules, in reading order:
     spool.py         uploads under way and committed payloads in a folder
     disk.py          durable files, and full disks
     sqlite/          the stores over SQLite
+    memory/          the stores in memory, for simulations and tests
+    contracts/       the tests that an implementation of the Protocols passes
 """

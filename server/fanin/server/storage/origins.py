@@ -5,7 +5,7 @@ Both are functions of the Round's base Version, so a restart and ``fanin verify`
 - A Version that a Round published: the grid and the state in which that Round ended.
 - A Version that a rollback published: those of the Version whose parameters it restores.
 - Any other Version (number 0, one from outside, one of another Run): none are recorded. The Round starts on the first
-  grid of the parameters (``aggregation.parameters.first_grid_from``), and the optimizer begins anew.
+  grid of the parameters (``aggregation.parameters.first_grid_from``), and the optimizer starts from its initial state.
 """
 
 from fanin.protos.messages import Version

@@ -157,7 +157,7 @@ class LeaseStore(Protocol):
     """The leases of the Runs."""
 
     async def take(self, run_id: str, holder: str, now_s: float) -> RunWriter:
-        """Take the lease of a Run, from whoever holds it.
+        """Take the lease of a Run, even if another driver holds it.
 
         Args:
             run_id: A recorded Run.

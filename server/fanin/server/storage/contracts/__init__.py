@@ -1,0 +1,15 @@
+"""The contracts of the stores, as checks for the tests of one's own implementation (docs/stores.md).
+
+Each check uses an empty store and raises AssertionError, with a text that says what is wrong.
+
+Modules, in reading order:
+
+    values.py      small records to store
+    devices.py     ``check_devices``
+    files.py       ``check_blobs`` and ``check_spool``
+    runs.py        Bundles, Runs, Versions and events
+    rounds.py      the writes of a driver
+    leases.py      two drivers of one Run
+    commands.py    commands of operators
+    databases.py   ``check_stores``: all of a database's stores
+"""

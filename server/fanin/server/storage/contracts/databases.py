@@ -1,0 +1,32 @@
+"""The contract of all stores of a database."""
+
+from collections.abc import Callable
+
+from fanin.server.storage.contracts.commands import check_commands
+from fanin.server.storage.contracts.devices import check_devices
+from fanin.server.storage.contracts.leases import check_leases
+from fanin.server.storage.contracts.rounds import check_first_round, check_later_rounds
+from fanin.server.storage.contracts.runs import check_runs
+from fanin.server.storage.contracts.values import RUN
+from fanin.server.storage.stores import Stores
+
+
+async def check_stores(open_stores: Callable[[], Stores]) -> None:
+    """Check the stores of a database.
+
+    Args:
+        open_stores: Opens a handle of one database, which is empty at the first call. A handle sees what another one
+            has written.
+
+    Raises:
+        AssertionError: A store breaks its contract. The text says how.
+        FaninError: A store refuses a valid call.
+    """
+    stores = open_stores()
+    await check_devices(stores.devices)
+    await check_runs(stores.runs)
+    driver = await stores.take(RUN)
+    await check_first_round(driver)
+    await check_later_rounds(driver)
+    await check_leases(stores, open_stores())
+    await check_commands(stores)

@@ -1,0 +1,124 @@
+"""The contract of Rounds: the writes of a driver, and what any process reads of them."""
+
+from dataclasses import replace
+
+from fanin.protos.chunks import artifact_of
+from fanin.protos.control import (
+    AcceptedDevices,
+    RoundFailed,
+    RoundOpened,
+    RunRested,
+    RunState,
+    round_closed,
+)
+from fanin.protos.errors import Conflict
+from fanin.server.storage.contracts.values import COHORT, NEVER, RUN, committed, opened, published, refusal, version
+from fanin.server.storage.records import CommittedUpdate, RoundMark
+from fanin.server.storage.stores import DriverStores
+
+
+async def check_first_round(stores: DriverStores) -> None:
+    """Check a Round from its opening to its Version. ``stores`` has a new Run. Raises AssertionError."""
+    rounds, writer = stores.rounds, stores.writer
+    assert (await rounds.last(RUN), await rounds.unfinished(RUN)) == (None, None), "last: a new run has a round"
+    for _ in range(2):
+        assert await writer.open(opened()), "open: refused a round of a running run, or its repetition"
+    assert await rounds.last(RUN) == await rounds.unfinished(RUN) == opened(), "last: got another round than was opened"
+    await writer.set_deadline(1, 70.0, 10.0)
+    assert (await rounds.last(RUN)) == replace(opened(), deadline_at_s=70.0), "set_deadline: did not record it"
+    await _check_commits(stores)
+    for cohort in (COHORT, NEVER):
+        closed = await writer.close(1, cohort=cohort, now_s=20.0)
+        assert closed.mark is RoundMark.CLOSED, f"close: got {closed.mark}, expected CLOSED, for ever"
+        assert closed.accepted == ("b", "a"), f"close: got the set {closed.accepted}, expected the order of the commits"
+    assert await writer.commit(committed("c"), buffer=9) is None, "commit: accepted an update of a closed round"
+    assert await writer.commit(committed("a"), buffer=9) == committed("a"), "commit: forgot an accepted update"
+    page = await rounds.accepted_devices(RUN, 1, 1)
+    assert page == AcceptedDevices(num_accepted=2, device_ids=("a",)), f"accepted_devices: got {page}"
+    assert await rounds.accepted_devices(RUN, 7, 0) is None, "accepted_devices: returned a page of no round"
+    await _check_publication(stores)
+
+
+async def _check_commits(stores: DriverStores) -> None:
+    rounds, writer = stores.rounds, stores.writer
+    first = committed("b")
+    assert await writer.commit(first, buffer=2) == first, "commit: refused an update with a free place"
+    second = replace(first, header=committed("b", num_examples=99).header)
+    assert await writer.commit(second, buffer=2) == first, "commit: a second update of a device replaced the first"
+    assert await writer.commit(committed("a"), buffer=2) == committed("a"), "commit: refused the last place"
+    assert await writer.commit(committed("c"), buffer=2) is None, "commit: accepted more updates than places"
+    absent = CommittedUpdate(device_id="d", round=7, header=committed("d", made_for=7).header)
+    assert await writer.commit(absent, buffer=9) is None, "commit: accepted an update of a round that does not exist"
+    expected = (first, committed("a"))
+    assert await rounds.updates(RUN, 1) == expected, f"updates: got {await rounds.updates(RUN, 1)}, expected {expected}"
+    assert await rounds.update(RUN, 1, "a") == committed("a"), "update: did not return an accepted update"
+    assert await rounds.update(RUN, 1, "c") is None, "update: returned an update that was not accepted"
+
+
+async def _check_publication(stores: DriverStores) -> None:
+    rounds, writer, runs = stores.rounds, stores.writer, stores.runs
+    base, following = version(), version(version())
+    assert await rounds.recorded_grid(base) is None, "recorded_grid: version 0 has one"
+    assert await rounds.recorded_state(base) == {}, "recorded_state: version 0 has one"
+    event, state = published(following, 1), {"momentum": artifact_of(b"momentum")}
+    record = await writer.publish(following, event, next_grid=(1, -2), outer_state=state, now_s=30.0)
+    again = await writer.publish(following, event, next_grid=(1, -2), outer_state=state, now_s=40.0)
+    assert again == record, f"publish: a repetition returned {again}, expected {record}"
+    assert (record.mark, record.next_grid) == (RoundMark.PUBLISHED, (1, -2)), f"publish: got {record}"
+    assert await runs.newest_version(RUN) == following, "newest_version: is not the version that was published"
+    assert await runs.publication(RUN, 1) == event, "publication: did not return the event"
+    assert await runs.lineage_start(RUN) == 0, "lineage_start: a round started a lineage"
+    assert await rounds.recorded_grid(following) == (1, -2), "recorded_grid: is not the one that was published"
+    assert await rounds.recorded_state(following) == state, "recorded_state: is not the one that was published"
+    assert await rounds.unfinished(RUN) is None, "unfinished: returned a round that has ended"
+    assert await rounds.num_published(RUN) == 1, "num_published: expected 1"
+    (summary,) = await rounds.latest(RUN, 5)
+    assert (summary.record, summary.num_updates, summary.version) == (record, 2, 1), f"latest: got {summary}"
+    assert (await writer.fail(1, reason="late", now_s=50.0)).mark is RoundMark.PUBLISHED, "fail: undid a version"
+
+
+async def check_later_rounds(stores: DriverStores) -> None:
+    """Check stale Updates, failures, events and rest, after ``check_first_round``. Raises AssertionError."""
+    rounds, writer = stores.rounds, stores.writer
+    assert await writer.open(opened(2, base_version=1)), "open: refused the second round"
+    taken = published(version(version()), 2)
+    publication = writer.publish(version(version()), taken, next_grid=(), outer_state={}, now_s=55.0)
+    await refusal(Conflict, publication, "publish: with the number of a version that is recorded")
+    assert (await rounds.last(RUN)) == opened(2, base_version=1), "publish: a refused version changed the round"
+    late = committed("late", made_for=1, round_number=2)
+    assert await writer.commit(late, buffer=3) == late, "commit: refused an update that was made for an earlier round"
+    assert await rounds.update(RUN, 1, "late") == late, "update: expected the round that it was made for as the key"
+    again = committed("a", made_for=1, round_number=2)
+    assert await writer.commit(again, buffer=3) == committed("a"), "commit: an assignment has two updates"
+    made_for = await rounds.headers_made_for(RUN, 1)
+    assert sorted(made_for) == ["a", "b", "late"], f"headers_made_for: got {sorted(made_for)}"
+    failed = await writer.close(2, cohort=NEVER, now_s=60.0)
+    assert failed.mark is RoundMark.FAILED, "close: a round without a quorum did not fail"
+    assert sorted(await rounds.headers_made_for(RUN, 1)) == ["a", "b"], "headers_made_for: has a failed round's update"
+    assert await writer.open(opened(2, base_version=1)) is False, "open: a round that has ended is open again"
+    since = [record.round for record in await rounds.since(RUN, 1)]
+    assert since == [2], f"since: got rounds {since}, expected those on version 1 or a later one"
+    assert [one.record.round for one in await rounds.latest(RUN, 1)] == [2], "latest: expected the newest round first"
+    await _check_events(stores)
+    rested = RunRested(state=RunState.FAILED, reason="no devices")
+    newest = (await stores.runs.event_page(RUN, 0))[-1].sequence
+    assert not await writer.rest(rested, 70.0, next_sequence=newest), "rest: ignored an event after the decision"
+    assert await writer.rest(rested, 70.0, next_sequence=newest + 1), "rest: refused a running run"
+    assert not await writer.rest(rested, 80.0, next_sequence=newest + 9), "rest: a run rested twice"
+    assert not await writer.open(opened(3, base_version=1)), "open: opened a round of a run that rests"
+
+
+async def _check_events(stores: DriverStores) -> None:
+    page = await stores.runs.event_page(RUN, 0)
+    expected = [
+        RoundOpened(round=1, base_version=0),
+        round_closed(1, ("b", "a")),
+        published(version(version()), 1),
+        RoundOpened(round=2, base_version=1),
+        RoundFailed(round=2, reason="1 updates within 60 s, expected at least 9"),
+    ]
+    assert [one.event for one in page] == expected, f"event_page: got {[one.event for one in page]}"
+    assert [one.sequence for one in page] == [1, 2, 3, 4, 5], "event_page: expected numbers from 1 without gaps"
+    assert [one.time for one in page] == [10.0, 20.0, 30.0, 10.0, 60.0], "event_page: got other times"
+    assert await stores.runs.event_page(RUN, 3) == page[2:], "event_page: expected the events from a number on"
+    assert await stores.runs.event_page("other", 0) == (), "event_page: returned the events of another run"

@@ -1,0 +1,20 @@
+"""The stores in memory: a second implementation of every Protocol, for simulations and tests.
+
+They accept and refuse what the stores over SQLite do (``decisions``) and pass the same contract (``storage.contract``).
+Their state outlives a coordinator that is stopped and started again in one process, and ends with the process.
+
+All methods run on the event loop, and none of them awaits. So each is a transaction: it raises before its first change,
+or it changes everything.
+
+Modules, in reading order:
+
+    database.py    the rows
+    runs.py        Bundles, Runs, Versions, events
+    rounds.py      Rounds and Updates, to read
+    writer.py      leases, and the writes of drivers
+    commands.py    commands of operators
+    devices.py     devices and tokens
+    chunks.py      blobs
+    payloads.py    the spool
+    state.py       all of them, as the state of a coordinator
+"""

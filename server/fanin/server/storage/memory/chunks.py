@@ -1,0 +1,61 @@
+"""Blobs in memory."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+from fanin.edge.tensors import sha256_hex
+from fanin.protos.chunks import Artifact, assemble, check_sha256, short
+from fanin.protos.errors import InvalidInput, NotFound
+from fanin.server.storage.blobs import cut, named
+
+
+class MemoryBlobs:
+    """``Blobs`` in memory."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[str, bytes] = {}
+
+    def read(self, digest: str, offset: int = 0) -> bytes:
+        """See ``BlobReader.read``."""
+        check_sha256("chunk", digest)
+        if digest not in self._chunks:
+            raise NotFound(f"chunk {short(digest)}: not stored here")
+        data = self._chunks[digest]
+        if not 0 <= offset <= len(data):
+            raise InvalidInput(f"chunk {short(digest)}: got offset {offset}, expected 0 to {len(data)}")
+        return data[offset:]
+
+    def read_artifact(self, what: str, artifact: Artifact) -> bytes:
+        """See ``BlobReader.read_artifact``."""
+        return assemble(what, artifact, self.read)
+
+    def pieces(self, what: str, artifact: Artifact) -> Iterator[bytes]:
+        """See ``BlobReader.pieces``."""
+        for ref in artifact.chunks:
+            yield self.read(ref.sha256)
+
+    def put(self, digest: str, data: bytes) -> None:
+        """See ``Blobs.put``."""
+        check_sha256("chunk", digest)
+        if sha256_hex(data) != digest:
+            raise InvalidInput(f"chunk: digest mismatch (got {short(sha256_hex(data))}, expected {short(digest)})")
+        self._chunks[digest] = bytes(data)
+
+    def put_pieces(self, pieces: Iterable[bytes]) -> Artifact:
+        """See ``Blobs.put_pieces``."""
+        total, refs = hashlib.sha256(), []
+        for ref, data in named(cut(pieces), total):
+            self._chunks[ref.sha256] = data
+            refs.append(ref)
+        size_bytes = sum(ref.size_bytes for ref in refs)
+        return Artifact(sha256=total.hexdigest(), size_bytes=size_bytes, chunks=tuple(refs))
+
+    def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
+        """See ``Blobs.missing``."""
+        digests = tuple(dict.fromkeys(digests))
+        for digest in digests:
+            check_sha256("chunk", digest)
+        return tuple(digest for digest in digests if digest not in self._chunks)
+
+    def sweep(self) -> None:
+        """See ``Blobs.sweep``. A Chunk in memory is there in full or not at all."""

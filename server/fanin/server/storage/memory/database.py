@@ -1,0 +1,82 @@
+"""The rows of a database in memory."""
+
+from dataclasses import dataclass, field, replace
+
+from fanin.protos.control import LoggedEvent, RoundFailed, RunEvent, RunRested, VersionPublished
+from fanin.protos.messages import BundleRef, Version
+from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord, RunRecord
+
+
+@dataclass(slots=True, kw_only=True)
+class RunRows:
+    """The rows of one Run.
+
+    Attributes:
+        record: The Run.
+        versions: The Versions by number.
+        round_by_version: The Round that published each Version, 0 for a Version from outside.
+        events: The events; the first one has the number 1.
+        rounds: The Rounds by number.
+        updates: The Updates of each Round, in the order of their commits.
+        made: The Updates by the Round that they were made for and the device.
+        outer_states: The outer state after each Round.
+        lease: The newest lease.
+    """
+
+    record: RunRecord
+    versions: dict[int, Version] = field(default_factory=dict)
+    round_by_version: dict[int, int] = field(default_factory=dict)
+    events: list[LoggedEvent] = field(default_factory=list)
+    rounds: dict[int, RoundRecord] = field(default_factory=dict)
+    updates: dict[int, list[CommittedUpdate]] = field(default_factory=dict)
+    made: dict[tuple[int, str], CommittedUpdate] = field(default_factory=dict)
+    outer_states: dict[int, OuterState] = field(default_factory=dict)
+    lease: Lease | None = None
+
+    @property
+    def newest(self) -> Version:
+        """The newest Version."""
+        return self.versions[max(self.versions)]
+
+    def add_version(self, version: Version, round_number: int) -> None:
+        """Add a Version whose number is free. ``round_number`` is 0 for a Version from outside."""
+        self.versions[version.number] = version
+        self.round_by_version[version.number] = round_number
+
+    def add_event(self, event: RunEvent, now_s: float) -> None:
+        """Append an event."""
+        self.events.append(LoggedEvent(sequence=len(self.events) + 1, time=now_s, event=event))
+
+    def rest(self, rested: RunRested, now_s: float) -> None:
+        """Record that the Run rests."""
+        self.record = replace(self.record, state=rested.state, reason=rested.reason)
+        self.add_event(rested, now_s)
+
+    def fail_round(self, failure: RoundFailed, now_s: float) -> RoundRecord:
+        """Record the failure of a Round and return the record after that."""
+        record = replace(self.rounds[failure.round], mark=RoundMark.FAILED)
+        self.rounds[failure.round] = record
+        self.add_event(failure, now_s)
+        return record
+
+    def publication(self, number: int) -> VersionPublished | None:
+        """Return the event that published a Version, or None without one."""
+        events = (logged.event for logged in self.events)
+        return next((one for one in events if isinstance(one, VersionPublished) and one.number == number), None)
+
+
+@dataclass(slots=True, kw_only=True)
+class MemoryDatabase:
+    """All rows.
+
+    Attributes:
+        bundles: The Bundles by the digest of their manifest.
+        run_keys: The private key of each Run.
+        runs: The rows of each Run, oldest first.
+        commands: The digest of each command that was carried out, by its id.
+    """
+
+    bundles: dict[str, BundleRef] = field(default_factory=dict)
+    run_keys: dict[str, bytes] = field(default_factory=dict)
+    runs: dict[str, RunRows] = field(default_factory=dict)
+    commands: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,116 @@
+"""Rounds and Updates in memory, to read."""
+
+from fanin.protos.control import MAX_PAGE_DEVICES, AcceptedDevices
+from fanin.protos.messages import UpdateHeader, Version
+from fanin.server.storage.memory.database import MemoryDatabase, RunRows
+from fanin.server.storage.memory.runs import MemoryRunArchive
+from fanin.server.storage.origins import recorded_grid, recorded_state
+from fanin.server.storage.records import CommittedUpdate, OuterState, RoundMark, RoundRecord, RoundSummary
+
+
+class MemoryRoundArchive:
+    """``RoundArchive`` in memory."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
+
+    def rounds(self, run_id: str) -> tuple[RoundRecord, ...]:
+        """See ``RoundArchive.rounds``."""
+        rows = self._database.runs.get(run_id)
+        return () if rows is None else tuple(rows.rounds.values())
+
+    def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
+        """See ``RoundArchive.updates``."""
+        return tuple(self._database.runs[run_id].updates.get(round_number, ()))
+
+    def grid_after(self, run_id: str, version: int) -> tuple[int, ...] | None:
+        """See ``RoundArchive.grid_after``."""
+        rows = self._database.runs[run_id]
+        published = rows.rounds.get(rows.round_by_version[version])
+        return None if published is None else published.next_grid
+
+    def outer_state(self, run_id: str, round_number: int) -> OuterState:
+        """See ``RoundArchive.outer_state``."""
+        return self._database.runs[run_id].outer_states.get(round_number, {})
+
+    def outer_state_after(self, run_id: str, version: int) -> OuterState:
+        """See ``RoundArchive.outer_state_after``."""
+        return self.outer_state(run_id, self._database.runs[run_id].round_by_version[version])
+
+
+class MemoryRounds:
+    """``RoundRecords`` in memory."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
+        self._runs = MemoryRunArchive(database)
+        self._archive = MemoryRoundArchive(database)
+
+    async def last(self, run_id: str) -> RoundRecord | None:
+        """See ``RoundStore.last``."""
+        return next(reversed(self._archive.rounds(run_id)), None)
+
+    async def unfinished(self, run_id: str) -> RoundRecord | None:
+        """See ``RoundStore.unfinished``."""
+        last = await self.last(run_id)
+        return None if last is None or last.mark.is_final else last
+
+    async def since(self, run_id: str, base_version: int) -> tuple[RoundRecord, ...]:
+        """See ``RoundStore.since``."""
+        return tuple(record for record in self._archive.rounds(run_id) if record.base_version >= base_version)
+
+    async def latest(self, run_id: str, limit: int) -> tuple[RoundSummary, ...]:
+        """See ``RoundStore.latest``."""
+        newest = reversed(self._archive.rounds(run_id)[-limit:])
+        return tuple(_summary(self._database.runs[run_id], record) for record in newest)
+
+    async def num_published(self, run_id: str) -> int:
+        """See ``RoundStore.num_published``."""
+        return sum(record.mark is RoundMark.PUBLISHED for record in self._archive.rounds(run_id))
+
+    async def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices | None:
+        """See ``RoundStore.accepted_devices``."""
+        record = self._database.runs[run_id].rounds.get(round_number)
+        if record is None:
+            return None
+        page = record.accepted[from_index : from_index + MAX_PAGE_DEVICES]
+        return AcceptedDevices(num_accepted=len(record.accepted), device_ids=page)
+
+    async def update(self, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
+        """See ``CommittedUpdates.update``."""
+        return self._database.runs[run_id].made.get((made_for, device_id))
+
+    async def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
+        """See ``CommittedUpdates.updates``."""
+        return self._archive.updates(run_id, round_number)
+
+    async def last_folded(self, run_id: str, device_id: str, *, lineage: int) -> int:
+        """See ``CommittedUpdates.last_folded``."""
+        folded = (
+            record.round
+            for record in self._archive.rounds(run_id)
+            if record.mark is RoundMark.PUBLISHED and record.base_version >= lineage and device_id in record.accepted
+        )
+        return max(folded, default=0)
+
+    async def headers_made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
+        """See ``CommittedUpdates.headers_made_for``."""
+        rows = self._database.runs[run_id]
+        return {
+            device: update.header
+            for (made_for, device), update in rows.made.items()
+            if made_for == round_number and rows.rounds[update.round].mark is not RoundMark.FAILED
+        }
+
+    async def recorded_grid(self, base: Version) -> tuple[int, ...] | None:
+        """See ``OriginStore.recorded_grid``."""
+        return recorded_grid(base, self._runs, self._archive)
+
+    async def recorded_state(self, base: Version) -> OuterState:
+        """See ``OriginStore.recorded_state``."""
+        return recorded_state(base, self._runs, self._archive)
+
+
+def _summary(rows: RunRows, record: RoundRecord) -> RoundSummary:
+    version = next((number for number, one in rows.round_by_version.items() if one == record.round), 0)
+    return RoundSummary(record=record, num_updates=len(rows.updates.get(record.round, ())), version=version)

@@ -1,0 +1,106 @@
+"""Bundles, Runs, Versions and events in memory."""
+
+from collections.abc import Iterator
+
+from fanin.protos.control import LoggedEvent, Principal, RunState, StartRun, VersionPublished
+from fanin.protos.errors import Conflict
+from fanin.protos.messages import BundleRef, Version
+from fanin.server.storage.memory.database import MemoryDatabase, RunRows
+from fanin.server.storage.protocols.runs import PAGE_EVENTS
+from fanin.server.storage.records import RunRecord
+
+
+class MemoryRunArchive:
+    """``RunArchive`` in memory."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
+
+    def run(self, run_id: str) -> RunRecord | None:
+        """See ``RunArchive.run``."""
+        rows = self._database.runs.get(run_id)
+        return None if rows is None else rows.record
+
+    def bundle(self, sha256: str) -> BundleRef | None:
+        """See ``RunArchive.bundle``."""
+        return self._database.bundles.get(sha256)
+
+    def version(self, run_id: str, number: int | None = None) -> Version | None:
+        """See ``RunArchive.version``."""
+        rows = self._database.runs.get(run_id)
+        if rows is None:
+            return None
+        return rows.newest if number is None else rows.versions.get(number)
+
+    def events(self, run_id: str) -> Iterator[LoggedEvent]:
+        """See ``RunArchive.events``."""
+        yield from tuple(self._database.runs[run_id].events)
+
+    def round_by_version(self, run_id: str) -> dict[int, int]:
+        """See ``RunArchive.round_by_version``."""
+        return dict(self._database.runs[run_id].round_by_version)
+
+    def adopted(self, run_id: str, version: int) -> tuple[str, int] | None:
+        """See ``RunArchive.adopted``."""
+        event = self._database.runs[run_id].publication(version)
+        return (event.adopted_run_id, event.adopted_number) if event is not None and event.adopted_run_id else None
+
+
+class MemoryRuns:
+    """``RunRecords`` in memory."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
+        self._archive = MemoryRunArchive(database)
+
+    async def add_bundle(self, bundle: BundleRef) -> None:
+        """See ``BundleStore.add_bundle``."""
+        self._database.bundles.setdefault(bundle.manifest.sha256, bundle)
+
+    async def bundle(self, sha256: str) -> BundleRef | None:
+        """See ``BundleStore.bundle``."""
+        return self._archive.bundle(sha256)
+
+    async def run_key(self, run_id: str, new_key: bytes) -> bytes:
+        """See ``RunStore.run_key``."""
+        return self._database.run_keys.setdefault(run_id, new_key)
+
+    async def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:
+        """See ``RunStore.add_run``."""
+        if start.run_id in self._database.runs:
+            raise Conflict(f"run {start.run_id}: it is recorded already; choose another id")
+        max_rounds = start.plan.stop.max_rounds
+        record = RunRecord(start=start, state=RunState.RUNNING, reason="", max_rounds=max_rounds, started_by=by)
+        rows = RunRows(record=record)
+        rows.add_version(start.version, round_number=0)
+        self._database.runs[start.run_id] = rows
+
+    async def runs(self) -> tuple[RunRecord, ...]:
+        """See ``RunStore.runs``."""
+        return tuple(rows.record for rows in self._database.runs.values())
+
+    async def run(self, run_id: str) -> RunRecord | None:
+        """See ``RunStore.run``."""
+        return self._archive.run(run_id)
+
+    async def version(self, run_id: str, number: int | None = None) -> Version | None:
+        """See ``VersionStore.version``."""
+        return self._archive.version(run_id, number)
+
+    async def newest_version(self, run_id: str) -> Version:
+        """See ``VersionStore.newest_version``."""
+        return self._database.runs[run_id].newest
+
+    async def lineage_start(self, run_id: str) -> int:
+        """See ``VersionStore.lineage_start``."""
+        rounds = self._database.runs[run_id].round_by_version
+        return max(number for number, round_number in rounds.items() if not round_number)
+
+    async def publication(self, run_id: str, number: int) -> VersionPublished | None:
+        """See ``VersionStore.publication``."""
+        return self._database.runs[run_id].publication(number)
+
+    async def event_page(self, run_id: str, from_sequence: int) -> tuple[LoggedEvent, ...]:
+        """See ``EventStore.event_page``."""
+        rows, first = self._database.runs.get(run_id), max(from_sequence - 1, 0)
+        return () if rows is None else tuple(rows.events[first : first + PAGE_EVENTS])

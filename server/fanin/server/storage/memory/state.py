@@ -1,0 +1,48 @@
+"""The state of a coordinator in memory."""
+
+from collections.abc import Callable
+
+from fanin.server.storage.lanes import inline
+from fanin.server.storage.memory.chunks import MemoryBlobs
+from fanin.server.storage.memory.commands import MemoryCommands
+from fanin.server.storage.memory.database import MemoryDatabase
+from fanin.server.storage.memory.devices import MemoryDevices
+from fanin.server.storage.memory.payloads import MemorySpool
+from fanin.server.storage.memory.rounds import MemoryRoundArchive, MemoryRounds
+from fanin.server.storage.memory.runs import MemoryRunArchive, MemoryRuns
+from fanin.server.storage.memory.writer import MemoryLeases
+from fanin.server.storage.stores import CoordinatorState, Files, Stores
+
+
+class MemoryState:
+    """The rows and bytes of a coordinator. They outlive the coordinator, as a folder would, but not the process."""
+
+    def __init__(self) -> None:
+        self._database = MemoryDatabase()
+        self._devices = MemoryDevices()
+        self._blobs = MemoryBlobs()
+        self._spool = MemorySpool()
+
+    def open(self, wall: Callable[[], float], holder: str = "memory") -> CoordinatorState:
+        """Return the state, for one life of a coordinator.
+
+        Args:
+            wall: The clock that dates the record, in seconds since the Unix epoch.
+            holder: The name of this coordinator in the leases that it takes.
+        """
+        database = self._database
+        stores = Stores(
+            devices=self._devices,
+            runs=MemoryRuns(database),
+            rounds=MemoryRounds(database),
+            leases=MemoryLeases(database),
+            control=MemoryCommands(database),
+            wall=wall,
+            holder=holder,
+        )
+        return CoordinatorState(
+            stores=stores,
+            files=Files(blobs=self._blobs, spool=self._spool, lane=inline),
+            runs=MemoryRunArchive(database),
+            rounds=MemoryRoundArchive(database),
+        )

@@ -1,0 +1,141 @@
+"""Leases in memory, and the writes of drivers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fanin.protos.control import (
+    RoundClosed,
+    RoundFailed,
+    RoundOpened,
+    RunRested,
+    RunState,
+    VersionPublished,
+    round_closed,
+)
+from fanin.protos.errors import Conflict
+from fanin.protos.messages import Version
+from fanin.protos.plans import CohortPlan
+from fanin.server.storage.decisions import check_lease, failure_of, left_until
+from fanin.server.storage.memory.database import MemoryDatabase, RunRows
+from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord
+
+
+class MemoryLeases:
+    """``LeaseStore`` in memory."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
+
+    async def take(self, run_id: str, holder: str, now_s: float) -> "MemoryWriter":
+        """See ``LeaseStore.take``."""
+        rows = self._database.runs[run_id]
+        epoch = 1 if rows.lease is None else rows.lease.epoch + 1
+        rows.lease = Lease(run_id=run_id, epoch=epoch, holder=holder)
+        return MemoryWriter(rows, rows.lease)
+
+    async def lease(self, run_id: str) -> Lease | None:
+        """See ``LeaseStore.lease``."""
+        rows = self._database.runs.get(run_id)
+        return None if rows is None else rows.lease
+
+
+class MemoryWriter:
+    """``RunWriter`` in memory."""
+
+    def __init__(self, rows: RunRows, lease: Lease) -> None:
+        self.lease = lease
+        self._rows = rows
+
+    async def open(self, record: RoundRecord) -> bool:
+        """See ``RoundWriter.open``."""
+        rows = self._fenced()
+        known = rows.rounds.get(record.round)
+        if known is not None:
+            return known.mark is RoundMark.OPEN
+        if rows.record.state is not RunState.RUNNING:
+            return False
+        rows.rounds[record.round] = record
+        rows.add_event(RoundOpened(round=record.round, base_version=record.base_version), record.opened_at_s)
+        return True
+
+    async def set_deadline(self, round_number: int, deadline_at_s: float, now_s: float) -> None:
+        """See ``RoundWriter.set_deadline``."""
+        rows = self._fenced()
+        record = rows.rounds[round_number]
+        if rows.record.state is RunState.PAUSED:
+            rows.rounds[round_number] = replace(record, left_s=left_until(deadline_at_s, now_s))
+        else:
+            rows.rounds[round_number] = replace(record, deadline_at_s=deadline_at_s, left_s=None)
+
+    async def commit(self, update: CommittedUpdate, *, buffer: int) -> CommittedUpdate | None:
+        """See ``RoundWriter.commit``."""
+        rows, assignment = self._fenced(), (update.header.round, update.device_id)
+        if assignment in rows.made:
+            return rows.made[assignment]
+        record = rows.rounds.get(update.round)
+        committed = rows.updates.setdefault(update.round, [])
+        is_second = any(one.device_id == update.device_id for one in committed)
+        if record is None or record.mark is not RoundMark.OPEN or len(committed) >= buffer or is_second:
+            return None
+        committed.append(update)
+        rows.made[assignment] = update
+        return update
+
+    async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float) -> RoundRecord:
+        """See ``RoundWriter.close``."""
+        rows = self._fenced()
+        record = rows.rounds[round_number]
+        if record.mark is not RoundMark.OPEN:
+            return record
+        accepted = tuple(update.device_id for update in rows.updates.get(round_number, ()))
+        event: RoundClosed | RoundFailed = round_closed(round_number, accepted)
+        mark = RoundMark.CLOSED
+        if len(accepted) < cohort.quorum:
+            mark, event = RoundMark.FAILED, failure_of(round_number, len(accepted), cohort)
+        rows.rounds[round_number] = replace(record, mark=mark, accepted=accepted)
+        rows.add_event(event, now_s)
+        return rows.rounds[round_number]
+
+    async def publish(
+        self,
+        version: Version,
+        event: VersionPublished,
+        *,
+        next_grid: Sequence[int],
+        outer_state: OuterState,
+        now_s: float,
+    ) -> RoundRecord:
+        """See ``RoundWriter.publish``."""
+        rows = self._fenced()
+        record = rows.rounds[event.round]
+        if record.mark.is_final:
+            return record
+        if version.number in rows.versions:
+            raise Conflict(f"run {version.run_id}: version {version.number} is recorded already; read the state again")
+        rows.add_version(version, event.round)
+        rows.outer_states[event.round] = dict(outer_state)
+        rows.rounds[event.round] = replace(record, mark=RoundMark.PUBLISHED, next_grid=tuple(next_grid))
+        rows.add_event(event, now_s)
+        return rows.rounds[event.round]
+
+    async def fail(self, round_number: int, *, reason: str, now_s: float) -> RoundRecord:
+        """See ``RoundWriter.fail``."""
+        rows = self._fenced()
+        record = rows.rounds[round_number]
+        return (
+            record if record.mark.is_final else rows.fail_round(RoundFailed(round=round_number, reason=reason), now_s)
+        )
+
+    async def rest(self, rested: RunRested, now_s: float, *, next_sequence: int) -> bool:
+        """See ``RunWriter.rest``."""
+        rows = self._fenced()
+        if rows.record.state is not RunState.RUNNING or len(rows.events) >= next_sequence:
+            return False
+        rows.rest(rested, now_s)
+        return True
+
+    def _fenced(self) -> RunRows:
+        """Return the rows of the Run. Raises Superseded if another driver has taken it."""
+        assert self._rows.lease is not None, "a lease is recorded when it is taken"
+        check_lease(self.lease, self._rows.lease)
+        return self._rows
