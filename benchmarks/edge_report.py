@@ -146,7 +146,7 @@ def _gate_table(results: Sequence[Results]) -> str:
     rows = [
         [
             row["what"],
-            f"{row['results']:.2f}",
+            f"{row['found']:.2f}",
             "" if row["found_of_minima"] is None else f"{row['found_of_minima']:.2f}",
             f"{row['bound']:g}",
             "pass" if row["kept"] else "MISS",

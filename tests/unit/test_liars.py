@@ -9,10 +9,11 @@ import pytest
 from support.values import TABLE, assignment, update
 
 from fanin.edge.codecs.statistics import declared
+from fanin.edge.codecs.vector import Weighting
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidUpdate
 from fanin.server.aggregation.statistics import evaluation_of, train_loss_of
-from fanin.server.aggregation.weights import weight_of
+from fanin.server.aggregation.weights import weights_of
 from fanin.server.fleet.validation import Expected, check_header
 
 WORK = assignment()
@@ -105,7 +106,8 @@ def test_a_lie_beyond_a_bound_is_refused() -> None:
 
 def test_the_weight_of_a_liar_is_the_one_of_the_largest_device() -> None:
     bounds = {each.name: each.bound for each in expected().statistics}
-    assert weight_of(header_of({**HONEST, m.EXAMPLES: bounds[m.EXAMPLES]}), MOST) == 256 * MOST
+    weights = weights_of(header_of({**HONEST, m.EXAMPLES: bounds[m.EXAMPLES]}), MOST)
+    assert weights == {Weighting.EXAMPLES: 256 * MOST, Weighting.ONE: 256}
 
 
 def test_a_regression_model_has_no_limit_for_squared_errors_but_the_bound() -> None:

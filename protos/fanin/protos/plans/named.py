@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -44,9 +43,8 @@ def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
     raise InvalidPlan(f"plan: {key}: got {name!r}, expected one of {known}, which are installed here{hint}")
 
 
-@cache
 def installed(group: str) -> "Mapping[str, EntryPoint]":
-    """Return the entry points of a group that were installed here when this process first asked, by name."""
+    """Return the entry points of a group that are installed here, by name."""
     # Imported late: it loads the email parser, which costs 3 MB on a device.
     from importlib.metadata import entry_points
 

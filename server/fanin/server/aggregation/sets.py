@@ -78,6 +78,11 @@ class SetFold:
         self._added: set[str] = set()
         self._fold = self._begin()
 
+    @property
+    def added(self) -> frozenset[str]:
+        """The devices whose Updates are folded."""
+        return frozenset(self._added)
+
     def add(self, device: str) -> None:
         """Fold the Update of a device, unless that was done before.
 

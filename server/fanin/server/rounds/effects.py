@@ -7,7 +7,7 @@ data that fails verification raises Damaged, because no repetition can succeed.
 The driver (``runs.driver``) calls these methods in the order that the round machine decides.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fanin.edge.bundles.versions import add_auxiliary, sign_version
@@ -32,6 +32,7 @@ from fanin.server.aggregation.statistics import evaluation_of, runtimes_of, trai
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
+from fanin.server.storage.protocols.rounds import PAGE_UPDATES
 from fanin.server.storage.records import OuterState, RoundRecord
 from fanin.server.storage.stores import DriverStores, Files
 
@@ -56,6 +57,9 @@ class RoundWork:
         self._setup = setup
         self._stores = stores
         self._files = files
+        # Facts of all Updates, and the headers of those that wait to be added to the sum. A header lists all Chunks of
+        # its payload, so it is kept no longer.
+        self._facts: dict[str, _Facts] = {}
         self._headers: dict[str, m.UpdateHeader] = {}
         self._resumed_bytes = 0
         self._set_fold = SetFold(setup.rule, setup.layout.whole, opened.record.grid, self._submission)
@@ -63,31 +67,39 @@ class RoundWork:
         self._folded: _Folded | None = None
 
     def add_committed(self, device: str, header: m.UpdateHeader, resumed_bytes: int = 0) -> None:
-        """Remember the header of a committed Update.
+        """Remember a committed Update, and its header until ``accumulate`` adds it.
 
         Args:
             device: The device that made the Update.
             header: The Update's header.
             resumed_bytes: Bytes of the payload that a connection before the last one had delivered.
         """
+        self._remember(device, header)
         self._headers[device] = header
         self._resumed_bytes += resumed_bytes
 
     async def accumulate(self, device: str) -> None:
         """Add one committed Update to the sum. Right after its commit its bytes are still in the page cache."""
-        await self._files.run(self._accumulate, device)
+        async for headers in self._headers_of((device,)):
+            await self._files.run(self._accumulate, headers)
 
     async def close(self) -> RoundRecord:
         """Record the set of Updates or, without a quorum, the failure. Return the record after that."""
         record, stores = self.record, self._stores
         closed = await stores.writer.close(record.round, cohort=self._setup.plan.cohort, now_s=stores.wall())
-        for update in await stores.rounds.updates(record.run_id, record.round):
-            self.add_committed(update.device_id, update.header)
+        # Commits whose reports were lost are in the record only.
+        unknown = tuple(device for device in closed.accepted if device not in self._facts)
+        async for headers in self._headers_of(unknown):
+            for device, header in headers.items():
+                self._remember(device, header)
         return closed
 
     async def fold(self, accepted: tuple[str, ...]) -> None:
         """Compute the next tensors from the Updates of exactly these devices, and store them as blobs."""
         state = await self._stores.rounds.recorded_state(self.base)
+        missing = tuple(device for device in accepted if device not in self._set_fold.added)
+        async for headers in self._headers_of(missing):
+            await self._files.run(self._accumulate, headers)
         self._folded = await self._files.run(self._fold, accepted, state)
 
     async def publish(self) -> RoundRecord:
@@ -116,32 +128,50 @@ class RoundWork:
         return await stores.writer.fail(record.round, reason=reason, now_s=stores.wall())
 
     def _publication(self, version: m.Version, result: FoldResult, now_s: float) -> VersionPublished:
-        headers = tuple(self._headers.values())
+        facts = tuple(self._facts.values())
         return VersionPublished(
             number=version.number,
             version_sha256=version.sha256,
             parent=version.parent,
             round=self.record.round,
             round_s=now_s - self.record.opened_at_s,
-            bytes_down=sum(header.telemetry.bytes_downloaded for header in headers),
-            bytes_up=sum(_wire_bytes(header) for header in headers),
-            bytes_down_resumed=sum(header.telemetry.bytes_resumed for header in headers),
+            bytes_down=sum(each.telemetry.bytes_downloaded for each in facts),
+            bytes_up=sum(each.wire_bytes for each in facts),
+            bytes_down_resumed=sum(each.telemetry.bytes_resumed for each in facts),
             bytes_up_resumed=self._resumed_bytes,
             num_saturated=result.counts.get(m.SATURATED, 0),
             num_rounded=result.counts.get(m.ROUNDED, 0),
-            num_stale=sum(self._lag(header).staleness > 0 for header in headers),
+            num_stale=sum(each.is_stale for each in facts),
             train_loss=train_loss_of(result.counts),
             total_examples=result.counts.get(m.EXAMPLES, 0),
             evaluation=evaluation_of(result.counts, self._setup.manifest.num_classes),
-            runtimes=runtimes_of(header.telemetry.runtime for header in headers),
+            runtimes=runtimes_of(each.telemetry.runtime for each in facts),
             statistics={each.name: result.counts.get(each.name, 0) for each in self._setup.plan.statistics},
         )
 
-    def _accumulate(self, device: str) -> None:
-        try:
-            self._set_fold.add(device)
-        except (FaninError, ValueError) as exc:
-            raise _damaged_update(device) from exc
+    def _remember(self, device: str, header: m.UpdateHeader) -> None:
+        self._facts[device] = _Facts(
+            telemetry=header.telemetry, wire_bytes=_wire_bytes(header), is_stale=self._lag(header).staleness > 0
+        )
+
+    async def _headers_of(self, devices: Sequence[str]) -> AsyncIterator[Mapping[str, m.UpdateHeader]]:
+        """Yield the headers of these devices' Updates, a page at a time: those at hand, the others from the record."""
+        for first in range(0, len(devices), PAGE_UPDATES):
+            page = devices[first : first + PAGE_UPDATES]
+            missing = [device for device in page if device not in self._headers]
+            record = self.record
+            updates = await self._stores.rounds.updates_of(record.run_id, record.round, missing) if missing else ()
+            recorded = {update.device_id: update.header for update in updates}
+            yield {device: recorded.get(device) or self._headers[device] for device in page}
+
+    def _accumulate(self, headers: Mapping[str, m.UpdateHeader]) -> None:
+        for device, header in headers.items():
+            self._headers[device] = header
+            try:
+                self._set_fold.add(device)
+            except (FaninError, ValueError) as exc:
+                raise _damaged_update(device) from exc
+            del self._headers[device]
 
     def _submission(self, device: str) -> Submission:
         header = self._headers[device]
@@ -161,8 +191,6 @@ class RoundWork:
         return lag_of(made_for.record, self.record)
 
     def _fold(self, accepted: tuple[str, ...], state: OuterState) -> "_Folded":
-        for device in accepted:
-            self._accumulate(device)
         aggregate = self._set_fold.complete(accepted)
         blobs, setup, table = self._files.blobs, self._setup, self._setup.table
         # In slices: besides the sum, a model of 2 GB needs no more memory than a small one.
@@ -191,6 +219,15 @@ class RoundWork:
             )
             for name in step.tensors
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """What the event of a Version needs of an Update."""
+
+    telemetry: m.Telemetry
+    wire_bytes: int
+    is_stale: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

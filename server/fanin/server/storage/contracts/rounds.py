@@ -92,6 +92,13 @@ async def check_later_rounds(stores: DriverStores) -> None:
     assert await writer.commit(again, buffer=3) == committed("a"), "commit: an assignment has two updates"
     made_for = await rounds.headers_made_for(RUN, 1)
     assert sorted(made_for) == ["a", "b", "late"], f"headers_made_for: got {sorted(made_for)}"
+    some = await rounds.updates_of(RUN, 1, ["b", "late", "other"])
+    assert some == (committed("b"),), f"updates_of: got {some}, expected that of the one device in the round"
+    for device, lineage, expected in (("a", 0, 1), ("late", 0, 0), ("a", 1, 0), ("other", 0, 0)):
+        last = await rounds.last_folded(RUN, device, lineage=lineage)
+        assert last == expected, (
+            f"last_folded: got round {last} of {device!r} in lineage {lineage}, expected {expected}"
+        )
     failed = await writer.close(2, cohort=NEVER, now_s=60.0)
     assert failed.mark is RoundMark.FAILED, "close: a round without a quorum did not fail"
     assert sorted(await rounds.headers_made_for(RUN, 1)) == ["a", "b"], "headers_made_for: has a failed round's update"

@@ -1,5 +1,7 @@
 """Rounds and Updates in memory, to read."""
 
+from collections.abc import Sequence
+
 from fanin.protos.control import MAX_PAGE_DEVICES, AcceptedDevices
 from fanin.protos.messages import UpdateHeader, Version
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows
@@ -83,6 +85,10 @@ class MemoryRounds:
     async def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
         """See ``CommittedUpdates.updates``."""
         return self._archive.updates(run_id, round_number)
+
+    async def updates_of(self, run_id: str, round_number: int, devices: Sequence[str]) -> tuple[CommittedUpdate, ...]:
+        """See ``CommittedUpdates.updates_of``."""
+        return tuple(update for update in self._archive.updates(run_id, round_number) if update.device_id in devices)
 
     async def last_folded(self, run_id: str, device_id: str, *, lineage: int) -> int:
         """See ``CommittedUpdates.last_folded``."""

@@ -1,10 +1,14 @@
 """Rounds and Updates, as any process reads them. Only the driver of a Run writes them (``leases.RunWriter``)."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from fanin.protos.control import AcceptedDevices
 from fanin.protos.messages import UpdateHeader, Version
 from fanin.server.storage.records import CommittedUpdate, OuterState, RoundRecord, RoundSummary
+
+PAGE_UPDATES: Final = 256
+"""Largest number of Updates that are asked for by device. A header has some 2 kB for each 16 MiB of its payload."""
 
 
 class RoundStore(Protocol):
@@ -54,6 +58,16 @@ class CommittedUpdates(Protocol):
 
     async def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
         """Return the Updates that a Round folds, in the order of their commits."""
+        ...
+
+    async def updates_of(self, run_id: str, round_number: int, devices: Sequence[str]) -> tuple[CommittedUpdate, ...]:
+        """Return the Updates of some devices that a Round folds, in any order; none for a device without one.
+
+        Args:
+            run_id: The Run.
+            round_number: The number of the Round.
+            devices: At most ``PAGE_UPDATES`` devices.
+        """
         ...
 
     async def headers_made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:

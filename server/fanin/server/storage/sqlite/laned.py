@@ -153,6 +153,10 @@ class LanedRounds:
         """See ``CommittedUpdates.updates``."""
         return await self._lane(partial(self._store.updates, run_id, round_number))
 
+    async def updates_of(self, run_id: str, round_number: int, devices: Sequence[str]) -> tuple[CommittedUpdate, ...]:
+        """See ``CommittedUpdates.updates_of``."""
+        return await self._lane(partial(self._store.updates_of, run_id, round_number, devices))
+
     async def headers_made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
         """See ``CommittedUpdates.headers_made_for``."""
         return await self._lane(partial(self._store.headers_made_for, run_id, round_number))

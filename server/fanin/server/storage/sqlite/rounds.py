@@ -1,6 +1,7 @@
 """Rounds, as any process reads them: the record from which a Version can be recomputed."""
 
 import json
+from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, func, select, update
 
@@ -10,7 +11,13 @@ from fanin.server.storage.records import CommittedUpdate, OuterState, RoundMark,
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.outer_states import outer_state, outer_state_of_version
 from fanin.server.storage.sqlite.runs import add_event
-from fanin.server.storage.sqlite.updates import find_headers, find_last_folded, find_update, find_updates
+from fanin.server.storage.sqlite.updates import (
+    find_headers,
+    find_last_folded,
+    find_update,
+    find_updates,
+    find_updates_of,
+)
 
 
 class SqliteRounds:
@@ -98,6 +105,11 @@ class SqliteRounds:
         """See ``CommittedUpdates.updates``."""
         with self._engine.connect() as connection:
             return find_updates(connection, run_id, round_number)
+
+    def updates_of(self, run_id: str, round_number: int, devices: Sequence[str]) -> tuple[CommittedUpdate, ...]:
+        """See ``CommittedUpdates.updates_of``."""
+        with self._engine.connect() as connection:
+            return find_updates_of(connection, run_id, round_number, devices)
 
     def headers_made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
         """See ``CommittedUpdates.headers_made_for``."""

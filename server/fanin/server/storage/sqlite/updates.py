@@ -1,5 +1,7 @@
 """Committed Updates, to read. The rows of a Round are its set."""
 
+from collections.abc import Sequence
+
 from sqlalchemy import Connection, select
 
 from fanin.protos.convert import header_from_proto
@@ -27,6 +29,20 @@ def find_updates(connection: Connection, run_id: str, round_number: int) -> tupl
         select(table.c.device_id, table.c.header_proto)
         .where(table.c.run_id == run_id, table.c.round == round_number)
         .order_by(table.c.sequence)
+    )
+    return tuple(
+        CommittedUpdate(device_id=device, round=round_number, header=_header(data))
+        for device, data in connection.execute(query)
+    )
+
+
+def find_updates_of(
+    connection: Connection, run_id: str, round_number: int, devices: Sequence[str]
+) -> tuple[CommittedUpdate, ...]:
+    """Return the Updates of some devices in a Round."""
+    table = schema.updates
+    query = select(table.c.device_id, table.c.header_proto).where(
+        table.c.run_id == run_id, table.c.round == round_number, table.c.device_id.in_(devices)
     )
     return tuple(
         CommittedUpdate(device_id=device, round=round_number, header=_header(data))
