@@ -9,6 +9,8 @@ import pytest
 
 PARITY = Path(__file__).parents[2] / "benchmarks" / "parity.py"
 TOLERANCE = 1e-5
+AMPLIFIED = 20
+"""Of the difference between torch in float32 and in float64, for models whose rounding is amplified."""
 SMALL = ("mlp", "digits_cnn", "decoder", "gru", "lstm")
 MODELS = (*SMALL, "ds_cnn", "resnet8", "mobilenet")
 
@@ -23,9 +25,8 @@ def test_twenty_steps_end_where_eager_torch_ends(model: str, tmp_path: Path) -> 
     assert found["max_parameter_movement"][model] > 1e-3
     for runtime, difference in found["max_parameter_difference_in_a_step"][model].items():
         assert difference <= TOLERANCE, f"{model} in {runtime}: {difference:.1e} in a step"
-    # Where torch's own rounding is amplified as far as this, no two runtimes end at the same place.
-    if found["max_parameter_difference_eager_float32_to_float64"][model] <= TOLERANCE / 10:
-        for runtime, difference in found["max_parameter_difference"][model].items():
-            assert difference <= TOLERANCE, f"{model} in {runtime}: {difference:.1e}"
-    else:
-        assert model not in SMALL
+    # A ReLU's input near zero falls either way, and later steps amplify that. Torch's own float32 is subject to it too.
+    own = found["max_parameter_difference_eager_float32_to_float64"][model]
+    bound = TOLERANCE if model in SMALL else max(TOLERANCE, AMPLIFIED * own)
+    for runtime, difference in found["max_parameter_difference"][model].items():
+        assert difference <= bound, f"{model} in {runtime}: {difference:.1e}, torch's float32 itself {own:.1e}"
