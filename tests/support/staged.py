@@ -67,6 +67,9 @@ class Course:
     def report(self, report: m.Report) -> m.UploadReply:
         self.failures.append(report.failure)
         self.works.pop(0)
+        if not self.works:
+            # Before the client pauses, as it does after an Assignment that it gave up.
+            self.stop()
         return m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.DISCARDED)
 
     def close(self) -> None:
