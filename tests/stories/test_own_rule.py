@@ -24,6 +24,7 @@ from fanin.server.folder import open_archive
 from fanin.simulation import Scenario, simulate
 
 folder, rule, optimizer = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+stages = "".join(f"[[stages]]\\nname = '{name}'\\noptions = {{share = 0.1}}\\n" for name in sys.argv[4:])
 plan = f'''
 name = "own"
 bundle = "bundle"
@@ -31,7 +32,7 @@ cohort = {{ concurrency = 5, deadline_s = 86400.0 }}
 training = {{ learning_rate = 0.1, seed = 7 }}
 aggregation = {{ rule = "{rule}", outer_optimizer = "{optimizer}" }}
 stop = {{ max_rounds = 3 }}
-'''
+{stages}'''
 publisher = SigningKey.generate()
 members = tuple(
     Member(device=f"device-{i}", trainer=SyntheticTrainer(partition=i))
@@ -214,3 +215,21 @@ def test_an_installed_stage_sends_its_share_and_keeps_the_rest(site: Path, tmp_p
     assert len(set(outcome["shares"])) > 1
     assert outcome["repeats"] == [True] * 5
     assert outcome["error"] < 1e-5
+
+
+def test_a_run_with_an_installed_stage_is_verified(site: Path, tmp_path: Path) -> None:
+    done = run(site, RUN, tmp_path / "own", "weighted_mean", "fedavg", "random_share")
+    assert (done.returncode, done.stderr) == (0, "")
+    outcome = json.loads(done.stdout)
+    assert outcome["verdicts"] == [[0, 0, ""], [1, 5, ""], [2, 5, ""], [3, 5, ""]]
+    plain = json.loads(run(site, RUN, tmp_path / "plain", "weighted_mean", "fedavg").stdout)
+    assert not set(outcome["digests"][1:]) & set(plain["digests"])
+
+
+def test_a_run_with_a_stage_that_is_not_installed_does_not_start(tmp_path: Path) -> None:
+    done = run(tmp_path / "empty", RUN, tmp_path, "weighted_mean", "fedavg", "random_share")
+    assert done.returncode != 0
+    assert (
+        "InvalidPlan: plan: stages: got 'random_share', expected one of ['error_feedback', 'scaffold'], which are "
+        "installed here"
+    ) in done.stderr

@@ -1,7 +1,7 @@
 """A coordinator for one device whose Run has stages, over the client's Transport; the device can be killed anywhere."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -12,7 +12,7 @@ from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Trainer
 from fanin.clients.operator import ref_of
-from fanin.clients.testing import SyntheticTrainer, synthetic_bundle
+from fanin.clients.testing import Countdown, SyntheticTrainer, example_model, synthetic_bundle
 from fanin.clients.transport import ReadPayload
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.versions import add_auxiliary, sign_version
@@ -67,6 +67,9 @@ class Course:
     def report(self, report: m.Report) -> m.UploadReply:
         self.failures.append(report.failure)
         self.works.pop(0)
+        if not self.works:
+            # Before the client pauses, as it does after an Assignment that it gave up.
+            self.stop()
         return m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.DISCARDED)
 
     def close(self) -> None:
@@ -119,6 +122,29 @@ def course(
 def control_of(index: int) -> Float32s:
     """The auxiliary tensor of a Version, a multiple of the grid's step."""
     return (np.arange(NUM) * 2.0**EXPONENT * index).astype(np.float32)
+
+
+def sent_of(values: Float32s) -> tuple[bytes, Float32s]:
+    """The payload of ``fixed32`` for values, and what the coordinator reads from it."""
+    steps = np.rint(values.astype(np.float64) / 2.0**EXPONENT)
+    return steps.astype("<i4").tobytes(), (steps * 2.0**EXPONENT).astype(np.float32)
+
+
+def scaffold(fleet: Course, works: Sequence[m.Assignment]) -> Mapping[int, bytes]:
+    """The payloads of SCAFFOLD with error feedback by Round, written out from algorithm 1 of the paper."""
+    kept: dict[tuple[int, int], tuple[Float32s, Float32s]] = {}
+    payloads, zeros = {}, np.zeros(NUM, np.float32)
+    for work in works:
+        lineage, rate = work.state.lineage, np.float32(work.training.learning_rate)
+        mine, residual = kept.get((lineage, work.state.round), (zeros, zeros))
+        c = zeros if lineage == work.version.number else control_of(work.version.number)
+        noise = SyntheticTrainer(partition=0).train(example_model(fleet.bundle), work, Countdown()).values
+        change = noise - rate * (c - mine)
+        first, sent = sent_of(change + residual)
+        second, told = sent_of((-change.astype(np.float64) / float(rate) - c).astype(np.float32))
+        payloads[work.round] = first + second
+        kept[lineage, work.round] = (mine + told, (change + residual - sent).astype(np.float32))
+    return payloads
 
 
 class Killed(BaseException):

@@ -1,48 +1,22 @@
 """A device of a Run with SCAFFOLD: its control variate, the auxiliary tensor of a Version, and a wrong one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.staged import EXPONENT, FEEDBACK, NUM, SCAFFOLD, Course, auxiliary_bytes, control_of, course, take_part
+from support.staged import FEEDBACK, NUM, SCAFFOLD, Course, auxiliary_bytes, control_of, course, scaffold, take_part
 from support.values import PUBLISHER, STRANGER
 
-from fanin.clients.testing import SyntheticTrainer
-from fanin.clients.testing.trainers import Countdown, example_model
 from fanin.edge.bundles.versions import add_auxiliary
-from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
+from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of, cut
 
-STEP = 2.0**EXPONENT
 BOTH = (SCAFFOLD, FEEDBACK)
 STATES = [(0, 0), (0, 1), (0, 1), (3, 0), (3, 4)]
 """Round 2 fails, and Version 3 is a rollback."""
-
-
-def sent_of(values: Float32s) -> tuple[bytes, Float32s]:
-    """The payload of ``fixed32`` for values, and what the coordinator reads from it."""
-    steps = np.rint(values.astype(np.float64) / STEP)
-    return steps.astype("<i4").tobytes(), (steps * STEP).astype(np.float32)
-
-
-def scaffold(fleet: Course, works: Sequence[m.Assignment]) -> Mapping[int, bytes]:
-    """The payloads of SCAFFOLD with error feedback by Round, written out from algorithm 1 of the paper."""
-    kept: dict[tuple[int, int], tuple[Float32s, Float32s]] = {}
-    payloads, zeros = {}, np.zeros(NUM, np.float32)
-    for work in works:
-        lineage, rate = work.state.lineage, np.float32(work.training.learning_rate)
-        mine, residual = kept.get((lineage, work.state.round), (zeros, zeros))
-        c = zeros if lineage == work.version.number else control_of(work.version.number)
-        noise = SyntheticTrainer(partition=0).train(example_model(fleet.bundle), work, Countdown()).values
-        change = noise - rate * (c - mine)
-        first, sent = sent_of(change + residual)
-        second, told = sent_of((-change.astype(np.float64) / float(rate) - c).astype(np.float32))
-        payloads[work.round] = first + second
-        kept[lineage, work.round] = (mine + told, (change + residual - sent).astype(np.float32))
-    return payloads
 
 
 def test_a_device_sends_and_keeps_what_the_paper_says(tmp_path: Path) -> None:

@@ -1,13 +1,28 @@
 """A device whose Run has stages: which state an Update begins with, and that every crash gives the same bits."""
 
 import logging
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.staged import EXPONENT, FEEDBACK, NUM, Course, Killed, Moments, course, take_part
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.staged import (
+    EXPONENT,
+    FEEDBACK,
+    NUM,
+    SCAFFOLD,
+    Course,
+    Killed,
+    Moments,
+    course,
+    scaffold,
+    take_part,
+)
 
 from fanin.clients.testing import SyntheticTrainer
 from fanin.clients.testing.trainers import Countdown, example_model
@@ -104,6 +119,28 @@ def test_a_device_that_is_killed_again_and_again_sends_the_same_bits(tmp_path: P
             continue
     assert num_lives > 10
     assert fleet.payloads == expected
+
+
+FATES = st.lists(st.sampled_from(["published", "failed", "rolled back"]), min_size=2, max_size=6)
+KILLS = st.lists(st.integers(1, 40), max_size=4)
+
+
+@settings(max_examples=15)
+@given(FATES, KILLS)
+def test_no_course_of_a_run_and_no_kills_change_a_bit(fates: list[str], kills: list[int]) -> None:
+    states = [(0, 0)]
+    for number, fate in enumerate(fates, start=1):
+        lineage, last = states[-1]
+        states.append({"published": (lineage, number), "failed": (lineage, last), "rolled back": (number, 0)}[fate])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        fleet = course(folder, states, (SCAFFOLD, FEEDBACK))
+        expected = scaffold(fleet, list(fleet.works))
+        for kill in kills:
+            with suppress(Killed):
+                take_part(fleet, folder, moments=Moments(kill))
+        assert take_part(fleet, folder) == expected
+        assert fleet.failures == []
 
 
 def test_an_update_whose_payload_is_damaged_is_made_again_from_the_same_state(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """From what training changed to an Update that its coordinator takes."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 from support.errors import raises
 from support.values import GRID, TABLE, assignment, parameters
 
-from fanin.clients.device.updates import Change, make_update
+from fanin.clients.device.updates import Change, Staging, apply_stages, make_update
 from fanin.edge.codecs.fixed import largest_value
-from fanin.edge.tensors import TensorTable
+from fanin.edge.codecs.stage import StageContext, State
+from fanin.edge.codecs.vector import Group, Vector
+from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
-from fanin.protos.errors import InvalidUpdate
+from fanin.protos.errors import InvalidInput, InvalidUpdate
 from fanin.server.fleet.validation import Expected, check_header
 
 WORK = assignment()
@@ -115,3 +118,73 @@ def test_an_unknown_codec_makes_no_update() -> None:
     work = replace(WORK, codec=m.CodecSpec(name="int4", max_shift=0))
     with raises(InvalidUpdate, "codec: got 'int4', expected one of ['fixed32', 'int8']"):
         make_update(work, TABLE, change_of(parameters()), TELEMETRY)
+
+
+class Drawing:
+    """A stage that notes the random numbers that it could use."""
+
+    tensors: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.drawn: list[bytes] = []
+
+    def apply(self, vector: Vector, state: State, context: StageContext) -> State:
+        self.drawn.append(context.rng.random(4).tobytes())
+        context.send(vector)
+        return {}
+
+
+def test_each_stage_has_random_numbers_of_its_own_which_a_repetition_repeats() -> None:
+    one, two = Drawing(), Drawing()
+    staging = Staging(stages={"one": one, "two": two}, states={"one": {}, "two": {}}, downlink={})
+    change = change_of(parameters())
+    for work in (int8_work(), int8_work(), replace(int8_work(), round=2)):
+        apply_stages(work, TABLE, change, staging)
+    (first, again, later), (other, *_) = one.drawn, two.drawn
+    assert first == again
+    assert len({first, later, other}) == 3
+
+
+def test_stages_change_no_bit_of_the_codecs_own_rounding() -> None:
+    change, stages = change_of(parameters(1e-6)), {"one": Drawing()}
+    staged = apply_stages(int8_work(), TABLE, change, Staging(stages=stages, states={"one": {}}, downlink={}))
+    assert staged.encoded.payload == make_update(int8_work(), TABLE, change, TELEMETRY)[1]
+
+
+class Setting(Drawing):
+    """A stage that sets the input ``control`` to these values."""
+
+    groups: tuple[Group, ...] = ()
+
+    def __init__(self, values: Float32s) -> None:
+        super().__init__()
+        self._values = values
+
+    def prepare(self, state: State, downlink: Mapping[str, Float32s]) -> Mapping[str, Float32s]:
+        return {"control": self._values}
+
+    def advance(self, auxiliary: Float64s, aggregate: Float64s, num_updates: int) -> Float64s:
+        return auxiliary
+
+
+def staging_of(**values: Float32s) -> Staging:
+    stages = {name: Setting(each) for name, each in values.items()}
+    return Staging(stages=stages, states={name: {} for name in stages}, downlink={})
+
+
+def test_the_inputs_of_a_train_graph_have_one_value_for_each_parameter_and_one_stage() -> None:
+    right = np.zeros(3, np.float32)
+    assert staging_of(one=right).inputs(3) == {"control": right}
+    for wrong, form in ((right[1:], "float32 (2,)"), (right.astype(np.float64), "float64 (3,)")):
+        with raises(
+            InvalidInput,
+            f"stage one: got {form} for the input 'control' of the train graph, expected float32 (3,), from one stage "
+            "only; correct the stage",
+        ):
+            staging_of(one=wrong).inputs(3)
+    with raises(
+        InvalidInput,
+        "stage two: got float32 (3,) for the input 'control' of the train graph, expected float32 (3,), from one stage "
+        "only; correct the stage",
+    ):
+        staging_of(one=right, two=right).inputs(3)

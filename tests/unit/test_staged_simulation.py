@@ -1,0 +1,48 @@
+"""A simulated Run with stages: devices that leave at any moment, and a coordinator that stops."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from support.stage_runs import FEEDBACK, scaffold
+from support.values import PUBLISHER
+from support.virtual import SHAPES, plan
+
+from fanin.clients.testing import Habits, Member, SyntheticTrainer, synthetic_bundle
+from fanin.protos.control import RoundClosed
+from fanin.protos.messages import CodecSpec
+from fanin.server.aggregation.verify import verify_run
+from fanin.server.folder import open_archive
+from fanin.simulation import Scenario, simulate
+
+NUM_DEVICES, NUM_ROUNDS = 6, 6
+
+
+def test_devices_that_leave_at_any_moment_have_the_states_that_their_assignments_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A device without the state that its Assignment names would log a warning."""
+    habits = Habits(work_s=(1.0, 20.0), cut=0.2, stay_s=60.0, away_s=(1.0, 20.0))
+    members = tuple(
+        Member(device=f"device-{index}", trainer=SyntheticTrainer(partition=index), habits=habits)
+        for index in range(NUM_DEVICES)
+    )
+    wanted = plan(
+        stages=(scaffold(NUM_DEVICES), FEEDBACK),
+        codec=CodecSpec(name="int8", max_shift=0),
+        concurrency=4,
+        buffer=3,
+        quorum=2,
+        max_rounds=NUM_ROUNDS,
+    )
+    bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES, scaffold=True)
+    scenario = Scenario(plan=wanted, bundle=bundle, publisher=PUBLISHER, members=members, seed=3, stops_s=(30.0, 90.0))
+    outcomes = [simulate(scenario, tmp_path / name) for name in ("first", "second")]
+    assert outcomes[0].digests == outcomes[1].digests
+    closed = [logged.event for logged in outcomes[0].events if isinstance(logged.event, RoundClosed)]
+    # Devices take part again, so that they begin with states.
+    assert len({device for event in closed for device in event.accepted}) < sum(len(each.accepted) for each in closed)
+    verdicts = list(verify_run(open_archive(tmp_path / "first" / "state"), "run"))
+    assert [(verdict.version, verdict.problem) for verdict in verdicts] == [(n, "") for n in range(NUM_ROUNDS + 1)]
+    clients = [record for record in caplog.records if record.name == "fanin.clients"]
+    assert [record.getMessage() for record in clients if record.levelno >= logging.WARNING] == []
