@@ -88,6 +88,8 @@ async def check_later_rounds(stores: DriverStores) -> None:
     late = committed("late", made_for=1, round_number=2)
     assert await writer.commit(late, buffer=3) == late, "commit: refused an update that was made for an earlier round"
     assert await rounds.update(RUN, 1, "late") == late, "update: expected the round that it was made for as the key"
+    second = committed("late", made_for=2, round_number=2)
+    assert await writer.commit(second, buffer=3) is None, "commit: a device has two updates in a round"
     again = committed("a", made_for=1, round_number=2)
     assert await writer.commit(again, buffer=3) == committed("a"), "commit: an assignment has two updates"
     made_for = await rounds.headers_made_for(RUN, 1)

@@ -21,7 +21,7 @@ class MemoryRoundArchive:
 
     def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
         """See ``RoundArchive.updates``."""
-        return tuple(self._database.runs[run_id].updates.get(round_number, ()))
+        return tuple(self._database.runs[run_id].updates[round_number].values())
 
     def grid_after(self, run_id: str, version: int) -> tuple[int, ...] | None:
         """See ``RoundArchive.grid_after``."""
@@ -48,7 +48,8 @@ class MemoryRounds:
 
     async def last(self, run_id: str) -> RoundRecord | None:
         """See ``RoundStore.last``."""
-        return next(reversed(self._archive.rounds(run_id)), None)
+        rows = self._database.runs.get(run_id)
+        return None if rows is None else next(reversed(rows.rounds.values()), None)
 
     async def unfinished(self, run_id: str) -> RoundRecord | None:
         """See ``RoundStore.unfinished``."""
@@ -78,7 +79,7 @@ class MemoryRounds:
 
     async def update(self, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
         """See ``CommittedUpdates.update``."""
-        return self._database.runs[run_id].made.get((made_for, device_id))
+        return self._database.runs[run_id].made[made_for].get(device_id)
 
     async def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
         """See ``CommittedUpdates.updates``."""
@@ -98,8 +99,8 @@ class MemoryRounds:
         rows = self._database.runs[run_id]
         return {
             device: update.header
-            for (made_for, device), update in rows.made.items()
-            if made_for == round_number and rows.rounds[update.round].mark is not RoundMark.FAILED
+            for device, update in rows.made[round_number].items()
+            if rows.rounds[update.round].mark is not RoundMark.FAILED
         }
 
     async def recorded_grid(self, base: Version) -> tuple[int, ...] | None:
@@ -113,4 +114,4 @@ class MemoryRounds:
 
 def _summary(rows: RunRows, record: RoundRecord) -> RoundSummary:
     version = next((number for number, one in rows.round_by_version.items() if one == record.round), 0)
-    return RoundSummary(record=record, num_updates=len(rows.updates.get(record.round, ())), version=version)
+    return RoundSummary(record=record, num_updates=len(rows.updates[record.round]), version=version)
