@@ -87,12 +87,15 @@ class MemoryRounds:
 
     async def last_folded(self, run_id: str, device_id: str, *, lineage: int) -> int:
         """See ``CommittedUpdates.last_folded``."""
+        rows = self._database.runs[run_id]
         folded = (
             record.round
-            for record in self._archive.rounds(run_id)
-            if record.mark is RoundMark.PUBLISHED and record.base_version >= lineage and device_id in record.accepted
+            for record in reversed(rows.rounds.values())
+            if record.mark is RoundMark.PUBLISHED
+            and record.base_version >= lineage
+            and device_id in rows.updates[record.round]
         )
-        return max(folded, default=0)
+        return next(folded, 0)
 
     async def headers_made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
         """See ``CommittedUpdates.headers_made_for``."""
