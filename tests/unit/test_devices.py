@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import event
-from sqlalchemy.exc import OperationalError
 
-from fanin.protos.errors import Corrupted
+from fanin.protos.errors import Corrupted, Unavailable
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import EnrolledDevice, Role
 from fanin.server.storage.sqlite.devices import SqliteDevices
@@ -34,6 +33,15 @@ def test_those_that_are_known_are_left_alone(store: SqliteDevices) -> None:
     assert [store.find(device.device_id) for device in DEVICES] == DEVICES
 
 
+def test_a_device_that_another_store_recorded_is_no_conflict(tmp_path: Path) -> None:
+    first, second = (SqliteDevices(open_engine(tmp_path / "fanin.db", Durability.PROCESS)) for _ in range(2))
+    first.enroll(DEVICES[:1], 1.0)
+    second.enroll(DEVICES[:2], 2.0)
+    assert [second.find(device.device_id) for device in DEVICES[:2]] == list(DEVICES[:2])
+    reopened = SqliteDevices(open_engine(tmp_path / "fanin.db", Durability.PROCESS))
+    assert reopened.num_devices == 2
+
+
 def test_none_is_nothing(store: SqliteDevices) -> None:
     store.enroll([], 1.0)
     assert store.num_devices == 0
@@ -44,9 +52,9 @@ def test_a_write_that_fails_leaves_memory_as_the_database_is(tmp_path: Path) -> 
     store = SqliteDevices(engine)
     with engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA query_only=ON")
-    with pytest.raises(OperationalError):
+    with pytest.raises(Unavailable, match="readonly database"):
         store.enroll(DEVICES, 1.0)
-    with pytest.raises(OperationalError):
+    with pytest.raises(Unavailable, match="readonly database"):
         store.add_token("sha", Role.DEVICE, 1.0)
     assert (store.num_devices, store.find(DEVICES[0].device_id)) == (0, None)
     assert not store.has_token("sha", Role.DEVICE)

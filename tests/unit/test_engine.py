@@ -4,6 +4,7 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from sqlalchemy import Engine, event, text
@@ -13,7 +14,7 @@ from fanin.protos.errors import Corrupted, InvalidInput, Unavailable
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import Role
 from fanin.server.storage.sqlite.devices import SqliteDevices
-from fanin.server.storage.sqlite.engine import open_engine
+from fanin.server.storage.sqlite.engine import open_engine, writing
 
 
 def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
@@ -85,6 +86,22 @@ def test_a_database_that_can_be_read_only_is_not_called_damaged(tmp_path: Path) 
         connection.execute(text("PRAGMA query_only = OFF"))
     SqliteDevices(opened).add_token("sha", Role.DEVICE, 1.0)
     opened.dispose()
+
+
+def test_a_transaction_that_writes_keeps_others_out_before_it_reads(tmp_path: Path) -> None:
+    """SQLite fails a transaction that read first if another connection has written before it writes."""
+    first, second = (open_engine(tmp_path / "fanin.db", Durability.PROCESS) for _ in range(2))
+    insert = "INSERT INTO bundles (bundle_sha256, bundle_proto) VALUES ('first', '')"
+    other = Thread(target=SqliteDevices(second).add_token, args=("sha", Role.DEVICE, 1.0))
+    with writing(first) as connection:
+        assert connection.execute(text("SELECT count(*) FROM bundles")).scalar() == 0
+        other.start()
+        other.join(0.3)
+        connection.execute(text(insert))
+    other.join()
+    assert SqliteDevices(first).has_token("sha", Role.DEVICE)
+    first.dispose()
+    second.dispose()
 
 
 def test_a_disk_that_fails_is_not_called_full(tmp_path: Path) -> None:

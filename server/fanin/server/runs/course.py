@@ -174,7 +174,7 @@ class Course:
         if wake_at == self._wake_at and self._timer is not None and not self._timer.cancelled():
             return
         self.stop_clock()
-        if wake_at is not None and not self.is_leaving:
+        if wake_at is not None:
             self._timer = asyncio.get_running_loop().call_at(wake_at, self._look_at_time)
             self._wake_at = wake_at
 

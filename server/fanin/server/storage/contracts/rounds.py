@@ -72,6 +72,8 @@ async def _check_publication(stores: DriverStores) -> None:
     assert await rounds.recorded_state(following) == state, "recorded_state: is not the one that was published"
     assert await rounds.unfinished(RUN) is None, "unfinished: returned a round that has ended"
     assert await rounds.num_published(RUN) == 1, "num_published: expected 1"
+    folded = [await rounds.last_folded(RUN, device, lineage=start) for device, start in (("a", 0), ("a", 1), ("c", 0))]
+    assert folded == [1, 0, 0], f"last_folded: got {folded}, expected [1, 0, 0]: in the lineage, of the device"
     (summary,) = await rounds.latest(RUN, 5)
     assert (summary.record, summary.num_updates, summary.version) == (record, 2, 1), f"latest: got {summary}"
     assert (await writer.fail(1, reason="late", now_s=50.0)).mark is RoundMark.PUBLISHED, "fail: undid a version"
@@ -88,6 +90,8 @@ async def check_later_rounds(stores: DriverStores) -> None:
     late = committed("late", made_for=1, round_number=2)
     assert await writer.commit(late, buffer=3) == late, "commit: refused an update that was made for an earlier round"
     assert await rounds.update(RUN, 1, "late") == late, "update: expected the round that it was made for as the key"
+    second = committed("late", made_for=2, round_number=2)
+    assert await writer.commit(second, buffer=3) is None, "commit: a device has two updates in a round"
     again = committed("a", made_for=1, round_number=2)
     assert await writer.commit(again, buffer=3) == committed("a"), "commit: an assignment has two updates"
     made_for = await rounds.headers_made_for(RUN, 1)
@@ -102,6 +106,7 @@ async def check_later_rounds(stores: DriverStores) -> None:
     failed = await writer.close(2, cohort=NEVER, now_s=60.0)
     assert failed.mark is RoundMark.FAILED, "close: a round without a quorum did not fail"
     assert sorted(await rounds.headers_made_for(RUN, 1)) == ["a", "b"], "headers_made_for: has a failed round's update"
+    assert await rounds.last_folded(RUN, "late", lineage=0) == 0, "last_folded: returned a round that failed"
     assert await writer.open(opened(2, base_version=1)) is False, "open: a round that has ended is open again"
     since = [record.round for record in await rounds.since(RUN, 1)]
     assert since == [2], f"since: got rounds {since}, expected those on version 1 or a later one"

@@ -1,5 +1,6 @@
 """The rows of a database in memory."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from fanin.protos.control import LoggedEvent, RoundFailed, RunEvent, RunRested, VersionPublished
@@ -17,8 +18,8 @@ class RunRows:
         round_by_version: The Round that published each Version, 0 for a Version from outside.
         events: The events; the first one has the number 1.
         rounds: The Rounds by number.
-        updates: The Updates of each Round, in the order of their commits.
-        made: The Updates by the Round that they were made for and the device.
+        updates: The Updates of each Round by device, in the order of their commits.
+        made: The Updates that were made for each Round, by device.
         outer_states: The outer state after each Round.
         lease: The newest lease.
     """
@@ -28,8 +29,8 @@ class RunRows:
     round_by_version: dict[int, int] = field(default_factory=dict)
     events: list[LoggedEvent] = field(default_factory=list)
     rounds: dict[int, RoundRecord] = field(default_factory=dict)
-    updates: dict[int, list[CommittedUpdate]] = field(default_factory=dict)
-    made: dict[tuple[int, str], CommittedUpdate] = field(default_factory=dict)
+    updates: defaultdict[int, dict[str, CommittedUpdate]] = field(default_factory=lambda: defaultdict(dict))
+    made: defaultdict[int, dict[str, CommittedUpdate]] = field(default_factory=lambda: defaultdict(dict))
     outer_states: dict[int, OuterState] = field(default_factory=dict)
     lease: Lease | None = None
 
@@ -61,7 +62,8 @@ class RunRows:
 
     def publication(self, number: int) -> VersionPublished | None:
         """Return the event that published a Version, or None without one."""
-        events = (logged.event for logged in self.events)
+        # The newest events first: callers ask for a Version that was published recently.
+        events = (logged.event for logged in reversed(self.events))
         return next((one for one in events if isinstance(one, VersionPublished) and one.number == number), None)
 
 

@@ -23,7 +23,7 @@ class MemoryRoundArchive:
 
     def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
         """See ``RoundArchive.updates``."""
-        return tuple(self._database.runs[run_id].updates.get(round_number, ()))
+        return tuple(self._database.runs[run_id].updates[round_number].values())
 
     def grid_after(self, run_id: str, version: int) -> tuple[int, ...] | None:
         """See ``RoundArchive.grid_after``."""
@@ -50,7 +50,8 @@ class MemoryRounds:
 
     async def last(self, run_id: str) -> RoundRecord | None:
         """See ``RoundStore.last``."""
-        return next(reversed(self._archive.rounds(run_id)), None)
+        rows = self._database.runs.get(run_id)
+        return None if rows is None else next(reversed(rows.rounds.values()), None)
 
     async def unfinished(self, run_id: str) -> RoundRecord | None:
         """See ``RoundStore.unfinished``."""
@@ -80,7 +81,7 @@ class MemoryRounds:
 
     async def update(self, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
         """See ``CommittedUpdates.update``."""
-        return self._database.runs[run_id].made.get((made_for, device_id))
+        return self._database.runs[run_id].made[made_for].get(device_id)
 
     async def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
         """See ``CommittedUpdates.updates``."""
@@ -92,20 +93,23 @@ class MemoryRounds:
 
     async def last_folded(self, run_id: str, device_id: str, *, lineage: int) -> int:
         """See ``CommittedUpdates.last_folded``."""
+        rows = self._database.runs[run_id]
         folded = (
             record.round
-            for record in self._archive.rounds(run_id)
-            if record.mark is RoundMark.PUBLISHED and record.base_version >= lineage and device_id in record.accepted
+            for record in reversed(rows.rounds.values())
+            if record.mark is RoundMark.PUBLISHED
+            and record.base_version >= lineage
+            and device_id in rows.updates[record.round]
         )
-        return max(folded, default=0)
+        return next(folded, 0)
 
     async def headers_made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
         """See ``CommittedUpdates.headers_made_for``."""
         rows = self._database.runs[run_id]
         return {
             device: update.header
-            for (made_for, device), update in rows.made.items()
-            if made_for == round_number and rows.rounds[update.round].mark is not RoundMark.FAILED
+            for device, update in rows.made[round_number].items()
+            if rows.rounds[update.round].mark is not RoundMark.FAILED
         }
 
     async def recorded_grid(self, base: Version) -> tuple[int, ...] | None:
@@ -119,4 +123,4 @@ class MemoryRounds:
 
 def _summary(rows: RunRows, record: RoundRecord) -> RoundSummary:
     version = next((number for number, one in rows.round_by_version.items() if one == record.round), 0)
-    return RoundSummary(record=record, num_updates=len(rows.updates.get(record.round, ())), version=version)
+    return RoundSummary(record=record, num_updates=len(rows.updates[record.round]), version=version)

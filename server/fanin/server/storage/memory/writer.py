@@ -69,16 +69,14 @@ class MemoryWriter:
 
     async def commit(self, update: CommittedUpdate, *, buffer: int) -> CommittedUpdate | None:
         """See ``RoundWriter.commit``."""
-        rows, assignment = self._fenced(), (update.header.round, update.device_id)
-        if assignment in rows.made:
-            return rows.made[assignment]
-        record = rows.rounds.get(update.round)
-        committed = rows.updates.setdefault(update.round, [])
-        is_second = any(one.device_id == update.device_id for one in committed)
-        if record is None or record.mark is not RoundMark.OPEN or len(committed) >= buffer or is_second:
+        rows, device = self._fenced(), update.device_id
+        made = rows.made[update.header.round]
+        if device in made:
+            return made[device]
+        record, committed = rows.rounds.get(update.round), rows.updates[update.round]
+        if record is None or record.mark is not RoundMark.OPEN or len(committed) >= buffer or device in committed:
             return None
-        committed.append(update)
-        rows.made[assignment] = update
+        committed[device] = made[device] = update
         return update
 
     async def close(self, round_number: int, *, cohort: CohortPlan, now_s: float) -> RoundRecord:
@@ -87,7 +85,7 @@ class MemoryWriter:
         record = rows.rounds[round_number]
         if record.mark is not RoundMark.OPEN:
             return record
-        accepted = tuple(update.device_id for update in rows.updates.get(round_number, ()))
+        accepted = tuple(rows.updates[round_number])
         event: RoundClosed | RoundFailed = round_closed(round_number, accepted)
         mark = RoundMark.CLOSED
         if len(accepted) < cohort.quorum:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from sqlalchemy import Engine, insert, select
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from fanin.protos.errors import Corrupted
 from fanin.server.storage.population import Population
@@ -18,7 +19,8 @@ class SqliteDevices:
     """Devices and tokens.
 
     Reads are answered from memory and may come from any thread. Writes go to the database first. So no call of an
-    unknown peer reaches the database. Only one process writes these tables (``hold_folder``).
+    unknown peer reaches the database. A store does not see what another process records after this one was opened; the
+    folder of a coordinator has only one (``hold_folder``).
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -40,7 +42,8 @@ class SqliteDevices:
         ]
         if rows:
             with writing(self._engine) as connection:
-                connection.execute(insert(schema.devices), rows)
+                # Another process may have recorded some of them since this one read the table.
+                connection.execute(upsert(schema.devices).on_conflict_do_nothing(), rows)
             for device in unknown.values():
                 self._population.add(device)
 
