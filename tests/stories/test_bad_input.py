@@ -86,8 +86,8 @@ HEADERS: dict[str, tuple[Change, str]] = {
     "no examples": (lambda h: counted(h, examples=0), "update: got 0 examples, expected at least 1"),
     "more values than there are": (lambda h: counted(h, saturated=1 << 40), "update: got saturated = 1099511627776, "),
     "more correct than predictions": (
-        lambda h: counted(h, eval_examples=1, eval_predictions=1, eval_correct_float=1 << 40),
-        "update: got eval_correct_float = 1099511627776, expected at most eval_predictions = 1",
+        lambda h: counted(h, eval_examples=1, eval_predictions=1, eval_correct_float=2),
+        "update: got eval_correct_float = 2, expected at most eval_predictions = 1",
     ),
     "negative examples": (lambda h: counted(h, examples=-5), "update: got -5 examples, expected at least 1"),
 }

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from sqlalchemy import Engine, text
+from support.errors import raises
 from support.laws import PRINCIPALS
 from support.staleness import settle
 from support.stored import START
@@ -31,7 +32,7 @@ from fanin.protos.control import (
     Stop,
     VersionPublished,
 )
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.engine import open_engine
@@ -128,6 +129,19 @@ def test_a_database_from_before_principals_is_brought_to_the_new_form(tmp_path: 
     (record,) = SqliteRuns(engine).runs()
     assert (record.start, record.started_by) == (START, None)
     engine.dispose()
+
+
+def test_a_damaged_principal_is_damage_of_the_database(engine: Engine) -> None:
+    runs = SqliteRuns(engine)
+    runs.add_run(START, 5.0, ANNA)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE runs SET started_by = 'nobody'"))
+    with raises(
+        Corrupted,
+        "fanin.db: run run: the record is damaged (principal: got 'nobody', expected a kind such as operator, and an "
+        "id); restore a backup of the folder",
+    ):
+        runs.runs()
 
 
 def test_a_run_names_who_started_it_first_also_after_a_restart(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fanin.protos import messages as m
 from fanin.protos.control import RunState
 from fanin.server.fleet.retries import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S
 from fanin.server.runs.catalog import Runs
-from fanin.server.runs.driver import RunDriver
+from fanin.server.runs.publications import Publications
 
 REFRESH_BYTES_PER_S: Final = 100e6
 """Bandwidth for the downloads of a new Version by all devices together: most of a gigabit per second."""
@@ -34,44 +34,44 @@ class Bulletin:
 
     def newer(self, device: str, check_in: m.CheckIn) -> m.Publication | None:
         """Return the newest Version for a device, or None if the device has it or serves no Version."""
-        driver = self._behind(check_in)
-        return None if driver is None else driver.intake.publications.publish(device)
+        publications = self._behind(check_in)
+        return None if publications is None else publications.publish(device)
 
     def due(self, check_in: m.CheckIn, num_devices: int) -> m.Wait | None:
         """Return the answer for a device with an older Version of a Run that rests, or None to let it wait for work.
 
         The caller adds the Version. About ``num_devices`` devices are answered at the same time.
         """
-        driver = self._behind(check_in)
-        if driver is None or driver.run.state is RunState.RUNNING:
+        publications = self._behind(check_in)
+        if publications is None or publications.view.state is RunState.RUNNING:
             return None
-        size_bytes = driver.intake.publications.newest.parameters.size_bytes
+        size_bytes = publications.newest.parameters.size_bytes
         return m.Wait(retry_min_s=0.0, retry_max_s=refresh_window(num_devices, size_bytes))
 
     def has_changed(self) -> bool:
         """Return whether a Run rests with a Version that parked check-ins have not heard of. True once for each."""
         resting = {
-            driver.run_id: driver.intake.publications.newest.number
-            for driver in self._runs.drivers()
-            if driver.run.state is not RunState.RUNNING
+            publications.view.run_id: publications.newest.number
+            for publications in self._runs.publications()
+            if publications.view.state is not RunState.RUNNING
         }
         has_changed = any(self._announced.get(run_id, -1) < number for run_id, number in resting.items())
         self._announced = resting
         return has_changed
 
-    def _behind(self, check_in: m.CheckIn) -> RunDriver | None:
-        """Return the Run whose newest Version is newer than the device's, or None without one.
+    def _behind(self, check_in: m.CheckIn) -> Publications | None:
+        """Return the Versions of the Run whose newest one is newer than the device's, or None without such a Run.
 
         That is the Run that the device serves. If that Run is unknown here, it is the last Run that suits the device.
         """
         served = check_in.served
         if served is None:
             return None
-        known = self._runs.find(served.run_id)
+        known = self._runs.find_publications(served.run_id)
         suitable = (
-            driver
-            for driver in ((known,) if known else reversed(self._runs.drivers()))
-            if not driver.intake.refusal(check_in.capabilities)
+            publications
+            for publications in ((known,) if known else reversed(self._runs.publications()))
+            if not publications.refusal(check_in.capabilities)
         )
-        driver = next(suitable, None)
-        return driver if driver is not None and driver.intake.publications.is_newer(served) else None
+        publications = next(suitable, None)
+        return publications if publications is not None and publications.is_newer(served) else None

@@ -11,7 +11,7 @@ from fanin.protos import messages as m
 from fanin.protos.errors import Corrupted, NotFound
 from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limits import Limits
-from fanin.server.fleet.lookup import driver_of
+from fanin.server.fleet.lookup import driver_of, run_of
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import Files
 
@@ -43,11 +43,15 @@ class Downloads:
                 budget.gain(PIECE_BYTES)
 
     async def _check(self, device: str, download_id: str, sha256: str) -> None:
-        intake = driver_of(self._runs, download_id).intake
-        published = await intake.publications.chunks(download_id, device)
+        publications = self._runs.find_publications(run_of(download_id))
+        published = None if publications is None else await publications.chunks(download_id, device)
         if published is None:
+            intake = driver_of(self._runs, download_id).intake
             intake.check_assignment(download_id, device)
-        if not (intake.may_fetch(sha256) if published is None else sha256 in published):
+            is_permitted = intake.may_fetch(sha256)
+        else:
+            is_permitted = sha256 in published
+        if not is_permitted:
             raise NotFound(f"chunk {sha256[:16]!r}: not one that this assignment needs; check in again")
 
     async def _read(self, sha256: str, offset: int) -> bytes:

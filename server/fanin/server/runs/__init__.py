@@ -2,7 +2,9 @@
 
 Modules, in reading order:
 
+    view.py          the Run as any replica reads it
     catalog.py       ``Runs``: one method for each call of an operator
+    setups.py        the setup of a Run from its record
     admission.py     the checks of what operators publish
     commands.py      commands to one Run: pause, resume, stop, adopt, publish
     driver.py        ``RunDriver``: carries out effects and opens one Round after another

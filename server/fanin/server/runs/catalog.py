@@ -9,9 +9,8 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
-from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.protos.chunks import short
 from fanin.protos.control import (
     AcceptedDevices,
@@ -25,25 +24,27 @@ from fanin.protos.control import (
     Stop,
     VersionWithBundle,
 )
-from fanin.protos.errors import Conflict, Corrupted, FaninError, InvalidInput, NotFound, Superseded, public_text
+from fanin.protos.errors import Conflict, FaninError, NotFound, Superseded, public_text
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.names import check_run_id
-from fanin.server.aggregation.outer import optimizer_of
-from fanin.server.aggregation.rules import rule_of
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import reason_of
 from fanin.server.rounds.worker import Observer, Worker
-from fanin.server.runs.admission import check_bundle, check_outside, check_parameters, check_start, open_bundle
-from fanin.server.runs.commands import RunControl, run_info
+from fanin.server.runs.admission import check_bundle, check_outside, check_parameters, check_start
+from fanin.server.runs.commands import RunControl
 from fanin.server.runs.course import Course
-from fanin.server.runs.describe import describe
+from fanin.server.runs.describe import describe, run_info
 from fanin.server.runs.driver import RunDriver
-from fanin.server.selection.policies import policy_of
+from fanin.server.runs.publications import Publications
+from fanin.server.runs.setups import check_up_to_date, recorded_bundle, run_key_of, setup_of
+from fanin.server.runs.view import LiveRun, RunView, read_view
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.records import RunRecord
 from fanin.server.storage.stores import Files, Stores
 
 LOG = logging.getLogger("fanin.server.runs.catalog")
+FOLLOW_S: Final = 1.0
+"""Seconds between two reads of a Run that another coordinator drives."""
 
 
 class Runs:
@@ -61,10 +62,12 @@ class Runs:
         self._observer = observer
         self._drivers: dict[str, RunDriver] = {}
         self._controls: dict[str, RunControl] = {}
+        self._publications: dict[str, Publications] = {}
         # By id: why a Run could not be continued, or that another coordinator drives it.
         self._broken: dict[str, str] = {}
-        # Drivers whose Runs another coordinator drives.
+        # Drivers whose Runs another coordinator drives, and the tasks that follow the records of these Runs.
         self._superseded: list[RunDriver] = []
+        self._followers: dict[str, asyncio.Task[None]] = {}
         self._starting = asyncio.Lock()
         self._listeners: list[Callable[[], None]] = []
 
@@ -90,6 +93,9 @@ class Runs:
 
     async def stop(self) -> None:
         """Stop all drivers."""
+        for follower in self._followers.values():
+            follower.cancel()
+        await asyncio.gather(*self._followers.values(), return_exceptions=True)
         for driver in (*self._drivers.values(), *self._superseded):
             await driver.stop()
 
@@ -97,13 +103,13 @@ class Runs:
         """Return the drivers of the Runs that open Rounds, oldest first."""
         return tuple(driver for driver in self._drivers.values() if driver.run.state is RunState.RUNNING)
 
-    def drivers(self) -> tuple[RunDriver, ...]:
-        """Return the drivers of all Runs, oldest first."""
-        return tuple(self._drivers.values())
+    def publications(self) -> tuple[Publications, ...]:
+        """Return the Versions of all Runs for devices, oldest Run first, also of Runs that are driven elsewhere."""
+        return tuple(self._publications.values())
 
-    def find(self, run_id: str) -> RunDriver | None:
-        """Return the driver of a Run, or None without one."""
-        return self._drivers.get(run_id)
+    def find_publications(self, run_id: str) -> Publications | None:
+        """Return the Versions of a Run for devices, or None if the Run is unknown or could not be continued here."""
+        return self._publications.get(run_id)
 
     def driver(self, run_id: str) -> RunDriver:
         """Return the driver of a Run.
@@ -116,7 +122,7 @@ class Runs:
         if run_id in self._broken:
             raise Conflict(self._broken[run_id])
         if driver is None:
-            raise NotFound(f"run {run_id[:64]!r}: there is none of this id here")
+            raise _unknown(run_id)
         return driver
 
     async def missing_chunks(self, digests: Iterable[str]) -> tuple[str, ...]:
@@ -157,7 +163,7 @@ class Runs:
     async def prepare_run(self, run_id: str) -> str:
         """Return the public key that will sign the Versions of a Run. The key is created if there is none."""
         check_run_id(run_id)
-        return (await self._run_key(run_id)).public
+        return (await run_key_of(run_id, self._stores)).public
 
     async def start_run(self, start: StartRun, by: Principal | None = None) -> RunInfo:
         """Start a Run. Repeating the same command changes nothing.
@@ -210,57 +216,73 @@ class Runs:
             await self._controls[run_id].command(command)
         return await self.info(run_id)
 
+    async def view(self, run_id: str) -> RunView:
+        """Return a Run as its record has it now, whether or not it is driven here. Raises NotFound."""
+        view = await read_view(run_id, self._stores.runs)
+        if view is None:
+            raise _unknown(run_id)
+        return view
+
     async def info(self, run_id: str) -> RunInfo:
-        """Return the state of a Run, even of a broken one. Raises NotFound."""
-        if run_id in self._broken:
-            record = await self._stores.runs.run(run_id)
-            assert record is not None, "only a recorded run is continued"
-            return await run_info(record, self._broken[run_id], self._stores)
-        self.driver(run_id)
-        return await self._controls[run_id].info()
+        """Return the summary of a Run. Raises NotFound."""
+        return await run_info(await self.view(run_id), self._live(run_id).trouble, self._stores)
 
     async def describe(self, run_id: str, num_rounds: int) -> RunDescription:
-        """Return a Run with its last Rounds and the devices at work. Raises NotFound."""
-        return await describe(self.driver(run_id), await self.info(run_id), num_rounds, self._stores)
+        """Return a Run with its last Rounds and, if it is driven here, the devices at work. Raises NotFound."""
+        return await describe(await self.view(run_id), self._live(run_id), num_rounds, self._stores)
 
     async def infos(self) -> tuple[RunInfo, ...]:
-        """Return the state of all Runs."""
-        return tuple([await self.info(run_id) for run_id in (*self._controls, *self._broken)])
+        """Return the summaries of all Runs of the record, oldest first."""
+        return tuple([await self.info(record.start.run_id) for record in await self._stores.runs.runs()])
 
     async def version(self, run_id: str, number: int | None) -> VersionWithBundle:
         """Return a Version with its Bundle; the newest one without a number. Raises NotFound."""
-        driver = self.driver(run_id)
-        version = await self._stores.runs.version(run_id, number)
+        view = await self.view(run_id)
+        version = view.newest if number is None else await self._stores.runs.version(run_id, number)
         if version is None:
             raise NotFound(f"run {run_id}: has no version {number}")
-        return VersionWithBundle(version=version, bundle=driver.setup.bundle)
+        return VersionWithBundle(version=version, bundle=await recorded_bundle(view.bundle_sha256, self._stores))
 
     async def watch(self, run_id: str, from_sequence: int) -> AsyncGenerator[LoggedEvent, None]:
         """Yield the events of a Run from a sequence number on, past and future, until the Run has ended.
 
         Raises:
             NotFound: There is no such Run.
-            Conflict: Another coordinator drives the Run.
         """
         sequence = from_sequence
         while True:
-            driver = self.driver(run_id)
-            changed = driver.course.changed
+            driver = self._drivers.get(run_id)
+            changed = None if driver is None else driver.course.changed
+            # Before the events are read, so that none of the last ones is missed.
+            has_ended = driver is None and await self._has_ended(await self.view(run_id))
             while page := await self._stores.runs.event_page(run_id, sequence):
                 for recorded in page:
                     sequence = recorded.sequence + 1
                     yield recorded
-            if not driver.run.state.is_live and driver.is_idle and driver.course.changed is changed:
+            if driver is None or changed is None:
+                if has_ended:
+                    return
+                await asyncio.sleep(FOLLOW_S)
+            elif not driver.run.state.is_live and driver.is_idle and driver.course.changed is changed:
                 return
-            await changed.wait()
+            else:
+                await changed.wait()
 
     async def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices:
         """Return a page of the devices whose Updates a Round accepted, in the order of acceptance. Raises NotFound."""
-        self.driver(run_id)
+        await self.view(run_id)
         page = await self._stores.rounds.accepted_devices(run_id, round_number, from_index)
         if page is None:
             raise NotFound(f"run {run_id}: has no round {round_number}")
         return page
+
+    def _live(self, run_id: str) -> LiveRun:
+        driver = self._drivers.get(run_id)
+        return LiveRun(trouble=self._broken.get(run_id, "")) if driver is None else driver.live
+
+    async def _has_ended(self, view: RunView) -> bool:
+        last = await self._stores.rounds.last(view.run_id)
+        return not view.state.is_live and (last is None or last.mark.is_final)
 
     async def _start_run(self, start: StartRun, by: Principal | None) -> None:
         async with self._starting:
@@ -275,7 +297,7 @@ class Runs:
         run_id, runs = start.run_id, self._stores.runs
         known = await runs.run(run_id)
         if known is None:
-            setup = await self._setup(start)
+            setup = await setup_of(start, self._stores, self._files)
             check_start(start, setup)
             await self._check_parameters(start.version, setup)
             await runs.add_run(start, self._stores.wall(), by)
@@ -296,10 +318,12 @@ class Runs:
         """Start the driver of a recorded Run. If that is impossible now, note why and raise Conflict."""
         run_id = record.start.run_id
         try:
-            await self._check_up_to_date(run_id)
-            setup, worker = await self._setup(record.start), Worker(run_id, self._observer)
+            await check_up_to_date(run_id, self._stores, self._files)
+            setup = await setup_of(record.start, self._stores, self._files)
+            worker = Worker(run_id, self._observer)
             course = Course(record, setup, worker, self._notify, partial(self._leave, run_id))
-            driver = RunDriver(course, await self._stores.take(run_id), self._files)
+            publications = Publications(setup, self._stores.runs)
+            driver = RunDriver(course, publications, await self._stores.take(run_id), self._files)
             try:
                 await driver.start()
             except BaseException:
@@ -311,7 +335,10 @@ class Runs:
             raise Conflict(self._broken[run_id]) from exc
         self._drivers[run_id] = driver
         self._controls[run_id] = RunControl(driver, self._stores)
+        self._publications[run_id] = publications
         self._broken.pop(run_id, None)
+        if run_id in self._followers:
+            self._followers.pop(run_id).cancel()
 
     def _leave(self, run_id: str, superseded: Superseded) -> None:
         """Serve a Run no longer that another coordinator drives. The next command of an operator takes it back."""
@@ -319,48 +346,19 @@ class Runs:
         self._superseded.append(self._drivers.pop(run_id))
         self._controls.pop(run_id)
         self._broken[run_id] = f"run {run_id}: {public_text(superseded)}"
+        follower = self._follow(run_id, self._publications[run_id])
+        self._followers[run_id] = asyncio.create_task(follower, name=f"follow run {run_id}")
 
-    async def _check_up_to_date(self, run_id: str) -> None:
-        """Raise Corrupted if the record of a Run is older than its payloads.
-
-        SQLite drops the end of a damaged write-ahead log without an error. The Run would publish numbers again that
-        devices have already seen.
-        """
-        last = await self._stores.rounds.last(run_id)
-        recorded = 0 if last is None else last.round
-        stored = await self._files.run(self._files.spool.newest_round, run_id)
-        if stored > recorded:
-            raise Corrupted(
-                f"run {run_id}: fanin.db ends at round {recorded}, but updates/{run_id}/{stored} has payloads: the "
-                "database or its write-ahead log is older than the updates; restore a backup of the folder, or move "
-                f"the folders after {recorded} away"
-            )
-
-    async def _setup(self, start: StartRun) -> RunSetup:
-        sha256 = start.version.bundle_sha256
-        bundle = await self._stores.runs.bundle(sha256)
-        if bundle is None:
-            raise NotFound(f"bundle {short(sha256)}: not published here; publish it before starting a run")
-        try:
-            manifest = (await self._files.run(open_bundle, bundle, self._files.blobs)).manifest
-        except InvalidInput as exc:
-            # The Bundle passed verification when it was published, so the record must have changed.
-            raise Corrupted(f"bundle {short(sha256)}: its record does not verify ({exc}); restore a backup") from exc
-        stages = stages_of(start.plan.stages)
-        return RunSetup(
-            start=start,
-            bundle=bundle,
-            manifest=manifest,
-            rule=rule_of(start.plan),
-            optimizer=optimizer_of(start.plan),
-            policy=policy_of(start.plan),
-            stages=stages,
-            layout=layout_of(manifest.table, stages),
-            run_key=await self._run_key(start.run_id),
-        )
-
-    async def _run_key(self, run_id: str) -> SigningKey:
-        return SigningKey(await self._stores.runs.run_key(run_id, SigningKey.generate().private_bytes()))
+    async def _follow(self, run_id: str, publications: Publications) -> None:
+        """Read a Run that another coordinator drives again and again, so that devices hear of its Versions here too."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            before = publications.view
+            try:
+                if await publications.read() != before:
+                    self._notify()
+            except FaninError as exc:
+                LOG.warning("run %s: its record cannot be read now: %s", run_id, exc)
 
     async def _check_parameters(self, version: Version, setup: RunSetup) -> None:
         await self._files.run(check_parameters, version.parameters, setup.table, self._files.blobs)
@@ -368,3 +366,7 @@ class Runs:
     def _notify(self) -> None:
         for listener in self._listeners:
             listener()
+
+
+def _unknown(run_id: str) -> NotFound:
+    return NotFound(f"run {run_id[:64]!r}: there is none of this id here")

@@ -10,36 +10,13 @@ from dataclasses import replace
 from typing import assert_never
 
 from fanin.edge.bundles.versions import sign_version
-from fanin.protos.control import Adopt, Command, Pause, Principal, Resume, RunInfo, Stop, VersionPublished
+from fanin.protos.control import Adopt, Command, Pause, Principal, Resume, Stop, VersionPublished
 from fanin.protos.errors import Conflict, NotFound
 from fanin.protos.messages import Version
 from fanin.server.runs.driver import RunDriver
 from fanin.server.storage.lanes import run_to_end
-from fanin.server.storage.records import Newest, RunRecord
+from fanin.server.storage.records import Newest
 from fanin.server.storage.stores import Stores
-
-
-async def run_info(run: RunRecord, trouble: str, stores: Stores) -> RunInfo:
-    """Return the state of a Run.
-
-    Args:
-        run: The Run's record.
-        trouble: What keeps the Run from continuing, empty if nothing does.
-        stores: The record.
-    """
-    run_id = run.start.run_id
-    newest = await stores.runs.newest_version(run_id)
-    return RunInfo(
-        run_id=run_id,
-        state=run.state,
-        plan=run.start.plan,
-        bundle_sha256=run.start.version.bundle_sha256,
-        version=newest.number,
-        version_sha256=newest.sha256,
-        num_rounds=await stores.rounds.num_published(run_id),
-        reason="; ".join(text for text in (run.reason, trouble) if text),
-        started_by=run.started_by,
-    )
 
 
 class RunControl:
@@ -66,10 +43,6 @@ class RunControl:
             Conflict: The Run is running, or the Version is not the next one.
         """
         await self._serialized(self._publish(version, num_rounds, by))
-
-    async def info(self) -> RunInfo:
-        """Return the state of the Run."""
-        return await run_info(self._driver.run, self._driver.trouble, self._stores)
 
     async def _serialized(self, work: Awaitable[None]) -> None:
         async def with_lock() -> None:

@@ -1,10 +1,7 @@
-"""The description of a Run for operators: its recorded Rounds, and the state of the Round under way."""
-
-import asyncio
+"""The description of a Run for operators: its record, and the state of the Round under way if it is driven here."""
 
 from fanin.protos.control import RoundInfo, RoundPhase, RunDescription, RunInfo
-from fanin.server.rounds.machine import Cohort
-from fanin.server.runs.driver import RunDriver
+from fanin.server.runs.view import LiveRun, RunView
 from fanin.server.storage.records import RoundMark, RoundSummary
 from fanin.server.storage.stores import Stores
 
@@ -18,38 +15,60 @@ _PHASES = {
 }
 
 
-async def describe(driver: RunDriver, info: RunInfo, num_rounds: int, stores: Stores) -> RunDescription:
+async def run_info(view: RunView, trouble: str, stores: Stores) -> RunInfo:
+    """Return the summary of a Run.
+
+    Args:
+        view: The Run.
+        trouble: What keeps the Run from continuing, empty if nothing does.
+        stores: The record.
+    """
+    record, newest = view.record, view.newest
+    return RunInfo(
+        run_id=view.run_id,
+        state=view.state,
+        plan=record.start.plan,
+        bundle_sha256=view.bundle_sha256,
+        version=newest.number,
+        version_sha256=newest.sha256,
+        num_rounds=await stores.rounds.num_published(view.run_id),
+        reason="; ".join(text for text in (record.reason, trouble) if text),
+        started_by=record.started_by,
+    )
+
+
+async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores) -> RunDescription:
     """Return a Run with its last ``num_rounds`` Rounds, newest first."""
-    latest = await stores.rounds.latest(driver.run_id, max(num_rounds, 1))
-    machine = driver.course.round
-    is_open = machine is not None and machine.is_open
-    cohort = machine.cohort if machine is not None and is_open else Cohort()
-    at_work = sorted(cohort.at_work)
-    deadline = machine.deadline if machine is not None and is_open else None
-    left_s = 0.0 if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
+    latest = await stores.rounds.latest(view.run_id, max(num_rounds, 1))
+    left_s = live.left_s
+    if live.phase is None and latest:
+        left_s = _recorded_left_s(latest[0], stores.wall())
     return RunDescription(
-        run=info,
-        rounds=tuple(_info(one, driver if one is latest[0] else None) for one in latest[:num_rounds]),
+        run=await run_info(view, live.trouble, stores),
+        rounds=tuple(_info(one, live.phase if one is latest[0] else None) for one in latest[:num_rounds]),
         grid=latest[0].record.grid if latest else (),
-        num_at_work=len(at_work),
-        at_work=tuple(at_work[:MAX_NAMED_DEVICES]),
-        num_gave_up=len(cohort.gave_up),
+        num_at_work=len(live.at_work),
+        at_work=live.at_work[:MAX_NAMED_DEVICES],
+        num_gave_up=live.num_gave_up,
         deadline_s=left_s,
         num_devices=stores.devices.num_devices,
     )
 
 
-def _info(summary: RoundSummary, driver: RunDriver | None) -> RoundInfo:
+def _recorded_left_s(summary: RoundSummary, now_s: float) -> float:
+    """Return the seconds to the deadline of a Round that is not driven here."""
     record = summary.record
-    phase = _PHASES[record.mark]
-    # The record has the durable steps of a Round, its machine the steps in between.
-    machine = None if driver is None else driver.course.round
-    if machine is not None and not record.mark.is_final:
-        phase = machine.phase
+    is_running = record.mark is RoundMark.OPEN and record.deadline_at_s is not None
+    return max(record.deadline_at_s - now_s, 0.0) if is_running and record.deadline_at_s is not None else 0.0
+
+
+def _info(summary: RoundSummary, phase: RoundPhase | None) -> RoundInfo:
+    record = summary.record
+    # The record has the durable steps of a Round, its driver the steps in between.
     return RoundInfo(
         round=record.round,
         base_version=record.base_version,
-        phase=phase,
+        phase=_PHASES[record.mark] if phase is None or record.mark.is_final else phase,
         num_updates=summary.num_updates,
         opened_at=record.opened_at_s,
         version=summary.version,

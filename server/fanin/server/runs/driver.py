@@ -17,7 +17,9 @@ from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import QueuedEffect
 from fanin.server.runs.course import Course
 from fanin.server.runs.intake import Intake
+from fanin.server.runs.publications import Publications
 from fanin.server.runs.stopping import History
+from fanin.server.runs.view import LiveRun
 from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord, RunRecord
 from fanin.server.storage.stores import DriverStores, Files
 
@@ -33,6 +35,7 @@ class RunDriver:
 
     Args:
         course: The state of the Run. The driver is the only one that moves it from Round to Round.
+        publications: The Run's Versions for devices without an Assignment.
         stores: The record of the Run.
         files: Payloads and blobs.
 
@@ -41,8 +44,9 @@ class RunDriver:
         intake: Answers the devices of the Run.
     """
 
-    def __init__(self, course: Course, stores: DriverStores, files: Files) -> None:
+    def __init__(self, course: Course, publications: Publications, stores: DriverStores, files: Files) -> None:
         self.course = course
+        self._publications = publications
         self.intake = Intake(course, stores)
         self._stores = stores
         self._files = files
@@ -84,6 +88,20 @@ class RunDriver:
         """What keeps the Run from continuing, other than missing Updates; empty if nothing does."""
         waits = self.course.lacks_space and self.course.is_open
         return self.course.worker.trouble or (NO_SPACE if waits else "")
+
+    @property
+    def live(self) -> LiveRun:
+        """What operators read of the Run and its record does not have."""
+        machine = self.course.round
+        if machine is None or not machine.is_open:
+            return LiveRun(trouble=self.trouble, phase=None if machine is None else machine.phase)
+        return LiveRun(
+            trouble=self.trouble,
+            phase=machine.phase,
+            at_work=tuple(sorted(machine.cohort.at_work)),
+            num_gave_up=len(machine.cohort.gave_up),
+            left_s=0.0 if machine.deadline is None else max(machine.deadline - self.course.now(), 0.0),
+        )
 
     async def start(self) -> None:
         """Continue the Run where its record ends."""
@@ -219,10 +237,7 @@ class RunDriver:
             course.step(e.Resumed())
 
     async def _reload(self) -> None:
-        run = await self._stores.runs.run(self.run_id)
-        assert run is not None, "runs are never removed"
-        await self.intake.publications.read(self.run_id)
-        self.course.run = run
+        self.course.run = (await self._publications.read()).record
 
     async def _continue_run(self) -> None:
         history = self._history

@@ -18,8 +18,7 @@ from fanin.server.rounds.assignments import Assignments
 from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.troubles import SEE_LOG
 from fanin.server.runs.course import Course
-from fanin.server.runs.publications import Publications
-from fanin.server.runs.suitability import unsuitable
+from fanin.server.runs.setups import refusal_of
 from fanin.server.selection.policies import BrokenPolicy, WaitingDevice, select
 from fanin.server.storage.records import CommittedUpdate
 from fanin.server.storage.stores import DriverStores
@@ -38,18 +37,13 @@ class Prospect(Enum):
 
 
 class Intake:
-    """Answers the devices of one Run.
-
-    Attributes:
-        publications: The Run's Versions for devices without an Assignment.
-    """
+    """Answers the devices of one Run."""
 
     def __init__(self, course: Course, stores: DriverStores) -> None:
         self._course = course
         self._rounds = stores.rounds
         self._writer = stores.writer
         self._assignments = Assignments(course.setup)
-        self.publications = Publications(self._assignments, course.setup, stores.runs)
 
     @property
     def num_places(self) -> int:
@@ -99,9 +93,7 @@ class Intake:
 
     def refusal(self, capabilities: m.Capabilities) -> str:
         """Return why a device with these capabilities cannot take part in the Run, or an empty string if it can."""
-        setup = self._course.setup
-        download_bytes = setup.download_bytes(capabilities.graph_formats)
-        return unsuitable(capabilities, setup.plan, setup.graph_formats, download_bytes)
+        return refusal_of(self._course.setup, capabilities)
 
     def offer(self, device: str) -> m.Assignment | None:
         """Return an Assignment for a suitable device, or the one that it holds. Return None if no place is free."""

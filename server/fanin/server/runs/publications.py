@@ -4,30 +4,45 @@ from fanin.protos import messages as m
 from fanin.protos.errors import NotFound
 from fanin.server.rounds.assignments import Assignments
 from fanin.server.rounds.setup import RunSetup
-from fanin.server.storage.protocols.runs import VersionStore
+from fanin.server.runs.setups import refusal_of
+from fanin.server.runs.view import RunView, read_view
+from fanin.server.storage.protocols.runs import RunRecords
 
 
 class Publications:
     """The Publications of one Run.
 
-    ``newest`` is held in memory, because a check-in without work must not cost a database access.
+    The Run's view is held in memory, because a check-in without work must not cost a database access. No driver is
+    needed: a coordinator also announces the Versions of a Run that another one drives.
     """
 
-    def __init__(self, assignments: Assignments, setup: RunSetup, versions: VersionStore) -> None:
-        self._assignments = assignments
+    def __init__(self, setup: RunSetup, runs: RunRecords) -> None:
         self._setup = setup
-        self._versions = versions
-        self._newest: m.Version | None = None
+        self._assignments = Assignments(setup)
+        self._runs = runs
+        self._view: RunView | None = None
+
+    @property
+    def view(self) -> RunView:
+        """The Run, as it was last read."""
+        assert self._view is not None, "publications are read before they are used"
+        return self._view
 
     @property
     def newest(self) -> m.Version:
         """The Run's newest Version."""
-        assert self._newest is not None, "a run that is driven has read its newest version"
-        return self._newest
+        return self.view.newest
 
-    async def read(self, run_id: str) -> None:
-        """Read the newest Version from the record. Called whenever it may have changed."""
-        self._newest = await self._versions.version(run_id)
+    async def read(self) -> RunView:
+        """Read the Run from the record, and return it. Called whenever it may have changed."""
+        view = await read_view(self._setup.start.run_id, self._runs)
+        assert view is not None, "runs are never removed"
+        self._view = view
+        return view
+
+    def refusal(self, capabilities: m.Capabilities) -> str:
+        """Return why a device with these capabilities cannot use the Run's Versions, or an empty string if it can."""
+        return refusal_of(self._setup, capabilities)
 
     def is_newer(self, served: m.ServedVersion) -> bool:
         """Return whether the newest Version is newer than the one that a device serves."""
@@ -53,7 +68,7 @@ class Publications:
             return None
         version, run_id = self.newest, self.newest.run_id
         if number != version.number:
-            earlier = await self._versions.version(run_id, number)
+            earlier = await self._runs.version(run_id, number)
             if earlier is None:
                 raise NotFound(f"publication {download_id}: run {run_id} has no such version; check in again")
             version = earlier

@@ -9,6 +9,7 @@ from fanin.protos.chunks import short
 from fanin.protos.control import LoggedEvent, Principal, RunEvent, RunState, StartRun, VersionPublished
 from fanin.protos.convert import bundle_from_proto, bundle_to_proto, version_from_proto, version_to_proto
 from fanin.protos.convert_control import event_from_proto, event_to_proto, start_run_from_proto, start_run_to_proto
+from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.protos.messages import BundleRef, Version
 from fanin.server.storage.protocols.runs import PAGE_EVENTS
 from fanin.server.storage.records import RunRecord
@@ -202,5 +203,14 @@ def _record(row: RowMapping) -> RunRecord:
         state=RunState(row["state"]),
         reason=row["reason"],
         max_rounds=row["max_rounds"],
-        started_by=None if row["started_by"] is None else Principal.parse(row["started_by"]),
+        started_by=None if row["started_by"] is None else _principal(row["run_id"], row["started_by"]),
     )
+
+
+def _principal(run_id: str, text: str) -> Principal:
+    try:
+        return Principal.parse(text)
+    except InvalidInput as exc:
+        raise Corrupted(
+            f"fanin.db: run {run_id}: the record is damaged ({exc}); restore a backup of the folder"
+        ) from exc

@@ -1,0 +1,80 @@
+"""The setup of a Run from its record, which devices suit it, and whether the record may be continued."""
+
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.codecs.stages import layout_of, stages_of
+from fanin.protos.chunks import short
+from fanin.protos.control import StartRun
+from fanin.protos.errors import Corrupted, InvalidInput, NotFound
+from fanin.protos.messages import BundleRef, Capabilities
+from fanin.server.aggregation.outer import optimizer_of
+from fanin.server.aggregation.rules import rule_of
+from fanin.server.rounds.setup import RunSetup
+from fanin.server.runs.admission import open_bundle
+from fanin.server.runs.suitability import unsuitable
+from fanin.server.selection.policies import policy_of
+from fanin.server.storage.stores import Files, Stores
+
+
+async def setup_of(start: StartRun, stores: Stores, files: Files) -> RunSetup:
+    """Return the setup of a Run.
+
+    Raises:
+        NotFound: The Bundle or a Chunk is missing.
+        Corrupted: The Bundle's record does not verify.
+        InvalidPlan: The Plan names something that is not installed here.
+    """
+    sha256 = start.version.bundle_sha256
+    bundle = await recorded_bundle(sha256, stores)
+    try:
+        manifest = (await files.run(open_bundle, bundle, files.blobs)).manifest
+    except InvalidInput as exc:
+        # The Bundle passed verification when it was published, so the record must have changed.
+        raise Corrupted(f"bundle {short(sha256)}: its record does not verify ({exc}); restore a backup") from exc
+    stages = stages_of(start.plan.stages)
+    return RunSetup(
+        start=start,
+        bundle=bundle,
+        manifest=manifest,
+        rule=rule_of(start.plan),
+        optimizer=optimizer_of(start.plan),
+        policy=policy_of(start.plan),
+        stages=stages,
+        layout=layout_of(manifest.table, stages),
+        run_key=await run_key_of(start.run_id, stores),
+    )
+
+
+async def recorded_bundle(sha256: str, stores: Stores) -> BundleRef:
+    """Return a Bundle of the record. Raises NotFound."""
+    bundle = await stores.runs.bundle(sha256)
+    if bundle is None:
+        raise NotFound(f"bundle {short(sha256)}: not published here; publish it before starting a run")
+    return bundle
+
+
+async def run_key_of(run_id: str, stores: Stores) -> SigningKey:
+    """Return the key that signs the Versions of a Run. It is created if there is none."""
+    return SigningKey(await stores.runs.run_key(run_id, SigningKey.generate().private_bytes()))
+
+
+async def check_up_to_date(run_id: str, stores: Stores, files: Files) -> None:
+    """Raise Corrupted if the record of a Run is older than its payloads.
+
+    SQLite drops the end of a damaged write-ahead log without an error. The Run would publish numbers again that devices
+    have already seen.
+    """
+    last = await stores.rounds.last(run_id)
+    recorded = 0 if last is None else last.round
+    stored = await files.run(files.spool.newest_round, run_id)
+    if stored > recorded:
+        raise Corrupted(
+            f"run {run_id}: fanin.db ends at round {recorded}, but updates/{run_id}/{stored} has payloads: the "
+            "database or its write-ahead log is older than the updates; restore a backup of the folder, or move "
+            f"the folders after {recorded} away"
+        )
+
+
+def refusal_of(setup: RunSetup, capabilities: Capabilities) -> str:
+    """Return why a device with these capabilities cannot take part in a Run, or an empty string if it can."""
+    download_bytes = setup.download_bytes(capabilities.graph_formats)
+    return unsuitable(capabilities, setup.plan, setup.graph_formats, download_bytes)

@@ -1,0 +1,66 @@
+"""The Run as any replica reads it: one moment of its record.
+
+Only the holder of a Run's lease changes the Run (``course``, ``driver``). A ``RunView`` cannot be changed. It answers
+what operators list, describe, watch and download, and what devices without an Assignment hear of. So a coordinator
+answers that for every Run of the record, also for one that another coordinator drives or that cannot be continued.
+"""
+
+from dataclasses import dataclass
+
+from fanin.protos.control import RoundPhase, RunState
+from fanin.protos.messages import Version
+from fanin.server.storage.protocols.runs import RunRecords
+from fanin.server.storage.records import RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A Run at one moment.
+
+    Attributes:
+        record: The Run's record.
+        newest: Its newest Version.
+    """
+
+    record: RunRecord
+    newest: Version
+
+    @property
+    def run_id(self) -> str:
+        """The Run's id."""
+        return self.record.start.run_id
+
+    @property
+    def state(self) -> RunState:
+        """The Run's state."""
+        return self.record.state
+
+    @property
+    def bundle_sha256(self) -> str:
+        """The digest of the Run's Bundle."""
+        return self.record.start.version.bundle_sha256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun:
+    """What only the driver of a Run knows. The defaults are those of a Run without a driver in this process.
+
+    Attributes:
+        trouble: What keeps the Run from continuing, other than missing Updates; empty if nothing does.
+        phase: The phase of the Round under way, None without one.
+        at_work: The devices at work in the open Round, sorted.
+        num_gave_up: Devices that gave up in the open Round.
+        left_s: Seconds to the deadline of the open Round, 0.0 if its clock does not run.
+    """
+
+    trouble: str = ""
+    phase: RoundPhase | None = None
+    at_work: tuple[str, ...] = ()
+    num_gave_up: int = 0
+    left_s: float = 0.0
+
+
+async def read_view(run_id: str, runs: RunRecords) -> RunView | None:
+    """Return a Run as its record has it now, or None without such a Run."""
+    record = await runs.run(run_id)
+    return None if record is None else RunView(record=record, newest=await runs.newest_version(run_id))

@@ -1,0 +1,169 @@
+"""Runs that a coordinator does not drive: it lists, describes and watches them, and devices download their Versions."""
+
+import asyncio
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+from support.errors import raises
+from support.snapshot import snapshot
+from support.staleness import CAN, assignment, send, settle
+from support.virtual import Place, bundle_in, open_place, plan, start
+
+from fanin.clients.testing import run_virtual
+from fanin.protos import messages as m
+from fanin.protos.control import RoundInfo, RoundPhase, RunState, VersionPublished
+from fanin.protos.errors import NotFound, Unavailable
+
+ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=2, deadline_s=600.0)
+
+
+async def left(folder: Path) -> tuple[Place, Place]:
+    """A coordinator that drove a Run, and the one that has taken it. The first one has noticed."""
+    older = open_place(folder)
+    await start(older.runs, bundle_in(folder), ALONE)
+    await settle()
+    work = await assignment(older, "a")
+    newer = open_place(folder)
+    await newer.runs.start()
+    await settle()
+    with pytest.raises(Unavailable, match="another coordinator drives"):
+        await send(older, "a", work)
+    return older, newer
+
+
+async def stop(*places: Place) -> None:
+    for place in places:
+        await place.runs.stop()
+    assert len(asyncio.all_tasks()) == 1
+
+
+def test_a_run_that_another_coordinator_drives_is_described_from_its_record(tmp_path: Path) -> None:
+    async def main() -> None:
+        older, newer = await left(tmp_path)
+        await send(newer, "a")
+        await settle()
+        await assignment(newer, "b")
+        await settle()
+        rows = snapshot(tmp_path / "state").rows
+        (info,) = await older.runs.infos()
+        assert (info.state, info.version, info.num_rounds) == (RunState.RUNNING, 1, 1)
+        assert info.reason == "run run: another coordinator drives this run now"
+        described = await older.runs.describe("run", 9)
+        driven = await newer.runs.describe("run", 9)
+        assert described.run == info
+        assert (described.grid, described.num_devices) == (driven.grid, driven.num_devices)
+        open_round, published = described.rounds
+        # Only the driver knows that all places are taken, and by whom.
+        assert (open_round.phase, driven.rounds[0].phase) == (RoundPhase.SELECTING, RoundPhase.TRAINING)
+        assert (described.num_at_work, driven.at_work) == (0, ("b",))
+        assert published == driven.rounds[1]
+        assert isinstance(published, RoundInfo)
+        assert described.deadline_s == pytest.approx(driven.deadline_s, abs=0.1)
+        assert 590.0 < described.deadline_s < 600.0
+        # To read is not to write.
+        assert snapshot(tmp_path / "state").rows == rows
+        await stop(older, newer)
+
+    run_virtual(main())
+
+
+def test_a_run_that_another_coordinator_drives_is_watched_to_its_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        older, newer = await left(tmp_path)
+        watching = asyncio.create_task(watched(older))
+        for device in "ab":
+            await send(newer, device)
+            await settle()
+        assert await watching == [1, 2]
+        assert await watched(newer) == [1, 2]
+        assert (await older.runs.accepted_devices("run", 1, 0)).device_ids == ("a",)
+        found = await older.runs.version("run", 2)
+        assert found == await newer.runs.version("run", None)
+        await stop(older, newer)
+
+    run_virtual(main())
+
+
+async def watched(place: Place) -> list[int]:
+    """The numbers of the Versions, once the Run has ended."""
+    events = [recorded.event async for recorded in place.runs.watch("run", 0)]
+    return [event.number for event in events if isinstance(event, VersionPublished)]
+
+
+def test_a_device_downloads_a_version_from_a_coordinator_that_does_not_drive_its_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        older, newer = await left(tmp_path)
+        served = m.ServedVersion(run_id="run", number=1)
+        check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=40.0, served=served)
+        waiting = asyncio.create_task(older.coordinator.check_in("c", check_in))
+        for device in "ab":
+            await send(newer, device)
+            await settle()
+        # The Run rests after its second Round. The device hears of the last Version, though it waits elsewhere.
+        answer = await waiting
+        assert isinstance(answer, m.Wait)
+        assert answer.newest is not None
+        assert answer.newest.version == (await newer.runs.version("run", 2)).version
+        for chunk in answer.newest.version.parameters.chunks:
+            download = m.Download(assignment_id=answer.newest.download_id, sha256=chunk.sha256, offset=0)
+            data = b"".join([piece async for piece in older.coordinator.download("c", download)])
+            assert data == newer.state.blobs.read(chunk.sha256)
+            with pytest.raises(NotFound, match="not made for device d"):
+                await anext(older.coordinator.download("d", download))
+        await stop(older, newer)
+
+    run_virtual(main())
+
+
+def test_a_run_that_another_coordinator_started_is_listed(tmp_path: Path) -> None:
+    async def main() -> None:
+        older, newer = open_place(tmp_path), open_place(tmp_path)
+        await older.runs.start()
+        await newer.runs.start()
+        await start(newer.runs, bundle_in(tmp_path), ALONE)
+        await settle()
+        assert await older.runs.infos() == await newer.runs.infos()
+        assert (await older.runs.describe("run", 1)).rounds[0].round == 1
+        with raises(NotFound, "run 'none': there is none of this id here"):
+            await older.runs.describe("none", 1)
+        with raises(NotFound, "run 'none': there is none of this id here"):
+            await anext(older.runs.watch("none", 0))
+        await stop(older, newer)
+
+    run_virtual(main())
+
+
+def test_a_run_that_cannot_be_continued_is_read_from_its_record(tmp_path: Path) -> None:
+    async def main() -> None:
+        before, bundle = open_place(tmp_path), bundle_in(tmp_path)
+        await start(before.runs, bundle, ALONE)
+        await settle()
+        await send(before, "a")
+        await settle()
+        await before.runs.stop()
+        (tmp_path / "state" / "blobs" / bundle.sha256[:2] / bundle.sha256).unlink()
+        place = open_place(tmp_path)
+        await place.runs.start()
+        assert place.runs.running() == ()
+        described = await place.runs.describe("run", 9)
+        assert described.run.reason.startswith("run run: cannot be taken up: ")
+        assert [(info.round, info.version) for info in described.rounds] == [(2, 0), (1, 1)]
+        assert (await place.runs.version("run", None)).version.number == 1
+        assert (await place.runs.accepted_devices("run", 1, 0)).device_ids == ("a",)
+        assert (await anext(place.runs.watch("run", 0))).sequence == 1
+        await stop(place)
+
+    run_virtual(main())
+
+
+def test_a_view_cannot_be_changed(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), ALONE)
+        view = await place.runs.view("run")
+        with pytest.raises(FrozenInstanceError):
+            view.newest = view.newest
+        await stop(place)
+
+    run_virtual(main())
