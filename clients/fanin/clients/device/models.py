@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
 from fanin.edge.bundles.versions import check_version
+from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, ChunkRef, assemble
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion
@@ -124,7 +125,7 @@ def _what(publication: Publication) -> str:
 
 
 def _auxiliary_table(bundle: Bundle) -> TensorTable:
-    return TensorTable.of({"values": (bundle.manifest.table.num_values,)})
+    return VectorLayout(table=bundle.manifest.table).auxiliary
 
 
 def _check_size(version: str, what: str, artifact: Artifact, table: TensorTable) -> None:
