@@ -58,6 +58,7 @@ async def _check_commits(stores: DriverStores) -> None:
 async def _check_publication(stores: DriverStores) -> None:
     rounds, writer, runs = stores.rounds, stores.writer, stores.runs
     base, following = version(), version(version())
+    assert await rounds.last_folded(RUN, "a", lineage=0) == 0, "last_folded: returned a round without a version"
     assert await rounds.recorded_grid(base) is None, "recorded_grid: version 0 has one"
     assert await rounds.recorded_state(base) == {}, "recorded_state: version 0 has one"
     event, state = published(following, 1), {"momentum": artifact_of(b"momentum")}
@@ -72,6 +73,8 @@ async def _check_publication(stores: DriverStores) -> None:
     assert await rounds.recorded_state(following) == state, "recorded_state: is not the one that was published"
     assert await rounds.unfinished(RUN) is None, "unfinished: returned a round that has ended"
     assert await rounds.num_published(RUN) == 1, "num_published: expected 1"
+    last = [await rounds.last_folded(RUN, device, lineage=start) for device, start in (("a", 0), ("c", 0), ("a", 1))]
+    assert last == [1, 0, 0], f"last_folded: got {last} for a device, one without updates, and a later lineage"
     (summary,) = await rounds.latest(RUN, 5)
     assert (summary.record, summary.num_updates, summary.version) == (record, 2, 1), f"latest: got {summary}"
     assert (await writer.fail(1, reason="late", now_s=50.0)).mark is RoundMark.PUBLISHED, "fail: undid a version"
@@ -102,6 +105,7 @@ async def check_later_rounds(stores: DriverStores) -> None:
     failed = await writer.close(2, cohort=NEVER, now_s=60.0)
     assert failed.mark is RoundMark.FAILED, "close: a round without a quorum did not fail"
     assert sorted(await rounds.headers_made_for(RUN, 1)) == ["a", "b"], "headers_made_for: has a failed round's update"
+    assert await rounds.last_folded(RUN, "late", lineage=0) == 0, "last_folded: returned a failed round"
     assert await writer.open(opened(2, base_version=1)) is False, "open: a round that has ended is open again"
     since = [record.round for record in await rounds.since(RUN, 1)]
     assert since == [2], f"since: got rounds {since}, expected those on version 1 or a later one"
