@@ -14,7 +14,7 @@ from fanin.edge.codecs.pipeline import UpdatePipeline, first_states
 from fanin.edge.codecs.scaffold import Scaffold
 from fanin.edge.codecs.stage import Stage, StageContext, State
 from fanin.edge.codecs.stages import layout_of, stages_of
-from fanin.edge.codecs.vector import PARAMETERS, Vector
+from fanin.edge.codecs.vector import PARAMETERS, Group, Vector, Weighting
 from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.errors import FaninError, InvalidInput, InvalidPlan
 from fanin.protos.messages import CodecSpec, StageSpec
@@ -221,3 +221,26 @@ def test_two_stages_cannot_add_one_group() -> None:
         "first; remove a stage",
     ):
         layout_of(TABLE, {"one": Scaffold(2), "two": Scaffold(2)})
+
+
+class Grouped(Scaffold):
+    """Adds groups of these names."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(4)
+        self._names = names
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return tuple(Group(name=name, weighting=Weighting.ONE) for name in self._names)
+
+
+@pytest.mark.parametrize("names", [[f"g{index}" for index in range(9)], ["my group"]])
+def test_groups_have_names_that_a_version_can_have(names: list[str]) -> None:
+    with raises(
+        InvalidPlan,
+        f"plan: stages: got the groups {names}, expected at most 8, each 1 to 128 letters, digits or ._:+- that do not "
+        "begin with a dot; remove a stage",
+    ):
+        layout_of(TABLE, {"grouped": Grouped(*names)})
+    assert len(layout_of(TABLE, {"grouped": Grouped(*"abcdefgh")}).whole.specs) == 9 * len(TABLE.specs)

@@ -10,6 +10,8 @@ from fanin.edge.codecs.stage import GroupStage, Stage
 from fanin.edge.codecs.vector import MAIN, Group, VectorLayout
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidPlan
+from fanin.protos.messages.versions import MAX_AUXILIARY
+from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans import StageSpec
 from fanin.protos.plans.named import named
 
@@ -52,8 +54,13 @@ def layout_of(table: TensorTable, stages: Mapping[str, Stage]) -> VectorLayout:
     """Return the layout of the vectors of a Run.
 
     Raises:
-        InvalidPlan: Two stages add a group of the same name.
+        InvalidPlan: Two stages add a group of the same name, there are too many, or a name has another form.
     """
+    names = [group.name for group in added_groups(stages)]
+    if len(names) > MAX_AUXILIARY or not all(map(is_name, names)):
+        raise InvalidPlan(
+            f"plan: stages: got the groups {names}, expected at most {MAX_AUXILIARY}, each {NAME_FORM}; remove a stage"
+        )
     try:
         return VectorLayout(table=table, groups=(MAIN, *added_groups(stages)))
     except ValueError as exc:
