@@ -11,7 +11,10 @@ FOLDERS = ("blobs", "spool", "updates")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The rows of every table, and the digest of every file in spool, updates and blobs."""
+    """The rows of every table but the leases, and the digest of every file in spool, updates and blobs.
+
+    Each start of a coordinator takes the leases of its Runs.
+    """
 
     rows: dict[str, list[tuple[object, ...]]]
     files: dict[str, str]
@@ -28,7 +31,7 @@ def snapshot(state: Path) -> Snapshot:
         rows = {
             name: connection.execute(f'SELECT * FROM "{name}" ORDER BY 1, 2').fetchall()
             for (name,) in names
-            if name not in ("alembic_version", "sqlite_sequence")
+            if name not in ("alembic_version", "leases", "sqlite_sequence")
         }
     found = (path for folder in FOLDERS for path in (state / folder).rglob("*") if path.is_file())
     files = {str(path.relative_to(state)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
