@@ -1,17 +1,25 @@
-"""One liar among nine honest devices: what each declared statistic moves, and by how much (docs/operating.md)."""
+"""One liar among nine honest devices: what each statistic and each group moves, and by how much.
+
+docs/operating.md and docs/rules.md have the tables.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 from support.values import TABLE, assignment, update
 
 from fanin.edge.codecs.statistics import declared
-from fanin.edge.codecs.vector import Weighting
+from fanin.edge.codecs.vector import MAIN, Group, VectorLayout, Weighting
+from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidUpdate
+from fanin.server.aggregation.fold import Contribution
+from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean
+from fanin.server.aggregation.sets import SetFold, Submission
 from fanin.server.aggregation.statistics import evaluation_of, train_loss_of
 from fanin.server.aggregation.weights import weights_of
 from fanin.server.fleet.validation import Expected, check_header
@@ -113,3 +121,54 @@ def test_the_weight_of_a_liar_is_the_one_of_the_largest_device() -> None:
 def test_a_regression_model_has_no_limit_for_squared_errors_but_the_bound() -> None:
     bounds = {each.name: each.bound for each in expected(num_labels=0).statistics}
     assert {bounds[name] for name in bounds if name.startswith("eval_squares")} == {m.MAX_COUNT}
+
+
+LAYOUT = VectorLayout(table=TensorTable.of({"a": (4,)}), groups=(MAIN, Group(name="control", weighting=Weighting.ONE)))
+SHIFT = 4
+"""The largest shift of the Plan, which a liar uses to reach farther."""
+
+
+def aggregates(rule: Rule | ColumnRule, liar_examples: int, lie: dict[str, int]) -> dict[str, float]:
+    """The first value of each group, in steps of the grid, of nine honest devices that send 9 to 17 and one liar."""
+
+    def submission(device: str) -> Submission:
+        number, is_liar = int(device), device == "9"
+        examples = liar_examples if is_liar else MOST
+        values = [lie.get(group.name, 13) if is_liar else 9 + number for group in LAYOUT.groups for _ in range(4)]
+        encoded = np.array(values, np.int32)
+        weights = LAYOUT.per_block({Weighting.EXAMPLES: 256 * examples, Weighting.ONE: 256})
+        shifts = tuple(SHIFT * (is_liar and group.name in lie) for group in LAYOUT.groups)
+        update = Contribution(
+            weights=weights, fresh_weights=weights, shifts=shifts, bits=32, max_shift=SHIFT, counts={}, pieces=[encoded]
+        )
+        return Submission(update=update, read=lambda first, last: encoded[first:last])
+
+    aggregate = SetFold(rule, LAYOUT.whole, [0, 0], submission).complete([str(number) for number in range(10)])
+    return {group.name: float(aggregate.part(*LAYOUT.span(group.name))[0]) for group in LAYOUT.groups}
+
+
+LARGEST = (1 << 31) - 1
+REACH = LARGEST << SHIFT
+"""The largest value of an Update, in steps of the grid."""
+
+
+@pytest.mark.parametrize("group", ["parameters", "control"])
+def test_a_liar_moves_only_its_own_group_and_by_its_share_of_the_mean(group: str) -> None:
+    other = "control" if group == "parameters" else "parameters"
+    honest, found = aggregates(WeightedMean(), MOST, {}), aggregates(WeightedMean(), MOST, {group: LARGEST})
+    assert found[other] == honest[other] == 13.0
+    assert found[group] - honest[group] == pytest.approx((REACH - 13) / 10)
+
+
+def test_examples_weigh_in_the_parameters_and_not_in_the_control_variates() -> None:
+    found = aggregates(WeightedMean(), 1, {"parameters": LARGEST, "control": LARGEST})
+    assert found["parameters"] - 13.0 == pytest.approx((REACH - 13) / (9 * MOST + 1))
+    assert found["control"] - 13.0 == pytest.approx((REACH - 13) / 10)
+
+
+@pytest.mark.parametrize("value", [LARGEST, -LARGEST])
+def test_a_trimmed_mean_keeps_each_group_within_the_values_of_honest_devices(value: int) -> None:
+    found = aggregates(TrimmedMean(0.1), MOST, {"parameters": value, "control": value})
+    # Without the liar and the honest device at the other end.
+    mean = 13.5 if value > 0 else 12.5
+    assert found == {"parameters": mean, "control": mean}
