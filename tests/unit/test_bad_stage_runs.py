@@ -124,7 +124,9 @@ def test_a_publication_does_not_permit_the_download_of_auxiliary_tensors(tmp_pat
         await take_round(place, devices)
         work = await devices[0].assignment(place)
         (ref,) = work.version.auxiliary["control"].chunks
-        published = place.runs.driver("run").intake.publications.publish("c")
+        publications = place.runs.find_publications("run")
+        assert publications is not None
+        published = publications.publish("c")
         stranger = StagedDevice("c").line(place)
         expected = f"chunk {ref.sha256[:16]!r}: not one that this assignment needs; check in again"
         with raises(NotFound, expected):
