@@ -105,7 +105,9 @@ def test_ranks_of_several_machines_name_an_attempt_as_the_first_one_counts(folde
 
 def test_a_frozen_rank_is_named_with_what_it_did_not_come_to(folder: Path) -> None:
     row = scene(folder, "frozen")
-    assert row["statuses"] == [HUNG, -signal.SIGKILL, HUNG, HUNG]
+    # A rank whose neighbor has ended before its own watchdog looks ends with gloo's error: 1.
+    assert row["statuses"][1] == -signal.SIGKILL
+    assert HUNG in row["statuses"] and set(row["statuses"]) <= {HUNG, 1, -signal.SIGKILL}
     told = str(row["told"])
     assert told.startswith("rank 1 (pp 0, dp_shard 1) hangs: rank 0 (pp 0, dp_shard 0) waits in ")
     assert " over dp_shard " in told
