@@ -123,12 +123,15 @@ def header(examples: int, payload: bytes, shifts: tuple[int, ...] = ()) -> Updat
     )
 
 
-@given(plans(), st.integers(1, 1 << 40))
-def test_a_committed_update_has_the_weight_of_each_group_in_its_blocks(wanted: Plan, examples: int) -> None:
-    lag = Lag(staleness=0, shifts=(0,) * 6)
+@given(plans(), st.integers(1, 1 << 40), st.integers(0, 1000))
+def test_a_committed_update_has_the_weight_of_each_group_in_its_blocks(
+    wanted: Plan, examples: int, staleness: int
+) -> None:
+    lag = Lag(staleness=staleness, shifts=(0,) * 6)
     update = contribution_of(header(examples, b"", (0,) * 6), (), wanted, LAYOUT, lag)
-    weight = min(examples, wanted.aggregation.max_examples) * WEIGHT_UNIT
-    assert update.weights == update.fresh_weights == (weight,) * 3 + (WEIGHT_UNIT,) * 3
+    counted, stale = min(examples, wanted.aggregation.max_examples), round(WEIGHT_UNIT / math.sqrt(1 + staleness))
+    assert update.weights == (counted * stale,) * 3 + (stale,) * 3
+    assert update.fresh_weights == (counted * WEIGHT_UNIT,) * 3 + (WEIGHT_UNIT,) * 3
 
 
 @given(UPDATES, GRIDS, st.randoms(use_true_random=False))

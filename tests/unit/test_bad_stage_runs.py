@@ -174,6 +174,25 @@ def test_an_update_without_the_second_group_is_refused(tmp_path: Path) -> None:
     run_virtual(main())
 
 
+def test_as_many_values_may_be_saturated_as_all_groups_have(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, device = await open_run(tmp_path, WANTED), StagedDevice("a")
+        await settle()
+        header, payload = await device.update(place, await device.assignment(place), change_of("a", 1))
+
+        async def send(num_saturated: int) -> m.UploadReply:
+            counts = dict(header.statistics.counts) | {m.SATURATED: num_saturated}
+            changed = replace(header, statistics=m.Statistics(counts=counts))
+            return await device.line(place).upload(changed, lambda first, size: payload[first : first + size])
+
+        with raises(InvalidUpdate, f"update: got saturated = {2 * NUM + 1}, expected at most {2 * NUM}"):
+            await send(2 * NUM + 1)
+        assert (await send(2 * NUM)).update_state is m.UpdateState.ACCEPTED
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
 LACKS = (
     "run run: got the stage 'scaffold', but the bundle's train graph has no inputs control.<name>, so no device could "
     "correct its gradients; export the App with Recipe(scaffold=True), or remove the stage"

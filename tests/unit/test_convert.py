@@ -93,3 +93,14 @@ def test_a_version_without_delegation_stays_without() -> None:
     message = fleet_pb2.Version.FromString(c.version_to_proto(assignment().version).SerializeToString())
     message.ClearField("delegation")
     assert c.version_from_proto(message).delegation is None
+
+
+def test_two_auxiliary_tensors_of_one_name_are_refused() -> None:
+    message = c.version_to_proto(assignment().version)
+    del message.auxiliary[:]
+    for name in ("control", "control"):
+        message.auxiliary.add(name=name, tensor=message.parameters)
+    with raises(
+        InvalidInput, f"version {message.number}: got two auxiliary tensors of one name, expected different names"
+    ):
+        c.version_from_proto(message)

@@ -12,9 +12,19 @@ from fanin.protos.control import (
     round_closed,
 )
 from fanin.protos.errors import Conflict
-from fanin.server.storage.contracts.values import COHORT, NEVER, RUN, committed, opened, published, refusal, version
+from fanin.server.storage.contracts.values import (
+    COHORT,
+    NEVER,
+    RUN,
+    committed,
+    opened,
+    published,
+    refusal,
+    start,
+    version,
+)
 from fanin.server.storage.records import CommittedUpdate, RoundMark
-from fanin.server.storage.stores import DriverStores
+from fanin.server.storage.stores import DriverStores, Stores
 
 
 async def check_first_round(stores: DriverStores) -> None:
@@ -114,6 +124,27 @@ async def check_later_rounds(stores: DriverStores) -> None:
     assert await writer.rest(rested, 70.0, next_sequence=newest + 1), "rest: refused a running run"
     assert not await writer.rest(rested, 80.0, next_sequence=newest + 9), "rest: a run rested twice"
     assert not await writer.open(opened(3, base_version=1)), "open: opened a round of a run that rests"
+
+
+async def check_last_folded(stores: Stores) -> None:
+    """Check the last Round of a device among several, in two Runs of their own. Raises AssertionError."""
+    expected = {"folded": 2, "folded-longer": 3}
+    for run_id, num_rounds in expected.items():
+        await stores.runs.add_run(start(run_id), 150.0)
+        await _publish_rounds(await stores.take(run_id), run_id, num_rounds)
+    last = {run_id: await stores.rounds.last_folded(run_id, "a", lineage=0) for run_id in expected}
+    assert last == expected, f"last_folded: got {last}, expected the newest round of each run: {expected}"
+
+
+async def _publish_rounds(stores: DriverStores, run_id: str, num_rounds: int) -> None:
+    writer, base = stores.writer, version(run_id=run_id)
+    for number in range(1, num_rounds + 1):
+        await writer.open(opened(number, number - 1, run_id))
+        update = committed("a", made_for=number, round_number=number)
+        await writer.commit(replace(update, header=replace(update.header, run_id=run_id)), buffer=1)
+        await writer.close(number, cohort=COHORT, now_s=160.0)
+        base = version(base, run_id)
+        await writer.publish(base, published(base, number), next_grid=(1, -2), outer_state={}, now_s=170.0)
 
 
 async def _check_events(stores: DriverStores) -> None:

@@ -1,0 +1,69 @@
+"""A Round with more Updates than a page of the record: which headers it keeps, and how its sum starts again."""
+
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from support.staleness import TABLE, send, settle
+from support.virtual import bundle_in, open_place, place_over, plan, start
+
+from fanin.clients.testing import run_virtual
+from fanin.protos.messages import UpdateHeader
+from fanin.server.aggregation.parameters import load_parameters
+from fanin.server.aggregation.verify import verify_run
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.protocols.rounds import PAGE_UPDATES
+from fanin.server.storage.spool import FolderSpool
+
+NUM_UPDATES = PAGE_UPDATES + 2
+WANTED = plan(concurrency=NUM_UPDATES, buffer=NUM_UPDATES, quorum=NUM_UPDATES, max_rounds=1)
+LAST = f"device-{NUM_UPDATES - 1}"
+
+
+class FailingOnce(FolderSpool):
+    """Cannot read the payload of the last device the first time."""
+
+    num_failures = 0
+
+    def read(self, header: UpdateHeader, device: str) -> Iterator[memoryview]:
+        """Raises OSError once."""
+        if device == LAST and not self.num_failures:
+            self.num_failures += 1
+            raise OSError("spool: input/output error")
+        return super().read(header, device)
+
+
+def num_headers() -> int:
+    """The headers of Updates in memory."""
+    gc.collect()
+    return sum(isinstance(each, UpdateHeader) for each in gc.get_objects())
+
+
+def test_a_sum_that_starts_again_has_every_update_though_no_header_is_kept(tmp_path: Path) -> None:
+    async def main() -> None:
+        state, before = open_place(tmp_path).state, num_headers()
+        spool = FailingOnce(tmp_path / "state" / "spool", tmp_path / "state" / "updates", Durability.PROCESS)
+        place = place_over(replace(state, files=replace(state.files, spool=spool)))
+        await start(place.runs, bundle_in(tmp_path), WANTED)
+        for index in range(NUM_UPDATES - 1):
+            await send(place, f"device-{index}")
+        await settle()
+        assert len(place.state.rounds.updates("run", 1)) == NUM_UPDATES - 1
+        # An Update of a large model lists thousands of Chunks in its header.
+        assert num_headers() == before
+        await send(place, LAST)
+        await settle()
+        assert spool.num_failures == 1
+        await place.runs.stop()
+        assert [(one.num_updates, one.problem) for one in verify_run(place.state, "run")] == [
+            (0, ""),
+            (NUM_UPDATES, ""),
+        ]
+        versions = [place.state.runs.version("run", number) for number in (0, 1)]
+        first, second = (load_parameters(place.state.blobs, one, TABLE) for one in versions if one is not None)
+        # The mean of equal changes of 0.01.
+        np.testing.assert_allclose(second - first, 0.01, rtol=1e-4)
+
+    run_virtual(main())
