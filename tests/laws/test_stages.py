@@ -252,11 +252,11 @@ def test_a_training_that_diverged_blames_no_stage() -> None:
         ),
         (
             [StageSpec(name="error_feedback", options={"share": 0.5})],
-            "plan: stages: error_feedback: got the options ['share'], expected []",
+            "plan: stages: error_feedback: got the options ['share'], expected []; remove share",
         ),
         (
             [StageSpec(name="scaffold")],
-            "plan: stages: scaffold: got the options [], expected ['num_devices']",
+            "plan: stages: scaffold: got the options [], expected ['num_devices']; add num_devices",
         ),
         (
             [StageSpec(name="scaffold", options={"num_devices": 2.5})],

@@ -10,12 +10,11 @@ InvalidInput that names the stage. Arrays are passed to it as read-only views.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
 
 import numpy as np
 
 from fanin.edge.codecs.fixed import DIVERGED, Encoded, codec_named
-from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
+from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State, exception_text
 from fanin.edge.codecs.vector import PARAMETERS, Vector, VectorLayout
 from fanin.edge.tensors import Float32s, Float64s
 from fanin.protos.errors import FaninError, InvalidInput
@@ -25,8 +24,6 @@ States = Mapping[str, State]
 """The state of each stage, by its name."""
 Sent = Mapping[str, Float64s]
 """The groups as the coordinator reads them (num_values,), by name."""
-MAX_TEXT_CHARS: Final = 200
-"""An exception of a stage is cut to this length: it is sent to the coordinator in a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,9 +173,7 @@ def stage_error(name: str, member: str, exc: Exception) -> FaninError:
     """
     if isinstance(exc, FaninError):
         return exc
-    text = "".join(char if char.isprintable() else " " for char in f"{type(exc).__name__}: {exc}")
-    text = " ".join(text.split()).removesuffix(":")[:MAX_TEXT_CHARS]
-    return InvalidInput(f"stage {name}: {member} raised {text}; correct the stage")
+    return InvalidInput(f"stage {name}: {member} raised {exception_text(exc)}; correct the stage")
 
 
 def form_of(values: object) -> str:
