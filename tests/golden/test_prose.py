@@ -75,6 +75,7 @@ def test_the_prose_has_the_golden_vectors(vector: str) -> None:
         f"behind the last {NUM_TIMES} ones",
         f"at most {chunks.MAX_MORE_CHUNKS}.",
         f"at most {m.MAX_CAPABILITIES} entries, an entry at most 128 printable",
+        f"The list of stages has at most {m.MAX_KNOWN_STAGES} entries.",
         f"There are at most {m.MAX_COUNTS}.",
     ],
 )

@@ -1,6 +1,7 @@
 """Laws of stages: nothing of a change is lost by error feedback, and SCAFFOLD's c stays the mean of all c_i."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -138,6 +139,43 @@ class Odd:
             case 7:
                 context.send(vector)
                 return {"state": state["state"] + np.float32(np.inf)}
+            case 8:
+                raise KeyError("nope")
+            case 9:
+                raise RuntimeError("first\n\tsecond\x1b " + "x" * 1000)
+            case 10:
+                context.send(vector)
+                return None  # type: ignore[return-value]
+            case 11:
+                context.send(vector)
+                return {"state": [0.0]}  # type: ignore[dict-item]
+            case 12:
+                context.send({PARAMETERS: [0.0]})  # type: ignore[dict-item]
+            case 13:
+                context.send(None)  # type: ignore[arg-type]
+            case 14:
+                context.send(change)  # type: ignore[arg-type]
+            case 15:
+                context.send({PARAMETERS: change + np.float32(np.nan)})
+            case 16:
+                context.send(vector)
+                with suppress(InvalidInput):
+                    context.send(vector)
+            case 17:
+                context.send(vector)
+                change += np.float32(1)
+            case 18:
+                context.send(vector)
+                state["state"][:] = 1
+            case 19:
+                sent = context.send(vector)
+                sent[PARAMETERS][:] = 0
+            case 20:
+                with suppress(InvalidInput):
+                    context.send({})
+                context.send(vector)
+            case 21:
+                raise AssertionError
         return state
 
 
@@ -151,6 +189,20 @@ BROKEN = [
     "stage odd: returned the state ['other'], expected ['state']",
     f"stage odd: returned float32 ({NUM - 1},) as its state 'state', expected finite float32 ({NUM},)",
     f"stage odd: returned float32 ({NUM},) as its state 'state', expected finite float32 ({NUM},)",
+    "stage odd: apply raised KeyError: 'nope'",
+    f"stage odd: apply raised RuntimeError: first second {'x' * 173}",
+    "stage odd: returned NoneType, expected its state, a mapping of ['state']",
+    f"stage odd: returned list as its state 'state', expected finite float32 ({NUM},)",
+    f"stage odd: sent list for the group 'parameters', expected float32 ({NUM},)",
+    "stage odd: sent NoneType, expected a mapping of the groups ['parameters']",
+    f"stage odd: sent float32 ({NUM},), expected a mapping of the groups ['parameters']",
+    "stage odd: sent NaN or infinity in the group 'parameters', expected finite values",
+    "stage odd: sent two vectors, expected one",
+    "stage odd: apply raised ValueError: output array is read-only",
+    "stage odd: apply raised ValueError: assignment destination is read-only",
+    "stage odd: apply raised ValueError: assignment destination is read-only",
+    "stage odd: sent the groups [], expected ['parameters']",
+    "stage odd: apply raised AssertionError",
 ]
 
 
@@ -171,8 +223,14 @@ class Writer(Odd):
 
 
 def test_the_contract_finds_a_stage_that_writes_to_its_inputs() -> None:
-    with pytest.raises(ValueError, match="read-only"):
+    with pytest.raises(InvalidInput, match=r"^stage stage: apply raised ValueError: .*read-only; correct the stage$"):
         check_stage(Writer(3))
+
+
+def test_a_training_that_diverged_blames_no_stage() -> None:
+    stages = stages_of([FEEDBACK])
+    with raises(ValueError, "update: got NaN or infinity, expected finite values; the training diverged"):
+        pipeline(stages, "fixed32", -10, {}).apply(np.full(NUM, np.nan, np.float32), 1, first_states(stages, NUM))
 
 
 @pytest.mark.parametrize(
@@ -194,11 +252,11 @@ def test_the_contract_finds_a_stage_that_writes_to_its_inputs() -> None:
         ),
         (
             [StageSpec(name="error_feedback", options={"share": 0.5})],
-            "plan: stages: error_feedback: got the options ['share'], expected []",
+            "plan: stages: error_feedback: got the options ['share'], expected []; remove share",
         ),
         (
             [StageSpec(name="scaffold")],
-            "plan: stages: scaffold: got the options [], expected ['num_devices']",
+            "plan: stages: scaffold: got the options [], expected ['num_devices']; add num_devices",
         ),
         (
             [StageSpec(name="scaffold", options={"num_devices": 2.5})],

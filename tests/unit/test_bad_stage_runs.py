@@ -213,7 +213,9 @@ def test_stages_and_bundle_that_do_not_fit_start_no_run(tmp_path: Path) -> None:
         unknown = plan(stages=(m.StageSpec(name="scafold"), FEEDBACK))
         with pytest.raises(InvalidPlan, match=r"stages: got 'scafold', expected one of .* did you mean scaffold"):
             await start(place.runs, bundle_in(tmp_path / "unknown"), unknown)
-        with raises(InvalidPlan, "plan: stages: scaffold: got the options [], expected ['num_devices']"):
+        with raises(
+            InvalidPlan, "plan: stages: scaffold: got the options [], expected ['num_devices']; add num_devices"
+        ):
             await start(place.runs, bundle_in(tmp_path / "options"), plan(stages=(replace(scaffold(1), options={}),)))
         assert await place.runs.infos() == ()
         await place.runs.stop()

@@ -52,6 +52,9 @@ APP, COHORT, RATE = 'app = "digits"', "concurrency = 8", "learning_rate = 1"
 # A text of SHORTEST, its replacement, and the error without the name of the file.
 STAGE = '[[stages]]\nname = "error_feedback"\n'
 OPTIONS_RULE = f"expected a table of finite numbers{SEE}"
+ENTRY_RULE = f"expected a finite number{SEE}"
+FORM = "1 to 128 letters, digits or ._:+- that do not begin with a dot"
+BRACKETS = "expected a list of sections [[stages]]; write it with double brackets"
 STAGES_RULE = "expected at most 8 of different names; remove stages"
 NINE = [f"stage-{number}" for number in range(9)]
 WORDS = '[[statistics]]\nname = "words"\nbound = 9\n'
@@ -76,7 +79,8 @@ WRONG = [
         f"{RATE}\n{WORDS.replace('9', '0')}",
         f"statistics.0.bound: got 0, expected an integer from 1 to {1 << 40}{SEE}",
     ),
-    (RATE, f"{RATE}\n[stages]", "stages: got {}, expected a list of sections [[stages]]"),
+    (RATE, f"{RATE}\n[stages]", f"stages: got {{}}, {BRACKETS}"),
+    (RATE, f"{RATE}\n[stages]\nname = 'scaffold'", f"stages: got {{'name': 'scaffold'}}, {BRACKETS}"),
     (RATE, f"{RATE}\n[[stages]]", f"stages.0.name: missing, {NAME_RULE.removesuffix(SEE)}; add the key"),
     (
         RATE,
@@ -84,8 +88,23 @@ WRONG = [
         "stages.0.option: unknown key, expected one of name, options; did you mean stages.0.options?",
     ),
     (RATE, f"{RATE}\n{STAGE}options = 1", f"stages.0.options: got 1, {OPTIONS_RULE}"),
-    (RATE, f"{RATE}\n{STAGE}options.share = nan", f"stages.0.options: got {{'share': nan}}, {OPTIONS_RULE}"),
-    (RATE, f"{RATE}\n{STAGE}options.share = 'a'", f"stages.0.options: got {{'share': 'a'}}, {OPTIONS_RULE}"),
+    (RATE, f"{RATE}\n{STAGE}options.share = nan", f"stages.0.options.share: got nan, {ENTRY_RULE}"),
+    (RATE, f"{RATE}\n{STAGE}options.share = 'a'", f"stages.0.options.share: got 'a', {ENTRY_RULE}"),
+    (
+        RATE,
+        f"{RATE}\n{STAGE}options = {{a = 1, num_devices = 1{400 * '0'}, b = nan}}",
+        f"stages.0.options.num_devices: got inf, {ENTRY_RULE}",
+    ),
+    (
+        RATE,
+        f"{RATE}\n{STAGE}options.a = [0x{4000 * 'f'}]",
+        f"stages.0.options.a: got a list with a very long integer, {ENTRY_RULE}",
+    ),
+    (
+        RATE,
+        f"{RATE}\n{STAGE}options.'my share' = 1",
+        f"stages.0.options: got the name 'my share', expected {FORM}{SEE}",
+    ),
     (RATE, f"{RATE}\n{STAGE}{STAGE}", f"stages: got ['error_feedback', 'error_feedback'], {STAGES_RULE}"),
     (
         RATE,
@@ -302,6 +321,10 @@ BAD_OPTIONS = [
     ("cohrt.concurrency=8", f"--set: cohrt: unknown section, expected one of {TOP}; did you mean cohort?"),
     ("cohort={}", "--set: cohort.concurrency: missing, expected an integer from 1 to 1000000; add the key"),
     ("cohort=8", "--set: cohort: got 8, expected a section [cohort]"),
+    (
+        "stages=error_feedback",
+        ("--set: stages: got 'error_feedback', expected a list of tables, as in --set 'stages=[{name=\"NAME\"}]'"),
+    ),
     ("name.x=8", "--set: name.x: name is not a section; set name as a whole"),
     ("cohort.quorum=9", f"plan.toml with --set: cohort: got quorum 9, buffer 8, concurrency 8, {COHORT_RULE}"),
     ("codec.max_shift=9", f"plan.toml with --set: {OVERFLOW}"),

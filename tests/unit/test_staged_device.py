@@ -233,7 +233,7 @@ def test_a_check_in_names_the_stages_of_the_device(tmp_path: Path) -> None:
         ),
         (
             {"stages": (replace(FEEDBACK, options={"share": 0.5}),)},
-            "plan: stages: error_feedback: got the options ['share'], expected []",
+            "plan: stages: error_feedback: got the options ['share'], expected []; remove share",
         ),
         (
             {"state": m.StageState(lineage=0, round=1)},

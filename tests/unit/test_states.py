@@ -1,6 +1,9 @@
 """The states of stages on a device's disk: what comes back, what is refused, and what is kept."""
 
+import errno
+import hashlib
 import os
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +16,7 @@ from support.full_disk import full_disk, in_child
 
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.storage.protocols import StoredStates
-from fanin.clients.device.storage.states import MAX_RUNS, StateLabel
+from fanin.clients.device.storage.states import MAGIC, MAX_RUNS, StateLabel
 from fanin.clients.testing.memory import MemoryStates
 from fanin.edge.codecs.pipeline import States
 from fanin.protos.errors import Corrupted, NotFound, StorageFull
@@ -216,3 +219,63 @@ def test_foreign_files_and_drafts(tmp_path: Path) -> None:
     (folder / "run.3.state.new").write_bytes(b"a draft of a killed process")
     store.keep("run", (3,))
     assert names(tmp_path) == [".DS_Store", "lost+found", "run.3.state"]
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize(("harm", "number"), [(a_folder, errno.EISDIR), (a_loop, errno.ELOOP)])
+def test_a_state_that_cannot_be_read_is_refused(tmp_path: Path, harm: Callable[[Path], None], number: int) -> None:
+    store = Cache(tmp_path).states
+    store.put(label(), states_of(1.0))
+    harm(tmp_path / "states" / "run.3.state")
+    with raises(Corrupted, f"state of run run, round 3: run.3.state cannot be read ({os.strerror(number)})"):
+        store.get(label(), FIRST)
+
+
+LINE = b'["run",0,3]\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"no line", "subsection not found"),
+        (b"{\n", "Expecting property name"),
+        (b"3\n", "cannot unpack"),
+        (b"[1]\n", "not enough values"),
+        (b"[" * 100_000 + b"\n", "recursion"),
+        (b"\xff\n", "can't decode"),
+        (LINE + b"nothing", "parameters: got magic"),
+    ],
+)
+def test_a_state_of_another_content_with_its_digest_is_refused(tmp_path: Path, content: bytes, text: str) -> None:
+    store = Cache(tmp_path).states
+    (tmp_path / "states" / "run.3.state").write_bytes(MAGIC + hashlib.sha256(content).digest() + content)
+    with pytest.raises(Corrupted, match=f"^state of run run, round 3: got another content than .*{re.escape(text)}"):
+        store.get(label(), FIRST)
+
+
+def test_a_state_that_is_not_finite_is_refused(store: StoredStates) -> None:
+    store.put(label(), states_of(np.nan))
+    with raises(Corrupted, "state of run run, round 3: got NaN or infinity, expected finite values"):
+        store.get(label(), FIRST)
+
+
+def test_two_digests_with_the_same_beginning_are_shown_in_full(tmp_path: Path) -> None:
+    store = Cache(tmp_path).states
+    store.put(label(), states_of(1.0))
+    path = tmp_path / "states" / "run.3.state"
+    right = path.read_bytes()[8:40].hex()
+    path.write_bytes(flipped(path.read_bytes(), 39))
+    wrong = path.read_bytes()[8:40].hex()
+    with raises(
+        Corrupted, f"state of run run, round 3: damaged on this disk: got the digest {right}, expected {wrong}"
+    ):
+        store.get(label(), FIRST)

@@ -175,16 +175,45 @@ def staging_of(**values: Float32s) -> Staging:
 def test_the_inputs_of_a_train_graph_have_one_value_for_each_parameter_and_one_stage() -> None:
     right = np.zeros(3, np.float32)
     assert staging_of(one=right).inputs(3) == {"control": right}
-    for wrong, form in ((right[1:], "float32 (2,)"), (right.astype(np.float64), "float64 (3,)")):
+    for wrong, form in ((right[1:], "float32 (2,)"), (right.astype(np.float64), "float64 (3,)"), ([0.0] * 3, "list")):
         with raises(
             InvalidInput,
-            f"stage one: got {form} for the input 'control' of the train graph, expected float32 (3,), from one stage "
-            "only; correct the stage",
+            f"stage one: got {form} for the input 'control' of the train graph, expected finite float32 (3,), from one "
+            "stage only; correct the stage",
         ):
-            staging_of(one=wrong).inputs(3)
+            staging_of(one=wrong).inputs(3)  # type: ignore[arg-type]
     with raises(
         InvalidInput,
-        "stage two: got float32 (3,) for the input 'control' of the train graph, expected float32 (3,), from one stage "
-        "only; correct the stage",
+        "stage two: got float32 (3,) for the input 'control' of the train graph, expected finite float32 (3,), from "
+        "one stage only; correct the stage",
     ):
         staging_of(one=right, two=right).inputs(3)
+
+
+class Failing(Setting):
+    """A stage whose ``prepare`` returns nothing, fails, or writes to the state."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(np.zeros(3, np.float32))
+        self._fault = fault
+
+    def prepare(self, state: State, downlink: Mapping[str, Float32s]) -> Mapping[str, Float32s]:
+        if self._fault == "raise":
+            raise KeyError("nope")
+        if self._fault == "write":
+            downlink["control"][:] = 1
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("raise", "prepare raised KeyError: 'nope'"),
+        ("write", "prepare raised ValueError: assignment destination is read-only"),
+        ("none", "returned NoneType, expected a mapping of the inputs of the train graph"),
+    ],
+)
+def test_a_stage_whose_preparation_fails_is_named(fault: str, text: str) -> None:
+    downlink = {"control": np.zeros(3, np.float32)}
+    with raises(InvalidInput, f"stage odd: {text}; correct the stage"):
+        Staging(stages={"odd": Failing(fault)}, states={"odd": {}}, downlink=downlink).inputs(3)

@@ -154,10 +154,15 @@ class _Reader:
     def _section(self, field: SectionField, value: object, path: str) -> object:
         if field.is_list:
             if not isinstance(value, list):
-                form = f"a list of sections [[{path}]]"
-                raise InvalidPlan(f"{self.source(path)}: {path}: got {shown(value)}, expected {form}")
+                raise InvalidPlan(f"{self.source(path)}: {path}: got {shown(value)}, expected {self._form(path)}")
             return tuple(self._table(field, table, joined(path, str(index))) for index, table in enumerate(value))
         return self._table(field, value, path)
+
+    def _form(self, path: str) -> str:
+        """Return the form of a list of sections in words, as the source of the key writes it."""
+        if self.source(path) == "--set":
+            return f"a list of tables, as in --set '{path}=[{{name=\"NAME\"}}]'"
+        return f"a list of sections [[{path}]]; write it with double brackets"
 
     def _table(self, field: SectionField, value: object, path: str) -> object:
         if not isinstance(value, dict):
@@ -165,10 +170,10 @@ class _Reader:
         return self.build(field.section, self.row(fields_of(field.section), value, path))
 
     def _value(self, field: KeyField, value: object, path: str) -> object:
-        if field.type is float and type(value) is int:
-            value = float(value) if value.bit_length() <= MAX_FLOAT_BITS else float("inf")
+        if field.type is float:
+            value = _as_float(value)
         if field.type is dict and isinstance(value, dict):
-            value = {name: float(item) if type(item) is int else item for name, item in value.items()}
+            value = {name: _as_float(item) for name, item in value.items()}
         if type(value) is not field.type or not field.accepts(value):
             raise InvalidPlan(f"{self.source(path)}: {field.problem(path, value)}")
         return value
@@ -179,6 +184,13 @@ class _Reader:
         if field.default is MISSING:
             raise InvalidPlan(f"{self.source(path)}: {path}: missing, expected {field.expected}; add the key")
         return field.default
+
+
+def _as_float(value: object) -> object:
+    """Return an integer as a float, and any other value as it is."""
+    if type(value) is not int:
+        return value
+    return float(value) if value.bit_length() <= MAX_FLOAT_BITS else float("inf")
 
 
 def _declaration(name: str, fields: Fields, path: str, problem: str) -> KeyField | SectionField:

@@ -181,7 +181,7 @@ Global___UpdateState: _TypeAlias = UpdateState  # noqa: Y015
 @_typing.final
 class Capabilities(_message.Message):
     """What a device can do; the coordinator offers no other work. A list has at most 16 entries, an entry at most 128
-    printable characters.
+    printable characters. The list of stages has at most 64 entries.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

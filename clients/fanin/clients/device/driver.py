@@ -200,7 +200,7 @@ class SessionDriver:
             codecs=tuple(CODECS),
             runtimes=(trainer.runtime,),
             graph_formats=(trainer.graph_format,),
-            stages=known_stages()[: m.MAX_CAPABILITIES],
+            stages=known_stages(),
         )
         served = None if serving is None else serving.latest
         return m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=CHECK_IN_WAIT_S, served=served)

@@ -18,7 +18,16 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.protocols import StoredStates
 from fanin.clients.device.storage.states import StateLabel
 from fanin.edge.codecs.fixed import Encoded
-from fanin.edge.codecs.pipeline import StagedUpdate, States, UpdatePipeline, first_states
+from fanin.edge.codecs.pipeline import (
+    StagedUpdate,
+    States,
+    UpdatePipeline,
+    check_mapping,
+    first_states,
+    form_of,
+    read_only,
+    stage_error,
+)
 from fanin.edge.codecs.stage import GroupStage, Stage
 from fanin.edge.codecs.stages import added_groups, layout_of
 from fanin.edge.codecs.statistics import fitted
@@ -110,16 +119,24 @@ class Staging:
             num_values: Number of values of the parameters.
 
         Raises:
-            InvalidInput: An input has another shape or dtype, or two stages set it. The text names the stage.
+            InvalidInput: A stage raised an exception, an input has another form, or two stages set it. The text names
+                the stage.
         """
         inputs: dict[str, Float32s] = {}
         for name, stage in self.stages.items():
-            theirs = stage.prepare(self.states[name], self.downlink) if isinstance(stage, GroupStage) else {}
+            if not isinstance(stage, GroupStage):
+                continue
+            try:
+                theirs = stage.prepare(read_only(self.states[name]), read_only(self.downlink))
+            except Exception as exc:  # Of any kind: the code may be another package's.
+                raise stage_error(name, "prepare", exc) from exc
+            check_mapping(name, "returned", theirs, "a mapping of the inputs of the train graph")
             for kind, values in theirs.items():
-                if kind in inputs or values.shape != (num_values,) or values.dtype != np.float32:
+                form = f"float32 ({num_values},)"
+                if kind in inputs or form_of(values) != form or not np.isfinite(values).all():
                     raise InvalidInput(
-                        f"stage {name}: got {values.dtype} {values.shape} for the input {kind!r} of the train graph, "
-                        f"expected float32 ({num_values},), from one stage only; correct the stage"
+                        f"stage {name}: got {form_of(values)} for the input {kind!r} of the train graph, expected "
+                        f"finite {form}, from one stage only; correct the stage"
                     )
                 inputs[kind] = values
         return inputs

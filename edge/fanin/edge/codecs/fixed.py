@@ -46,6 +46,9 @@ def largest_value(bits: int) -> int:
     return (1 << (bits - 1)) - 1
 
 
+DIVERGED: Final = "update: got NaN or infinity, expected finite values; the training diverged"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
     """An update on the grid.
@@ -209,7 +212,7 @@ def _largest(values: Float32s) -> float:
     """Return the largest magnitude. Raises ValueError for NaN and infinity, which show in the minimum or maximum."""
     highest, lowest = float(values.max(initial=0.0)), float(values.min(initial=0.0))
     if not (math.isfinite(highest) and math.isfinite(lowest)):
-        raise ValueError("update: got NaN or infinity, expected finite values; the training diverged")
+        raise ValueError(DIVERGED)
     return max(highest, -lowest)
 
 

@@ -2,18 +2,22 @@
 
 Each stage is called with a function ``send``, which is the rest of the pipeline. The result of ``send`` is what the
 coordinator reads from the payload, so a stage knows exactly what was lost behind it.
+
+A stage may be the code of another package. Every exception of it, and everything wrong that it sends or returns, is an
+InvalidInput that names the stage. Arrays are passed to it as read-only views.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
-from fanin.edge.codecs.fixed import Encoded, codec_named
-from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
+from fanin.edge.codecs.fixed import DIVERGED, Encoded, codec_named
+from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State, exception_text
 from fanin.edge.codecs.vector import PARAMETERS, Vector, VectorLayout
 from fanin.edge.tensors import Float32s, Float64s
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.messages import CodecSpec
 
 States = Mapping[str, State]
@@ -74,8 +78,10 @@ class UpdatePipeline:
 
         Raises:
             InvalidInput: A stage breaks its contract; the text names it.
-            ValueError: Values are not finite.
+            ValueError: The change is not finite.
         """
+        if self.stages and not np.isfinite(change).all():
+            raise ValueError(DIVERGED)
         passing = _Pass(num_steps=num_steps, before=states)
         self._send(passing, tuple(self.stages), {PARAMETERS: change})
         assert passing.encoded is not None, "each stage sends once, so the codec was reached"
@@ -87,22 +93,35 @@ class UpdatePipeline:
             passing.encoded = self._encode(vector)
             return self._sent(passing.encoded)
         name, stage, sent = names[0], self.stages[names[0]], list[Sent]()
+        problems = list[Exception]()
 
         def send(changed: Vector) -> Sent:
-            if sent:
-                raise InvalidInput(f"stage {name}: sent two vectors, expected one; correct the stage")
-            _check_vector(name, stage, vector, changed)
-            sent.append(self._send(passing, names[1:], changed))
+            try:
+                if sent:
+                    raise InvalidInput(f"stage {name}: sent two vectors, expected one; correct the stage")
+                _check_vector(name, stage, vector, changed)
+                sent.append(self._send(passing, names[1:], changed))
+            except Exception as exc:
+                # The stage may handle the exception, but not hide it.
+                problems.append(exc)
+                raise
             return sent[0]
 
         context = StageContext(
             send=send,
-            downlink=self.downlink,
+            downlink=read_only(self.downlink),
             num_steps=passing.num_steps,
             learning_rate=self.learning_rate,
             rng=self.rng_of(name, vector[PARAMETERS]),
         )
-        state = stage.apply(vector, passing.before[name], context)
+        try:
+            state = stage.apply(read_only(vector), read_only(passing.before[name]), context)
+        except Exception as exc:  # Of any kind: the code may be another package's.
+            if problems:
+                raise problems[0] from None
+            raise stage_error(name, "apply", exc) from exc
+        if problems:
+            raise problems[0]
         if not sent:
             raise InvalidInput(f"stage {name}: sent no vector, expected one; correct the stage")
         passing.after[name] = _checked_state(name, stage, state, self.layout.table.num_values)
@@ -122,6 +141,7 @@ class UpdatePipeline:
         for spec, start, exponent, shift in zip(whole.specs, whole.offsets, self.grid, encoded.shifts, strict=True):
             block = values[start : start + spec.num_values]
             np.ldexp(block, exponent + shift, out=block)
+        values.flags.writeable = False
         return {group.name: values[slice(*self.layout.span(group.name))] for group in self.layout.groups}
 
 
@@ -135,32 +155,72 @@ class _Pass:
     encoded: Encoded | None = None
 
 
+def read_only(arrays: Mapping[str, Float32s]) -> Mapping[str, Float32s]:
+    """Return read-only views of arrays, in a mapping that cannot be changed."""
+    views = {name: values.view() for name, values in arrays.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return MappingProxyType(views)
+
+
+def stage_error(name: str, member: str, exc: Exception) -> FaninError:
+    """Return the error for an exception of a stage: one line that names the stage. Our own errors stay as they are.
+
+    Args:
+        name: The name of the stage.
+        member: The method that raised the exception.
+        exc: The exception.
+    """
+    if isinstance(exc, FaninError):
+        return exc
+    return InvalidInput(f"stage {name}: {member} raised {exception_text(exc)}; correct the stage")
+
+
+def form_of(values: object) -> str:
+    """Return dtype and shape of an array for an error message, or the type of anything else."""
+    return f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+
+
+def check_mapping(name: str, verb: str, value: object, expected: str) -> None:
+    """Raise InvalidInput unless a stage has sent or returned a mapping."""
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"stage {name}: {verb} {form_of(value)}, expected {expected}; correct the stage")
+
+
 def _check_vector(name: str, stage: Stage, before: Vector, after: Vector) -> None:
     """Raise InvalidInput unless a stage sends on the groups that it got, and its own, each of the same form."""
     added = {group.name for group in stage.groups} if isinstance(stage, GroupStage) else set()
-    if set(after) != set(before) | added:
+    expected = sorted({*before, *added})
+    check_mapping(name, "sent", after, f"a mapping of the groups {expected}")
+    if set(after) != set(expected):
         raise InvalidInput(
-            f"stage {name}: sent the groups {sorted(after)}, expected {sorted({*before, *added})}; correct the stage"
+            f"stage {name}: sent the groups {sorted(map(str, after))}, expected {expected}; correct the stage"
         )
-    form = before[PARAMETERS]
+    form = form_of(before[PARAMETERS])
     for group, values in after.items():
-        if values.shape != form.shape or values.dtype != form.dtype:
+        if form_of(values) != form:
             raise InvalidInput(
-                f"stage {name}: sent {values.dtype} {values.shape} for the group {group!r}, expected {form.dtype} "
-                f"{form.shape}; correct the stage"
+                f"stage {name}: sent {form_of(values)} for the group {group!r}, expected {form}; correct the stage"
+            )
+        if not np.isfinite(values).all():
+            raise InvalidInput(
+                f"stage {name}: sent NaN or infinity in the group {group!r}, expected finite values; correct the stage"
             )
 
 
 def _checked_state(name: str, stage: Stage, state: State, num_values: int) -> State:
     """Return the next state of a stage. Raises InvalidInput if it has another form."""
-    if sorted(state) != sorted(stage.tensors):
+    check_mapping(name, "returned", state, f"its state, a mapping of {sorted(stage.tensors)}")
+    if set(state) != set(stage.tensors):
         raise InvalidInput(
-            f"stage {name}: returned the state {sorted(state)}, expected {sorted(stage.tensors)}; correct the stage"
+            f"stage {name}: returned the state {sorted(map(str, state))}, expected {sorted(stage.tensors)}; correct "
+            "the stage"
         )
+    form = f"float32 ({num_values},)"
     for tensor, values in state.items():
-        if values.shape != (num_values,) or values.dtype != np.float32 or not np.isfinite(values).all():
+        if form_of(values) != form or not np.isfinite(values).all():
             raise InvalidInput(
-                f"stage {name}: returned {values.dtype} {values.shape} as its state {tensor!r}, expected finite "
-                f"float32 ({num_values},); correct the stage"
+                f"stage {name}: returned {form_of(values)} as its state {tensor!r}, expected finite {form}; correct "
+                "the stage"
             )
-    return state
+    return dict(state)

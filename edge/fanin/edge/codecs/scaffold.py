@@ -19,7 +19,7 @@ import numpy as np
 from fanin.edge.codecs.stage import StageContext, State, check_options
 from fanin.edge.codecs.vector import PARAMETERS, Group, Vector, Weighting
 from fanin.edge.tensors import Float32s, Float64s
-from fanin.protos.errors import InvalidPlan
+from fanin.protos.errors import InvalidInput, InvalidPlan
 
 CONTROL: Final = "control"
 NUM_DEVICES: Final = "num_devices"
@@ -65,7 +65,7 @@ class Scaffold:
     def apply(self, vector: Vector, state: State, context: StageContext) -> State:
         """See ``Stage.apply``."""
         if not context.num_steps:
-            raise ValueError("scaffold: got a training of 0 steps, expected at least one; report num_steps")
+            raise InvalidInput("scaffold: got a training of 0 steps, expected at least one; report num_steps")
         drift = vector[PARAMETERS].astype(np.float64) / (context.num_steps * context.learning_rate)
         change = (-drift - context.downlink[CONTROL]).astype(np.float32)
         sent = context.send({**vector, CONTROL: change})

@@ -6,13 +6,14 @@ from typing import Final
 
 from fanin.edge.codecs.error_feedback import ErrorFeedback
 from fanin.edge.codecs.scaffold import Scaffold
-from fanin.edge.codecs.stage import GroupStage, Stage
+from fanin.edge.codecs.stage import GroupStage, Stage, exception_text
 from fanin.edge.codecs.vector import MAIN, Group, VectorLayout
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages.versions import MAX_AUXILIARY
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans import StageSpec
+from fanin.protos.plans.keys import shown
 from fanin.protos.plans.named import named
 
 GROUP: Final = "fanin.stages"
@@ -29,13 +30,11 @@ def stages_of(specs: Sequence[StageSpec]) -> Mapping[str, Stage]:
     """Return the stages of a Plan or an Assignment by name, in their order.
 
     Raises:
-        InvalidPlan: A stage is not installed, its options are wrong, or the order is.
+        InvalidPlan: A stage is not installed or is no stage, its options are wrong, or the order is.
     """
     stages: dict[str, Stage] = {}
     for spec in specs:
-        stage = named("stages", spec.name, STAGES, GROUP)(spec.options)
-        if not isinstance(stage, Stage):
-            raise InvalidPlan(f"plan: stages: {spec.name!r} is no Stage; correct that package")
+        stage = _stage_of(spec)
         if isinstance(stage, GroupStage) and not all(isinstance(each, GroupStage) for each in stages.values()):
             raise InvalidPlan(
                 f"plan: stages: got {spec.name!r} after {next(reversed(stages))!r}, expected it before: it reads the "
@@ -43,6 +42,54 @@ def stages_of(specs: Sequence[StageSpec]) -> Mapping[str, Stage]:
             )
         stages[spec.name] = stage
     return stages
+
+
+def _stage_of(spec: StageSpec) -> Stage:
+    """Return one stage. Its factory may be the code of another package. Raises InvalidPlan."""
+    factory = named("stages", spec.name, STAGES, GROUP)
+    where = f"plan: stages: {spec.name}"
+    if not callable(factory):
+        raise InvalidPlan(
+            f"{where}: got {type(factory).__name__} as its entry point, expected a function of the options; correct "
+            "that package"
+        )
+    try:
+        stage = factory(spec.options)
+        check_members(stage, where)
+    except InvalidPlan:
+        raise
+    except Exception as exc:  # Of any kind: the code may be another package's.
+        raise InvalidPlan(f"{where}: its package raised {exception_text(exc)}; correct that package") from exc
+    return stage
+
+
+def check_members(stage: object, where: str) -> None:
+    """Check the members of a stage that name something.
+
+    Args:
+        stage: The stage.
+        where: Begins the error message.
+
+    Raises:
+        InvalidPlan: This is no instance of a stage, or ``tensors`` or ``groups`` have another form.
+    """
+    if isinstance(stage, type) or not isinstance(stage, Stage):
+        kind = f"the class {stage.__name__}" if isinstance(stage, type) else type(stage).__name__
+        raise InvalidPlan(f"{where}: got {kind}, expected an object with the members of Stage; correct that package")
+    _check_names("tensors", stage.tensors, where)
+    if isinstance(stage, GroupStage):
+        groups: object = stage.groups
+        if not isinstance(groups, tuple | list) or not all(isinstance(each, Group) for each in groups):
+            raise InvalidPlan(f"{where}: groups: got {shown(groups)}, expected a tuple of Group; correct that package")
+
+
+def _check_names(member: str, names: object, where: str) -> None:
+    """Raise InvalidPlan unless these are different names."""
+    are_names = isinstance(names, tuple | list) and all(isinstance(name, str) and is_name(name) for name in names)
+    if not isinstance(names, tuple | list) or not are_names or len(set(names)) < len(names):
+        raise InvalidPlan(
+            f"{where}: {member}: got {shown(names)}, expected a tuple of different names; correct that package"
+        )
 
 
 def added_groups(stages: Mapping[str, Stage]) -> tuple[Group, ...]:

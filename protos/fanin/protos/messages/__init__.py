@@ -23,6 +23,7 @@ from fanin.protos.messages.assignments import (
 )
 from fanin.protos.messages.checkins import (
     MAX_CAPABILITIES,
+    MAX_KNOWN_STAGES,
     OLDEST_PROTOCOL,
     PROTOCOL,
     Assigned,
@@ -77,6 +78,7 @@ __all__ = [
     "MAX_COUNT",
     "MAX_COUNTS",
     "MAX_GRID_EXPONENT",
+    "MAX_KNOWN_STAGES",
     "MAX_LOSS",
     "MIN_GRID_EXPONENT",
     "OLDEST_PROTOCOL",

@@ -14,6 +14,8 @@ PROTOCOL: Final = 1
 OLDEST_PROTOCOL: Final = 1
 MAX_CAPABILITIES: Final = 16
 """Most codecs, runtimes or graph formats of a device. The coordinator holds them in memory while the device waits."""
+MAX_KNOWN_STAGES: Final = 64
+"""Most stages of a device. There are more than of the others, because packages of other authors add stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +29,19 @@ class Capabilities:
     stages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_entries("codecs", self.codecs)
-        _check_entries("runtimes", self.runtimes)
-        _check_entries("graph_formats", self.graph_formats)
-        _check_entries("stages", self.stages)
+        _check_entries("codecs", self.codecs, MAX_CAPABILITIES)
+        _check_entries("runtimes", self.runtimes, MAX_CAPABILITIES)
+        _check_entries("graph_formats", self.graph_formats, MAX_CAPABILITIES)
+        _check_entries("stages", self.stages, MAX_KNOWN_STAGES)
 
 
-def _check_entries(what: str, entries: tuple[str, ...]) -> None:
-    """Raise InvalidInput unless these are at most 16 short, printable names.
+def _check_entries(what: str, entries: tuple[str, ...], max_entries: int) -> None:
+    """Raise InvalidInput unless these are short, printable names, and not too many.
 
     Spaces are allowed: a runtime's name is followed by its version.
     """
-    if len(entries) > MAX_CAPABILITIES:
-        raise InvalidInput(f"capabilities: got {len(entries)} {what}, expected at most {MAX_CAPABILITIES}")
+    if len(entries) > max_entries:
+        raise InvalidInput(f"capabilities: got {len(entries)} {what}, expected at most {max_entries}")
     for entry in entries:
         if not 0 < len(entry) <= MAX_NAME_CHARS or not entry.isprintable():
             raise InvalidInput(

@@ -16,7 +16,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Final, get_args, get_origin, get_type_hints
 
-from fanin.protos.names import is_name
+from fanin.protos.names import NAME_FORM, is_name
 
 TYPE_NAMES: Final = MappingProxyType(
     {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table of finite numbers"}
@@ -119,7 +119,7 @@ class KeyField:
         """Return whether a value of the key's type is within the range. NaN is in no range."""
         key = self.key
         if isinstance(value, dict):
-            return all(is_name(name) and type(item) is float and math.isfinite(item) for name, item in value.items())
+            return all(is_name(name) and _is_finite(item) for name, item in value.items())
         if isinstance(value, str):
             return (not key.choices or value in key.choices) and (key.is_valid is None or key.is_valid(value))
         if not isinstance(value, int | float):
@@ -134,6 +134,13 @@ class KeyField:
 
     def problem(self, path: str, value: object) -> str:
         """Return the text of the error for a wrong value at a dotted path."""
+        if isinstance(value, dict):
+            for name, item in value.items():
+                if not is_name(name):
+                    return f"{path}: got the name {shown(name)}, expected {NAME_FORM}; {PAGE} describes the key"
+                if not _is_finite(item):
+                    entry = joined(path, name)
+                    return f"{entry}: got {shown(item)}, expected a finite number; {PAGE} describes the key"
         return f"{path}: got {shown(value)}, expected {self.expected}; {PAGE} describes the key"
 
 
@@ -206,6 +213,10 @@ def range_problem(section: object, path: str) -> str:
     return ""
 
 
+def _is_finite(value: object) -> bool:
+    return type(value) is float and math.isfinite(value)
+
+
 def joined(path: str, name: str) -> str:
     """Return the dotted path of a name within a section."""
     return f"{path}.{name}" if path else name
@@ -215,7 +226,10 @@ def shown(value: object) -> str:
     """Return a received value for an error message, shortened. Python refuses to print very long integers."""
     if isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
         return f"an integer of {value.bit_length()} bits"
-    return repr(value)[:MAX_SHOWN_CHARS]
+    try:
+        return repr(value)[:MAX_SHOWN_CHARS]
+    except ValueError:
+        return f"a {type(value).__name__} with a very long integer"
 
 
 def number_text(value: float) -> str:

@@ -10,8 +10,11 @@ A file has the form::
     8       32    SHA-256 of the rest
     40      L     label: JSON ["RUN",LINEAGE,ROUND] in ASCII, then a line feed
     40+L          the tensors "STAGE/TENSOR" (num_values,) in canonical form (``fanin.edge.tensors``)
+
+A state belongs to one device. The file does not name the device, so do not copy it to another device's folder.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -21,15 +24,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from fanin.clients.device.storage.files import own_files, replace
 from fanin.edge.codecs.pipeline import States
 from fanin.edge.tensors import TensorTable, decode_parameters, encode_parameters
 from fanin.protos.chunks import short
-from fanin.protos.errors import Corrupted, NotFound
+from fanin.protos.errors import Corrupted, InvalidInput, NotFound
 
 MAGIC: Final = b"fanin-s1"
 MAX_RUNS: Final = 4
 """Runs whose states are kept. A state has the size of the parameters, and the end of a Run is not announced."""
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a full disk. The state is not lost: the device tries again later."""
 _LABEL: Final = len(MAGIC) + hashlib.sha256().digest_size
 _STATE_NAME: Final = re.compile(r"(?P<run>[^.].*)\.(?P<round>[0-9]+)\.state(?P<draft>\.new)?", re.ASCII)
 
@@ -66,7 +73,7 @@ class StateStore:
 
         Raises:
             NotFound: There is no file.
-            Corrupted: The file is damaged, or has another format, lineage or form.
+            Corrupted: The file cannot be read or is damaged, or has another format, lineage or form.
         """
         path = self._path(label)
         try:
@@ -74,6 +81,10 @@ class StateStore:
             os.utime(path)
         except FileNotFoundError as exc:
             raise NotFound(f"{label}: got no file {path.name}, expected the one of that update") from exc
+        except OSError as exc:
+            if exc.errno in FULL:
+                raise
+            raise Corrupted(f"{label}: {path.name} cannot be read ({exc.strerror})") from exc
         return decode_states(data, label, first)
 
     def keep(self, run_id: str, rounds: Collection[int]) -> None:
@@ -109,7 +120,18 @@ def decode_states(data: bytes, label: StateLabel, first: States) -> States:
         raise Corrupted(f"{label}: got the format {data[: len(MAGIC)]!r}, expected {MAGIC!r}")
     digest, expected = hashlib.sha256(memoryview(data)[_LABEL:]).hexdigest(), data[len(MAGIC) : _LABEL].hex()
     if digest != expected:
-        raise Corrupted(f"{label}: damaged on this disk: got the digest {short(digest)}, expected {short(expected)}")
+        sides = f"got the digest {short(digest)}, expected {short(expected)}"
+        if short(digest) == short(expected):
+            sides = f"got the digest {digest}, expected {expected}"
+        raise Corrupted(f"{label}: damaged on this disk: {sides}")
+    try:
+        return _parsed(data, label, first)
+    except (ValueError, TypeError, RecursionError, InvalidInput) as exc:
+        raise Corrupted(f"{label}: got another content than this fanin writes ({exc}), expected its form") from exc
+
+
+def _parsed(data: bytes, label: StateLabel, first: States) -> States:
+    """Return the states in bytes whose digest is right. Raises Corrupted, or what the parsers raise."""
     end = data.index(b"\n", _LABEL)
     run_id, lineage, number = json.loads(data[_LABEL:end])
     if (run_id, lineage, number) != (label.run_id, label.lineage, label.round):
@@ -122,5 +144,7 @@ def decode_states(data: bytes, label: StateLabel, first: States) -> States:
     if table != TensorTable.of(shapes):
         got = {spec.name: spec.shape for spec in table.specs}
         raise Corrupted(f"{label}: got the tensors {got}, expected {dict(sorted(shapes.items()))}")
+    if not np.isfinite(flat).all():
+        raise Corrupted(f"{label}: got NaN or infinity, expected finite values")
     views = table.views(flat)
     return {stage: {name: views[f"{stage}/{name}"] for name in state} for stage, state in first.items()}
