@@ -174,3 +174,33 @@ def test_a_run_with_an_unknown_policy_does_not_start(tmp_path: Path) -> None:
         assert await place.runs.infos() == ()
 
     run_virtual(main())
+
+
+def test_a_round_whose_policy_chooses_no_device_says_so_until_it_chooses_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        install(tmp_path / "site", "return [one for one in waiting if one.device_id == 'f'][:num_places]")
+        monkeypatch.syspath_prepend(tmp_path / "site")
+        monkeypatch.delitem(sys.modules, "own_policy", raising=False)
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), plan(concurrency=2, buffer=2, quorum=2, selection="own"))
+        await settle()
+        check_in = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAN, wait_s=30.0)
+        waiting = [asyncio.create_task(place.coordinator.check_in(device, check_in)) for device in "abc"]
+        await settle()
+        expected = "selection policy own chose none of 3 waiting devices"
+        assert (await place.runs.describe("run", 1)).run.reason == expected
+        waiting.append(asyncio.create_task(place.coordinator.check_in("f", check_in)))
+        await settle()
+        assert (await place.runs.describe("run", 1)).run.reason == ""
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await place.runs.stop()
+
+    with caplog.at_level(logging.WARNING):
+        run_virtual(main())
+    assert [record.getMessage() for record in caplog.records] == [
+        "run run: round 1 waits: selection policy own chose none of 1 waiting device"
+    ]

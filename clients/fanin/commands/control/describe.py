@@ -1,10 +1,11 @@
 """``fanin describe``: a Run with its Plan, state, active devices and last Rounds."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Final
 
 import typer
 
@@ -23,6 +24,22 @@ from fanin.commands.console.terminal import (
 )
 from fanin.protos.control import MAX_DESCRIBED_ROUNDS, RoundInfo, RunDescription
 from fanin.protos.plans import Plan
+from fanin.protos.plans.keys import KeyField, fields_of, keys_of
+
+_MAIN: Final = MappingProxyType(
+    {
+        "cohort": ("concurrency", "buffer", "quorum", "deadline_s", "selection"),
+        "training": ("epochs", "learning_rate"),
+        "codec": ("name", "max_shift"),
+        "stages": ("name",),
+        "statistics": ("name", "unit", "bound"),
+        "aggregation": ("rule", "trim", "outer_optimizer", "outer_learning_rate", "outer_momentum"),
+        "stop": ("max_rounds",),
+    }
+)
+"""The keys of each section that are shown also with their defaults."""
+_UNUSED: Final = MappingProxyType({"weighted_mean": "trim", "fedavg": "outer_momentum"})
+"""The main key that each rule or outer optimizer does not read."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,7 +99,7 @@ def description_text(description: RunDescription) -> str:
         f"  version   {info.version} {info.version_sha256}",
         f"  bundle    {info.bundle_sha256}",
         f"  rounds    {info.num_rounds} that ended in a version, of {info.plan.stop.max_rounds} planned",
-        *_plan_lines(info.plan),
+        *plan_lines(info.plan),
     ]
     if grid := description.grid:
         lines.append(f"  grid      {len(grid)} blocks, steps 2^{min(grid)} to 2^{max(grid)}")
@@ -98,17 +115,31 @@ def description_text(description: RunDescription) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _plan_lines(plan: Plan) -> list[str]:
-    cohort = plan.cohort
-    early = "" if cohort.min_report_s == float("inf") else f" from {cohort.min_report_s:g} s on, and"
-    return [
-        f"  plan      {plan.name}",
-        f"  cohort    {cohort.concurrency} at work, {cohort.buffer} updates close a round",
-        f"            {cohort.quorum} suffice{early} at its deadline of {cohort.deadline_s:g} s",
-        f"            selected by {cohort.selection}",
-        f"  codec     {plan.codec.name}, at most {plan.codec.max_shift} bits coarser than the grid",
-        f"  training  {plan.training.epochs} epochs at learning rate {plan.training.learning_rate:g}",
-    ]
+def plan_lines(plan: Plan) -> list[str]:
+    """Return the sections of a Plan as lines: the main keys, and every other key that differs from its default."""
+    lines = [f"  plan      {plan.name}"]
+    for name, field in fields_of(Plan).items():
+        if isinstance(field, KeyField):
+            continue
+        value = getattr(plan, name)
+        for section in value if field.is_list else (value,):
+            lines.append(f"            {name}: {_section_text(name, section)}")
+    return lines
+
+
+def _section_text(name: str, section: object) -> str:
+    unused = {_UNUSED.get(getattr(section, key.name)) for key in keys_of(type(section)) if key.type is str}
+    return ", ".join(
+        f"{key.name} {_value_text(value)}"
+        for key in keys_of(type(section))
+        if (value := getattr(section, key.name)) != key.default or (key.name in _MAIN[name] and key.name not in unused)
+    )
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {_value_text(item)}" for name, item in value.items()) + "}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _round_line(info: RoundInfo) -> str:

@@ -38,6 +38,7 @@ class Course:
         participation: The last Rounds of the devices.
         is_leaving: Whether the coordinator is about to end, or another one drives the Run.
         lacks_space: Whether the last upload found the disk full.
+        passed_over: Devices that waited while the selection policy chose no device for the open Round.
         changed: Set, and replaced by a new event, at each change.
     """
 
@@ -59,6 +60,7 @@ class Course:
         self.participation = Participation()
         self.is_leaving = False
         self.lacks_space = False
+        self.passed_over: set[str] = set()
         self.changed = asyncio.Event()
         self._on_change = on_change
         self._on_superseded = on_superseded
@@ -148,6 +150,7 @@ class Course:
             self.at_work = AtWork()
         self.work, self.round = None, None
         self.lacks_space = False
+        self.passed_over.clear()
 
     def leave(self, superseded: Superseded) -> None:
         """Leave the Run to the driver that has taken it. Devices resume their uploads there."""

@@ -86,8 +86,8 @@ class RunDriver:
     @property
     def trouble(self) -> str:
         """What keeps the Run from continuing, other than missing Updates; empty if nothing does."""
-        waits = self.course.lacks_space and self.course.is_open
-        return self.course.worker.trouble or (NO_SPACE if waits else "")
+        lacks_space = self.course.lacks_space and self.course.is_open
+        return self.course.worker.trouble or (NO_SPACE if lacks_space else "") or self.intake.starvation
 
     @property
     def live(self) -> LiveRun:

@@ -6,7 +6,7 @@ Every answer follows from the Run's state at that moment (``course``), or from t
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Final
@@ -44,6 +44,7 @@ class Intake:
         self._rounds = stores.rounds
         self._writer = stores.writer
         self._assignments = Assignments(course.setup)
+        self._warned_round = 0
 
     @property
     def num_places(self) -> int:
@@ -84,7 +85,27 @@ class Intake:
             LOG.error("run %s: %s", course.run_id, reason, exc_info=exc.__cause__)
             course.step(e.Broken(reason=f"{reason}; {SEE_LOG}"))
             return ()
+        self._note_choice(course.work.record.round, candidates, has_chosen=bool(chosen))
         return tuple(device.device_id for device in chosen)
+
+    @property
+    def starvation(self) -> str:
+        """The text for operators while the selection policy chooses none of the waiting devices, else empty."""
+        num_waiting = len(self._course.passed_over)
+        if not num_waiting or not self.num_places:
+            return ""
+        name = self._course.setup.plan.cohort.selection
+        return f"selection policy {name} chose none of {num_waiting} waiting device{'s' * (num_waiting > 1)}"
+
+    def _note_choice(self, round_number: int, candidates: Sequence[WaitingDevice], *, has_chosen: bool) -> None:
+        course = self._course
+        if has_chosen:
+            course.passed_over.clear()
+            return
+        course.passed_over.update(device.device_id for device in candidates)
+        if self._warned_round != round_number:
+            self._warned_round = round_number
+            LOG.warning("run %s: round %d waits: %s", course.run_id, round_number, self.starvation)
 
     def pause_s(self, device: str) -> float:
         """Return the seconds until a device that gave up receives an Assignment again, 0.0 if it may have one now."""
