@@ -17,7 +17,7 @@ from fanin.edge.codecs.stage import Stage, StageContext, State
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.codecs.vector import PARAMETERS, Group, Vector, Weighting
 from fanin.edge.tensors import Float32s, Float64s, TensorTable
-from fanin.protos.errors import FaninError, InvalidInput, InvalidPlan
+from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.messages import CodecSpec, StageSpec
 
 TABLE = TensorTable.of({"a": (5,), "b": (2, 3)})
@@ -211,7 +211,7 @@ def test_a_stage_that_breaks_the_contract_is_named(number: int) -> None:
     stages: Mapping[str, Stage] = {"odd": Odd(number)}
     with raises(InvalidInput, BROKEN[number] + CORRECT):
         pipeline(stages, "fixed32", -10, {}).apply(np.zeros(NUM, np.float32), 1, first_states(stages, NUM))
-    with pytest.raises((FaninError, AssertionError)):
+    with pytest.raises(InvalidInput, match=r"^stage stage: "):
         check_stage(Odd(number))
 
 
@@ -231,6 +231,66 @@ def test_a_training_that_diverged_blames_no_stage() -> None:
     stages = stages_of([FEEDBACK])
     with raises(ValueError, "update: got NaN or infinity, expected finite values; the training diverged"):
         pipeline(stages, "fixed32", -10, {}).apply(np.full(NUM, np.nan, np.float32), 1, first_states(stages, NUM))
+
+
+class Careless(Scaffold):
+    """A stage whose ``prepare`` or ``advance`` is wrong."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(4)
+        self._fault = fault
+
+    def prepare(self, state: State, downlink: Mapping[str, Float32s]) -> Mapping[str, Float32s]:
+        if self._fault == "prepare writes":
+            state["control"][:] = 1
+        if self._fault == "prepare returns none":
+            return None  # type: ignore[return-value]
+        return super().prepare(state, downlink)
+
+    def advance(self, auxiliary: Float64s, aggregate: Float64s, num_updates: int) -> Float64s:
+        match self._fault:
+            case "advance raises":
+                raise KeyError("nope")
+            case "advance returns none":
+                return None  # type: ignore[return-value]
+            case "advance returns less":
+                return auxiliary[1:]
+        return super().advance(auxiliary, aggregate, num_updates)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "text"),
+    [
+        (
+            "prepare writes",
+            InvalidInput,
+            "stage stage: prepare raised ValueError: assignment destination is read-only; correct the stage",
+        ),
+        ("prepare returns none", AssertionError, "prepare: got NoneType, expected a mapping of arrays"),
+        ("advance raises", InvalidInput, "stage stage: advance raised KeyError: 'nope'; correct the stage"),
+        ("advance returns none", AssertionError, "advance: got NoneType, expected float64 (72,)"),
+        ("advance returns less", AssertionError, "advance: got float64 (71,), expected float64 (72,)"),
+    ],
+)
+def test_the_contract_names_what_is_wrong_in_a_stage_with_a_group(fault: str, kind: type[Exception], text: str) -> None:
+    with raises(kind, text):
+        check_stage(Careless(fault))
+
+
+class Named(Odd):
+    tensors = "residual"  # type: ignore[assignment]
+
+
+def test_the_contract_refuses_tensors_that_are_no_tuple_of_names() -> None:
+    with raises(
+        InvalidPlan,
+        "stage: tensors: got 'residual', expected a tuple of different names; correct that package",
+    ):
+        check_stage(Named(10))
+
+
+def test_the_group_of_scaffold_counts_each_device_once() -> None:
+    assert Scaffold(4).groups == (Group(name="control", weighting=Weighting.ONE),)
 
 
 @pytest.mark.parametrize(

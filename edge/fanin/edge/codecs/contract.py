@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs.pipeline import States, UpdatePipeline, first_states
+from fanin.edge.codecs.pipeline import States, UpdatePipeline, first_states, form_of, read_only, stage_error
 from fanin.edge.codecs.stage import GroupStage, Stage, State
-from fanin.edge.codecs.stages import layout_of
-from fanin.edge.tensors import Float32s, TensorTable
+from fanin.edge.codecs.stages import check_members, layout_of
+from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.messages import CodecSpec
 
 _TABLE: Final = TensorTable.of({"weights": (7, 9), "bias": (9,), "none": (0,)})
@@ -27,11 +27,11 @@ def check_stage(stage: Stage, *, num_rounds: int = 4, seed: int = 1) -> None:
 
     Raises:
         AssertionError: The stage breaks the contract. The text says how.
-        InvalidInput: A vector or a state of the stage is refused.
-        InvalidPlan: The stage adds a group that exists.
+        InvalidInput: A vector or a state of the stage is refused, a method raises an exception, or ``apply`` or
+            ``prepare`` writes to its inputs.
+        InvalidPlan: ``tensors`` or ``groups`` are wrong, or the stage adds a group that exists.
     """
-    names = stage.tensors
-    assert len(names) == len(set(names)), "tensors: got a name twice, expected different names"
+    check_members(stage, "stage")
     if isinstance(stage, GroupStage):
         _check_groups(stage)
     for codec in ("fixed32", "int8"):
@@ -56,12 +56,8 @@ def _rounds(stage: Stage, codec: str, num_rounds: int, seed: int) -> list[bytes]
             rng_of=partial(_rng, (seed, number)),
         )
         if isinstance(stage, GroupStage):
-            _check_inputs(stage.prepare(states["stage"], downlink))
-        change = _some(rng)
-        for array in (change, *downlink.values(), *states["stage"].values()):
-            # A stage that writes to its inputs fails here.
-            array.flags.writeable = False
-        update = pipeline.apply(change, _NUM_STEPS, states)
+            _check_inputs(stage, states["stage"], downlink)
+        update = pipeline.apply(_some(rng), _NUM_STEPS, states)
         states = update.states
         bits += [update.encoded.payload, *_bits(states["stage"])]
     return bits
@@ -71,21 +67,33 @@ def _rng(seeds: tuple[int, int], purpose: str, _values: Float32s) -> np.random.G
     return np.random.default_rng([*seeds, len(purpose)])
 
 
-def _check_inputs(inputs: Mapping[str, Float32s]) -> None:
+def _check_inputs(stage: GroupStage, state: State, downlink: Mapping[str, Float32s]) -> None:
+    try:
+        inputs = stage.prepare(read_only(state), read_only(downlink))
+    except Exception as exc:  # Of any kind: the code may be another package's.
+        raise stage_error("stage", "prepare", exc) from exc
+    assert isinstance(inputs, Mapping), f"prepare: got {form_of(inputs)}, expected a mapping of arrays"
     for kind, values in inputs.items():
-        assert values.shape == (_TABLE.num_values,), f"prepare: got shape {values.shape} for {kind}, expected one each"
-        assert values.dtype == np.float32, f"prepare: got {values.dtype} for {kind}, expected float32"
+        expected = f"float32 ({_TABLE.num_values},)"
+        assert form_of(values) == expected, f"prepare: got {form_of(values)} for {kind}, expected {expected}"
 
 
 def _check_groups(stage: GroupStage) -> None:
     rng = np.random.default_rng(0)
     auxiliary, aggregate = (rng.normal(0.0, 0.1, _TABLE.num_values) for _ in range(2))
-    whole = stage.advance(auxiliary, aggregate, 3)
-    assert whole.shape == auxiliary.shape, f"advance: got shape {whole.shape}, expected one value each"
-    assert whole.dtype == np.float64, f"advance: got {whole.dtype}, expected float64"
+    whole = _advanced(stage, auxiliary, aggregate)
     for cut in (1, 5, 40):
-        parts = [stage.advance(auxiliary[part], aggregate[part], 3) for part in (slice(0, cut), slice(cut, None))]
+        parts = [_advanced(stage, auxiliary[part], aggregate[part]) for part in (slice(0, cut), slice(cut, None))]
         assert np.array_equal(np.concatenate(parts), whole), "advance: the lengths of slices changed bits"
+
+
+def _advanced(stage: GroupStage, auxiliary: Float64s, aggregate: Float64s) -> Float64s:
+    try:
+        values = stage.advance(auxiliary.copy(), aggregate.copy(), 3)
+    except Exception as exc:  # Of any kind: the code may be another package's.
+        raise stage_error("stage", "advance", exc) from exc
+    assert form_of(values) == form_of(auxiliary), f"advance: got {form_of(values)}, expected {form_of(auxiliary)}"
+    return values
 
 
 def _some(rng: np.random.Generator) -> Float32s:
