@@ -233,3 +233,11 @@ def test_a_run_with_a_stage_that_is_not_installed_does_not_start(tmp_path: Path)
         "InvalidPlan: plan: stages: got 'random_share', expected one of ['error_feedback', 'scaffold'], which are "
         "installed here"
     ) in done.stderr
+
+
+@pytest.mark.parametrize("share", ["0.0", "1.5", "-1.0"])
+def test_the_example_of_a_stage_refuses_a_share_out_of_range(site: Path, tmp_path: Path, share: str) -> None:
+    done = run(site, RUN.replace("0.1}}", f"{share}}}}}"), tmp_path / "own", "weighted_mean", "fedavg", "random_share")
+    assert done.returncode != 0
+    error = f"InvalidPlan: plan: stages: random_share: got share {share}, expected above 0, at most 1\n"
+    assert error in done.stderr
