@@ -215,6 +215,52 @@ def test_without_stages_a_device_stores_no_state_and_needs_none(tmp_path: Path) 
     assert files(tmp_path) == []
 
 
+def test_a_stage_without_tensors_looks_for_no_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install_plain_stage(tmp_path / "site", monkeypatch)
+    fleet, moments = course(tmp_path, [(0, 0), (0, 1)], stages=(m.StageSpec(name="plain"),)), Moments()
+    take_part(fleet, tmp_path, moments=moments)
+    assert sorted(fleet.payloads) == [1, 2]
+    assert fleet.failures == []
+    assert {"StateStore.get", "StateStore.put"} & set(moments.names) == set()
+    assert files(tmp_path) == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+PLAIN = """
+class Plain:
+    tensors = ()
+
+    def apply(self, vector, state, context):
+        context.send(vector)
+        return {}
+
+
+def plain(options):
+    return Plain()
+"""
+
+
+def install_plain_stage(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a distribution with the stage ``plain``, which has no state."""
+    info = site / "plain_stage-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "plain_stage.py").write_text(PLAIN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plain_stage\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fanin.stages]\nplain = plain_stage:plain\n")
+    monkeypatch.syspath_prepend(str(site))
+
+
+def test_a_round_without_stages_leaves_the_states_of_the_run_alone(tmp_path: Path) -> None:
+    fleet = course(tmp_path, PUBLISHED)
+    works = list(fleet.works)
+    fleet.works = [works[0], replace(works[1], stages=(), state=m.StageState())]
+    take_part(fleet, tmp_path)
+    assert sorted(fleet.payloads) == [1, 2]
+    assert files(tmp_path) == ["run.1.state"]
+
+
 def test_a_check_in_names_the_stages_of_the_device(tmp_path: Path) -> None:
     fleet = course(tmp_path, [])
     take_part(fleet, tmp_path)

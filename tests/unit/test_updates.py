@@ -8,7 +8,7 @@ import pytest
 from support.errors import raises
 from support.values import GRID, TABLE, assignment, parameters
 
-from fanin.clients.device.updates import Change, Staging, apply_stages, make_update
+from fanin.clients.device.updates import Change, Staging, apply_stages, generator, make_update
 from fanin.edge.codecs.fixed import largest_value
 from fanin.edge.codecs.stage import StageContext, State
 from fanin.edge.codecs.vector import Group, Vector
@@ -143,6 +143,14 @@ def test_each_stage_has_random_numbers_of_its_own_which_a_repetition_repeats() -
     (first, again, later), (other, *_) = one.drawn, two.drawn
     assert first == again
     assert len({first, later, other}) == 3
+
+
+def test_a_stage_draws_other_random_numbers_than_the_codec() -> None:
+    stage, values = Drawing(), parameters()
+    apply_stages(int8_work(), TABLE, change_of(values), Staging(stages={"x": stage}, states={"x": {}}, downlink={}))
+    codecs = generator(int8_work(), "", values).random(4).tobytes()
+    assert stage.drawn == [generator(int8_work(), "x", values).random(4).tobytes()]
+    assert stage.drawn != [codecs]
 
 
 def test_stages_change_no_bit_of_the_codecs_own_rounding() -> None:

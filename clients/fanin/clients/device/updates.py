@@ -218,7 +218,7 @@ def apply_stages(
         stages=staging.stages,
         layout=layout_of(table, staging.stages),
         downlink=staging.downlink,
-        rng_of=partial(_generator, assignment),
+        rng_of=partial(generator, assignment),
     )
     return pipeline.apply(change.values, change.num_steps, staging.states)
 
@@ -261,7 +261,7 @@ def make_update(
     return header_of(assignment, encoded, change.counts, telemetry), encoded.payload
 
 
-def _generator(assignment: m.Assignment, purpose: str, values: Float32s) -> np.random.Generator:
+def generator(assignment: m.Assignment, purpose: str, values: Float32s) -> np.random.Generator:
     """Return the generator of a stage, or of the codec (""), for these values; the same for a repeated training.
 
     Its seed contains the values instead of the partition. Devices with equal seeds would add up their rounding errors,
