@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,24 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
-from fanin.protos.control import Command, Pause, Resume, RoundFailed, RunState
+from fanin.protos.control import (
+    MAX_PAGE_DEVICES,
+    AcceptedDevices,
+    Command,
+    Pause,
+    Resume,
+    RoundFailed,
+    RunState,
+)
 from fanin.protos.errors import InvalidPlan
-from fanin.server.rounds.opening import MAX_RECALLED_ROUNDS
+from fanin.server.rounds.opening import MAX_RECALLED_ROUNDS, recall_participation
+from fanin.server.selection.participation import Participation
+from fanin.server.storage.contracts import values
+from fanin.server.storage.memory.database import MemoryDatabase
+from fanin.server.storage.memory.rounds import MemoryRounds
+from fanin.server.storage.memory.runs import MemoryRuns
+from fanin.server.storage.memory.state import MemoryState
+from fanin.server.storage.memory.writer import MemoryLeases
 
 DEVICES = "abcdef"
 FAIR = plan(concurrency=2, buffer=2, quorum=2, max_rounds=999, selection="least_recent")
@@ -107,6 +123,41 @@ def test_a_restart_recalls_the_last_rounds_only(tmp_path: Path) -> None:
         assert participation.last_round("late") == MAX_RECALLED_ROUNDS + 1
         assert participation.last_round("early") == 0
         await place.runs.stop()
+
+    run_virtual(main())
+
+
+class CountedPages(MemoryRounds):
+    """Counts the pages of devices that it returns."""
+
+    num_pages = 0
+
+    async def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices | None:
+        """See ``RoundStore.accepted_devices``."""
+        self.num_pages += 1
+        return await super().accepted_devices(run_id, round_number, from_index)
+
+
+@pytest.mark.parametrize(("max_devices", "num_pages"), [(MAX_PAGE_DEVICES + 9, 2), (MAX_PAGE_DEVICES - 9, 1)])
+def test_a_restart_recalls_the_devices_of_a_round_a_page_at_a_time(max_devices: int, num_pages: int) -> None:
+    """All pages of a Round with many devices, but none that a full table cannot hold."""
+
+    async def main() -> None:
+        database, num_devices = MemoryDatabase(), MAX_PAGE_DEVICES + 1
+        rounds = CountedPages(database)
+        stores = replace(MemoryState().open(lambda: 1.0).stores, rounds=rounds)
+        await MemoryRuns(database).add_run(values.start(), 1.0)
+        writer = await MemoryLeases(database).take(values.RUN, "test", 1.0)
+        await writer.open(values.opened())
+        update = values.committed("any")
+        for index in range(num_devices):
+            await writer.commit(replace(update, device_id=f"device-{index}"), buffer=num_devices)
+        await writer.close(1, cohort=values.COHORT, now_s=20.0)
+        participation = Participation(max_devices)
+        await recall_participation(values.RUN, participation, stores)
+        recalled = [participation.last_round(f"device-{index}") for index in range(num_devices)]
+        assert sum(recalled) == min(num_devices, max_devices)
+        assert rounds.num_pages == num_pages
 
     run_virtual(main())
 
