@@ -214,3 +214,16 @@ def test_what_no_auxiliary_tensor_can_be_is_refused(fault: str, text: str) -> No
     before: Iterable[Float32s] = [np.ones(NUM, np.float32)]
     with raises(InvalidPlan, text):
         list(step.tensor("control", before))
+
+
+class Raising(Scaffold):
+    """A stage whose ``advance`` raises."""
+
+    def advance(self, auxiliary: Float64s, aggregate: Float64s, num_updates: int) -> Float64s:
+        raise ValueError("no such device")
+
+
+def test_a_stage_that_raises_is_named() -> None:
+    step = auxiliary_step([1.0] * NUM, Raising(4))
+    with raises(InvalidPlan, "stage scaffold: advance raised ValueError: no such device; correct the stage"):
+        list(step.tensor("control", [np.ones(NUM, np.float32)]))

@@ -217,6 +217,13 @@ def test_stages_and_bundle_that_do_not_fit_start_no_run(tmp_path: Path) -> None:
             InvalidPlan, "plan: stages: scaffold: got the options [], expected ['num_devices']; add num_devices"
         ):
             await start(place.runs, bundle_in(tmp_path / "options"), plan(stages=(replace(scaffold(1), options={}),)))
+        few = plan(stages=(scaffold(2), FEEDBACK), concurrency=3, buffer=3, quorum=3)
+        expected = (
+            "run run: got scaffold num_devices 2 and cohort.concurrency 3, expected at least 3: num_devices counts all "
+            "devices of the Run"
+        )
+        with raises(InvalidPlan, expected):
+            await start(place.runs, bundle_in(tmp_path / "few", scaffold=True), few)
         assert await place.runs.infos() == ()
         await place.runs.stop()
 

@@ -1,6 +1,7 @@
 """What a Plan names: ours by name, or those of other distributions by entry point."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 
 def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
@@ -41,6 +43,42 @@ def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise InvalidPlan(f"plan: {key}: got {name!r}, expected one of {known}, which are installed here{hint}")
+
+
+def created(key: str, name: str, factories: Mapping[str, Callable[[P], T]], group: str, argument: P) -> T:
+    """Return what the factory that a Plan names returns for an argument.
+
+    Args:
+        key: The key of the Plan, for errors.
+        name: The name.
+        factories: Our factories, by name.
+        group: The entry point group of the others.
+        argument: The argument of the factory.
+
+    Raises:
+        InvalidPlan: No factory has this name, it is no function, or it raised an error.
+    """
+    factory = named(key, name, factories, group)
+    if not callable(factory):
+        raise InvalidPlan(f"plan: {key}: {name!r} is no function; correct that package")
+    with blamed(f"plan: {key}: {name!r}", "correct that package"):
+        return factory(argument)
+
+
+@contextmanager
+def blamed(what: str, advice: str) -> Iterator[None]:
+    """Turn any error of what a Plan names into InvalidPlan: the code may be another package's.
+
+    Args:
+        what: The code that runs within, for the error.
+        advice: The end of the error: what to do.
+    """
+    try:
+        yield
+    except InvalidPlan:
+        raise
+    except Exception as exc:  # Of any kind: the code may be another package's.
+        raise InvalidPlan(f"{what} raised {type(exc).__name__}: {exc}; {advice}") from exc
 
 
 def installed(group: str) -> "Mapping[str, EntryPoint]":

@@ -13,6 +13,7 @@ from fanin.edge.codecs.stage import GroupStage, Stage
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, Float64s
 from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans.named import blamed
 from fanin.server.aggregation.sets import Aggregate
 
 
@@ -48,13 +49,15 @@ class AuxiliaryStep:
         """Yield a next tensor in slices, each as long as the slice of the tensor before.
 
         Raises:
-            InvalidPlan: The stage computed something else than finite values of the right number.
+            InvalidPlan: The stage raised an error, or computed something else than finite values of the right number.
         """
         owner, stage = self._owners[name]
         first, _ = self._layout.span(name)
         for piece in before:
             last = first + piece.size
-            after = stage.advance(piece.astype(np.float64), self._aggregate.part(first, last), self._num_updates)
+            aggregate = self._aggregate.part(first, last)
+            with blamed(f"stage {owner}: advance", "correct the stage"):
+                after = stage.advance(piece.astype(np.float64), aggregate, self._num_updates)
             yield _rounded(f"stage {owner}", name, after, piece.size)
             first = last
 

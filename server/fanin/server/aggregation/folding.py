@@ -16,6 +16,7 @@ from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.errors import Corrupted, InvalidPlan
 from fanin.protos.messages import CodecSpec, UpdateHeader
 from fanin.protos.plans import Plan
+from fanin.protos.plans.named import blamed
 from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.outer import OuterOptimizer, State
 from fanin.server.aggregation.sets import Aggregate, Submission
@@ -159,11 +160,10 @@ class OuterStep:
         for before in parent:
             last = first + before.size
             values = before.astype(np.float64)
-            if readers:
-                earlier: State = {name: reader.take(before.size) for name, reader in readers.items()}
-            else:
-                earlier = optimizer.begin(values)
-            after_state, after = optimizer.step(earlier, values, self._aggregate.part(first, last))
+            aggregate = self._aggregate.part(first, last)
+            earlier: State = {name: reader.take(before.size) for name, reader in readers.items()}
+            with blamed(f"outer optimizer {type(optimizer).__name__}: step", "correct it"):
+                after_state, after = optimizer.step(earlier or optimizer.begin(values), values, aggregate)
             checked = {name: _rounded(optimizer, after_state.get(name), before.size) for name in optimizer.tensors}
             yield before, checked, _rounded(optimizer, after, before.size)
             first = last

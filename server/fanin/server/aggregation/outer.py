@@ -16,7 +16,7 @@ from typing import Final, Protocol, runtime_checkable
 from fanin.edge.tensors import Float64s
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import Plan
-from fanin.protos.plans.named import named
+from fanin.protos.plans.named import created
 
 GROUP: Final = "fanin.outer_optimizers"
 """The entry point group of optimizers in other distributions. An entry is a function ``(plan) -> OuterOptimizer``."""
@@ -127,7 +127,7 @@ def optimizer_of(plan: Plan) -> OuterOptimizer:
         InvalidPlan: No optimizer has this name, or the optimizer cannot do what the Plan asks for.
     """
     name = plan.aggregation.outer_optimizer
-    optimizer = named("aggregation.outer_optimizer", name, OPTIMIZERS, GROUP)(plan)
+    optimizer = created("aggregation.outer_optimizer", name, OPTIMIZERS, GROUP, plan)
     if not isinstance(optimizer, OuterOptimizer):
         raise InvalidPlan(f"plan: aggregation.outer_optimizer: {name!r} is no OuterOptimizer; correct that package")
     return optimizer

@@ -18,7 +18,7 @@ import numpy as np
 from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import Plan
-from fanin.protos.plans.named import named
+from fanin.protos.plans.named import created
 from fanin.server.aggregation import fold
 from fanin.server.aggregation.fold import Contribution, PartialSum
 
@@ -187,7 +187,7 @@ def rule_of(plan: Plan) -> Rule | ColumnRule:
         InvalidPlan: No rule has this name, or the rule cannot do what the Plan asks for.
     """
     name = plan.aggregation.rule
-    rule = named("aggregation.rule", name, RULES, GROUP)(plan)
+    rule = created("aggregation.rule", name, RULES, GROUP, plan)
     if isinstance(rule, ColumnRule):
         _check_column_plan(plan)
     elif not isinstance(rule, Rule):

@@ -7,6 +7,7 @@ values of a part, whatever the number of Updates.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +17,7 @@ from fanin.edge.codecs.fixed import Integers
 from fanin.edge.codecs.grid import Reaches, largest_magnitude, no_reaches, reach_column
 from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans.named import blamed
 from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.rules import MAX_STATE_BYTES, ColumnRule, Rule
 
@@ -159,10 +161,15 @@ class _ColumnFold:
 
     def aggregate(self, accepted: Sequence[str]) -> Aggregate:
         submissions, rule = [self._submissions[device] for device in accepted], self._rule
-        state = self._checked(rule.begin(len(submissions)))
+        with self._blamed("begin"):
+            state = rule.begin(len(submissions))
+        state = self._checked(state)
         for number in range(rule.num_passes - 1):
             for first, last in self._parts(0, self._table.num_values, len(submissions)):
-                state = self._checked(rule.look(state, self._columns(submissions, first, last), number))
+                columns = self._columns(submissions, first, last)
+                with self._blamed("look"):
+                    state = rule.look(state, columns, number)
+                state = self._checked(state)
 
         def part(first: int, last: int) -> Float64s:
             mean = np.empty(last - first, np.float64)
@@ -190,13 +197,17 @@ class _ColumnFold:
         return columns
 
     def _reduced(self, state: Mapping[str, np.ndarray], columns: Int64s) -> Float64s:
-        reduced = np.asarray(self._rule.reduce(state, columns))
+        with self._blamed("reduce"):
+            reduced = np.asarray(self._rule.reduce(state, columns))
         if reduced.shape != columns.shape[:1] or reduced.dtype != np.float64 or not np.isfinite(reduced).all():
             raise InvalidPlan(
                 f"rule {type(self._rule).__name__}: reduce returned {reduced.dtype} values of shape {reduced.shape}, "
                 f"expected finite float64 values of shape {columns.shape[:1]}; correct the rule"
             )
         return reduced
+
+    def _blamed(self, method: str) -> AbstractContextManager[None]:
+        return blamed(f"rule {type(self._rule).__name__}: {method}", "correct the rule")
 
     def _checked(self, state: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         size_bytes = sum(array.nbytes for array in state.values())

@@ -146,7 +146,11 @@ class RoundWork:
             total_examples=result.counts.get(m.EXAMPLES, 0),
             evaluation=evaluation_of(result.counts, self._setup.manifest.num_classes),
             runtimes=runtimes_of(each.telemetry.runtime for each in facts),
-            statistics={each.name: result.counts.get(each.name, 0) for each in self._setup.plan.statistics},
+            statistics={
+                each.name: result.counts[each.name]
+                for each in self._setup.plan.statistics
+                if each.name in result.counts
+            },
         )
 
     def _remember(self, device: str, header: m.UpdateHeader) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
 from fanin.edge.bundles.versions import check_delegation, check_version
-from fanin.edge.codecs.scaffold import CONTROL
+from fanin.edge.codecs.scaffold import CONTROL, NUM_DEVICES
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports
 from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, assemble, short
@@ -123,6 +123,7 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
             "no such input; export the App with Recipe(proximal=True)"
         )
     _check_control(start.run_id, setup)
+    _check_num_devices(start)
     if training.batch_size not in (0, manifest.batch_size):
         raise InvalidPlan(
             f"run {start.run_id}: got [training] batch_size {training.batch_size}, but the bundle's graphs are for "
@@ -144,3 +145,14 @@ def _check_control(run_id: str, setup: RunSetup) -> None:
             f"run {run_id}: the bundle's train graph has the input {controls[0]!r}, but no stage of the plan sets it; "
             "add the stage 'scaffold' to [[stages]], or export the App without Recipe(scaffold=True)"
         )
+
+
+def _check_num_devices(start: StartRun) -> None:
+    """Raise InvalidPlan if SCAFFOLD counts fewer devices than take part in a Round: its step would overshoot."""
+    concurrency = start.plan.cohort.concurrency
+    for stage in start.plan.stages:
+        if stage.name == "scaffold" and stage.options[NUM_DEVICES] < concurrency:
+            raise InvalidPlan(
+                f"run {start.run_id}: got scaffold {NUM_DEVICES} {stage.options[NUM_DEVICES]:g} and cohort.concurrency "
+                f"{concurrency}, expected at least {concurrency}: {NUM_DEVICES} counts all devices of the Run"
+            )

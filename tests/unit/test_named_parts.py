@@ -1,0 +1,77 @@
+"""Rules and optimizers of other distributions that raise errors: one sentence that names them."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.errors import raises
+from support.values import plan
+
+from fanin.edge.tensors import Float64s, Int64s
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans import AggregationPlan
+from fanin.protos.plans.named import created
+from fanin.server.aggregation.contract import check_optimizer, check_rule
+from fanin.server.aggregation.outer import FedAvg, State, optimizer_of
+from fanin.server.aggregation.rules import TrimmedMean, rule_of
+
+
+def failing(_argument: object) -> object:
+    raise KeyError("beta")
+
+
+@pytest.mark.parametrize(
+    ("factory", "text"),
+    [
+        (failing, "plan: aggregation.rule: 'own' raised KeyError: 'beta'; correct that package"),
+        ("no function", "plan: aggregation.rule: 'own' is no function; correct that package"),
+    ],
+)
+def test_a_factory_that_fails_is_named(factory: object, text: str) -> None:
+    with raises(InvalidPlan, text):
+        created("aggregation.rule", "own", {"own": factory}, "fanin.rules", plan())  # type: ignore[dict-item]
+
+
+class SixthColumn(TrimmedMean):
+    """A rule that reads a column that a small Round does not have."""
+
+    def reduce(self, state: Mapping[str, np.ndarray], columns: Int64s) -> Float64s:
+        return columns[:, 6].astype(np.float64)
+
+
+def test_a_rule_that_raises_is_named() -> None:
+    text = "rule SixthColumn: reduce raised IndexError: index 6 is out of bounds for axis 1 with size 3; "
+    with raises(InvalidPlan, text + "correct the rule"):
+        check_rule(SixthColumn(0.4), num_updates=3)
+
+
+class Raising(FedAvg):
+    """An optimizer whose step raises."""
+
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+        raise ZeroDivisionError("beta")
+
+
+def test_an_optimizer_that_raises_is_named() -> None:
+    with raises(InvalidPlan, "outer optimizer Raising: step raised ZeroDivisionError: beta; correct it"):
+        check_optimizer(Raising(1.0))
+
+
+@pytest.mark.parametrize("key", ["rule", "outer_optimizer"])
+def test_the_factory_of_another_distribution_that_fails_is_named(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info, group = tmp_path / "own_parts-1.0.dist-info", f"fanin.{key}s"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-parts\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\nown = own_parts:own\n")
+    (tmp_path / "own_parts.py").write_text("def own(plan):\n    raise KeyError('beta')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_parts", raising=False)
+    wanted = replace(plan(), aggregation=AggregationPlan(**{key: "own"}))
+    factory = {"rule": rule_of, "outer_optimizer": optimizer_of}[key]
+    with raises(InvalidPlan, f"plan: aggregation.{key}: 'own' raised KeyError: 'beta'; correct that package"):
+        factory(wanted)
