@@ -34,6 +34,7 @@ learning_rate = 0.05
 `fanin run PLAN.toml` starts the Run. `--set` overrides a key, and may be repeated:
 
     fanin run PLAN.toml --set cohort.concurrency=8 --set aggregation.max_staleness=2
+    fanin run PLAN.toml --set 'stages=[{name="scaffold", options={num_devices=3}}]'
 
 The value is a TOML value. Any other text is a string, so `--set codec.name=int8` needs no quotes. A string that reads
 like another TOML value needs them: `--set 'name="8"'`. If an option sets a key twice, the last value counts.

@@ -60,6 +60,14 @@ def test_an_optimizer_that_raises_is_named() -> None:
         check_optimizer(Raising(1.0))
 
 
+def test_an_error_of_the_system_names_no_file_of_the_coordinator() -> None:
+    def opening(_argument: object) -> object:
+        return Path("/srv/secret/weights").open()
+
+    with raises(InvalidPlan, "plan: aggregation.rule: 'own' raised FileNotFoundError; correct that package"):
+        created("aggregation.rule", "own", {"own": opening}, "fanin.rules", plan())
+
+
 @pytest.mark.parametrize("key", ["rule", "outer_optimizer"])
 def test_the_factory_of_another_distribution_that_fails_is_named(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

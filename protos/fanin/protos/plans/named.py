@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from fanin.protos.errors import InvalidPlan
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
+MAX_ERROR_CHARS: Final = 200
 P = TypeVar("P")
 
 
@@ -78,7 +79,9 @@ def blamed(what: str, advice: str) -> Iterator[None]:
     except InvalidPlan:
         raise
     except Exception as exc:  # Of any kind: the code may be another package's.
-        raise InvalidPlan(f"{what} raised {type(exc).__name__}: {exc}; {advice}") from exc
+        # An error of the system names files of this machine, and the text may reach operators elsewhere.
+        text = "" if isinstance(exc, OSError) else f": {' '.join(str(exc).split())[:MAX_ERROR_CHARS]}"
+        raise InvalidPlan(f"{what} raised {type(exc).__name__}{text}; {advice}") from exc
 
 
 def installed(group: str) -> "Mapping[str, EntryPoint]":

@@ -1,7 +1,7 @@
 """Failures of effects: how long each is repeated, and the reason that operators read.
 
-A reason is sent over the network and recorded. So it names no path and quotes no message of another library. The log
-has both.
+A reason is sent over the network and recorded. So it names no path, and of other code it quotes only the errors of
+rules, optimizers and stages that a Plan names (``protos.plans.named.blamed``). The log has everything.
 """
 
 import math
