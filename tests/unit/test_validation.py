@@ -215,8 +215,11 @@ def test_a_device_scales_squared_errors_with_their_fractions() -> None:
     assert capped.squares_int8 == pytest.approx(2.5e-10, abs=2.0**-40)
 
 
-COUNTS = st.dictionaries(st.sampled_from([*NAMES_OF_CLASSES, "unknown"]), st.integers(0, 1 << 45), max_size=12).map(
-    lambda counts: counts | {m.EXAMPLES: max(counts.get(m.EXAMPLES, 1), 1)}
+SIGNED = st.sampled_from([m.TRAIN_LOSS, m.EVAL_LOSS, OWN.name])
+COUNTS = st.builds(
+    lambda counts, signed: counts | signed | {m.EXAMPLES: max(counts.get(m.EXAMPLES, 1), 1)},
+    st.dictionaries(st.sampled_from([*NAMES_OF_CLASSES, "unknown"]), st.integers(0, 1 << 45), max_size=12),
+    st.dictionaries(SIGNED, st.integers(-(1 << 45), 1 << 45)),
 )
 
 
