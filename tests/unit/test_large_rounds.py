@@ -38,7 +38,8 @@ class FailingOnce(FolderSpool):
 def num_headers() -> int:
     """The headers of Updates in memory."""
     gc.collect()
-    return sum(isinstance(each, UpdateHeader) for each in gc.get_objects())
+    # ``isinstance`` would ask each object for its class, and some that other tests import warn then.
+    return sum(type(each) is UpdateHeader for each in gc.get_objects())
 
 
 def test_a_sum_that_starts_again_has_every_update_though_no_header_is_kept(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_a_sum_that_starts_again_has_every_update_though_no_header_is_kept(tmp_p
         await settle()
         assert len(place.state.rounds.updates("run", 1)) == NUM_UPDATES - 1
         # An Update of a large model lists thousands of Chunks in its header.
-        assert num_headers() == before
+        assert num_headers() <= before
         await send(place, LAST)
         await settle()
         assert spool.num_failures == 1
