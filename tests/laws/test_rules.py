@@ -1,7 +1,8 @@
 """Rules compared with plain Python, for any Updates, order and parts; and the contract, which catches breaches."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from support.errors import raises
 from support.virtual import plan
 
+from fanin.edge.codecs.fixed import Integers
 from fanin.edge.tensors import Float64s, Int64s, TensorTable
-from fanin.protos.errors import InvalidPlan
+from fanin.protos.errors import Corrupted, InvalidPlan
 from fanin.server.aggregation.contract import check_rule
 from fanin.server.aggregation.fold import Contribution, PartialSum
 from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean, num_trimmed, rule_of
@@ -202,6 +204,49 @@ class Lossy(WeightedMean):
 def test_the_contract_catches_a_sum_that_does_not_merge() -> None:
     with raises(AssertionError, "merge: a sum of two partial sums gave other bits"):
         check_rule(Lossy())
+
+
+class Odd(WeightedMean):
+    """A sum with one method that raises."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+
+    def begin(self, table: TensorTable) -> PartialSum:
+        self._raise_in("begin")
+        return super().begin(table)
+
+    def accept(self, state: PartialSum, table: TensorTable, update: Contribution) -> PartialSum:
+        state = super().accept(state, table, update)
+        self._raise_in("accept")
+        return state
+
+    def finish(self, state: PartialSum, table: TensorTable, grid: Sequence[int], part: tuple[int, int]) -> Float64s:
+        self._raise_in("finish")
+        return super().finish(state, table, grid, part)
+
+    def _raise_in(self, method: str) -> None:
+        if method == self._method:
+            raise KeyError(method)
+
+
+@pytest.mark.parametrize("method", ["begin", "accept", "finish"])
+def test_a_sum_that_raises_is_named(method: str) -> None:
+    with raises(InvalidPlan, f"rule Odd: {method} raised KeyError: '{method}'; correct the rule"):
+        folded(Odd(method), [([1] * NUM_VALUES, (0, 0))]).part(0, NUM_VALUES)
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), Corrupted("chunk 3 is damaged")])
+def test_an_error_of_the_stored_update_is_not_blamed_on_the_sum(error: Exception) -> None:
+    def pieces() -> Iterator[Integers]:
+        yield np.ones(3, np.int32)
+        raise error
+
+    (submission,) = submissions([([1] * NUM_VALUES, (0, 0))]).values()
+    broken = replace(submission, update=replace(submission.update, pieces=pieces()))
+    with pytest.raises(type(error)) as caught:
+        SetFold(WeightedMean(), TABLE, GRID, {"device": broken}.__getitem__).complete(["device"])
+    assert caught.value is error
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Runs with a trimmed mean through the production coordinator: liars, restarts, damage, and Plans that cannot be."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,15 +110,56 @@ def test_a_run_with_an_unknown_rule_does_not_start_and_leaves_no_record(tmp_path
     run_virtual(main())
 
 
+def install_rule(site: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a distribution with the rule ``own`` from these sources of its module."""
+    info_folder = site / "own_rule-1.0.dist-info"
+    info_folder.mkdir(parents=True)
+    (info_folder / "METADATA").write_text("Metadata-Version: 2.1\nName: own-rule\nVersion: 1.0\n")
+    (info_folder / "entry_points.txt").write_text("[fanin.rules]\nown = own_rule:own\n")
+    (site / "own_rule.py").write_text(source)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, "own_rule", raising=False)
+
+
+RAISING = """
+from fanin.server.aggregation.rules import WeightedMean
+
+class Odd(WeightedMean):
+    def accept(self, state, table, update):
+        raise IndexError("no column 6")
+
+def own(plan):
+    return Odd()
+"""
+
+
+def test_a_sum_rule_that_raises_fails_the_round_by_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        install_rule(tmp_path / "site", RAISING, monkeypatch)
+        place = open_place(tmp_path)
+        await start(place.runs, bundle_in(tmp_path), replace(MEAN, aggregation=AggregationPlan(rule="own")))
+        await settle()
+        await send(place, "a")
+        await settle()
+        events = [recorded.event for recorded in await place.state.stores.runs.event_page("run", 0)]
+        reasons = [event.reason for event in events if isinstance(event, RoundFailed)]
+        assert reasons[:1] == [
+            "rule Odd: accept raised IndexError: no column 6; correct the rule; the coordinator's log has the details"
+        ]
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
 def test_a_run_whose_rule_is_gone_waits_for_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        info_folder = tmp_path / "site" / "own_rule-1.0.dist-info"
-        info_folder.mkdir(parents=True)
-        (info_folder / "METADATA").write_text("Metadata-Version: 2.1\nName: own-rule\nVersion: 1.0\n")
-        (info_folder / "entry_points.txt").write_text("[fanin.rules]\nown = own_rule:own\n")
-        source = "from fanin.server.aggregation.rules import WeightedMean\ndef own(plan): return WeightedMean()\n"
-        (tmp_path / "site" / "own_rule.py").write_text(source)
-        monkeypatch.syspath_prepend(tmp_path / "site")
+        install_rule(
+            tmp_path / "site",
+            "from fanin.server.aggregation.rules import WeightedMean\ndef own(plan): return WeightedMean()\n",
+            monkeypatch,
+        )
         place = open_place(tmp_path)
         await start(place.runs, bundle_in(tmp_path), replace(MEAN, aggregation=AggregationPlan(rule="own")))
         await settle()

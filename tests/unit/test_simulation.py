@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from support.errors import raises
 from support.scenarios import CALM, PATIENT_S, WILD, bundle_in, members, told
 from support.virtual import PUBLISHER, plan
 
@@ -114,8 +115,15 @@ def test_a_run_that_cannot_end_is_told_of(tmp_path: Path) -> None:
         plan=plan(), bundle=bundle_in(tmp_path), publisher=PUBLISHER, members=members([CALM] * 3), max_s=3600.0
     )
     gone = replace(scenario, members=members([replace(CALM, stay_s=1.0, lost=1.0)] * 4))
-    with pytest.raises(TimeoutError, match="the run has not ended after 3600 s; are enough members left"):
+    unfinished = (
+        "scenario: the run has not ended after 3600 s: version 0 of 3, round 2 is SELECTING with 0 updates of at least "
+        "4, and 0 devices at work; give it more members that stay, or a longer max_s"
+    )
+    with raises(TimeoutError, unfinished):
         simulate(gone, tmp_path / "lost")
+    down = "the coordinator is down at that time; end its stops earlier, or give it a longer max_s"
+    with raises(TimeoutError, f"scenario: the run has not ended after 3600 s: {down}"):
+        simulate(replace(gone, stops_s=(3599.0,), down_s=60.0), tmp_path / "down")
     with pytest.raises(ValueError, match=r"expected at least one, each of another name"):
         replace(scenario, members=members([CALM]) * 2)
 

@@ -10,6 +10,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import Float32s
 from fanin.protos.control import LoggedEvent, VersionPublished
+from fanin.protos.errors import Unavailable
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import Verdict, verify_run
@@ -87,13 +88,10 @@ def simulate(scenario: Scenario, folder: Path | None = None) -> Outcome:
     Raises:
         TimeoutError: The Run has not ended after the Scenario's ``max_s``.
     """
-    outcome = run_virtual(_run(scenario, folder))
-    if outcome is None:
-        raise TimeoutError(f"scenario: the run has not ended after {scenario.max_s:g} s; are enough members left?")
-    return outcome
+    return run_virtual(_run(scenario, folder))
 
 
-async def _run(scenario: Scenario, folder: Path | None) -> Outcome | None:
+async def _run(scenario: Scenario, folder: Path | None) -> Outcome:
     async with Federation(folder, scenario.seed) as federation:
         await federation.start_run(RUN, scenario.plan, scenario.bundle, scenario.publisher)
         for member in scenario.members:
@@ -103,8 +101,23 @@ async def _run(scenario: Scenario, folder: Path | None) -> Outcome | None:
             async with asyncio.timeout(scenario.max_s):
                 events = [recorded async for recorded in federation.watch(RUN)]
         except TimeoutError:
-            return None
+            raise TimeoutError(await _unfinished(federation, scenario)) from None
         return _outcome(federation, scenario, events)
+
+
+async def _unfinished(federation: Federation, scenario: Scenario) -> str:
+    """Return why the Run of a Scenario has not ended in time."""
+    late = f"scenario: the run has not ended after {scenario.max_s:g} s"
+    try:
+        description = await federation.runs.describe(RUN, 1)
+    except Unavailable:
+        return f"{late}: the coordinator is down at that time; end its stops earlier, or give it a longer max_s"
+    run, current = description.run, description.rounds[-1]
+    state = (
+        f"round {current.round} is {current.phase.name} with {current.num_updates} updates of at least "
+        f"{scenario.plan.cohort.quorum}, and {description.num_at_work} devices at work"
+    )
+    return f"{late}: version {run.version} of {run.plan.stop.max_rounds}, {run.reason or state}; give it more members that stay, or a longer max_s"
 
 
 def _outcome(federation: Federation, scenario: Scenario, events: list[LoggedEvent]) -> Outcome:

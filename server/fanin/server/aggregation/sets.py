@@ -6,9 +6,9 @@ values of a part, whatever the number of Updates.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -119,17 +119,47 @@ class _SumFold:
         self._rule = rule
         self._table = table
         self._grid = grid
-        self._sum = rule.begin(table)
+        with self._blamed("begin"):
+            self._sum = rule.begin(table)
 
     def add(self, _device: str, submission: Submission) -> None:
-        self._sum = self._rule.accept(self._sum, self._table, submission.update)
+        pieces = _WatchedPieces(submission.update.pieces)
+        try:
+            with self._blamed("accept"):
+                self._sum = self._rule.accept(self._sum, self._table, replace(submission.update, pieces=pieces))
+        except InvalidPlan:
+            if pieces.error is not None:
+                raise pieces.error from None
+            raise
 
     def aggregate(self, _accepted: Sequence[str]) -> Aggregate:
+        def part(first: int, last: int) -> Float64s:
+            with self._blamed("finish"):
+                return self._rule.finish(self._sum, self._table, self._grid, (first, last))
+
         return Aggregate(
-            part=lambda first, last: self._rule.finish(self._sum, self._table, self._grid, (first, last)),
+            part=part,
             reaches=self._sum.reaches,
             counts=dict(self._sum.counts),
         )
+
+    def _blamed(self, method: str) -> AbstractContextManager[None]:
+        return blamed(f"rule {type(self._rule).__name__}: {method}", "correct the rule")
+
+
+class _WatchedPieces:
+    """The pieces of an Update that remember the error of their source. So it is not taken for an error of the rule."""
+
+    def __init__(self, pieces: Iterable[Integers]) -> None:
+        self._pieces = pieces
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[Integers]:
+        try:
+            yield from self._pieces
+        except Exception as exc:
+            self.error = exc
+            raise
 
 
 class _ColumnFold:

@@ -17,7 +17,7 @@ from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
 from fanin.protos.control import VersionPublished
 from fanin.protos.convert import header_to_proto
-from fanin.protos.errors import Corrupted, FaninError, NotFound
+from fanin.protos.errors import Corrupted, FaninError, InvalidPlan, NotFound
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
 from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, SpooledUpdates, StateSlices, lag_of
 from fanin.server.aggregation.parameters import (
@@ -173,6 +173,8 @@ class RoundWork:
             self._headers[device] = header
             try:
                 self._set_fold.add(device)
+            except InvalidPlan:
+                raise
             except (FaninError, ValueError) as exc:
                 raise _damaged_update(device) from exc
             del self._headers[device]
