@@ -117,7 +117,11 @@ async def _unfinished(federation: Federation, scenario: Scenario) -> str:
         f"round {current.round} is {current.phase.name} with {current.num_updates} updates of at least "
         f"{scenario.plan.cohort.quorum}, and {description.num_at_work} devices at work"
     )
-    return f"{late}: version {run.version} of {run.plan.stop.max_rounds}, {run.reason or state}; give it more members that stay, or a longer max_s"
+    problem = run.reason or state
+    return (
+        f"{late}: version {run.version} of {run.plan.stop.max_rounds}, {problem}; give it more members that stay, or a "
+        "longer max_s"
+    )
 
 
 def _outcome(federation: Federation, scenario: Scenario, events: list[LoggedEvent]) -> Outcome:
