@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fanin.datacenter.config.settings import DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import DataSplit, WindowSamples
+from fanin.datacenter.families.known import family_model
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import build_engine
@@ -80,7 +81,7 @@ def ours(rank: int) -> Callable[[], object]:
     """Return a function that runs one step of the trainer."""
     shape = MeshShape(dp_replicate=NUM_RANKS)
     config = TrainConfig(
-        model=ModelSettings(decoder=SIZES),
+        model=ModelSettings(family=family_model("decoder", SIZES)),
         data=DataSettings(text="generated", length=LENGTH),
         training=TrainingSettings(batch_size=BATCH, learning_rate=RATE),
         stop=StopSettings(epochs=1_000),

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from fanin.datacenter.families.decoders import PRESETS
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
@@ -37,7 +38,6 @@ from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.transforms.recompute import keep_expensive
 from fanin.datacenter.planner.facts import decoder_facts
-from fanin.datacenter.planner.presets import PRESETS
 from fanin.datacenter.watch.flops import best_gemm, hardware_of, mfu
 from fanin.datacenter.watch.meters import peak_resident_bytes
 

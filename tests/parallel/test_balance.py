@@ -15,6 +15,7 @@ from torch.nn.functional import mse_loss
 
 from fanin.datacenter.config.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.families.known import family_model
 from fanin.datacenter.files.jobfiles import LAYER_TIMES_FILE, read_layer_times, write_layer_times
 from fanin.datacenter.jobs.balance import balance_pipeline
 from fanin.datacenter.models.decoder import DecoderConfig
@@ -187,7 +188,9 @@ def config_of(folder: Path) -> TrainConfig:
     text = folder / "text.txt"
     text.write_text("the cat sat on the mat. " * 9)
     return TrainConfig(
-        model=ModelSettings(decoder=DecoderConfig(vocabulary=16, width=16, num_layers=3, feed_forward=16)),
+        model=ModelSettings(
+            family=family_model("decoder", DecoderConfig(vocabulary=16, width=16, num_layers=3, feed_forward=16))
+        ),
         data=DataSettings(text=str(text), length=8),
         training=TrainingSettings(batch_size=8, learning_rate=0.1),
         stop=StopSettings(steps=1),

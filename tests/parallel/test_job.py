@@ -24,6 +24,7 @@ from fanin.datacenter.config.settings import (
 )
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.loading import split_text
+from fanin.datacenter.families.known import family_model
 from fanin.datacenter.files.jobfiles import (
     ROWS_FILE,
     HeldOutEvaluation,
@@ -166,7 +167,7 @@ def test_initial_parameters_of_another_model_are_told(tmp_path: Path) -> None:
 
 
 def test_data_that_a_decoder_cannot_read_is_told(tmp_path: Path) -> None:
-    config = replace(usable(tmp_path), model=ModelSettings(decoder=DecoderConfig(vocabulary=3)))
+    config = replace(usable(tmp_path), model=ModelSettings(family=family_model("decoder", DecoderConfig(vocabulary=3))))
     with pytest.raises(InvalidInput, match=r"data.npz: got x float32 .*, expected int32 tokens and their target"):
         train(config, 0, 1)
     text = tmp_path / "text.txt"
@@ -249,7 +250,9 @@ def test_a_decoder_learns_a_text_over_tokens_or_samples(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat. " * 40)
     config = TrainConfig(
-        model=ModelSettings(decoder=DecoderConfig(vocabulary=16, width=16, num_layers=1, feed_forward=16)),
+        model=ModelSettings(
+            family=family_model("decoder", DecoderConfig(vocabulary=16, width=16, num_layers=1, feed_forward=16))
+        ),
         data=DataSettings(text=str(text), length=16),
         training=TrainingSettings(batch_size=8, learning_rate=0.03),
         stop=StopSettings(steps=25),

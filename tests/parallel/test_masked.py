@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fanin.datacenter.config.settings import CheckpointSettings, StopSettings
-from fanin.datacenter.config.train_config import TrainConfig, parse_config
+from fanin.datacenter.config.train_config import TrainConfig, check_config, parse_config
 from fanin.datacenter.data.masked import MaskedSamples
 from fanin.datacenter.data.samples import batch_share
 from fanin.datacenter.jobs.job import train
@@ -135,12 +135,12 @@ def test_the_mask_is_a_token_of_the_vocabulary(tmp_path: Path) -> None:
 
 
 def test_a_window_is_no_longer_than_the_encoders_context(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="data: got length 9, expected at most the encoder's context 8"):
-        config(tmp_path, data={"length": 9})
+    with pytest.raises(InvalidInput, match="data: got length 9, expected at most the model's 8 positions"):
+        check_config(config(tmp_path, data={"length": 9}), 1)
     path = tmp_path / "tokens.npz"
     np.savez(path, x=np.zeros((3, 9), np.int32), y=np.zeros((3, 9), np.int32))
     longer = replace(config(tmp_path), data=replace(config(tmp_path).data, text="", examples=path))
-    with pytest.raises(InvalidInput, match=r"got 9 tokens a sample, expected at most the encoder's context 8"):
+    with pytest.raises(InvalidInput, match=r"got 9 tokens a sample, expected at most the model's 8 positions"):
         build_job_model(longer)
 
 

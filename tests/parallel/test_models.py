@@ -13,6 +13,7 @@ from torch import nn
 from fanin.clients.data.digits import split_digits
 from fanin.datacenter.config.settings import DataSettings, LayoutSettings, ModelSettings, StopSettings
 from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.families.known import family_model
 from fanin.datacenter.models.cnn import INPUT_SHAPE, NUM_CLASSES, DigitsCnn
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.models.digits_app import SMOOTHING, app, smoothed_cross_entropy
@@ -84,7 +85,7 @@ def test_numbers_that_are_no_tokens_are_told(x: list[list[int]], y: list[list[in
     path = tmp_path / "tokens.npz"
     np.savez(path, x=np.array(x, np.int32), y=np.array(y, np.int32))
     config = TrainConfig(
-        model=ModelSettings(decoder=DecoderConfig(vocabulary=4)),
+        model=ModelSettings(family=family_model("decoder", DecoderConfig(vocabulary=4))),
         data=DataSettings(examples=path),
         training=TrainingSettings(batch_size=1, learning_rate=0.1),
         stop=StopSettings(steps=1),

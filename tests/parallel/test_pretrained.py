@@ -246,8 +246,8 @@ def test_the_folder_is_read_once(given: Given) -> None:
     given.row(bos_token_id=5, torch_dtype="float16")
     made = build_job_model(given.config())
     shutil.rmtree(given.model)
-    assert made.exported is not None
-    assert json.loads(made.exported) == ROW | {"bos_token_id": 5, "dtype": "float32"}
+    assert made.files.exported is not None
+    assert json.loads(made.files.exported) == ROW | {"bos_token_id": 5, "dtype": "float32"}
 
 
 def _index(change: Callable[[dict[str, str]], None]) -> Callable[[Path], None]:

@@ -12,7 +12,7 @@ from fanin.datacenter.config.train_config import TrainConfig, read_train_config
 from fanin.datacenter.files.jobfiles import Metrics, TrainingHistory
 from fanin.datacenter.jobs.monitor import COUNTED_STEP, ROWS_FILE, predicted_traffic
 from fanin.datacenter.network.counters import by_axis
-from fanin.datacenter.planner.facts import decoder_facts
+from fanin.datacenter.planner.facts import planned_facts
 from fanin.datacenter.planner.spread import Job
 from fanin.datacenter.planner.traffic import predict_traffic
 from fanin.datacenter.ranks.mesh import MeshShape
@@ -63,9 +63,8 @@ def written(folder: Path, watch: str) -> Path:
 
 def predicted(config: TrainConfig) -> dict[str, int]:
     """What the planner says the first rank sends in a step, by axis."""
-    decoder = config.model.decoder
-    assert decoder is not None
-    facts = decoder_facts("decoder", decoder)
+    assert config.model.family is not None
+    facts = planned_facts("decoder", config.model.family)
     job = Job(facts=facts, parallel=config.parallel, training=config.training, sequence=config.data.length)
     return by_axis(predict_traffic(job))
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from fanin.datacenter.families.decoders import PRESETS
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.planner.facts import decoder_facts
-from fanin.datacenter.planner.presets import PRESETS
 from fanin.datacenter.watch.flops import HARDWARE, Work, best_gemm, cpu_hardware, hardware_of, mfu
 from fanin.protos.errors import InvalidInput
 

@@ -16,7 +16,7 @@ from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from fanin.commands.main import main
 from fanin.commands.plan import progress_of
-from fanin.datacenter.models.decoder import DecoderConfig
+from fanin.datacenter.families.decoders import PRESETS
 from fanin.datacenter.network.counters import ALL_REDUCE, SEND, Amount
 from fanin.datacenter.network.links import LINKS, Link, Topology, link_of
 from fanin.datacenter.parallel.checks import check_job
@@ -27,7 +27,6 @@ from fanin.datacenter.planner.bubble import bubble_share, bubble_units, max_in_f
 from fanin.datacenter.planner.choices import describe
 from fanin.datacenter.planner.facts import decoder_facts
 from fanin.datacenter.planner.memory import worst_memory
-from fanin.datacenter.planner.presets import PRESETS, config_of
 from fanin.datacenter.planner.search import factorisations, jobs
 from fanin.datacenter.planner.timing import Machine, Timing, predict_timing
 from fanin.datacenter.planner.traffic import predict_traffic
@@ -275,25 +274,6 @@ def test_axes_that_leave_a_node_take_the_longer_way() -> None:
 def test_a_link_has_a_speed(text: str) -> None:
     with pytest.raises(InvalidInput, match="link"):
         link_of(text)
-
-
-def test_models_are_named_or_in_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text("[model.decoder]\nwidth = 128\ntied = true\n")
-    assert config_of(str(path)) == DecoderConfig(width=128, tied=True)
-    assert config_of("8b").num_layers == 32
-    for text, message in (
-        ("[model.decoder]\nwidht = 3\n", "got widht = 3 in .*, expected one of vocabulary"),
-        ("[model.decoder]\nwidth = 1.5\n", "got width = 1.5 in .*, expected int"),
-        ("[model.decoder]\nwidth = true\n", "got width = True in .*, expected int"),
-        ("width = 3\n", r"has no table \[model\.decoder\]"),
-        ("[model", "is not TOML"),
-    ):
-        path.write_text(text)
-        with pytest.raises(InvalidInput, match=message):
-            config_of(str(path))
-    with pytest.raises(InvalidInput, match=r"got '9b', expected a \.toml file or one of tiny, 8m"):
-        config_of("9b")
 
 
 def test_the_command_tells_a_person_and_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,13 +9,13 @@ from functools import cache
 
 import pytest
 
+from fanin.datacenter.families.decoders import PRESETS
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.network.links import LINKS, Link, Topology, link_of
 from fanin.datacenter.parallel.settings import ParallelSettings, Recompute
 from fanin.datacenter.planner import LayoutChoice, LayoutRequest
 from fanin.datacenter.planner.facts import ModelFacts, decoder_facts
 from fanin.datacenter.planner.memory import worst_memory
-from fanin.datacenter.planner.presets import PRESETS
 from fanin.datacenter.planner.timing import Machine, predict_timing
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.watch.flops import HARDWARE

@@ -13,12 +13,12 @@ import typer
 
 from fanin import datacenter
 from fanin.commands.console.terminal import JsonOption, run_command, write_json
+from fanin.datacenter.families.decoders import PRESETS
 from fanin.datacenter.network.counters import by_axis
 from fanin.datacenter.network.links import LINKS
 from fanin.datacenter.planner import LayoutChoice, LayoutRequest
 from fanin.datacenter.planner.choices import GIGABYTE, describe
 from fanin.datacenter.planner.options import PlanOptions
-from fanin.datacenter.planner.presets import PRESETS
 from fanin.datacenter.watch.flops import HARDWARE
 
 SHOWN_AFTER_S: Final = 1.0
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 
 def plan(
     model: Annotated[
-        str, typer.Option("--model", help=f"One of {', '.join(PRESETS)}, or a .toml file with a table [model.decoder].")
+        str, typer.Option("--model", help=f"One of {', '.join(PRESETS)}, or a .toml file with a table [model.NAME].")
     ],
     world: Annotated[
         int | None, typer.Option("--world", min=1, help="Number of ranks; default: those of --mesh.")

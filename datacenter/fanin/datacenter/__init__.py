@@ -12,6 +12,7 @@ Importing this package does not import torch; the first use of a name does. Room
 - ``files``: the files that launcher and ranks exchange.
 - ``data``: samples and their order.
 - ``models``: the models that fanin trains.
+- ``families``: the kinds of models that a config names.
 - ``training``: the training loop.
 - ``parallel``: the engine that computes one process's numbers on any mesh of ranks.
 - ``ranks``: the mesh, and a rank's device and process group.

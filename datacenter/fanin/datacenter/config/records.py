@@ -8,16 +8,37 @@ module does not import torch.
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import InvalidInput
 
+if typing.TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 T = TypeVar("T")
 SCALARS: typing.Final = (bool, int, float, str)
+NAMED: typing.Final = "named"
+"""Key of a field's metadata: the ``NamedTables`` that the field is read with."""
+
+
+class NamedTables(Protocol):
+    """A field whose table has a name of its own instead of the field's: a model family as ``[model.NAME]``."""
+
+    def names(self) -> tuple[str, ...]:
+        """Return the known names, for errors."""
+
+    def kind(self, name: str) -> type | None:
+        """Return the record that a table of this name is read as, or None if the name is unknown."""
+
+    def value(self, name: str, record: object) -> object:
+        """Return the value of the field."""
+
+    def named(self, value: object) -> tuple[str, object]:
+        """Return the name and the record of a value."""
 
 
 def record_of(kind: type[T], row: object, where: str) -> T:
@@ -32,16 +53,40 @@ def _record(kind: type[T], row: object, where: str) -> T:
     if not isinstance(row, dict):
         raise InvalidInput(f"{where or 'all of it'}: got {row!r}, expected a table")
     hints = typing.get_type_hints(kind)
-    known = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    known = {name: each for name, each in fields.items() if NAMED not in each.metadata}
+    named = {}
+    for name, each in fields.items():
+        if NAMED in each.metadata:
+            others = {key: value for key, value in row.items() if key not in known}
+            row = {key: value for key, value in row.items() if key in known}
+            named = _named(name, each.metadata[NAMED], others, where, tuple(known))
     for key in row:
         if key not in known:
-            raise InvalidInput(f"{_within(where)}got unknown key {key!r}{_nearest(key, known)}")
+            raise InvalidInput(f"{_within(where)}got unknown key {key!r}{_nearest(key, tuple(known))}")
     for name, each in known.items():
         if name not in row and each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
             raise InvalidInput(f"{_within(where)}got no {name}, expected a value")
     return kind(
-        **{name: _value(hints[name], value, f"{where}.{name}" if where else name) for name, value in row.items()}
+        **{name: _value(hints[name], value, f"{where}.{name}" if where else name) for name, value in row.items()},
+        **named,
     )
+
+
+def _named(
+    field: str, tables: NamedTables, row: Mapping[str, object], where: str, fields: tuple[str, ...]
+) -> dict[str, object]:
+    """Return the field and its value from the keys of a table that are no fields, or nothing if there are none."""
+    values = {}
+    for name, value in row.items():
+        kind = tables.kind(name)
+        if kind is None:
+            known = tuple(dict.fromkeys((*fields, *tables.names())))
+            raise InvalidInput(f"{_within(where)}got unknown key {name!r}{_nearest(name, known)}")
+        values[field] = tables.value(name, _record(kind, value, f"{where}.{name}" if where else name))
+    if len(row) > 1:
+        raise InvalidInput(f"{_within(where)}got {' and '.join(row)}, expected one of {', '.join(tables.names())}")
+    return values
 
 
 def row_of(value: object) -> object:
@@ -49,17 +94,27 @@ def row_of(value: object) -> object:
     if isinstance(value, MeshShape | Path):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: row_of(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return dict(_rows(value))
     if isinstance(value, Mapping):
         return {key: row_of(each) for key, each in value.items()}
     return [row_of(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _rows(record: "DataclassInstance") -> Iterator[tuple[str, object]]:
+    for each in dataclasses.fields(record):
+        value = getattr(record, each.name)
+        if NAMED not in each.metadata:
+            yield each.name, row_of(value)
+        elif value is not None:
+            name, table = each.metadata[NAMED].named(value)
+            yield name, row_of(table)
 
 
 def _within(where: str) -> str:
     return f"[{where}]: " if where else ""
 
 
-def _nearest(key: str, known: Mapping[str, object]) -> str:
+def _nearest(key: str, known: tuple[str, ...]) -> str:
     near = get_close_matches(key, known, 1)
     return f", did you mean {near[0]!r}?" if near else f", expected some of {', '.join(known)}"
 

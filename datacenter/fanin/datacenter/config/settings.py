@@ -9,11 +9,10 @@ from math import inf
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from fanin.datacenter.models.decoder import DecoderConfig
-from fanin.datacenter.models.encoder import EncoderConfig
-from fanin.datacenter.models.pretrained import PretrainedSettings, pretrained_skeleton
-from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style, decoder_layout, encoder_layout
-from fanin.datacenter.parallel.transformers_layout import pretrained_layout
+from fanin.datacenter.config.records import NAMED
+from fanin.datacenter.families.family import FamilyModel
+from fanin.datacenter.families.known import family_model, family_named, family_names, is_family
+from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style
 from fanin.protos.errors import InvalidInput
 
 SAFETENSORS: Final = ".safetensors"
@@ -90,35 +89,51 @@ class LayoutSettings:
         )
 
 
+class FamilyTables:
+    """Reads the table ``[model.NAME]`` of a family."""
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all families."""
+        return family_names()
+
+    def kind(self, name: str) -> type | None:
+        """Return the config of a family, or None if no family has this name. Raises InvalidInput."""
+        return family_named(name).config if is_family(name) else None
+
+    def value(self, name: str, record: object) -> FamilyModel:
+        """Return the model of a family. Raises InvalidInput."""
+        return family_model(name, record)
+
+    def named(self, value: object) -> tuple[str, object]:
+        """Return the name of a model's family, and the model's config."""
+        assert isinstance(value, FamilyModel)
+        return value.name, value.config
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """The model to train, the table ``[model]``. Set exactly one of the first four attributes.
+    """The model to train, the table ``[model]``. Set exactly one of the first two attributes.
 
     Attributes:
         app: An App, as ``package.module:name`` or ``path/to/file.py:name``.
-        decoder: Sizes of a decoder.
-        encoder: Sizes of an encoder.
-        pretrained: A folder with a causal or masked language model of ``transformers``.
+        family: A model of a family, the table ``[model.NAME]``.
         layout: Structure of an App's module.
         mean_over: Unit of the mean loss; an App's loss is always a mean over samples.
         initial: A file with initial values: canonical parameters of a Version, or all weights as ``.safetensors``.
     """
 
     app: str = ""
-    decoder: DecoderConfig | None = None
-    encoder: EncoderConfig | None = None
-    pretrained: PretrainedSettings | None = None
+    family: FamilyModel | None = field(default=None, metadata={NAMED: FamilyTables()})
     layout: LayoutSettings | None = None
     mean_over: Literal["", "tokens", "samples"] = ""
     initial: Path | None = None
 
     def __post_init__(self) -> None:
-        kinds = ("app", "decoder", "encoder", "pretrained")
-        chosen = [kind for kind in kinds if getattr(self, kind)]
-        if len(chosen) != 1:
-            raise InvalidInput(f"model: got {' and '.join(chosen) or 'nothing'}, expected one of {', '.join(kinds)}")
-        if not self.app and self.layout is not None:
-            raise InvalidInput(f"model: got a layout beside {chosen[0]}, expected it for an App alone")
+        if bool(self.app) == (self.family is not None):
+            chosen = "nothing" if self.family is None else f"app and {self.family.name}"
+            raise InvalidInput(f"model: got {chosen}, expected one of app, {', '.join(family_names())}")
+        if self.family is not None and self.layout is not None:
+            raise InvalidInput(f"model: got a layout beside {self.family.name}, expected it for an App alone")
         if self.app and self.mean_over == "tokens":
             raise InvalidInput("model: got mean_over 'tokens' for an App, expected 'samples', which an App's loss is")
 
@@ -129,12 +144,8 @@ class ModelSettings:
         For a pretrained model this reads its folder. It raises InvalidInput if that fails, and RuntimeMissing if
         ``transformers`` is not installed.
         """
-        if self.decoder is not None:
-            return decoder_layout(self.decoder)
-        if self.encoder is not None:
-            return encoder_layout(self.encoder)
-        if self.pretrained is not None:
-            return pretrained_layout(pretrained_skeleton(self.pretrained))
+        if self.family is not None:
+            return self.family.layout
         return UNKNOWN_LAYOUT if self.layout is None else self.layout.layout
 
 

@@ -1,6 +1,6 @@
 """Configuration of a training job, in TOML, and all checks that need no process.
 
-    [model] [model.decoder] [model.encoder] [model.pretrained] [model.layout]
+    [model] [model.layout] and one table for a family, such as [model.decoder] or [model.pretrained]
     [data] [training] [stop] [evaluation] [rate] [parallel] [communication]
     [checkpoints] [watch], and at the top level: seed
 
@@ -27,6 +27,7 @@ from fanin.datacenter.config.settings import (
     StopSettings,
     WatchSettings,
 )
+from fanin.datacenter.models.pretrained import PretrainedSettings
 from fanin.datacenter.models.pretrained_folder import ONE_FILE, weights_in
 from fanin.datacenter.parallel.checks import check_job, check_sequence
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
@@ -60,13 +61,9 @@ class TrainConfig:
             raise InvalidInput(
                 "evaluation: got keep 'best' beside checkpoints, expected 'last': a checkpoint has one set of values"
             )
-        encoder, pretrained, weights = self.model.encoder, self.model.pretrained, self.checkpoints.weights
-        if encoder is not None and self.data.windows and self.data.length > encoder.context:
-            raise InvalidInput(
-                f"data: got length {self.data.length}, expected at most the encoder's context {encoder.context}"
-            )
-        if pretrained is not None and weights is not None:
-            _check_export(pretrained.folder, weights)
+        folder, weights = _folder(self.model), self.checkpoints.weights
+        if folder is not None and weights is not None:
+            _check_export(folder, weights)
         check_communication(self.communication, self.parallel, (self.evaluation.every, self.checkpoints.every))
         check_traffic(self.communication, counted=self.watch.traffic)
         check_skips(self.communication, self.training.max_skips)
@@ -118,10 +115,10 @@ def check_config(config: TrainConfig, num_processes: int) -> None:
     """
     if num_processes < 1:
         raise InvalidInput(f"datacenter job: got {num_processes} processes, expected at least 1")
-    mesh, pretrained, initial = config.parallel.mesh, config.model.pretrained, config.model.initial
-    if pretrained is not None and initial is not None and weights_in(pretrained.folder):
+    mesh, folder, initial = config.parallel.mesh, _folder(config.model), config.model.initial
+    if folder is not None and initial is not None and weights_in(folder):
         raise InvalidInput(
-            f"model: got initial {initial} and weights in {pretrained.folder}, expected one of them; leave initial "
+            f"model: got initial {initial} and weights in {folder}, expected one of them; leave initial "
             "out, or take a folder that has config.json alone"
         )
     if config.model.app and config.model.layout is None and mesh.pp * mesh.tp > 1:
@@ -132,9 +129,33 @@ def check_config(config: TrainConfig, num_processes: int) -> None:
     check_job(config.model.parallel_layout, config.parallel, config.training, num_processes)
     if config.data.windows:
         check_sequence(config.parallel, config.data.length)
+    check_tokens(config)
     _check_evaluation(config)
     if config.watch.tensorboard:
         check_tensorboard()
+
+
+def check_tokens(config: TrainConfig) -> None:
+    """Raise InvalidInput unless a family's model can read the windows of the data."""
+    data, family = config.data, config.model.family
+    tokens = None if family is None else family.tokens
+    if data.mask_token is not None and not (tokens is not None and tokens.masked and data.windows):
+        raise InvalidInput(
+            f"data: got mask_token {data.mask_token}, expected none: it hides tokens of a text from an encoder or a "
+            "masked model"
+        )
+    if family is None or tokens is None or not data.windows:
+        return
+    if tokens.positions is not None and data.length > tokens.positions:
+        raise InvalidInput(
+            f"data: got length {data.length}, expected at most the model's {tokens.positions} positions "
+            f"([model.{family.name}])"
+        )
+    if tokens.own_mask and data.mask_token is None:
+        raise InvalidInput(
+            f"data: got no mask_token for [model.{family.name}] with weights, expected the id that its tokenizer gives "
+            "the mask; without weights the token after the data's last one is the mask"
+        )
 
 
 def fit_config(config: TrainConfig, num_processes: int) -> TrainConfig:
@@ -155,6 +176,12 @@ def fit_config(config: TrainConfig, num_processes: int) -> TrainConfig:
             "divided among every number of machines, or other numbers of them"
         ) from exc
     return fitted
+
+
+def _folder(model: ModelSettings) -> Path | None:
+    """Return the folder that a pretrained model comes from."""
+    config = None if model.family is None else model.family.config
+    return config.folder if isinstance(config, PretrainedSettings) else None
 
 
 def _check_export(folder: Path, weights: Path) -> None:

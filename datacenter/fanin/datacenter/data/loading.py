@@ -18,6 +18,7 @@ from fanin.datacenter.config.settings import SHAKESPEARE, DataSettings
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.masked import MaskedSamples
 from fanin.datacenter.data.samples import DataSplit, ExampleSamples, Tokens, WindowSamples
+from fanin.datacenter.families.family import TokenModel
 from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -25,21 +26,20 @@ if TYPE_CHECKING:
     from fanin.edge.export.app import App
 
 
-def load_data(config: TrainConfig, app: "App | None", vocabulary: int, *, masked: bool) -> DataSplit:
+def load_data(config: TrainConfig, app: "App | None", model: TokenModel) -> DataSplit:
     """Load the data of a job.
 
     Args:
         config: The job's config.
         app: The App, if the model is one.
-        vocabulary: Tokens that the model knows.
-        masked: Whether the model learns from masked tokens.
+        model: The tokens that the model reads and predicts.
 
     Raises:
         InvalidInput: The data cannot be read, or does not fit the model.
     """
     data, per_token = config.data, app is None and config.model.mean_over != "samples"
     if not data.windows:
-        train_examples, held_out_examples = _load_examples(data, config, app, vocabulary)
+        train_examples, held_out_examples = _load_examples(data, config, app, model)
         return DataSplit(
             train=ExampleSamples(train_examples, per_token=per_token),
             held_out=ExampleSamples(held_out_examples, per_token=per_token),
@@ -53,7 +53,9 @@ def load_data(config: TrainConfig, app: "App | None", vocabulary: int, *, masked
         num_tokens, halves = len(set(text)), split_text(text, data.held_fraction)
     mask = num_tokens if data.mask_token is None else data.mask_token
     _check_vocabulary(
-        max(num_tokens, mask + 1) if masked else num_tokens, vocabulary, f"{where} and a mask" if masked else where
+        max(num_tokens, mask + 1) if model.masked else num_tokens,
+        model.vocabulary,
+        f"{where} and a mask" if model.masked else where,
     )
     train, held_out = (
         MaskedSamples(
@@ -65,7 +67,7 @@ def load_data(config: TrainConfig, app: "App | None", vocabulary: int, *, masked
             stream=stream,
             per_token=per_token,
         )
-        if masked
+        if model.masked
         else WindowSamples(tokens, data.length, per_token=per_token)
         for stream, tokens in enumerate(halves)
     )
@@ -148,10 +150,10 @@ def _count_tokens(flat: Tokens, where: str) -> int:
 
 
 def _load_examples(
-    data: DataSettings, config: TrainConfig, app: "App | None", vocabulary: int
+    data: DataSettings, config: TrainConfig, app: "App | None", model: TokenModel
 ) -> tuple[Examples, Examples]:
     assert data.examples is not None, "a config has one of them"
-    examples, encoder = read_npz(data.examples), config.model.encoder
+    examples = read_npz(data.examples)
     if app is not None:
         from fanin.edge.export.app import inputs_of
 
@@ -162,13 +164,13 @@ def _load_examples(
             f"{data.examples}: got x {examples.x.dtype} {examples.x.shape} and y {examples.y.shape}, expected int32 "
             "tokens and their target tokens (n, T)"
         )
-    elif encoder is not None and examples.x.shape[1] > encoder.context:
+    elif model.positions is not None and examples.x.shape[1] > model.positions:
         raise InvalidInput(
-            f"{data.examples}: got {examples.x.shape[1]} tokens a sample, expected at most the encoder's context "
-            f"{encoder.context}"
+            f"{data.examples}: got {examples.x.shape[1]} tokens a sample, expected at most the model's "
+            f"{model.positions} positions"
         )
     else:
-        _check_vocabulary(int(max(examples.x.max(), examples.y.max())) + 1, vocabulary, str(data.examples))
+        _check_vocabulary(int(max(examples.x.max(), examples.y.max())) + 1, model.vocabulary, str(data.examples))
     if len(examples) == 1:
         raise InvalidInput(f"{data.examples}: got 1 example, expected at least 2: one is held out")
     num_held = min(max(1, round(len(examples) * data.held_fraction)), len(examples) - 1)

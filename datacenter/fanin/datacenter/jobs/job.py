@@ -161,8 +161,8 @@ def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, sto
     initial, weights = config.model.initial, config.checkpoints.weights
     if initial is not None and initial.suffix == SAFETENSORS:
         import_weights(engine, initial)
-    if job.weights is not None:
-        import_weights(engine, job.weights, job.aside, cast=True)
+    if job.files.weights is not None:
+        import_weights(engine, job.files.weights, job.files.aside, cast=True)
     started_s = time.monotonic()
     with JobCheckpoints(config.checkpoints, engine, config.seed, writes=rank == 0) as checkpoints:
         loop = TrainingLoop(engine, job.scored, config, job.data, checkpoints.state)
@@ -172,8 +172,8 @@ def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, sto
     # A job that was stopped has time for a checkpoint only, and these weights are not its final ones.
     if weights is not None and not stop.stopped:
         export_weights(engine, weights, WEIGHTS_KIND)
-        if job.exported is not None and rank == 0:
-            write_file(weights.with_name(CONFIG), job.exported)
+        if job.files.exported is not None and rank == 0:
+            write_file(weights.with_name(CONFIG), job.files.exported)
     traffic = None if monitor is None else monitor.traffic
     metrics = Metrics(
         trained=history,

@@ -21,7 +21,7 @@ from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.files.jobfiles import ROWS_FILE
 from fanin.datacenter.network.counters import ByteCounter, by_axis, make_visible
 from fanin.datacenter.parallel.engine import Engine
-from fanin.datacenter.planner.facts import decoder_facts
+from fanin.datacenter.planner.facts import planned_facts
 from fanin.datacenter.planner.spread import Job
 from fanin.datacenter.planner.traffic import predict_traffic
 from fanin.datacenter.training.loop import TrainingLoop
@@ -108,16 +108,19 @@ class RankMonitor:
 def predicted_traffic(config: TrainConfig) -> dict[str, int] | None:
     """Return the bytes that the planner predicts for a step of the first rank, by axis.
 
-    The planner has a formula for decoders on text, in eager mode, whose uncompressed gradients are sent in every step.
+    The planner has a formula for the families that it describes (``Family.planned``) on text, in eager mode, whose
+    uncompressed gradients are sent in every step.
 
     Returns:
         Bytes by axis, or None if the planner has no formula for the job.
     """
-    decoder, parallel = config.model.decoder, config.parallel
+    family, parallel = config.model.family, config.parallel
     usual = config.communication.plain and config.rate.scale != ADASCALE and not config.training.freeze
-    if decoder is None or not config.data.windows or not usual or parallel.compile or parallel.precision == "fp16":
+    if family is None or not family.family.planned or not config.data.windows:
         return None
-    facts = decoder_facts("decoder", decoder)
+    if not usual or parallel.compile or parallel.precision == "fp16":
+        return None
+    facts = planned_facts(family.name, family)
     job = Job(facts=facts, parallel=parallel, training=config.training, sequence=config.data.length)
     return by_axis(predict_traffic(job))
 
@@ -138,11 +141,12 @@ def _sinks(settings: WatchSettings, folder: Path, *, is_new: bool) -> list[Sink]
 
 
 def _scale(config: TrainConfig, engine: Engine) -> Scale:
-    """Return the reference values, as far as they are known: a decoder's FLOPs, and a GPU's or measured CPU's peak."""
-    parallel, decoder, device = config.parallel, config.model.decoder, engine.rank_model.device
+    """Return the reference values, as far as they are known: a family's FLOPs, and a GPU's or measured CPU's peak."""
+    parallel, family, device = config.parallel, config.model.family, engine.rank_model.device
     flops, peak = 0.0, 0.0
-    if decoder is not None and config.data.windows:
-        flops = float(decoder_facts("decoder", decoder).work.flops_per_token(config.data.length))
+    work = family.work if family is not None and config.data.windows else None
+    if work is not None:
+        flops = float(work.flops_per_token(config.data.length))
     if device.type == "cuda":
         hardware = hardware_of(torch.cuda.get_device_name(device))
         full = parallel.precision == "full"

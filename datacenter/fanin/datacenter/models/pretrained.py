@@ -81,25 +81,6 @@ class PretrainedSettings:
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pretrained:
-    """A model from a folder. The folder is read only once, because it may be gone when the job ends.
-
-    Attributes:
-        module: the model; its parameters are not loaded yet if ``weights`` is a file.
-        weights: the file that leads to its weights; None if the parameters are already in the module.
-        exported: the config, as JSON, for weights that this job writes.
-        masked: whether the model predicts masked tokens instead of the next one.
-        from_seed: whether the parameters were initialized from a seed, because the folder has no weights.
-    """
-
-    module: nn.Module
-    weights: Path | None
-    exported: bytes
-    masked: bool
-    from_seed: bool
-
-
 def pretrained_skeleton(settings: PretrainedSettings) -> nn.Module:
     """Build a model without loading its parameters, to inspect its names, sizes and forward function.
 
@@ -112,8 +93,8 @@ def pretrained_skeleton(settings: PretrainedSettings) -> nn.Module:
     return module_of(read_config(settings.folder), settings.dtype, None, str(settings.folder))
 
 
-def pretrained_module(settings: PretrainedSettings, seed: int) -> Pretrained:
-    """Build a model for training.
+def pretrained_module(settings: PretrainedSettings, seed: int) -> nn.Module:
+    """Build a model for training. Its parameters are not loaded yet if ``weights_of`` returns a file.
 
     Args:
         settings: the folder and the dtype.
@@ -124,17 +105,20 @@ def pretrained_module(settings: PretrainedSettings, seed: int) -> Pretrained:
     """
     weights, config, where = weights_in(settings.folder), read_config(settings.folder), str(settings.folder)
     module = module_of(config, settings.dtype, seed if weights is None else None, where)
-    exported, masked = exported_config(config, settings.dtype), _is_masked(module)
-    translated = weights is not None and _is_renamed(module, weights)
-    if translated:
+    if weights is not None and _is_renamed(module, weights):
         _load_translated(module, settings)
-    return Pretrained(
-        module=module,
-        weights=None if translated else weights,
-        exported=exported,
-        masked=masked,
-        from_seed=weights is None,
-    )
+    return module
+
+
+def weights_of(settings: PretrainedSettings, module: nn.Module) -> Path | None:
+    """Return the file that leads to the weights of a folder, or None if the parameters are already in the module."""
+    weights = weights_in(settings.folder)
+    return None if weights is None or _is_renamed(module, weights) else weights
+
+
+def exported_of(settings: PretrainedSettings) -> bytes:
+    """Return the config, as JSON, for weights that a job writes."""
+    return exported_config(read_config(settings.folder), settings.dtype)
 
 
 @_silenced()
@@ -205,7 +189,8 @@ def _head_of(library: ModuleType, config: object, fields: JsonObject, where: str
     )
 
 
-def _is_masked(module: nn.Module) -> bool:
+def is_masked(module: nn.Module) -> bool:
+    """Return whether a model predicts masked tokens instead of the next one."""
     return type(module).__name__.endswith(MASKED_HEAD)
 
 

@@ -76,13 +76,18 @@ def pretrained_model(module: nn.Module, objective: Objective = TOKENS) -> "Train
     from fanin.datacenter.parallel.build import TrainableModel
 
     layout = pretrained_layout(module)
+    return TrainableModel(module=logits_only(module), layout=layout, objective=objective)
+
+
+def logits_only(module: nn.Module) -> nn.Module:
+    """Change a model of ``transformers`` to return only its logits, and to keep no cache. Return the same module."""
     cast(PretrainedConfig, module.config).use_cache = False
 
     def logits(module: nn.Module, inputs: object, output: LogitsOutput) -> Tensor:
         return output.logits
 
     module.register_forward_hook(logits)
-    return TrainableModel(module=module, layout=layout, objective=objective)
+    return module
 
 
 def pretrained_layout(module: nn.Module) -> Layout:

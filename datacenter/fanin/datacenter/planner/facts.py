@@ -10,11 +10,12 @@ from math import ceil, prod
 from types import MappingProxyType
 from typing import Final
 
-import torch
 from torch import nn
 
-from fanin.datacenter.models.decoder import Decoder, DecoderConfig
-from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style, decoder_layout
+from fanin.datacenter.families.family import FamilyModel
+from fanin.datacenter.families.known import FAMILIES, family_model
+from fanin.datacenter.models.decoder import DecoderConfig
+from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style
 from fanin.datacenter.parallel.transforms.tensor import style_of_module
 from fanin.datacenter.watch.flops import Work
 from fanin.protos.errors import InvalidInput
@@ -153,11 +154,24 @@ def facts_of(name: str, module: nn.Module, layout: Layout) -> ModelFacts:
     )
 
 
+def planned_facts(name: str, model: FamilyModel) -> ModelFacts:
+    """Return the facts of a model of a family.
+
+    Raises:
+        InvalidInput: the planner has no formulas for the family, or its layout names too little.
+    """
+    if not model.family.planned:
+        planned = ", ".join(each for each, family in FAMILIES.items() if family.planned)
+        raise InvalidInput(
+            f"planner: got the family {model.name!r}, expected one whose layers the planner's formulas describe: "
+            f"{planned}"
+        )
+    return facts_of(name, model.skeleton(), model.layout)
+
+
 def decoder_facts(name: str, config: DecoderConfig) -> ModelFacts:
     """Return the facts of ``models.decoder.Decoder``."""
-    with torch.device("meta"):
-        module = Decoder(config)
-    return facts_of(name, module, decoder_layout(config))
+    return planned_facts(name, family_model("decoder", config))
 
 
 def _style(name: str, layout: Layout) -> Style:

@@ -12,8 +12,8 @@ from typing import Final
 from fanin.datacenter.network.links import Topology, link_of
 from fanin.datacenter.parallel.settings import Precision
 from fanin.datacenter.planner.choices import GIGABYTE, LayoutChoice, LayoutRequest
-from fanin.datacenter.planner.facts import decoder_facts
-from fanin.datacenter.planner.presets import config_of
+from fanin.datacenter.planner.facts import planned_facts
+from fanin.datacenter.planner.presets import model_named
 from fanin.datacenter.planner.search import plan as search
 from fanin.datacenter.planner.search import price
 from fanin.datacenter.planner.timing import Machine
@@ -32,7 +32,7 @@ class PlanOptions:
     """A model and the machines to train it on.
 
     Attributes:
-        model: Name of a preset, or path of a .toml file with a table ``[model.decoder]``.
+        model: Name of a preset, or path of a .toml file with a family's table, such as ``[model.decoder]``.
         world: Number of ranks; by default that of ``mesh``.
         mesh: The only mesh to evaluate, such as ``pp=2,dp_shard=4``, whether it fits or not; "" for all meshes.
         memory_gb: Memory of each rank in gigabytes (10^9 bytes); by default 90 % of the device's.
@@ -94,7 +94,7 @@ def plan(options: PlanOptions, progress: Callable[[float, int], None] = lambda s
         ranks_per_node=options.ranks_per_node,
     )
     request = LayoutRequest(
-        facts=decoder_facts(options.model, config_of(options.model)),
+        facts=planned_facts(options.model, model_named(options.model)),
         machine=Machine(hardware=hardware, topology=topology, efficiency=options.efficiency or hardware.efficiency),
         world=options.world or (1 if shape is None else shape.num_ranks),
         memory_bytes=round(memory),

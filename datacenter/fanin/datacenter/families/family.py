@@ -1,0 +1,146 @@
+"""The record of a model family, and a model of a family.
+
+A ``Family`` holds functions of a config, which is a frozen dataclass that validates itself. A ``FamilyModel`` is a
+family with one config: the table ``[model.NAME]`` of a job. All its methods may be called before a process starts.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from fanin.datacenter.parallel.layout import Layout
+from fanin.datacenter.watch.flops import Work
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenModel:
+    """The tokens that a model reads, and what it predicts.
+
+    Attributes:
+        vocabulary: number of token ids.
+        positions: the longest sequence; None for any length.
+        masked: whether the model predicts masked tokens. Otherwise it predicts the next token.
+        own_mask: whether the model already knows a mask token, so the job must name it (``data.mask_token``).
+    """
+
+    vocabulary: int
+    positions: int | None = None
+    masked: bool = False
+    own_mask: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """The files that a model comes from, and those that its final weights need.
+
+    Attributes:
+        weights: a ``.safetensors`` file, or the index of several, with weights that are not yet in the module.
+        aside: patterns for the names of further tensors in ``weights``, which are ignored.
+        exported: contents of the config.json to write next to the final weights.
+    """
+
+    weights: Path | None = None
+    aside: tuple[str, ...] = ()
+    exported: bytes | None = None
+
+
+def no_files(config: object, module: nn.Module) -> ModelFiles:
+    """Return the files of a model that comes from none."""
+    return ModelFiles()
+
+
+def no_work(config: object) -> Work | None:
+    """Return the FLOPs of a family that does not report them."""
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family(Generic[C]):
+    """One kind of model: the functions of its config.
+
+    A module maps tokens (B, T) to logits (B, T, vocabulary).
+
+    Attributes:
+        config: a frozen dataclass of the sizes. Its fields are the keys of the table ``[model.NAME]``.
+        build: (config, seed) -> the module. Its parameters are a function of both alone.
+        layout: (config) -> the names of its modules, and how they are spread.
+        tokens: (config) -> the tokens that it reads.
+        work: (config) -> the FLOPs of a token, for the MFU; None if they are unknown.
+        presets: configs by name, for ``fanin plan``.
+        files: (config, module) -> the files of the model, called after ``build``.
+        planned: whether the planner's formulas describe the layers: pre-norm attention and SwiGLU, as in ``decoder``.
+    """
+
+    config: type[C]
+    build: Callable[[C, int], nn.Module]
+    layout: Callable[[C], Layout]
+    tokens: Callable[[C], TokenModel]
+    work: Callable[[C], Work | None] = no_work
+    presets: Mapping[str, C] = field(default_factory=dict)
+    files: Callable[[C, nn.Module], ModelFiles] = no_files
+    planned: bool = False
+
+
+# The config's type differs between the families of one table, which Python's types cannot express.
+AnyFamily = Family[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyModel:
+    """A model of a family: the table ``[model.NAME]``. Create it with ``known.family_model``.
+
+    Attributes:
+        name: name of the family.
+        family: the family.
+        config: an instance of ``family.config``.
+    """
+
+    name: str
+    family: AnyFamily
+    config: object
+
+    def build(self, seed: int) -> nn.Module:
+        """Return the module, with parameters from ``seed``."""
+        return self.family.build(self.config, seed)
+
+    def skeleton(self) -> nn.Module:
+        """Return the module on torch's meta device, where it uses no memory."""
+        with torch.device("meta"):
+            return self.family.build(self.config, 0)
+
+    @property
+    def layout(self) -> Layout:
+        """The names of its modules, and how they are spread."""
+        return self.family.layout(self.config)
+
+    @property
+    def tokens(self) -> TokenModel:
+        """The tokens that it reads."""
+        return self.family.tokens(self.config)
+
+    @property
+    def work(self) -> Work | None:
+        """The FLOPs of a token, or None if they are unknown."""
+        return self.family.work(self.config)
+
+    def files(self, module: nn.Module) -> ModelFiles:
+        """Return the files of the model, after ``build`` returned ``module``."""
+        return self.family.files(self.config, module)
+
+
+def matmul_values(module: nn.Module) -> int:
+    """Return the number of values that each token is multiplied with: all matrices outside of embedding tables."""
+    matrices = {
+        id(value): value.numel()
+        for each in module.modules()
+        if not isinstance(each, nn.Embedding)
+        for value in each.parameters(recurse=False)
+        if value.ndim > 1
+    }
+    return sum(matrices.values())
