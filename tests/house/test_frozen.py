@@ -29,6 +29,7 @@ REQUIREMENTS = {
     "export": ["ai-edge-litert", "flatbuffers", "litert-torch", "onnx", "onnxruntime", "onnxscript", "torch"],
     "datacenter": ["safetensors", "torch"],
     "transformers": ["transformers"],
+    "plots": ["matplotlib"],
     "dev": [
         "build",
         "grpcio-tools",
@@ -60,6 +61,7 @@ COMMANDS = [
     "infer",
     "inspect",
     "join",
+    "partition",
     "pause",
     "plan",
     "promote",
@@ -68,6 +70,7 @@ COMMANDS = [
     "run",
     "runs",
     "serve",
+    "simulate",
     "stop",
     "train",
     "verify",

@@ -21,7 +21,7 @@ from fanin.clients.testing import Member, SyntheticTrainer, synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
-from fanin.simulation import Scenario, simulate
+from fanin.simulation import Scenario, play
 
 folder, rule, optimizer = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 stages = "".join(f"[[stages]]\\nname = '{name}'\\noptions = {{share = 0.1}}\\n" for name in sys.argv[4:])
@@ -39,7 +39,7 @@ members = tuple(
     for i in range(5)
 )
 bundle = synthetic_bundle(folder / "bundle", publisher, {"weight": (300, 10), "bias": (10,)})
-outcome = simulate(
+outcome = play(
     Scenario(plan=parse_plan(plan, "own").plan, bundle=bundle, publisher=publisher, members=members, seed=1,
              stops_s=(40.0, 90.0)),
     folder,
@@ -56,7 +56,7 @@ from fanin.clients.planfile import parse_plan
 from fanin.clients.testing import Member, SyntheticTrainer, synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.control import RoundClosed
-from fanin.simulation import Scenario, simulate
+from fanin.simulation import Scenario, play
 
 folder = Path(sys.argv[1])
 plan = f'''
@@ -69,7 +69,7 @@ stop = {{ max_rounds = 4 }}
 publisher = SigningKey.generate()
 members = tuple(Member(device=f"device-{i}", trainer=SyntheticTrainer(partition=i)) for i in range(9))
 bundle = synthetic_bundle(folder / "bundle", publisher, {"weight": (300, 10), "bias": (10,)})
-outcome = simulate(
+outcome = play(
     Scenario(plan=parse_plan(plan, "own").plan, bundle=bundle, publisher=publisher, members=members, seed=1), folder
 )
 closed = [logged.event for logged in outcome.events if isinstance(logged.event, RoundClosed)]

@@ -15,7 +15,7 @@ from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
 from fanin.protos.control import RoundClosed
 from fanin.protos.plans import Plan
-from fanin.simulation import Outcome, Scenario, simulate
+from fanin.simulation import Outcome, Scenario, play
 
 FAST = replace(WILD, piece_s=0.01, cut=0.1)
 """1.2 MB are 293 pieces of a loopback."""
@@ -39,7 +39,7 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         seed=1,
         stops_s=(30.0, 90.0),
     )
-    found = simulate(scenario, folder)
+    found = play(scenario, folder)
     assert {"stops", "is back"} <= {noted.what for noted in found.log}
     assert any(noted.what.startswith("lies: ") for noted in found.log)
     return found

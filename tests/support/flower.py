@@ -15,7 +15,7 @@ from fanin.protos.messages import Assignment, CodecSpec
 from fanin.protos.plans import DEFAULT_MAX_SHIFTS
 from fanin.server.aggregation.fold import blocks_within
 from fanin.server.folder import open_archive
-from fanin.simulation import Scenario, simulate
+from fanin.simulation import Scenario, play
 from support.virtual import PUBLISHER, plan
 
 SHAPES = {"conv": (4, 3, 3), "bias": (4,), "scale": ()}
@@ -69,7 +69,7 @@ def federated(folder: Path, codec: str) -> Federated:
     for num_rounds in range(1, NUM_ROUNDS + 1):
         wanted = plan(max_rounds=num_rounds, codec=spec)
         scenario = Scenario(plan=wanted, bundle=bundle, publisher=PUBLISHER, members=members)
-        found = simulate(scenario, folder / str(num_rounds))
+        found = play(scenario, folder / str(num_rounds))
         assert all(version.num_saturated == 0 for version in found.versions)
         parameters.append(found.parameters)
     rounds = [

@@ -6,7 +6,7 @@ from pathlib import Path
 from fanin.clients.testing import Habits, Member, SyntheticTrainer, synthetic_bundle
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos.plans import Plan
-from fanin.simulation import Outcome, Scenario, simulate
+from fanin.simulation import Outcome, Scenario, play
 from support.virtual import PUBLISHER
 
 CALM = Habits()
@@ -43,6 +43,6 @@ def told(folder: Path, plan: Plan, habits: Sequence[Habits], seed: int = 0, stop
         seed=seed,
         stops_s=stops_s,
     )
-    found = simulate(scenario, folder)
+    found = play(scenario, folder)
     assert [verdict.problem for verdict in found.verdicts if verdict.problem] == []
     return found

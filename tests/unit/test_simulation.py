@@ -20,7 +20,7 @@ from fanin.protos.errors import InvalidVersion, Unavailable
 from fanin.protos.plans import Statistic
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
-from fanin.simulation import Federation, Outcome, Scenario, simulate
+from fanin.simulation import Federation, Outcome, Scenario, play
 
 STOPS_S = (50.0, 200.0)
 
@@ -120,10 +120,10 @@ def test_a_run_that_cannot_end_is_told_of(tmp_path: Path) -> None:
         "4, and 0 devices at work; give it more members that stay, or a longer max_s"
     )
     with raises(TimeoutError, unfinished):
-        simulate(gone, tmp_path / "lost")
+        play(gone, tmp_path / "lost")
     down = "the coordinator is down at that time; end its stops earlier, or give it a longer max_s"
     with raises(TimeoutError, f"scenario: the run has not ended after 3600 s: {down}"):
-        simulate(replace(gone, stops_s=(3599.0,), down_s=60.0), tmp_path / "down")
+        play(replace(gone, stops_s=(3599.0,), down_s=60.0), tmp_path / "down")
     with pytest.raises(ValueError, match=r"expected at least one, each of another name"):
         replace(scenario, members=members([CALM]) * 2)
 
@@ -151,7 +151,7 @@ def test_a_mistake_of_the_body_is_told_bare(tmp_path: Path) -> None:
         plan=plan(), bundle=bundle_in(tmp_path), publisher=SigningKey(bytes(32)), members=members([CALM] * 4)
     )
     with pytest.raises(InvalidVersion, match="signed"):
-        simulate(scenario, tmp_path)
+        play(scenario, tmp_path)
 
 
 def test_nobody_serves_between_stop_and_start(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_statistics_of_the_plan_are_summed_within_their_bounds(tmp_path: Path) -
         folder = tmp_path / str(len(declared))
         wanted = replace(plan(max_rounds=1), statistics=declared)
         bundle = bundle_in(folder)
-        found = simulate(Scenario(plan=wanted, bundle=bundle, publisher=PUBLISHER, members=counting, seed=1), folder)
+        found = play(Scenario(plan=wanted, bundle=bundle, publisher=PUBLISHER, members=counting, seed=1), folder)
         assert dict(found.versions[0].statistics) == ({"words": 100 + 8} if declared else {})
 
 
@@ -198,7 +198,7 @@ def test_a_federation_in_memory_ends_in_the_same_bits_as_one_in_a_folder(tmp_pat
         seed=2,
         stops_s=STOPS_S,
     )
-    in_memory, in_folder = simulate(scenario), simulate(scenario, tmp_path / "folder")
+    in_memory, in_folder = play(scenario), play(scenario, tmp_path / "folder")
     assert len(in_memory.versions) == 3
     assert in_memory.digests == in_folder.digests
     assert in_memory.events == in_folder.events

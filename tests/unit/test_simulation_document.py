@@ -1,18 +1,47 @@
-"""docs/simulation.md: its example runs as it stands, and prints what is printed there."""
+"""docs/simulation.md: its examples run as they stand, and print what is printed there."""
 
 import re
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
+import pytest
 from house.tree import ROOT
 
+from fanin.clients.data.digits import load_digits
+from fanin.simulation import partition
+
 TEXT = (ROOT / "docs" / "simulation.md").read_text()
+TEN_LINES, PARTITIONER, FAULTS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
-def test_the_example_prints_what_the_page_says() -> None:
-    (code,) = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    (expected,) = re.findall(r"^```text\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def run(code: str, folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == expected
+    return done.stdout
+
+
+def test_a_run_with_faults_prints_what_the_page_says(tmp_path: Path) -> None:
+    (expected,) = re.findall(r"^```text\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    assert run(FAULTS, tmp_path) == expected
     assert expected.endswith("True\n")
+
+
+def test_ten_lines_train_a_module(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    lines = [line for line in TEN_LINES.splitlines() if line and not line.startswith(("import", "from"))]
+    assert len(lines) <= 9
+    output = run(f"{TEN_LINES}\nprint(result.rounds[-1].test_accuracy > 0.5, len(result.rounds))", tmp_path)
+    assert output.endswith("True 21\n")
+    assert (tmp_path / "rounds.png").stat().st_size > 1000
+
+
+def test_the_partitioner_of_the_page_skews_a_feature() -> None:
+    names: dict[str, object] = {}
+    exec(PARTITIONER, names)
+    by = names["by_brightness"]({})  # type: ignore[operator]
+    parts = partition(load_digits(), 4, by)
+    means = [float(part.x.mean()) for part in parts]
+    assert means == sorted(means)
+    assert np.ptp(means) > 0.05

@@ -13,7 +13,7 @@ from fanin.protos.control import RoundClosed
 from fanin.protos.messages import CodecSpec
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
-from fanin.simulation import Scenario, simulate
+from fanin.simulation import Scenario, play
 
 NUM_DEVICES, NUM_ROUNDS = 6, 6
 
@@ -37,7 +37,7 @@ def test_devices_that_leave_at_any_moment_have_the_states_that_their_assignments
     )
     bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES, scaffold=True)
     scenario = Scenario(plan=wanted, bundle=bundle, publisher=PUBLISHER, members=members, seed=3, stops_s=(30.0, 90.0))
-    outcomes = [simulate(scenario, tmp_path / name) for name in ("first", "second")]
+    outcomes = [play(scenario, tmp_path / name) for name in ("first", "second")]
     assert outcomes[0].digests == outcomes[1].digests
     closed = [logged.event for logged in outcomes[0].events if isinstance(logged.event, RoundClosed)]
     # Devices take part again, so that they begin with states.

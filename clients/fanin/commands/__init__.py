@@ -8,6 +8,7 @@ Reading order:
 - ``serve``, ``join``: the two long-running processes, coordinator and device
 - ``export``, ``assemble``, ``inspect``, ``infer``: Bundles and model files
 - ``plan``, ``train``: the datacenter
+- ``simulation``: simulated clients on this machine, and partitions of data
 - ``control/``: subcommands that call a coordinator about its Runs
 - ``demo/``, ``bench/``: the whole loop on one machine, and measurements
 - ``console/``: helpers of all subcommands

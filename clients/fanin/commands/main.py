@@ -80,6 +80,15 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
             module="train",
             extras=("server", "export", "datacenter"),
         ),
+        "simulate": Subcommand(
+            summary="train an App on simulated clients of this machine",
+            module="simulation",
+            function="simulate",
+            extras=("server", "export"),
+        ),
+        "partition": Subcommand(
+            summary="spread a data set over clients, and draw it", module="simulation", function="draw"
+        ),
         "bench": Subcommand(summary="measure a coordinator, or ranks, on this machine", module="bench"),
     }
 )
@@ -101,6 +110,7 @@ EXTRAS_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "flatbuffers": ("export",),
         "ai_edge_litert": ("litert", "export"),
         "onnxruntime": ("onnx", "export"),
+        "matplotlib": ("plots",),
     }
 )
 """The extras that install a library; any one of them is enough."""

@@ -1,15 +1,19 @@
-"""A federation in memory: the production coordinator and devices in one process, on a virtual clock.
+"""Federations on one machine: the production coordinator and devices in one process, on a virtual clock.
 
-    outcome = simulate(scenario, folder)                          # the same scenario, the same bits and the same log
-    async with Federation(folder, seed=0) as federation: ...      # step by step, inside ``run_virtual``
+    clients = partition(data, 100, Dirichlet(alpha=0.3))            # the examples of each client
+    result = simulate(app, clients, cohort=10, rounds=20)           # train a torch module on them
+    outcome = play(scenario, folder)                                # a Run with faults: the same bits, the same log
+    async with Federation(folder, seed=0) as federation: ...        # step by step, inside ``run_virtual``
 
-The simulation composes ``fanin.server`` and ``fanin.clients`` through the Protocol ``Fleet``. Clock, network, threads
-and training are replaced; everything else is production code (docs/simulation.md). The names in ``__all__`` are
-public, and their modules are imported when a name is first used.
+The simulation composes ``fanin.server`` and ``fanin.clients`` through the Protocol ``Fleet``. Clock, network and
+threads are replaced; everything else is production code (docs/simulation.md). The names in ``__all__`` are public, and
+their modules are imported when a name is first used.
 
 Reading order:
 
-- ``scenario``: ``simulate``, one Run from a ``Scenario`` to its ``Outcome``
+- ``partitioning``, ``partitioners``: the examples of each client; ``data``: data sets by name
+- ``experiment``: ``simulate``, from an App to a ``Result``; ``result``: its rows; ``plots``: its figures
+- ``scenario``: ``play``, one Run from a ``Scenario`` to its ``Outcome``
 - ``federation``: ``Federation``, a coordinator with its devices
 - ``coordinator``: one coordinator that can stop and start again
 - ``operator``: the calls of an operator, without a network
@@ -19,11 +23,75 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fanin.simulation.data import LoadedData, examples_of, load_data
+    from fanin.simulation.experiment import ClientFailed, SimulationSettings, simulate
     from fanin.simulation.federation import Federation
-    from fanin.simulation.scenario import Outcome, Scenario, simulate
+    from fanin.simulation.partitioners import (
+        Dirichlet,
+        Iid,
+        LabelSkew,
+        Natural,
+        Partitioner,
+        Pathological,
+        Quantity,
+        Shards,
+    )
+    from fanin.simulation.partitioning import Partition, partition
+    from fanin.simulation.result import ClientFailure, ClientRow, Result, RoundRow
+    from fanin.simulation.scenario import Outcome, Scenario, play
 
-__all__ = ["Federation", "Outcome", "Scenario", "simulate"]
-_MODULES = {"Federation": "federation", "Outcome": "scenario", "Scenario": "scenario", "simulate": "scenario"}
+_MODULES = {
+    "ClientFailed": "experiment",
+    "ClientFailure": "result",
+    "ClientRow": "result",
+    "LoadedData": "data",
+    "Dirichlet": "partitioners",
+    "Federation": "federation",
+    "Iid": "partitioners",
+    "LabelSkew": "partitioners",
+    "Natural": "partitioners",
+    "Outcome": "scenario",
+    "Partition": "partitioning",
+    "Partitioner": "partitioners",
+    "Pathological": "partitioners",
+    "Quantity": "partitioners",
+    "Result": "result",
+    "RoundRow": "result",
+    "Scenario": "scenario",
+    "Shards": "partitioners",
+    "SimulationSettings": "experiment",
+    "examples_of": "data",
+    "load_data": "data",
+    "partition": "partitioning",
+    "play": "scenario",
+    "simulate": "experiment",
+}
+__all__ = [
+    "ClientFailed",
+    "ClientFailure",
+    "ClientRow",
+    "Dirichlet",
+    "Federation",
+    "Iid",
+    "LabelSkew",
+    "LoadedData",
+    "Natural",
+    "Outcome",
+    "Partition",
+    "Partitioner",
+    "Pathological",
+    "Quantity",
+    "Result",
+    "RoundRow",
+    "Scenario",
+    "Shards",
+    "SimulationSettings",
+    "examples_of",
+    "load_data",
+    "partition",
+    "play",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -31,7 +31,7 @@ class Scenario:
         seed: Seed of all random choices that the Plan's own seed does not make.
         stops_s: Times in seconds at which the coordinator stops.
         down_s: Seconds after which it starts again, from its durable state.
-        max_s: Seconds after which ``simulate`` gives up: the remaining devices cannot make a quorum.
+        max_s: Seconds after which ``play`` gives up: the remaining devices cannot make a quorum.
     """
 
     plan: Plan
@@ -77,8 +77,8 @@ class Outcome:
         return tuple(event.version_sha256 for event in self.versions)
 
 
-def simulate(scenario: Scenario, folder: Path | None = None) -> Outcome:
-    """Simulate a Scenario until its Run ends.
+def play(scenario: Scenario, folder: Path | None = None) -> Outcome:
+    """Play a Scenario until its Run ends.
 
     Args:
         scenario: The Scenario.

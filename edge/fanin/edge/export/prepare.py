@@ -33,12 +33,14 @@ from fanin.edge.export.modules.heads import head_of
 from fanin.edge.export.modules.norms import STATISTICS, track_norms, tracked_norms
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.runtimes.graphs import BATCH_PORTS, SCALAR_PORTS
-from fanin.edge.tensors import TensorTable
-from fanin.protos.errors import UnsupportedModel
+from fanin.edge.tensors import Float32s, TensorTable
+from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 RESERVED: Final = frozenset({*BATCH_PORTS, *SCALAR_PORTS, "loss", "loss_sum", "predicted", "logits"})
 """Port names of Signatures that are not parameters."""
 RESERVED_PREFIXES: Final = ("next.", "anchor.", "control.", "momentum.", "mean.", "square.")
+Module = nn.Module
+"""A torch module, named here for rooms that do not import torch."""
 ADAPTER_SEED: Final = 0
 MIN_FROZEN_VALUES: Final = 64
 """Weights with fewer values stay float: their scales would take more bytes than their codes save."""
@@ -144,6 +146,33 @@ def _check_parameters(app: App, module: nn.Module) -> None:
             raise UnsupportedModel(f"{what} is on {parameter.device}, expected cpu; call module.cpu()")
         if not bool(parameter.isfinite().all()):
             raise UnsupportedModel(f"{what} holds NaN or infinity, expected finite values; train it again or reset it")
+
+
+def with_parameters(app: App, values: Mapping[str, Float32s]) -> nn.Module:
+    """Return a copy of an App's module, as torch itself would train it, with the parameters of a Version.
+
+    Args:
+        app: The App.
+        values: The parameters by the names of the manifest's table, each of its shape.
+
+    Raises:
+        UnsupportedModel: The App cannot be prepared.
+        InvalidInput: The names or shapes are not those of the App's parameters.
+    """
+    prepared = prepare(app)
+    if {name: value.shape for name, value in values.items()} != {
+        name: tuple(value.shape) for name, value in prepared.travelling.items()
+    }:
+        raise InvalidInput(
+            f"{prepared.what}: got parameters of another model, expected {sorted(prepared.travelling)} in the shapes "
+            "of this one"
+        )
+    module = copy.deepcopy(prepared.eager).eval()
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    with torch.no_grad():
+        for name, value in values.items():
+            tensors[name].copy_(torch.from_numpy(np.array(value)))
+    return module
 
 
 def running_statistics(module: nn.Module) -> Tensors:

@@ -1,0 +1,178 @@
+"""``fanin simulate`` and ``fanin partition``: a federation on this machine, and how its data is spread."""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fanin.clients.planfile import parse_plan, read_plan
+from fanin.commands.console.terminal import JsonOption, QuietOption, progress, run_command, write_json
+from fanin.protos.errors import InvalidInput
+from fanin.protos.plans import Plan
+from fanin.simulation import LoadedData, Natural, Partition, Partitioner, load_data, partition
+
+if TYPE_CHECKING:
+    from fanin.simulation import RoundRow
+
+DataOption = Annotated[
+    str, typer.Option("--data", help="digits, fashion-mnist, tinyshakespeare, or an .npz file with x and y.")
+]
+ClientsOption = Annotated[int, typer.Option("--clients", min=1, help="Number of clients.")]
+ByOption = Annotated[
+    str,
+    typer.Option(
+        "--by",
+        help="Partitioner: iid, dirichlet, label_skew, quantity, shards, pathological, natural, or an installed one.",
+    ),
+]
+AlphaOption = Annotated[
+    float | None, typer.Option("--alpha", help="Unevenness of dirichlet, label_skew and quantity; 0.1 is very uneven.")
+]
+OptionOption = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=NUMBER", help="An option of the partitioner, as in per_client=2."),
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random choices.")]
+PlotOption = Annotated[Path | None, typer.Option("--plot", help="Write a figure, for example FILE.png or FILE.svg.")]
+DEFAULT_ALPHA = 0.3
+WITH_ALPHA = ("dirichlet", "label_skew", "quantity")
+
+
+def simulate(argv: Sequence[str]) -> int:
+    """Run ``fanin simulate``."""
+    return run_command(_simulate, argv, "simulate")
+
+
+def draw(argv: Sequence[str]) -> int:
+    """Run ``fanin partition``."""
+    return run_command(_partition, argv, "partition")
+
+
+def _partition(
+    data: DataOption = "digits",
+    clients: ClientsOption = 10,
+    by: ByOption = "dirichlet",
+    alpha: AlphaOption = None,
+    options: OptionOption = None,
+    seed: SeedOption = 0,
+    plot: PlotOption = None,
+    json: JsonOption = "",
+) -> None:
+    """Show how a data set is spread over clients, and draw it."""
+    split = load_data(data, seed=seed)
+    parts = partition(split.train, clients, _partitioner(split, by, alpha, options), seed=seed)
+    if plot is not None:
+        parts.plot(plot)
+    row = _partition_row(parts)
+    if json:
+        write_json(json, row)
+        return
+    sizes = parts.sizes
+    sys.stdout.write(
+        f"{len(split.train)} examples of {data} on {len(parts)} clients, {min(sizes)} to {max(sizes)} each\n"
+    )
+
+
+def _simulate(
+    app: Annotated[str, typer.Argument(metavar="APP", help="package.module:name, or path/to/file.py:name.")],
+    plan: Annotated[Path | None, typer.Argument(metavar="[PLAN.toml]", help="A plan; default: plain FedAvg.")] = None,
+    data: DataOption = "digits",
+    clients: ClientsOption = 100,
+    cohort: Annotated[int | None, typer.Option("--cohort", min=1, help="Clients of a round; default: 10.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds to run; default: 20.")] = None,
+    by: ByOption = "dirichlet",
+    alpha: AlphaOption = None,
+    options: OptionOption = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of the plan, as in training.learning_rate=0.1."),
+    ] = None,
+    seed: SeedOption = 0,
+    plot: PlotOption = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write the rounds to a CSV file.")] = None,
+    quiet: QuietOption = False,
+    json: JsonOption = "",
+) -> None:
+    """Train an App on simulated clients of this machine, and print each round."""
+    from fanin.edge.export import load_app
+    from fanin.simulation import SimulationSettings
+    from fanin.simulation import simulate as run_simulation
+
+    limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds}
+    wanted = _plan(app, plan, limits, overrides or ())
+    split = load_data(data, seed=seed)
+    parts = partition(split.train, clients, _partitioner(split, by, alpha, options), seed=seed)
+
+    def show(row: "RoundRow") -> None:
+        if not json:
+            sys.stdout.write(_line(row))
+            sys.stdout.flush()
+
+    with progress("simulate", quiet=quiet) as step:
+        step(f"loading the App {app}")
+        settings = SimulationSettings(test=split.test, plan=wanted, seed=seed, on_round=show)
+        result = run_simulation(load_app(app), parts, settings=settings)
+    if plot is not None:
+        result.plot(plot)
+    if csv is not None:
+        result.write_csv(csv)
+    if json:
+        write_json(json, {"rounds": [asdict(row) for row in result.rounds], "versions": list(result.digests)})
+
+
+def _plan(app: str, path: Path | None, limits: dict[str, int | None], overrides: Sequence[str]) -> Plan:
+    """Return the Plan: the file's, with the options of the command line. Raises InvalidPlan."""
+    first = [f'app="{app}"', *(f"{key}={value}" for key, value in limits.items() if value is not None)]
+    if path is not None:
+        return read_plan(path, [*first, *overrides]).plan
+    defaults = ["cohort.concurrency=10", "stop.max_rounds=20", "training.learning_rate=0.05"]
+    return parse_plan("", "plan", [*defaults, *first, *overrides]).plan
+
+
+def _partitioner(split: LoadedData, by: str, alpha: float | None, options: Sequence[str] | None) -> Partitioner:
+    """Return the partitioner of the command line. Raises InvalidInput."""
+    from fanin.simulation.partitioners import partitioner_of
+
+    values = dict(map(_option, options or ()))
+    if alpha is not None or (by in WITH_ALPHA and "alpha" not in values):
+        values["alpha"] = DEFAULT_ALPHA if alpha is None else alpha
+    if by != "natural":
+        return partitioner_of(by, values)
+    if split.ids is None or values:
+        raise InvalidInput(
+            "--by natural: expected data whose examples have an id, such as tinyshakespeare, and no options"
+        )
+    return Natural(ids=split.ids)
+
+
+def _option(text: str) -> tuple[str, float]:
+    name, equals, number = text.partition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not equals or not name or not math.isfinite(value):
+        raise InvalidInput(f"--option {text}: expected NAME=NUMBER, for example --option per_client=2")
+    return name, value
+
+
+def _partition_row(parts: Partition) -> dict[str, object]:
+    """Return the JSON row of a partition."""
+    row: dict[str, object] = {"num_examples": len(parts.examples), "sizes": list(parts.sizes)}
+    if parts.examples.y.ndim == 1 and parts.examples.y.dtype.kind == "i":
+        row["label_counts"] = parts.label_counts().tolist()
+    return row
+
+
+def _line(row: "RoundRow") -> str:
+    tested = ""
+    if math.isfinite(row.test_loss):
+        tested = f"  test loss {row.test_loss:.4f}"
+    if math.isfinite(row.test_accuracy):
+        tested += f"  accuracy {row.test_accuracy:.4f}  int8 {row.test_accuracy_int8:.4f}"
+    trained = f"  {row.num_clients} clients  train loss {row.train_loss:.4f}" if row.round else "  initial model"
+    return f"round {row.round:4d}{trained}{tested}\n"

@@ -1,0 +1,159 @@
+"""``partition``: the examples of each client of a simulation, drawn from a seed.
+
+The same data, partitioner and seed give the same partition in every process. The examples stay in one array; a client
+has indices into it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from fanin.clients.data.examples import Examples
+from fanin.clients.data.stores import MIN_EXAMPLES
+from fanin.edge.tensors import Int64s
+from fanin.protos.errors import InvalidInput
+from fanin.simulation.partitioners import LabelSkew, Partitioner, Quantity
+
+STREAM: Final = 0x70617274
+"""Separates the generator of a partition from all other generators of a seed."""
+ALPHA_STEP: Final = 1.25
+"""Factor between the values of alpha that are tried, to suggest one."""
+MAX_ALPHA: Final = 1e4
+MAX_NAMED: Final = 8
+"""Most clients that an error names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Partition:
+    """A data set and the examples of each client.
+
+    Attributes:
+        examples: All examples.
+        indices: The indices of each client's examples, ascending.
+    """
+
+    examples: Examples
+    indices: tuple[Int64s, ...]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, client: int) -> Examples:
+        return self.examples.take(self.indices[client])
+
+    def __iter__(self) -> Iterator[Examples]:
+        return (self[client] for client in range(len(self)))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of examples of each client."""
+        return tuple(len(part) for part in self.indices)
+
+    def label_counts(self) -> Int64s:
+        """Return the number of examples of each label and client (clients, labels).
+
+        Raises:
+            InvalidInput: The targets are no labels.
+        """
+        labels = self.examples.y
+        if labels.ndim != 1 or labels.dtype != np.int32:
+            raise InvalidInput(
+                f"partition: got targets {labels.dtype} of shape {labels.shape}, expected labels (n,) int32"
+            )
+        num_labels = int(labels.max()) + 1
+        return np.stack([np.bincount(labels[part], minlength=num_labels) for part in self.indices]).astype(np.int64)
+
+    def plot(self, path: Path | str | None = None) -> object:
+        """Draw the clients as bars, with a colour for each label; without labels, the sizes alone.
+
+        Args:
+            path: The file to write, in the format of its suffix. None writes none.
+
+        Returns:
+            The matplotlib Figure, which a notebook shows.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        from fanin.simulation.plots import plot_partition
+
+        return plot_partition(self, path)
+
+
+def partition(examples: Examples, num_clients: int, by: Partitioner, *, seed: int = 0) -> Partition:
+    """Spread a data set over clients.
+
+    Args:
+        examples: The data set.
+        num_clients: Number of clients.
+        by: The partitioner, such as ``Dirichlet(alpha=0.3)`` or a function of your own.
+        seed: Seed of the draw, 0 or more.
+
+    Raises:
+        InvalidInput: There are more clients than examples allow, a client has too few examples, or the partitioner
+            returned something else than the indices of each client.
+
+    Example:
+        ``partition(load_digits(), 10, Dirichlet(alpha=0.3))``
+    """
+    most = len(examples) // MIN_EXAMPLES
+    if not 1 <= num_clients <= most:
+        raise InvalidInput(
+            f"partition: got {num_clients} clients for {len(examples)} examples, expected 1 to {most}: each client "
+            f"needs {MIN_EXAMPLES}, one to train and one to validate"
+        )
+    if seed < 0:
+        raise InvalidInput(f"partition: got seed {seed}, expected 0 or more")
+    indices = _drawn(examples, num_clients, by, seed)
+    small = _small(indices)
+    if small:
+        names = ", ".join(map(str, small[:MAX_NAMED])) + (", ..." if len(small) > MAX_NAMED else "")
+        raise InvalidInput(
+            f"partition: {len(small)} of {num_clients} clients have fewer than {MIN_EXAMPLES} examples with seed "
+            f"{seed}: {names}; {_advice(examples, num_clients, by, seed)}"
+        )
+    return Partition(examples=examples, indices=indices)
+
+
+def _drawn(examples: Examples, num_clients: int, by: Partitioner, seed: int) -> tuple[Int64s, ...]:
+    rng = np.random.default_rng((STREAM, seed))
+    indices = tuple(np.sort(np.asarray(part)) for part in by(examples, num_clients, rng))
+    if len(indices) != num_clients:
+        raise InvalidInput(
+            f"partition: the partitioner returned {len(indices)} clients, expected {num_clients}; correct it"
+        )
+    for client, part in enumerate(indices):
+        if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
+            raise InvalidInput(
+                f"partition: the partitioner returned {part.dtype} of shape {part.shape} for client {client}, expected "
+                "integers (n,); correct it"
+            )
+    together = np.concatenate([part.astype(np.int64) for part in indices])
+    if together.size and not 0 <= together.min() <= together.max() < len(examples):
+        raise InvalidInput(
+            f"partition: the partitioner returned indices from {together.min()} to {together.max()}, expected 0 to "
+            f"{len(examples) - 1}; correct it"
+        )
+    if len(np.unique(together)) != len(together):
+        raise InvalidInput(
+            "partition: the partitioner returned an example for two clients, expected one at most; correct it"
+        )
+    return tuple(part.astype(np.int64) for part in indices)
+
+
+def _small(indices: Sequence[Int64s]) -> list[int]:
+    return [client for client, part in enumerate(indices) if len(part) < MIN_EXAMPLES]
+
+
+def _advice(examples: Examples, num_clients: int, by: Partitioner, seed: int) -> str:
+    """Return what to do about clients that are too small: a larger alpha that works with this seed, if there is one."""
+    if isinstance(by, LabelSkew | Quantity):
+        alpha = by.alpha
+        while alpha < MAX_ALPHA:
+            alpha = float(f"{alpha * ALPHA_STEP:.2g}")
+            if not _small(_drawn(examples, num_clients, replace(by, alpha=alpha), seed)):
+                return f"the smallest alpha that works with this seed is about {alpha:g}"
+    return "use fewer clients, or another partitioner"

@@ -1,0 +1,108 @@
+"""Plots of a simulation, drawn with matplotlib (the extra ``plots``).
+
+Figures are created without pyplot, so drawing needs no display and leaves no global state. A notebook shows a returned
+Figure.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from fanin.edge.tensors import Int64s
+from fanin.protos.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fanin.simulation.partitioning import Partition
+    from fanin.simulation.result import RoundRow
+
+SIZE_INCHES: Final = (8.0, 4.5)
+MAX_LABELS: Final = 20
+"""More labels have no colours that an eye can tell apart."""
+
+
+def plot_partition(partition: "Partition", path: Path | str | None) -> "Figure":
+    """Draw the examples of each client. See ``Partition.plot``."""
+    figure, axes = new_figure()
+    clients = np.arange(len(partition))
+    counts = _counts(partition)
+    if counts is None:
+        axes.bar(clients, partition.sizes, width=1.0)
+    else:
+        colours, below = _colours(counts.shape[1]), np.zeros(len(partition))
+        for label, column in enumerate(counts.T):
+            axes.bar(clients, column, bottom=below, width=1.0, color=colours[label], label=str(label))
+            below += column
+        axes.legend(title="label", fontsize="small", ncols=2, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.set_xlabel("client")
+    axes.set_ylabel("examples")
+    axes.set_title(f"{len(partition.examples)} examples of {len(partition)} clients")
+    save_figure(figure, path)
+    return figure
+
+
+def plot_rounds(rounds: "Sequence[RoundRow]", path: Path | str | None) -> "Figure":
+    """Draw the rows of Rounds. See ``Result.plot``."""
+    figure, axes = new_figure()
+    numbers = [row.round for row in rounds]
+    axes.plot(numbers, [row.train_loss for row in rounds], "C0--", label="training loss")
+    axes.set_xlabel("round")
+    axes.set_ylabel("loss, nats")
+    if any(math.isfinite(row.test_loss) for row in rounds):
+        axes.plot(numbers, [row.test_loss for row in rounds], "C0", label="test loss")
+    handles, names = axes.get_legend_handles_labels()
+    if any(math.isfinite(row.test_accuracy) for row in rounds):
+        right = axes.twinx()
+        right.plot(numbers, [row.test_accuracy for row in rounds], "C1", label="test accuracy")
+        right.plot(numbers, [row.test_accuracy_int8 for row in rounds], "C1:", label="test accuracy, int8")
+        right.set_ylabel("accuracy")
+        right.set_ylim(0.0, 1.0)
+        more_handles, more_names = right.get_legend_handles_labels()
+        handles, names = handles + more_handles, names + more_names
+    axes.legend(handles, names, fontsize="small")
+    save_figure(figure, path)
+    return figure
+
+
+def new_figure() -> "tuple[Figure, Axes]":
+    """Return an empty figure with one pair of axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def save_figure(figure: "Figure", path: Path | str | None) -> None:
+    """Write a figure in the format of the file's suffix; None writes nothing.
+
+    Raises:
+        InvalidInput: matplotlib does not know the format.
+    """
+    if path is None:
+        return
+    try:
+        figure.savefig(path)
+    except ValueError as exc:
+        known = ", ".join(sorted(figure.canvas.get_supported_filetypes()))
+        raise InvalidInput(f"plot: got the file {path}, expected a name that ends in one of: {known}") from exc
+
+
+def _counts(partition: "Partition") -> Int64s | None:
+    """Return the examples of each label (clients, labels); None if the targets are no labels, or too many."""
+    try:
+        counts = partition.label_counts()
+    except InvalidInput:
+        return None
+    return counts if counts.shape[1] <= MAX_LABELS else None
+
+
+def _colours(num: int) -> list[tuple[float, float, float, float]]:
+    from matplotlib import colormaps
+
+    colours = colormaps["tab20" if num > 10 else "tab10"]
+    return [colours(index) for index in range(num)]

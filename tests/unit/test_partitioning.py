@@ -1,0 +1,248 @@
+"""Partitions: each partitioner keeps what its name says, a seed decides all, and mistakes are one error."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.errors import raises
+
+from fanin.clients.data.examples import Examples
+from fanin.edge.tensors import Int64s
+from fanin.protos.errors import InvalidInput
+from fanin.simulation import (
+    Dirichlet,
+    Iid,
+    LabelSkew,
+    Natural,
+    Partition,
+    Partitioner,
+    Pathological,
+    Quantity,
+    Shards,
+    partition,
+)
+from fanin.simulation.partitioners import partitioner_of
+
+NUM, NUM_LABELS = 600, 10
+
+
+def labelled(num: int = NUM) -> Examples:
+    labels = np.random.default_rng(5).integers(0, NUM_LABELS, num).astype(np.int32)
+    return Examples(x=np.arange(num, dtype=np.float32)[:, None], y=labels)
+
+
+ALL: tuple[Partitioner, ...] = (
+    Iid(),
+    Dirichlet(alpha=0.3),
+    LabelSkew(alpha=1.0),
+    Quantity(alpha=5.0),
+    Shards(per_client=2),
+    Pathological(num_labels=2),
+    Natural(ids=np.arange(NUM) % 30),
+)
+
+
+@pytest.mark.parametrize("by", ALL, ids=lambda by: type(by).__name__)
+@given(seed=st.integers(0, 1000), num_clients=st.integers(1, 12))
+def test_each_example_is_on_one_client_and_a_seed_decides_all(by: Partitioner, seed: int, num_clients: int) -> None:
+    examples = labelled()
+    parts = partition(examples, num_clients, by, seed=seed)
+    together = np.concatenate(parts.indices)
+    assert len(np.unique(together)) == len(together)
+    if not isinstance(by, Pathological) or num_clients * by.num_labels >= NUM_LABELS:
+        assert len(together) == NUM
+    again = partition(examples, num_clients, by, seed=seed)
+    assert all(np.array_equal(one, other) for one, other in zip(parts.indices, again.indices, strict=True))
+    if num_clients > 1:
+        other = partition(examples, num_clients, by, seed=seed + 1)
+        assert not all(np.array_equal(one, two) for one, two in zip(parts.indices, other.indices, strict=True))
+
+
+def counts(by: Partitioner, num_clients: int = 20) -> Int64s:
+    return partition(labelled(), num_clients, by, seed=3).label_counts()
+
+
+def unevenness(table: Int64s) -> float:
+    """The mean over clients of the total variation between their labels and all labels: 0 if all are alike."""
+    shares = table / table.sum(axis=1, keepdims=True)
+    return float(np.abs(shares - table.sum(axis=0) / table.sum()).sum(axis=1).mean() / 2)
+
+
+def test_each_partitioner_keeps_what_its_name_says() -> None:
+    assert np.ptp(counts(Iid()).sum(axis=1)) <= 1
+    assert np.ptp(counts(Dirichlet(alpha=0.1)).sum(axis=1)) <= 1
+    assert unevenness(counts(Dirichlet(alpha=0.1))) > unevenness(counts(Dirichlet(alpha=1.0))) + 0.1
+    assert unevenness(counts(Dirichlet(alpha=100.0))) < unevenness(counts(Iid())) + 0.05
+    assert unevenness(counts(LabelSkew(alpha=0.4))) > unevenness(counts(LabelSkew(alpha=10.0))) + 0.2
+    assert np.ptp(counts(LabelSkew(alpha=0.4)).sum(axis=1)) > 10
+    assert np.ptp(counts(Quantity(alpha=3.0)).sum(axis=1)) > 20
+    assert unevenness(counts(Quantity(alpha=5.0), 5)) < 0.2
+    # A shard has at most two labels here, and a client has two shards.
+    assert (counts(Shards(per_client=2)) > 0).sum(axis=1).max() <= 4
+    assert ((counts(Pathological(num_labels=3)) > 0).sum(axis=1) == 3).all()
+
+
+def test_the_clients_of_a_label_share_it_equally() -> None:
+    table = counts(Pathological(num_labels=2))
+    for column in table.T:
+        owners = column[column > 0]
+        assert np.ptp(owners) <= 1
+    # 20 clients with 2 of 10 labels: each label has 4 clients.
+    assert ((table > 0).sum(axis=0) == 4).all()
+
+
+def test_a_natural_id_stays_on_one_client() -> None:
+    ids = np.array([f"speaker {index % 7}" for index in range(NUM)])
+    parts = partition(labelled(), 3, Natural(ids=ids), seed=1)
+    owners = [set(ids[part]) for part in parts.indices]
+    assert sorted(name for names in owners for name in names) == sorted(set(ids))
+    assert [len(names) for names in owners] == [3, 2, 2]
+    assert parts[0].x.shape == (len(parts.indices[0]), 1)
+    assert [len(part) for part in parts] == list(parts.sizes)
+
+
+def test_an_alpha_that_leaves_clients_empty_names_them_and_one_that_works() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        partition(labelled(), 50, LabelSkew(alpha=0.01), seed=7)
+    text = str(caught.value)
+    assert "of 50 clients have fewer than 2 examples with seed 7: 0, " in text
+    alpha = float(text.rpartition(" ")[2])
+    assert text.endswith(f"the smallest alpha that works with this seed is about {alpha:g}")
+    assert min(partition(labelled(), 50, LabelSkew(alpha=alpha), seed=7).sizes) >= 2
+
+
+WIDE = (
+    "partition: got {} clients for 600 examples, expected 1 to 300: each client needs 2, one to train and one to "
+    "validate"
+)
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "by", "error"),
+    [
+        (0, Iid(), WIDE.format(0)),
+        (301, Iid(), WIDE.format(301)),
+        (
+            40,
+            Natural(ids=np.arange(NUM) % 30),
+            "partition: natural: got 40 clients, expected at most the 30 ids of the data",
+        ),
+        (
+            5,
+            Natural(ids=np.arange(3)),
+            "partition: natural: got ids of shape (3,), expected one for each of 600 examples",
+        ),
+        (
+            5,
+            Pathological(num_labels=11),
+            "partition: pathological: got num_labels 11, expected at most the 10 labels of the data; use fewer",
+        ),
+        (
+            300,
+            Shards(per_client=3),
+            (
+                "partition: shards: got 300 clients with 3 shards each, expected at most 600 shards, one for each "
+                "example; use fewer"
+            ),
+        ),
+        (2, lambda *_: [np.arange(3)], "partition: the partitioner returned 1 clients, expected 2; correct it"),
+        (
+            2,
+            lambda *_: [np.arange(3), np.arange(2, 5)],
+            "partition: the partitioner returned an example for two clients, expected one at most; correct it",
+        ),
+        (
+            2,
+            lambda *_: [np.arange(3), np.arange(598, 601)],
+            "partition: the partitioner returned indices from 0 to 600, expected 0 to 599; correct it",
+        ),
+        (
+            2,
+            lambda *_: [np.arange(3), np.arange(3) / 2],
+            (
+                "partition: the partitioner returned float64 of shape (3,) for client 1, expected integers (n,); "
+                "correct it"
+            ),
+        ),
+        (
+            2,
+            lambda *_: [np.arange(3), []],
+            (
+                "partition: 1 of 2 clients have fewer than 2 examples with seed 0: 1; use fewer clients, or another "
+                "partitioner"
+            ),
+        ),
+    ],
+)
+def test_what_cannot_be_a_partition_is_one_error(num_clients: int, by: Partitioner, error: str) -> None:
+    with raises(InvalidInput, error):
+        partition(labelled(), num_clients, by)
+
+
+@pytest.mark.parametrize("by", [Dirichlet(alpha=0.3), LabelSkew(alpha=1.0), Shards(), Pathological()])
+def test_sequences_have_no_labels(by: Partitioner) -> None:
+    tokens = np.zeros((20, 4), np.int32)
+    with pytest.raises(
+        InvalidInput, match=r"got targets int32 of shape \(20, 4\), expected labels \(n,\) int32; use iid"
+    ):
+        partition(Examples(x=tokens, y=tokens), 2, by)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error"),
+    [
+        (
+            "dirichlett",
+            {},
+            (
+                "partition: by: got 'dirichlett', expected one of ['dirichlet', 'iid', 'label_skew', 'pathological', "
+                "'quantity', 'shards'], which are installed here; did you mean dirichlet?"
+            ),
+        ),
+        ("iid", {"alpha": 1.0}, "partition: iid: got the options ['alpha'], expected none; remove them"),
+        ("shards", {}, "partition: shards: got the options [], expected ['per_client'], for example per_client=2"),
+        (
+            "shards",
+            {"per_client": 1.5},
+            "partition: shards: got per_client 1.5, expected an integer of at least 1",
+        ),
+        ("quantity", {"alpha": 0.0}, "partition: quantity: got alpha 0.0, expected a positive number"),
+        (
+            "pathological",
+            {"num_labels": 0.0},
+            "partition: pathological: got num_labels 0, expected an integer of at least 1",
+        ),
+    ],
+)
+def test_a_name_or_option_that_is_wrong_is_one_error(name: str, options: dict[str, float], error: str) -> None:
+    with raises(InvalidInput, error):
+        partitioner_of(name, options)
+
+
+def test_names_and_classes_are_the_same_partitioners() -> None:
+    assert partitioner_of("pathological", {"num_labels": 3.0}) == Pathological(num_labels=3)
+    assert partitioner_of("label_skew", {"alpha": 0.2}) == LabelSkew(alpha=0.2)
+
+
+def of_sizes(sizes: Sequence[int]) -> Partition:
+    bounds = np.cumsum([0, *sizes])
+    return Partition(examples=labelled(), indices=tuple(np.arange(*pair) for pair in itertools.pairwise(bounds)))
+
+
+def test_a_partition_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    parts = of_sizes([5, 10, 3])
+    figure = parts.plot(tmp_path / "parts.svg")
+    heights = np.zeros(3)
+    for bar in figure.axes[0].patches:  # type: ignore[attr-defined]
+        heights[round(bar.get_x() + bar.get_width() / 2)] += bar.get_height()
+    assert heights.tolist() == [5, 10, 3]
+    assert (tmp_path / "parts.svg").read_text().startswith("<?xml")
+    with pytest.raises(
+        InvalidInput, match=r"plot: got the file .*parts.xyz, expected a name that ends in one of: .*png"
+    ):
+        parts.plot(tmp_path / "parts.xyz")

@@ -1,0 +1,208 @@
+"""``simulate``: an App on simulated clients, against FedAvg in eager torch; and the mistakes of its callers."""
+
+import copy
+import csv
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.errors import raises
+from torch import nn
+
+from fanin.clients.data.batching import batches
+from fanin.clients.data.digits import load_digits
+from fanin.clients.data.stores import memory_store
+from fanin.clients.planfile import parse_plan
+from fanin.edge.export import App, Recipe, Sgd
+from fanin.protos.errors import FaninError, InvalidInput, InvalidPlan
+from fanin.simulation import (
+    ClientFailed,
+    Dirichlet,
+    Partition,
+    Result,
+    RoundRow,
+    SimulationSettings,
+    load_data,
+    partition,
+    simulate,
+)
+
+RATE, NUM_CLIENTS, BATCH = 0.1, 6, 8
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def app_of(module: nn.Module) -> App:
+    images = torch.from_numpy(load_digits().x[:64])
+    recipe = Recipe(optimizer=Sgd(momentum=0.0))
+    return App(name="digits", module=module, calibration=images, batch_size=BATCH, num_classes=10, recipe=recipe)
+
+
+def clients_of(num_clients: int = NUM_CLIENTS) -> Partition:
+    return partition(load_data("digits").train, num_clients, Dirichlet(alpha=0.5), seed=2)
+
+
+PLAN = {"training.learning_rate": RATE, "training.epochs": 2, "codec.name": "fixed32"}
+
+
+@pytest.fixture(scope="module")
+def simulated() -> tuple[Result, list[RoundRow]]:
+    rows: list[RoundRow] = []
+    settings = SimulationSettings(test=load_data("digits").test, plan=PLAN, seed=4, on_round=rows.append)
+    return simulate(app_of(network()), clients_of(), cohort=NUM_CLIENTS, rounds=2, settings=settings), rows
+
+
+def federated_average(module: nn.Module, seed: int, round_number: int) -> nn.Module:
+    """One Round of FedAvg in eager torch, with all clients."""
+    clients, sums, total = clients_of(), {}, 0
+    for index in range(len(clients)):
+        store = memory_store(clients[index], index, 0.1)
+        local = copy.deepcopy(module)
+        optimizer = torch.optim.SGD(local.parameters(), lr=RATE)
+        rng = np.random.default_rng(np.random.SeedSequence((seed, index, round_number)))
+        for _ in range(2):
+            for batch in batches(store.train, BATCH, rng):
+                real = batch.mask > 0
+                optimizer.zero_grad()
+                outputs = local(torch.from_numpy(batch.x[real]))
+                torch.autograd.backward(nn.functional.cross_entropy(outputs, torch.from_numpy(batch.y[real]).long()))
+                optimizer.step()
+        weight = len(store.train)
+        total += weight
+        for name, value in local.state_dict().items():
+            sums[name] = sums.get(name, 0.0) + weight * value.double()
+    averaged = copy.deepcopy(module)
+    averaged.load_state_dict({name: (value / total).float() for name, value in sums.items()})
+    return averaged
+
+
+def test_a_simulation_is_the_fedavg_of_eager_torch(simulated: tuple[Result, list[RoundRow]]) -> None:
+    result, _ = simulated
+    expected = network()
+    for round_number in (1, 2):
+        expected = federated_average(expected, 4, round_number)
+    ours, theirs = result.module.state_dict(), expected.state_dict()
+    assert list(ours) == list(theirs)
+    for name, value in theirs.items():
+        assert float((ours[name] - value).abs().max()) < 1e-5, name
+
+
+def test_the_rows_say_what_happened(simulated: tuple[Result, list[RoundRow]]) -> None:
+    result, rows = simulated
+    assert tuple(rows) == result.rounds
+    assert [row.round for row in rows] == [0, 1, 2]
+    assert len(result.digests) == 3
+    assert math.isnan(rows[0].train_loss)
+    assert rows[0].num_clients == 0
+    assert rows[2].num_clients == NUM_CLIENTS
+    assert rows[2].test_loss < rows[0].test_loss
+    assert 0 < rows[1].time_s < rows[2].time_s
+    test = load_data("digits").test
+    with torch.no_grad():
+        outputs = result.module(torch.from_numpy(test.x))
+    accuracy = float((outputs.argmax(1).numpy() == test.y).mean())
+    assert abs(rows[2].test_accuracy - accuracy) < 1.5 / len(test)
+    loss = float(nn.functional.cross_entropy(outputs, torch.from_numpy(test.y).long()))
+    assert abs(rows[2].test_loss - loss) < 1e-4
+    clients = [row for row in result.clients if row.round == 2]
+    assert [row.client for row in clients] == list(range(NUM_CLIENTS))
+    assert sum(row.num_examples for row in clients) == rows[2].num_examples
+    weighted = sum(row.num_examples * row.train_loss for row in clients) / rows[2].num_examples
+    assert abs(weighted - rows[2].train_loss) < 1e-3
+    assert all(0.0 <= row.validation_accuracy <= 1.0 for row in clients)
+
+
+def test_a_result_is_written_and_drawn(simulated: tuple[Result, list[RoundRow]], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result, rows = simulated
+    result.write_csv(tmp_path / "rounds.csv")
+    result.write_clients_csv(tmp_path / "clients.csv")
+    with (tmp_path / "rounds.csv").open() as file:
+        assert [float(row["test_loss"]) for row in csv.DictReader(file)] == [row.test_loss for row in rows]
+    with (tmp_path / "clients.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 2 * NUM_CLIENTS
+    assert result.columns()["version"] == [0, 1, 2]
+    figure = result.plot(tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+    left, right = figure.axes  # type: ignore[attr-defined]
+    assert left.lines[1].get_ydata().tolist() == [row.test_loss for row in rows]
+    assert right.lines[0].get_ydata().tolist() == [row.test_accuracy for row in rows]
+
+
+@pytest.mark.nightly
+def test_the_same_arguments_end_in_the_same_versions(simulated: tuple[Result, list[RoundRow]]) -> None:
+    result, _ = simulated
+    settings = SimulationSettings(plan=PLAN, seed=4)
+    again = simulate(app_of(network()), clients_of(), cohort=NUM_CLIENTS, rounds=2, settings=settings)
+    assert again.digests == result.digests
+    # Without test data there are no test columns, and the same training.
+    assert all(math.isnan(row.test_loss) for row in again.rounds)
+
+
+FAILURE = (
+    r"client \d in round 1: loss became nan after \d steps, expected a finite one; lower the learning rate \(1e\+30\)"
+)
+
+
+@pytest.mark.nightly
+def test_a_client_that_fails_is_named_and_ends_the_simulation_if_it_should() -> None:
+    settings = SimulationSettings(plan=PLAN | {"training.learning_rate": 1e30})
+    with pytest.raises(FaninError, match=f"^simulate: the run is failed: 3 rounds in a row: .*failures: {FAILURE}$"):
+        simulate(app_of(network()), clients_of(), cohort=2, rounds=2, settings=settings)
+    with pytest.raises(ClientFailed, match=f"^simulate: {FAILURE}$"):
+        settings = replace(settings, stop_on_failure=True)
+        simulate(app_of(network()), clients_of(), cohort=2, rounds=2, settings=settings)
+
+
+WHOLE = parse_plan('bundle = "b"\ncohort = {concurrency = 2}\ntraining = {learning_rate = 0.1}\n', "plan").plan
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "kind", "error"),
+    [
+        (
+            {"cohort": 7, "rounds": 1},
+            SimulationSettings(plan=PLAN),
+            InvalidInput,
+            "simulate: got a cohort of 7, expected at most the 6 clients",
+        ),
+        (
+            {"cohort": 2},
+            SimulationSettings(plan=PLAN),
+            InvalidInput,
+            "simulate: got no cohort or no rounds, expected both, or a whole Plan in the settings",
+        ),
+        (
+            {"cohort": 2, "rounds": 1},
+            SimulationSettings(plan=WHOLE),
+            InvalidInput,
+            "simulate: got cohort or rounds beside a whole Plan, expected them in the Plan",
+        ),
+        (
+            {"cohort": 2, "rounds": 1},
+            SimulationSettings(plan=PLAN, seed=-1),
+            InvalidInput,
+            "simulate: got seed -1, expected 0 or more",
+        ),
+        (
+            {"cohort": 2, "rounds": 1},
+            SimulationSettings(plan={"training.learning_rat": 0.1}),
+            InvalidPlan,
+            (
+                "--set: training.learning_rat: unknown key, expected one of epochs, learning_rate, seed, "
+                "proximal_weight, batch_size; did you mean training.learning_rate?"
+            ),
+        ),
+    ],
+)
+def test_a_wrong_argument_is_one_error_before_the_export(
+    arguments: dict[str, int], settings: SimulationSettings, kind: type[Exception], error: str
+) -> None:
+    with raises(kind, error):
+        simulate(app_of(network()), clients_of(), **arguments, settings=settings)

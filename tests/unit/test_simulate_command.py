@@ -1,0 +1,76 @@
+"""``fanin simulate`` and ``fanin partition``: what they print and write, and their wrong arguments."""
+
+import json
+from pathlib import Path
+
+import pytest
+from house.tree import ROOT
+
+from fanin.commands.main import main
+
+APP = str(ROOT / "examples" / "digits" / "app.py") + ":app"
+
+
+def test_a_partition_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["partition", "--clients", "5", "--by", "shards", "--option", "per_client=2", "--seed", "3"]
+    assert main(command) == 0
+    assert capsys.readouterr().out == "1438 examples of digits on 5 clients, 287 to 288 each\n"
+    assert main([*command, "--json", str(tmp_path / "row.json")]) == 0
+    row = json.loads((tmp_path / "row.json").read_text())
+    assert row["num_examples"] == sum(row["sizes"]) == 1438
+    assert [sum(counts) for counts in row["label_counts"]] == row["sizes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (
+            ["--by", "shards"],
+            "partition: shards: got the options [], expected ['per_client'], for example per_client=2",
+        ),
+        (["--option", "alpha"], "--option alpha: expected NAME=NUMBER, for example --option per_client=2"),
+        (
+            ["--by", "natural"],
+            "--by natural: expected data whose examples have an id, such as tinyshakespeare, and no options",
+        ),
+        (
+            ["--data", "mnist"],
+            "data: got 'mnist', expected digits, fashion-mnist, tinyshakespeare or the path of an .npz file",
+        ),
+    ],
+)
+def test_a_wrong_argument_of_a_partition_is_one_line(
+    arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["partition", *arguments]) == 1
+    assert capsys.readouterr().err == f"fanin partition: {error}\n"
+
+
+def test_too_small_an_alpha_names_clients_and_one_that_works(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["partition", "--clients", "100", "--by", "label_skew", "--alpha", "0.02"]) == 1
+    text = capsys.readouterr().err
+    assert "of 100 clients have fewer than 2 examples with seed 0: " in text
+    assert main(["partition", "--clients", "100", "--by", "label_skew", "--alpha", text.split()[-1]]) == 0
+
+
+def test_a_wrong_key_is_refused_before_the_app_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "nowhere:app", "--set", "training.epoch=2"]) == 1
+    assert "did you mean training.epochs?" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_a_simulation_follows_a_plan_file_and_its_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        'app = "ignored:app"\n[cohort]\nconcurrency = 9\n[training]\nlearning_rate = 0.01\n[stop]\nmax_rounds = 9'
+    )
+    command = ["simulate", APP, str(path), "--clients", "12", "--cohort", "3", "--set", "stop.max_rounds=2", "--quiet"]
+    assert main([*command, "--csv", str(tmp_path / "rounds.csv")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["0", "1", "2"]
+    assert lines[2].split()[2:4] == ["3", "clients"]
+    assert len((tmp_path / "rounds.csv").read_text().splitlines()) == 4
+    assert main([*command, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert [each["num_clients"] for each in row["rounds"]] == [0, 3, 3]
+    assert len(row["versions"]) == 3
