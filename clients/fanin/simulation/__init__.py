@@ -12,7 +12,8 @@ their modules are imported when a name is first used.
 Reading order:
 
 - ``partitioning``, ``partitioners``: the examples of each client; ``data``: data sets by name
-- ``experiment``: ``simulate``, from an App to a ``Result``; ``result``: its rows; ``plots``: its figures
+- ``experiment``: ``simulate``, from an App to a ``Result``; ``result``, ``rows``: its tables; ``plots``: its
+  figures
 - ``scenario``: ``play``, one Run from a ``Scenario`` to its ``Outcome``
 - ``federation``: ``Federation``, a coordinator with its devices
 - ``coordinator``: one coordinator that can stop and start again
@@ -37,13 +38,14 @@ if TYPE_CHECKING:
         Shards,
     )
     from fanin.simulation.partitioning import Partition, partition
-    from fanin.simulation.result import ClientFailure, ClientRow, Result, RoundRow
+    from fanin.simulation.result import Result
+    from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow
     from fanin.simulation.scenario import Outcome, Scenario, play
 
 _MODULES = {
     "ClientFailed": "experiment",
-    "ClientFailure": "result",
-    "ClientRow": "result",
+    "ClientFailure": "rows",
+    "ClientRow": "rows",
     "LoadedData": "data",
     "Dirichlet": "partitioners",
     "Federation": "federation",
@@ -56,7 +58,7 @@ _MODULES = {
     "Pathological": "partitioners",
     "Quantity": "partitioners",
     "Result": "result",
-    "RoundRow": "result",
+    "RoundRow": "rows",
     "Scenario": "scenario",
     "Shards": "partitioners",
     "SimulationSettings": "experiment",

@@ -41,7 +41,8 @@ from fanin.protos.plans import Plan
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.simulation.federation import Federation
 from fanin.simulation.partitioning import Partition
-from fanin.simulation.result import ClientFailure, ClientRow, Result, RoundRow, client_rows, initial_row, round_row
+from fanin.simulation.result import Result
+from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, client_rows, initial_row, round_row
 
 if TYPE_CHECKING:
     from fanin.edge.export.app import App

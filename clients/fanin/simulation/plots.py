@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fanin.simulation.partitioning import Partition
-    from fanin.simulation.result import RoundRow
+    from fanin.simulation.rows import RoundRow
 
 SIZE_INCHES: Final = (8.0, 4.5)
 MAX_LABELS: Final = 20

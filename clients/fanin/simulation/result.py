@@ -1,99 +1,20 @@
-"""The result of a simulation: a row for each Round, a row for each client and Round, and the final module.
-
-Accuracies are shares from 0 to 1, losses are in nats, and times are seconds of the virtual clock.
-"""
+"""The result of a simulation: its rows, and the final module."""
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.runtimes.evaluations import quality_of
-from fanin.edge.runtimes.quality import Quality
 from fanin.edge.tensors import Float32s
-from fanin.protos import messages as m
-from fanin.protos.control import VersionPublished
-from fanin.server.storage.records import CommittedUpdate
+from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow
 
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
     from fanin.edge.export.prepare import Module
 
-R = TypeVar("R", "RoundRow", "ClientRow")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRow:
-    """One Round.
-
-    Attributes:
-        round: The number of the Round, from 1. Round 0 is the model before the first one.
-        version: The Version that it published.
-        time_s: Virtual time of the publication.
-        num_clients: Clients whose Updates are in the Version.
-        num_examples: Examples on which they trained.
-        train_loss: Mean loss of their training; NaN for Round 0.
-        test_loss: Loss on the test data; NaN without test data.
-        test_accuracy: Accuracy on the test data, in float; NaN without labels.
-        test_accuracy_int8: The same for the int8 model that devices serve.
-        bytes_down: Bytes that clients downloaded.
-        bytes_up: Bytes that clients uploaded.
-    """
-
-    round: int
-    version: int
-    time_s: float
-    num_clients: int
-    num_examples: int
-    train_loss: float
-    test_loss: float
-    test_accuracy: float
-    test_accuracy_int8: float
-    bytes_down: int
-    bytes_up: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRow:
-    """One client in one Round.
-
-    Attributes:
-        round: The Round.
-        client: The index of the client in the partition.
-        num_examples: Examples on which it trained.
-        train_loss: Mean loss of its training.
-        validation_loss: Loss of the Version that it received, on its own validation part.
-        validation_accuracy: Accuracy of that Version, in float; NaN without labels.
-        seconds: Duration of its training on this machine.
-    """
-
-    round: int
-    client: int
-    num_examples: int
-    train_loss: float
-    validation_loss: float
-    validation_accuracy: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientFailure:
-    """An error in the training of a client, which took no part in that Round.
-
-    Attributes:
-        round: The Round.
-        client: The index of the client in the partition.
-        error: The text of the error.
-    """
-
-    round: int
-    client: int
-    error: str
-
-    def __str__(self) -> str:
-        return f"client {self.client} in round {self.round}: {self.error}"
+R = TypeVar("R", RoundRow, ClientRow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -153,84 +74,6 @@ class Result:
     def columns(self) -> dict[str, list[object]]:
         """Return the Rounds as columns by name: ``pandas.DataFrame(result.columns())``."""
         return {field.name: [getattr(row, field.name) for row in self.rounds] for field in fields(RoundRow)}
-
-
-def round_row(event: VersionPublished, time_s: float, num_clients: int, quality: Quality | None) -> RoundRow:
-    """Return the row of a published Version.
-
-    Args:
-        event: The publication.
-        time_s: Its virtual time.
-        num_clients: Clients whose Updates are in it.
-        quality: The Version on the test data; None without test data.
-    """
-    return RoundRow(
-        round=event.round,
-        version=event.number,
-        time_s=time_s,
-        num_clients=num_clients,
-        num_examples=event.total_examples,
-        train_loss=event.train_loss,
-        bytes_down=event.bytes_down,
-        bytes_up=event.bytes_up,
-        **_tested(quality),
-    )
-
-
-def initial_row(quality: Quality | None) -> RoundRow:
-    """Return the row of the initial model, with its quality on the test data."""
-    return RoundRow(
-        round=0,
-        version=0,
-        time_s=0.0,
-        num_clients=0,
-        num_examples=0,
-        train_loss=float("nan"),
-        bytes_down=0,
-        bytes_up=0,
-        **_tested(quality),
-    )
-
-
-def client_rows(updates: Iterable[CommittedUpdate], round_number: int, clients: Mapping[str, int]) -> list[ClientRow]:
-    """Return the rows of a Round's Updates, in the order of the clients.
-
-    Args:
-        updates: The Updates.
-        round_number: The Round.
-        clients: The index of each client by its name.
-    """
-    rows = []
-    for update in updates:
-        counts, telemetry = update.header.statistics.counts, update.header.telemetry
-        quality = quality_of(counts)
-        num_examples = counts[m.EXAMPLES]
-        rows.append(
-            ClientRow(
-                round=round_number,
-                client=clients[update.device_id],
-                num_examples=num_examples,
-                train_loss=counts[m.TRAIN_LOSS] / m.LOSS_UNIT / num_examples,
-                validation_loss=quality.loss_sum / quality.num_examples if quality.num_examples else float("nan"),
-                validation_accuracy=_accuracy(quality.num_correct_float, quality),
-                seconds=telemetry.train_s,
-            )
-        )
-    return sorted(rows, key=lambda row: row.client)
-
-
-def _tested(quality: Quality | None) -> dict[str, float]:
-    if quality is None:
-        return dict.fromkeys(("test_loss", "test_accuracy", "test_accuracy_int8"), float("nan"))
-    return {
-        "test_loss": quality.loss_sum / quality.num_examples,
-        "test_accuracy": _accuracy(quality.num_correct_float, quality),
-        "test_accuracy_int8": _accuracy(quality.num_correct_int8, quality),
-    }
-
-
-def _accuracy(num_correct: int, quality: Quality) -> float:
-    return num_correct / quality.num_predictions if quality.num_predictions else float("nan")
 
 
 def _write_csv(path: Path | str, rows: Sequence[R], kind: type[R]) -> None:
