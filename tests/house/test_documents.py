@@ -16,6 +16,8 @@ STATUS = re.compile(r"^Status: (accepted|superseded by \d{4})$", re.MULTILINE)
 KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 """Of Keep a Changelog 1.1.0."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ALL_PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+CODE_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 IMPORT = re.compile(r"\bfrom (fanin[\w.]*) import (\([^)]*\)|[\w, ]+)")
 
 
@@ -42,13 +44,53 @@ def test_decisions_are_numbered_without_a_gap() -> None:
     assert [int(path.name[:4]) for path in DECISIONS] == list(range(1, len(DECISIONS) + 1))
 
 
-@pytest.mark.parametrize(
-    "name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/commands.md", "docs/demo.md"]
-)
-def test_links_within_the_repository_lead_somewhere(name: str) -> None:
-    path = ROOT / name
-    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text())
-    assert [target for target in targets if not (path.parent / target).exists()] == []
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, formed as GitHub forms them."""
+    prose = CODE_BLOCK.sub("", text)
+    slugs: list[str] = []
+    for heading in re.findall(r"^#+ +(.+?) *$", prose, re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        slugs.append(slug)
+    return {
+        slug if not (earlier := slugs[:index].count(slug)) else f"{slug}-{earlier}" for index, slug in enumerate(slugs)
+    }
+
+
+def broken_links(path: Path, text: str) -> list[str]:
+    """Return the relative links of a page whose file or anchor does not exist."""
+    def resolves(link: str) -> bool:
+        name, _, anchor = link.partition("#")
+        target = path.parent / name
+        if name and not target.exists():
+            return False
+        return not anchor or anchor in anchors(target.read_text() if name else text)
+
+    links = re.findall(r"\]\(([^)\s:]+)\)", CODE_BLOCK.sub("", text))
+    return [link for link in links if not resolves(link)]
+
+
+@pytest.mark.parametrize("path", [*ALL_PAGES, *DECISIONS], ids=lambda path: path.name)
+def test_every_relative_link_and_anchor_resolves(path: Path) -> None:
+    assert broken_links(path, path.read_text()) == []
+
+
+def test_a_link_without_a_target_is_detected() -> None:
+    text = """# A `title`, with marks
+
+## Twice
+
+## Twice
+
+[a](#a-title-with-marks) [b](#twice-1) [c](commands.md#commands) [d](decisions/0001-source-roots.md) [e](https://host/x)
+[f](#twice-2) [g](nowhere.md) [h](commands.md#nowhere)
+"""
+    assert broken_links(ROOT / "docs" / "new.md", text) == ["#twice-2", "nowhere.md", "commands.md#nowhere"]
+
+
+def test_a_reader_finds_every_page_from_the_readme_or_contributing() -> None:
+    text = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    assert [path.name for path in sorted((ROOT / "docs").glob("*.md")) if f"(docs/{path.name}" not in text] == []
 
 
 def test_the_readme_is_short_and_starts_with_a_program() -> None:
@@ -79,7 +121,7 @@ def test_every_target_of_make_that_the_documents_name_exists() -> None:
 
 def test_the_map_of_rooms_is_complete() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    map_ = text[text.index("## Find the room") : text.index("## Tests")]
+    map_ = text[text.index("## Find the room") : text.index("## Add an extension")]
     rooms = [
         path.name
         for package in (
