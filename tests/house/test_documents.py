@@ -59,6 +59,7 @@ def anchors(text: str) -> set[str]:
 
 def broken_links(path: Path, text: str) -> list[str]:
     """Return the relative links of a page whose file or anchor does not exist."""
+
     def resolves(link: str) -> bool:
         name, _, anchor = link.partition("#")
         target = path.parent / name
