@@ -2,13 +2,13 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from house.tree import ROOT
+from support.outside import install, python_blocks
 
 RULES, OUTER, SELECTION, STAGES = (
     (ROOT / "docs" / f"{name}.md").read_text() for name in ("rules", "outer", "selection", "stages")
@@ -116,21 +116,6 @@ for number in range(1, 6):
 error = np.abs(sums + updates[0].states["random_share"]["residual"] - changes).max()
 print(json.dumps({"shares": shares, "repeats": repeats, "error": float(error)}))
 """
-
-
-def python_blocks(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-
-
-def install(folder: Path, page: str, group: str) -> None:
-    """Write the distribution of a page's example to a folder, as pip would."""
-    ((name, value),) = re.findall(rf'^\[project.entry-points."{group}"\]\n(\w+) = "(.*)"$', page, re.MULTILINE)
-    module = value.split(":")[0]
-    (folder / f"{module}.py").write_text(python_blocks(page)[0])
-    info = folder / f"{module}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
 
 
 @pytest.fixture(scope="module")

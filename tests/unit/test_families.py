@@ -1,13 +1,39 @@
 """Model families: their record, their lookup, and what a config names."""
 
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
+from support.outside import install_module
 
-from fanin.datacenter.families.known import family_model
+from fanin.datacenter.config.records import record_of, row_of
+from fanin.datacenter.config.settings import UNKNOWN_LAYOUT
+from fanin.datacenter.config.train_config import TrainConfig, check_config, parse_config
+from fanin.datacenter.families.decoders import DECODER
+from fanin.datacenter.families.family import FamilyModel
+from fanin.datacenter.families.known import GROUP, family_model, family_named, family_names
 from fanin.datacenter.models.decoder import DecoderConfig
 from fanin.datacenter.planner.presets import model_named
 from fanin.protos.errors import InvalidInput
+
+MINIMAL = """
+model.decoder = {{ num_layers = 4 }}
+data = {{ text = "x.txt" }}
+training = {{ batch_size = 8, learning_rate = 0.1 }}
+stop = {{ steps = 2 }}
+parallel = {{ mesh = "{axis}=2", microbatches = 2 }}
+"""
+MINIMAL_ROWS: Mapping[str, object] = MappingProxyType(
+    {
+        "data": {"text": "x.txt"},
+        "training": {"batch_size": 8, "learning_rate": 0.1},
+        "stop": {"steps": 2},
+        "parallel": {"mesh": "pp=2", "microbatches": 2},
+    }
+)
 
 
 def test_models_are_named_or_in_a_file(tmp_path: Path) -> None:
@@ -28,3 +54,79 @@ def test_models_are_named_or_in_a_file(tmp_path: Path) -> None:
             model_named(str(path))
     with pytest.raises(InvalidInput, match=r"got '9b', expected a \.toml file or one of tiny, 8m"):
         model_named("9b")
+
+
+SOURCE = """
+from fanin.datacenter.families.decoders import DECODER as FAMILY
+WRONG = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry", "source", "error"),
+    [
+        (
+            ("mine", "own_family:FAMILY"),
+            "import nothing_of_this_name",
+            r"the family 'mine' cannot be imported from own_family:FAMILY \(ModuleNotFoundError: .*\); repair that",
+        ),
+        (("mine", "own_family:MISSING"), SOURCE, r"cannot be imported from own_family:MISSING \(AttributeError"),
+        (("mine", "own_family:WRONG"), SOURCE, "own_family:WRONG of the family 'mine' is 3, expected a Family"),
+        (("mime", "own_family:FAMILY"), SOURCE, "got unknown key 'mine', did you mean 'mime'"),
+        (("qqqq", "own_family:FAMILY"), SOURCE, r"got unknown key 'mine', .*app, .*decoder, encoder, pretrained, qqqq"),
+    ],
+)
+def test_a_package_that_is_broken_or_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: tuple[str, str], source: str, error: str
+) -> None:
+    install_module(tmp_path, entry, source, GROUP)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_family", raising=False)
+    path = tmp_path / "mine.toml"
+    path.write_text("[model.mine]\nwidth = 8\n")
+    with pytest.raises(InvalidInput, match=error):
+        model_named(str(path))
+
+
+def test_a_package_adds_a_family_and_replaces_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = tmp_path / "first", tmp_path / "second"
+    for site, name in zip(sites, ("decoder", "mine"), strict=True):
+        site.mkdir()
+        install_module(site, (name, f"{name}_family:FAMILY"), SOURCE, GROUP)
+        monkeypatch.syspath_prepend(site)
+    assert family_names() == ("decoder", "encoder", "pretrained", "mine")
+    assert family_named("decoder") is DECODER
+    assert "decoder_family" not in sys.modules
+    assert family_model("mine", DecoderConfig()).family is DECODER
+
+
+def test_a_family_without_layers_cannot_be_cut() -> None:
+    family = replace(DECODER, layout=lambda config: UNKNOWN_LAYOUT)
+    model = FamilyModel(name="mine", family=family, config=DecoderConfig())
+    for axis, missing in (("pp", "names no list of layers to cut for pp"), ("tp", "has no plan that splits")):
+        text = MINIMAL.format(axis=axis)
+        config = parse_config(text, "train.toml")
+        config = replace(config, model=replace(config.model, family=model))
+        with pytest.raises(InvalidInput, match=f"got {axis} 2 for the family 'mine', whose layout {missing}.*take dp_"):
+            check_config(config, 2)
+
+
+def test_a_config_is_read_and_written_under_its_familys_name() -> None:
+    config = parse_config(MINIMAL.format(axis="pp"), "train.toml")
+    row = row_of(config)
+    assert isinstance(row, dict)
+    assert row["model"]["decoder"]["vocabulary"] == 256
+    assert "family" not in row["model"]
+    assert record_of(TrainConfig, {"model": row["model"], **MINIMAL_ROWS}, "row").model == config.model
+
+
+@pytest.mark.parametrize(
+    ("model", "error"),
+    [
+        ("decoder = {}\nmodel.encoder = {}", "got decoder and encoder, expected one of decoder, encoder, pretrained"),
+        ("family = 3", "got unknown key 'family'"),
+    ],
+)
+def test_a_model_has_one_family(model: str, error: str) -> None:
+    with pytest.raises(InvalidInput, match=error):
+        parse_config(MINIMAL.format(axis="pp").replace("decoder = { num_layers = 4 }", model), "train.toml")

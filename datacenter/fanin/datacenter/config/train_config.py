@@ -30,7 +30,9 @@ from fanin.datacenter.config.settings import (
 from fanin.datacenter.models.pretrained import PretrainedSettings
 from fanin.datacenter.models.pretrained_folder import ONE_FILE, weights_in
 from fanin.datacenter.parallel.checks import check_job, check_sequence
+from fanin.datacenter.parallel.layout import Layout
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.watch.sinks import check_tensorboard
 from fanin.protos.errors import InvalidInput
 
@@ -126,13 +128,31 @@ def check_config(config: TrainConfig, num_processes: int) -> None:
             f"mesh {mesh}: got pp {mesh.pp} and tp {mesh.tp} for the App {config.model.app}, whose module cannot be "
             "cut or split without names; take dp_replicate and dp_shard, or give [model.layout]"
         )
-    check_job(config.model.parallel_layout, config.parallel, config.training, num_processes)
+    layout = config.model.parallel_layout
+    if config.model.family is not None:
+        _check_axes(config.model.family.name, layout, mesh)
+    check_job(layout, config.parallel, config.training, num_processes)
     if config.data.windows:
         check_sequence(config.parallel, config.data.length)
     check_tokens(config)
     _check_evaluation(config)
     if config.watch.tensorboard:
         check_tensorboard()
+
+
+def _check_axes(name: str, layout: Layout, mesh: MeshShape) -> None:
+    """Raise InvalidInput if the mesh has an axis of which the layout of a family says nothing."""
+    others = "take dp_replicate and dp_shard, or add it to the family's layout"
+    if mesh.tp > 1 and "tp" not in layout.unfit and not any(style != "whole" for style in layout.plan.values()):
+        raise InvalidInput(
+            f"mesh {mesh}: got tp {mesh.tp} for the family {name!r}, whose layout has no plan that splits its modules "
+            f"over tp; {others}"
+        )
+    if mesh.pp > 1 and "pp" not in layout.unfit and not layout.layers:
+        raise InvalidInput(
+            f"mesh {mesh}: got pp {mesh.pp} for the family {name!r}, whose layout names no list of layers to cut for "
+            f"pp; {others}"
+        )
 
 
 def check_tokens(config: TrainConfig) -> None:

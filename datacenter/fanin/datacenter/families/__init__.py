@@ -10,8 +10,13 @@ Modules, in reading order:
 - ``encoders``: the family ``encoder``.
 - ``folders``: the family ``pretrained``, models of ``transformers`` from their folders.
 - ``known``: all families by name.
+- ``contract``: the check for a family of one's own.
 """
 
+from fanin.datacenter.families.contract import check_family
 from fanin.datacenter.families.family import Family, ModelFiles, TokenModel
+from fanin.datacenter.models.seeding import seeded
+from fanin.datacenter.parallel.layout import Layout, ModelSizes
+from fanin.datacenter.watch.flops import Work
 
-__all__ = ["Family", "ModelFiles", "TokenModel"]
+__all__ = ["Family", "Layout", "ModelFiles", "ModelSizes", "TokenModel", "Work", "check_family", "seeded"]

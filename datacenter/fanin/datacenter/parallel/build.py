@@ -23,7 +23,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from torch.optim import Optimizer
 
 from fanin.datacenter.parallel.checks import check_job
-from fanin.datacenter.parallel.layout import Layout
+from fanin.datacenter.parallel.layout import Layout, check_layout
 from fanin.datacenter.parallel.objective import TOKENS, Objective
 from fanin.datacenter.parallel.pipelines.shape_inference import keep_buffers
 from fanin.datacenter.parallel.pipelines.stages import Skip, StageModule, clone_view_output, split, stage_of_parameters
@@ -123,6 +123,7 @@ def build(
     """
     layout = model.layout
     check_job(layout, parallel, training, 1 if mesh is None else mesh.size())
+    check_layout(layout, {name for name, _ in model.module.named_modules(remove_duplicate=False)})
     if parallel.offload and mesh is None:
         raise InvalidInput("parallel: got offload and no mesh, expected one, of one rank or more: FSDP2 needs a mesh")
     apply_freeze(model.module, training.freeze)

@@ -4,10 +4,13 @@ A Layout names the modules before and after the list of equal layers; a pipeline
 patterns of module names to the ways in which tensor parallelism splits a module. This module needs no torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
+
+from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
     # Their modules need torch, and this one does not.
@@ -65,6 +68,48 @@ class Layout:
     tied: tuple[str, str] | None = None
     sequence: Literal["", "layers", "model"] = ""
     unfit: Mapping[Literal["pp", "tp"], str] = field(default_factory=dict)
+
+
+def patterns_of(name: str, plan: Mapping[str, Style]) -> list[str]:
+    """Return the patterns of a plan that match a module's name. ``*`` matches within one component between dots."""
+    components = name.split(".")
+    return [pattern for pattern in plan if _matches(pattern.split("."), components)]
+
+
+def _matches(patterns: list[str], components: list[str]) -> bool:
+    return len(patterns) == len(components) and all(map(fnmatchcase, components, patterns))
+
+
+def check_layout(layout: Layout, names: Collection[str]) -> None:
+    """Check that the names and patterns of a Layout are exactly those of a model.
+
+    Args:
+        layout: the Layout.
+        names: the names of all modules of the model.
+
+    Raises:
+        InvalidInput: a name or a pattern is of no module, or two patterns match one module.
+    """
+    for part in (*layout.inputs, layout.layers, *layout.outputs):
+        if part and part not in names:
+            raise InvalidInput(
+                f"layout: got {part!r}, which is no module of the model, expected names of its modules; the outermost "
+                f"are {', '.join(sorted(name for name in names if name and '.' not in name))}"
+            )
+    patterns_by_name = {name: patterns_of(name, layout.plan) for name in names if name}
+    used = {pattern for patterns in patterns_by_name.values() for pattern in patterns}
+    for pattern in layout.plan:
+        if pattern not in used:
+            raise InvalidInput(
+                f"layout: the pattern {pattern!r} of the plan matches no module, expected at least one; correct or "
+                "remove it ('*' matches within one component between dots)"
+            )
+    for name, patterns in sorted(patterns_by_name.items()):
+        if len(patterns) > 1:
+            raise InvalidInput(
+                f"layout: the patterns {' and '.join(map(repr, patterns))} of the plan match the module {name}, "
+                "expected one; make them more exact"
+            )
 
 
 DECODER_PLAN: Final[Mapping[str, Style]] = MappingProxyType(

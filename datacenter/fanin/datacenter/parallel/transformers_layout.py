@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style
+from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style, patterns_of
 from fanin.datacenter.parallel.objective import TOKENS, Objective
 from fanin.datacenter.parallel.pipelines.stages import Skip, skeleton
 from fanin.protos.errors import UnsupportedModel
@@ -145,7 +145,10 @@ def pretrained_layout(module: nn.Module) -> Layout:
     parents = {name.rpartition(".")[0] for name, word in plan.items() if word == "colwise"}
     shared: dict[str, Style] = dict.fromkeys(sorted(parents), "shared")
     styles: dict[str, Style] = {name: STYLES[word] for name, word in plan.items()}
-    return replace(layout, plan={f"{prefix}.embed_tokens": "vocabulary", **shared, **styles}, unfit=unfit)
+    # The library's plan may name modules that only some models of a kind have.
+    wanted: dict[str, Style] = {f"{prefix}.embed_tokens": "vocabulary", **shared, **styles}
+    used = {pattern for name in names for pattern in patterns_of(name, wanted)}
+    return replace(layout, plan={name: wanted[name] for name in wanted if name in used}, unfit=unfit)
 
 
 def _sizes(config: PretrainedConfig) -> ModelSizes:

@@ -15,7 +15,6 @@ Reference:
 """
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Final
 
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from fanin.datacenter.parallel.layout import Layout, Style
+from fanin.datacenter.parallel.layout import Layout, Style, patterns_of
 from fanin.datacenter.parallel.pipelines.stages import Skip
 from fanin.protos.errors import InvalidInput
 
@@ -164,16 +163,9 @@ def torch_style(style: Style, num_kv_heads: int, num_ranks: int, stream: Placeme
 
 
 def style_of_module(name: str, plan: Mapping[str, Style]) -> Style | None:
-    """Return the style of a module in a plan: that of the first pattern that matches its name, or None.
-
-    ``*`` in a pattern matches within one component between dots.
-    """
-    components = name.split(".")
-    for pattern, style in plan.items():
-        patterns = pattern.split(".")
-        if len(patterns) == len(components) and all(map(fnmatchcase, components, patterns)):
-            return style
-    return None
+    """Return the style of a module in a plan, or None if no pattern matches its name."""
+    patterns = patterns_of(name, plan)
+    return plan[patterns[0]] if patterns else None
 
 
 def apply_tensor_parallel(part: nn.Module, layout: Layout, mesh: DeviceMesh, *, sequence: bool) -> None:

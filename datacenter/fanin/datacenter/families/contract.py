@@ -1,0 +1,132 @@
+"""The contract of model families, as a check for the tests of one's own.
+
+``check_family`` builds a model from a config, and compares it with what the family's record promises: its names, tokens
+and FLOPs. A family that passes trains on a mesh with the numbers of one process.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+from fanin.datacenter.families.family import AnyFamily, FamilyModel
+from fanin.datacenter.parallel.layout import Layout, check_layout
+from fanin.datacenter.parallel.pipelines.schedules import Pipeline
+from fanin.datacenter.parallel.pipelines.stages import split, stage_of_parameters
+
+NUM_SAMPLES = 2
+
+
+def check_family(family: AnyFamily, config: object, *, length: int = 8, tolerance: float = 0.05) -> None:
+    """Check that a family keeps the contract that training, planning and measuring rely on.
+
+    Args:
+        family: the family.
+        config: a small config with at least two layers.
+        length: tokens in a sample.
+        tolerance: relative error that the FLOPs may have, against the counted matrix products and convolutions.
+
+    Raises:
+        AssertionError: the family breaks the contract. The text says how.
+        InvalidInput: the layout names modules that do not exist, or not all parameters.
+    """
+    assert dataclasses.is_dataclass(family.config), f"config: got {family.config!r}, expected a dataclass"
+    assert isinstance(config, family.config), f"config: got {config!r}, expected a {family.config.__name__}"
+    model = FamilyModel(name="checked", family=family, config=config)
+    module, tokens = model.build(3), model.tokens
+    length = min(length, tokens.positions or length)
+    inputs = torch.arange(NUM_SAMPLES * length).reshape(NUM_SAMPLES, length) % tokens.vocabulary
+    _check_seed(model, module)
+    _check_names(model.layout, module)
+    _check_passes(module, inputs, tokens.vocabulary)
+    if not tokens.masked:
+        _check_causal(module, inputs, tokens.vocabulary)
+    _check_stages(model.layout, module, inputs)
+    if model.work is not None:
+        counted, expected = _count_flops(module, inputs), inputs.numel() * model.work.flops_per_token(length)
+        assert abs(expected - counted) <= tolerance * counted, (
+            f"work: got {expected} FLOPs for {inputs.numel()} tokens, expected {counted}, which torch counts"
+        )
+    _check_double(module, inputs)
+
+
+def _check_seed(model: FamilyModel, module: nn.Module) -> None:
+    """Check that the seed alone determines the parameters."""
+    before = torch.random.get_rng_state()
+    again, other = (dict(model.build(seed).named_parameters()) for seed in (3, 4))
+    assert torch.equal(torch.random.get_rng_state(), before), "build: changed torch's generator; use ``seeded``"
+    values = dict(module.named_parameters())
+    assert list(again) == list(values), "build: the same seed gave other names"
+    assert all(torch.equal(again[name], values[name]) for name in values), "build: the same seed gave other parameters"
+    assert any(not torch.equal(other[name], values[name]) for name in values), "build: another seed gave the same ones"
+
+
+def _check_names(layout: Layout, module: nn.Module) -> None:
+    check_layout(layout, {name for name, _ in module.named_modules(remove_duplicate=False)})
+    num_layers = len(list(module.get_submodule(layout.layers).children())) if layout.layers else 1
+    assert layout.sizes.num_layers == num_layers, (
+        f"layout: got num_layers {layout.sizes.num_layers}, but {layout.layers} has {num_layers}"
+    )
+    if layout.tied is not None:
+        copied, original = (module.get_parameter(name) for name in layout.tied)
+        assert copied is original, f"layout: {' and '.join(layout.tied)} are two parameters, expected one (tied)"
+
+
+def _check_passes(module: nn.Module, inputs: Tensor, vocabulary: int) -> None:
+    logits = module(inputs)
+    shape = (*inputs.shape, vocabulary)
+    assert tuple(logits.shape) == shape, f"forward: got logits {tuple(logits.shape)}, expected {shape}"
+    assert logits.isfinite().all(), "forward: got logits that are not finite"
+    torch.autograd.backward(cross_entropy(logits.flatten(0, -2), inputs.flatten()))
+    missing = [name for name, value in module.named_parameters() if value.requires_grad and value.grad is None]
+    assert not missing, f"backward: {', '.join(missing)} got no gradient; every parameter must be used"
+
+
+def _check_causal(module: nn.Module, inputs: Tensor, vocabulary: int) -> None:
+    """Check that no position sees a later token: its logits would contain the target."""
+    changed = inputs.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % vocabulary
+    with torch.no_grad():
+        error = (module(inputs) - module(changed))[:, :-1].abs().max()
+    assert error < 1e-5, f"forward: the last token changed earlier logits by {error:g}; expected a causal model"
+
+
+def _check_stages(layout: Layout, module: nn.Module, inputs: Tensor) -> None:
+    """Check that two stages of a pipeline, one after the other, compute what the whole module computes."""
+    if layout.sizes.num_layers < 2 or not layout.layers or "pp" in layout.unfit:
+        return
+    stage_of_parameters(module, layout, 2)
+    pipeline = Pipeline(schedule="GPipe", num_ranks=2, stages_per_rank=1, microbatches=1)
+    stages = [stage.part for rank in range(2) for stage in split(module, layout, pipeline, rank, ())]
+    with torch.no_grad():
+        error = (_chain(stages, inputs) - module(inputs)).abs().max()
+    assert error < 1e-5, (
+        f"layout: two stages changed the logits by {error:g}; forward must pass one tensor through the inputs, each "
+        "layer and the outputs"
+    )
+
+
+def _chain(stages: Sequence[nn.Module], value: Tensor) -> Tensor:
+    for stage in stages:
+        value = stage(value)
+    return value
+
+
+def _count_flops(module: nn.Module, inputs: Tensor) -> int:
+    """Return the FLOPs of a forward and a backward pass. Without fused kernels, which torch does not count on a CPU."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        torch.autograd.backward(module(inputs).sum())
+    return int(counter.get_total_flops())
+
+
+def _check_double(module: nn.Module, inputs: Tensor) -> None:
+    with torch.no_grad():
+        single = module(inputs)
+        double = module.double()(inputs)
+    assert double.dtype == torch.float64, f"forward: got {double.dtype} from float64 parameters, expected float64"
+    error = (double - single).abs().max() / double.abs().max()
+    assert error < 1e-3, f"forward: float64 and float32 differ by {error:g} of the largest logit"

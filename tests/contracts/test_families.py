@@ -1,0 +1,148 @@
+"""The contract of model families: those of fanin keep it, and it finds what breaks it."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fanin.datacenter.families import Family, TokenModel, Work, check_family
+from fanin.datacenter.families.decoders import DECODER
+from fanin.datacenter.families.encoders import ENCODER
+from fanin.datacenter.families.folders import PRETRAINED
+from fanin.datacenter.models.decoder import Decoder, DecoderConfig
+from fanin.datacenter.models.encoder import EncoderConfig
+from fanin.datacenter.models.pretrained import PretrainedSettings
+from fanin.datacenter.parallel.layout import Layout, decoder_layout
+from fanin.protos.errors import InvalidInput
+
+SMALL = DecoderConfig(vocabulary=12, width=16, num_layers=2, num_heads=4, num_kv_heads=2, feed_forward=24)
+ROW = {
+    "vocab_size": 12,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+}
+
+
+@pytest.mark.parametrize("config", [SMALL, replace(SMALL, tied=True)], ids=["untied", "tied"])
+def test_decoders_keep_the_contract(config: DecoderConfig) -> None:
+    check_family(DECODER, config)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_encoders_keep_the_contract(tied: bool) -> None:
+    sizes = EncoderConfig(vocabulary=12, context=6, width=16, num_layers=2, num_heads=4, feed_forward=24, tied=tied)
+    check_family(ENCODER, sizes)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_pretrained_models_keep_the_contract(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(ROW | {"model_type": kind}))
+    check_family(PRETRAINED, PretrainedSettings(folder=tmp_path))
+
+
+class Other(Decoder):
+    """A decoder that is wrong in one way."""
+
+    def __init__(self, config: DecoderConfig, seed: int, fault: str) -> None:
+        super().__init__(config, 5 if fault == "seed" else seed)
+        self.fault = fault
+        if fault == "unused":
+            self.head.register_parameter("extra", nn.Parameter(torch.zeros(3)))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits."""
+        if self.fault == "changed":
+            stream = self.embed(tokens) * 2.0
+            for layer in self.layers:
+                stream = layer(stream)
+            changed: Tensor = self.head(self.norm(stream * 2.0))
+            return changed
+        logits: Tensor = super().forward(tokens)
+        match self.fault:
+            case "shape":
+                return logits[:, -1]
+            case "future":
+                return logits + logits.mean(dim=1, keepdim=True)
+            case "single":
+                return logits.float()
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("seed", "build: another seed gave the same ones"),
+        ("unused", "backward: head.extra got no gradient"),
+        ("shape", r"forward: got logits \(2, 12\), expected \(2, 8, 12\)"),
+        ("future", "the last token changed earlier logits"),
+        ("changed", "layout: two stages changed the logits"),
+        ("single", "forward: got torch.float32 from float64 parameters"),
+    ],
+)
+def test_a_module_that_breaks_the_contract_is_named(fault: str, text: str) -> None:
+    family = replace(DECODER, build=lambda config, seed: Other(config, seed, fault))
+    with pytest.raises(AssertionError, match=text):
+        check_family(family, SMALL)
+
+
+def test_wrong_flops_are_named() -> None:
+    family = replace(DECODER, work=lambda config: Work(matmul_values=1, num_layers=0, attention_width=0))
+    with pytest.raises(AssertionError, match=r"work: got 96 FLOPs for 16 tokens, expected \d+, which torch counts"):
+        check_family(family, SMALL)
+
+
+def with_plan(**plan: str) -> Family[DecoderConfig]:
+    def layout(config: DecoderConfig) -> Layout:
+        usual = decoder_layout(config)
+        return replace(usual, plan={**usual.plan, **plan})  # type: ignore[arg-type]
+
+    return replace(DECODER, layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        ({"layers.*.attention.qkv": "column"}, r"the pattern 'layers.\*.attention.qkv' of the plan matches no module"),
+        ({"layers.1.*": "whole"}, r"'layers.\*.attention' and 'layers.1.\*' of the plan match the module layers.1.att"),
+    ],
+)
+def test_patterns_match_exactly(plan: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        check_family(with_plan(**plan), SMALL)
+
+
+def test_names_are_of_modules() -> None:
+    family = replace(DECODER, layout=lambda config: replace(decoder_layout(config), outputs=("norm", "haed")))
+    with pytest.raises(InvalidInput, match=r"layout: got 'haed', which is no module of the model.*embed, head, layers"):
+        check_family(family, SMALL)
+
+
+def test_a_parameter_outside_of_the_chain_is_named() -> None:
+    family = replace(DECODER, layout=lambda config: replace(decoder_layout(config), outputs=("head",)))
+    with pytest.raises(InvalidInput, match=r"pipeline: parameter norm.weight is in none of embed, layers, head"):
+        check_family(family, SMALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherConfig:
+    """A config of another family."""
+
+    width: int = 3
+
+
+def test_the_config_is_of_the_family() -> None:
+    with pytest.raises(AssertionError, match=r"config: got OtherConfig\(width=3\), expected a DecoderConfig"):
+        check_family(DECODER, OtherConfig())
+
+
+def test_tokens_say_what_a_model_predicts() -> None:
+    family = replace(ENCODER, tokens=lambda config: TokenModel(vocabulary=config.vocabulary, positions=config.context))
+    sizes = EncoderConfig(vocabulary=12, context=6, width=16, num_layers=2, num_heads=4, feed_forward=24)
+    with pytest.raises(AssertionError, match="expected a causal model"):
+        check_family(family, sizes)

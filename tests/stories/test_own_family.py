@@ -1,0 +1,93 @@
+"""A model family from outside the package, as docs/families.md has it: its contract, and its training on a mesh."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from house.tree import ROOT
+from support.commands import Fanin, fanin_in_process, one_line
+from support.nightly import nightly_but
+from support.outside import install, python_blocks
+
+PAGE = (ROOT / "docs" / "families.md").read_text()
+CONFIG = """
+[model.conv]
+vocabulary = 16
+width = 16
+num_layers = 4
+[data]
+text = "{text}"
+length = 16
+[training]
+batch_size = 16
+learning_rate = 0.02
+clip_norm = 1.0
+[stop]
+steps = 6
+[parallel]
+microbatches = 2
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder with the distribution."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    install(folder, PAGE, "fanin.families")
+    return folder
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, site: Path) -> Fanin:
+    """The command line, where the distribution is installed; the ranks of a job find it too."""
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    return fanin_in_process(capsys, monkeypatch)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 60)
+    path = tmp_path / "train.toml"
+    path.write_text(CONFIG.format(text=text))
+    return path
+
+
+def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path) -> None:
+    example, check = python_blocks(PAGE)
+    assert len(example.splitlines()) < 40
+    env = os.environ | {"PYTHONPATH": str(site)}
+    done = subprocess.run([sys.executable, "-c", check], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("mesh", nightly_but(("pp=2", "pp=2,dp_replicate=2,dp_shard=2"), ("pp=2",)))
+def test_the_family_trains_on_a_mesh_as_in_one_process(fanin: Fanin, config: Path, tmp_path: Path, mesh: str) -> None:
+    losses = []
+    for each in ("none", mesh):
+        out = tmp_path / f"{each}.json"
+        done = fanin("train", config, "--mesh", each, "--json", out)
+        assert (done.status, done.err) == (0, "")
+        losses.append(json.loads(out.read_text())["loss"])
+    assert len(losses[0]) == 6
+    assert losses[0][-1] < losses[0][0] - 0.3
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+
+
+def test_an_axis_that_the_layout_says_nothing_of_is_refused(fanin: Fanin, config: Path) -> None:
+    error = one_line(fanin("train", config, "--mesh", "tp=2"), "train")
+    assert error == (
+        "mesh tp=2: got tp 2 for the family 'conv', whose layout has no plan that splits its modules over tp; take "
+        "dp_replicate and dp_shard, or add it to the family's layout"
+    )
+
+
+def test_keys_of_the_family_are_checked(fanin: Fanin, config: Path) -> None:
+    config.write_text(config.read_text().replace("width", "widht"))
+    error = one_line(fanin("train", config), "train")
+    assert error.endswith("[model.conv]: got unknown key 'widht', did you mean 'width'?")
