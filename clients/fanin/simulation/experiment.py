@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "onnx"
 RUN: Final = "run"
+PIECE_BYTES: Final = 1 << 20
+STEADY: Final = Habits(work_s=(1.0, 1.1))
+"""Every client takes about a virtual second to train. The fewer virtual seconds pass, the fewer idle clients poll."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +241,7 @@ class _Simulation:
         clients: list[ClientRow] = []
         failures: list[ClientFailure] = []
         num_accepted = 0
-        async with Federation(seed=self.settings.seed) as federation:
+        async with Federation(seed=self.settings.seed, piece_bytes=PIECE_BYTES) as federation:
             await federation.start_run(RUN, self.plan, self.bundle, publisher)
             rows = [initial_row(await self._quality(graphs, federation, 0))]
             digests = [self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256]
@@ -246,7 +249,7 @@ class _Simulation:
             for name, index in names.items():
                 own = RuntimeTrainer(graphs, self._store(index))
                 trainer = _ClientTrainer(own, index, failures, stops=self.settings.stop_on_failure)
-                federation.join(Member(device=name, trainer=trainer, habits=Habits()), self.bundle)
+                federation.join(Member(device=name, trainer=trainer, habits=STEADY), self.bundle)
             async for recorded in federation.watch(RUN):
                 event = recorded.event
                 match event:

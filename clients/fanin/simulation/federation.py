@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from fanin.clients.testing.loopback import PIECE_BYTES
 from fanin.clients.testing.member import Member, Surroundings, take_part
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
@@ -39,14 +40,22 @@ class Federation:
         folder: The coordinator's state is stored in ``folder/state``. None keeps it in memory.
         seed: Seed of all random choices that the Plan's own seed does not make.
         limits: Limits of the coordinator.
+        piece_bytes: Bytes of a piece of an upload. Larger pieces are faster, and break at fewer places.
 
     Attributes:
         log: The events of all participants, in order.
     """
 
-    def __init__(self, folder: Path | None = None, seed: int = 0, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        seed: int = 0,
+        limits: Limits | None = None,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
         self.log: list[LogLine] = []
         self._seed = seed
+        self._piece_bytes = piece_bytes
         self._coordinator = SimulatedCoordinator(folder and folder / "state", seed, limits or Limits(), self.note)
         self._overheard: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -119,7 +128,11 @@ class Federation:
     def join(self, member: Member, bundle: Bundle) -> None:
         """Add a device that trusts the Bundle's publisher."""
         around = Surroundings(
-            fleet=self, trusted=(bundle.signed.public_key,), overheard=self._overheard, note=self.note
+            fleet=self,
+            trusted=(bundle.signed.public_key,),
+            overheard=self._overheard,
+            note=self.note,
+            piece_bytes=self._piece_bytes,
         )
         self._tasks.append(self._group.create_task(take_part(member, around, str(self._seed)), name=member.device))
 

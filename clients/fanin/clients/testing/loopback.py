@@ -9,6 +9,7 @@ from fanin.protos import messages as m
 from fanin.protos.errors import Unavailable
 
 PIECE_BYTES: Final = 4096
+"""Bytes of a piece of an upload. Small, so that a test's Update has a middle to be cut in."""
 
 
 class Fleet(Protocol):
@@ -35,11 +36,15 @@ class Fleet(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopbackTransport:
-    """The calls of one device. ``latency_s`` seconds pass before each call, on the event loop's clock."""
+    """The calls of one device. ``latency_s`` seconds pass before each call, on the event loop's clock.
+
+    An upload is sent in pieces of ``piece_bytes``.
+    """
 
     fleet: Fleet
     device: str
     latency_s: float = 0.0
+    piece_bytes: int = PIECE_BYTES
 
     async def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
         """See Transport."""
@@ -58,8 +63,8 @@ class LoopbackTransport:
         offset: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         async def pieces() -> AsyncIterator[m.Piece]:
-            for start in range(await offset, header.payload.size_bytes, PIECE_BYTES):
-                yield m.Piece(offset=start, data=read(start, PIECE_BYTES))
+            for start in range(await offset, header.payload.size_bytes, self.piece_bytes):
+                yield m.Piece(offset=start, data=read(start, self.piece_bytes))
 
         last = None
         async for reply in self.fleet.upload(self.device, header, pieces()):

@@ -10,7 +10,7 @@ from typing import Final
 from fanin.clients.device.updates import Trainer
 from fanin.clients.testing.device import VirtualDevice
 from fanin.clients.testing.habits import Habits
-from fanin.clients.testing.loopback import Fleet, LoopbackTransport
+from fanin.clients.testing.loopback import PIECE_BYTES, Fleet, LoopbackTransport
 from fanin.clients.testing.unreliable import Note, UnreliableFleet
 
 LATENCY_S: Final = 0.01
@@ -35,12 +35,14 @@ class Surroundings:
         trusted: Public keys of the publishers.
         overheard: The newest Assignment of each device, for false Updates.
         note: Logs an event.
+        piece_bytes: Bytes of a piece of an upload.
     """
 
     fleet: Fleet
     trusted: Collection[str]
     overheard: dict[str, str] = field(default_factory=dict)
     note: Note = lambda who, what: None
+    piece_bytes: int = PIECE_BYTES
 
 
 async def take_part(member: Member, around: Surroundings, seed: str) -> None:
@@ -53,7 +55,7 @@ async def take_part(member: Member, around: Surroundings, seed: str) -> None:
     line = UnreliableFleet(
         fleet=around.fleet, habits=habits, rng=line_rng, overheard=around.overheard, note=around.note
     )
-    transport = LoopbackTransport(fleet=line, device=member.device, latency_s=LATENCY_S)
+    transport = LoopbackTransport(fleet=line, device=member.device, latency_s=LATENCY_S, piece_bytes=around.piece_bytes)
     device = VirtualDevice(transport, member.trainer, around.trusted, device_rng, habits.work)
     while True:
         with suppress(TimeoutError):
