@@ -3,6 +3,7 @@
 import copy
 import csv
 import math
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,6 +96,7 @@ def test_a_simulation_is_the_fedavg_of_eager_torch(simulated: tuple[Result, list
 
 def test_the_rows_say_what_happened(simulated: tuple[Result, list[RoundRow]]) -> None:
     result, rows = simulated
+    assert result.is_complete
     assert tuple(rows) == result.rounds
     assert [row.round for row in rows] == [0, 1, 2]
     assert len(result.digests) == 3
@@ -143,6 +145,20 @@ def test_the_same_arguments_end_in_the_same_versions(simulated: tuple[Result, li
     assert again.digests == result.digests
     # Without test data there are no test columns, and the same training.
     assert all(math.isnan(row.test_loss) for row in again.rounds)
+
+
+@pytest.mark.nightly
+def test_ctrl_c_keeps_the_rounds_that_have_ended() -> None:
+    def interrupt(row: RoundRow) -> None:
+        if row.round == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    settings = SimulationSettings(plan=PLAN, on_round=interrupt)
+    result = simulate(app_of(network()), clients_of(), cohort=2, rounds=50, settings=settings)
+    assert not result.is_complete
+    assert [row.round for row in result.rounds] == [0, 1, 2]
+    assert len(result.digests) == 3
+    assert np.isfinite(result.parameters).all()
 
 
 FAILURE = (

@@ -39,6 +39,8 @@ OptionOption = Annotated[
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random choices.")]
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Write a figure, for example FILE.png or FILE.svg.")]
 DEFAULT_ALPHA = 0.3
+INTERRUPTED = 130
+"""Exit status after Ctrl-C. What has ended by then is written all the same."""
 WITH_ALPHA = ("dirichlet", "label_skew", "quantity")
 
 
@@ -96,7 +98,7 @@ def _simulate(
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the rounds to a CSV file.")] = None,
     quiet: QuietOption = False,
     json: JsonOption = "",
-) -> None:
+) -> int:
     """Train an App on simulated clients of this machine, and print each round."""
     from fanin.edge.export import load_app
     from fanin.simulation import SimulationSettings
@@ -122,6 +124,7 @@ def _simulate(
         result.write_csv(csv)
     if json:
         write_json(json, {"rounds": [asdict(row) for row in result.rounds], "versions": list(result.digests)})
+    return 0 if result.is_complete else INTERRUPTED
 
 
 def _plan(app: str, path: Path | None, limits: dict[str, int | None], overrides: Sequence[str]) -> Plan:

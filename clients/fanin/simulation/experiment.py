@@ -42,7 +42,7 @@ from fanin.server.aggregation.parameters import load_parameters
 from fanin.simulation.federation import Federation
 from fanin.simulation.partitioning import Partition
 from fanin.simulation.result import Result
-from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, client_rows, initial_row, round_row
+from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, client_name, client_rows, initial_row, round_row
 
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
@@ -95,7 +95,8 @@ def simulate(
         settings: Test data, further keys of the Plan, and seed.
 
     Returns:
-        The rows of all Rounds and clients, and the final parameters.
+        The rows of all Rounds and clients, and the final parameters. Ctrl-C ends the simulation, and the result has the
+        Rounds that have ended.
 
     Raises:
         UnsupportedModel: The module cannot be exported.
@@ -226,6 +227,16 @@ class _SharedGraphs(BundleGraphs):
         return predict
 
 
+@dataclass(slots=True, kw_only=True)
+class _Rows:
+    """The rows so far."""
+
+    rounds: list[RoundRow] = field(default_factory=list)
+    clients: list[ClientRow] = field(default_factory=list)
+    failures: list[ClientFailure] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Simulation:
     app: "App"
@@ -235,47 +246,58 @@ class _Simulation:
     settings: SimulationSettings
 
     async def run(self, publisher: SigningKey) -> Result:
-        """Run the Plan to its end."""
-        graphs = _SharedGraphs()
-        names = {f"client-{index}": index for index in range(len(self.clients))}
-        clients: list[ClientRow] = []
-        failures: list[ClientFailure] = []
-        num_accepted = 0
+        """Run the Plan to its end, or until Ctrl-C."""
+        graphs, rows, is_complete = _SharedGraphs(), _Rows(), False
         async with Federation(seed=self.settings.seed, piece_bytes=PIECE_BYTES) as federation:
             await federation.start_run(RUN, self.plan, self.bundle, publisher)
-            rows = [initial_row(await self._quality(graphs, federation, 0))]
-            digests = [self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256]
-            self.settings.on_round(rows[0])
-            for name, index in names.items():
+            rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
+            rows.rounds.append(initial_row(await self._quality(graphs, federation, 0)))
+            self.settings.on_round(rows.rounds[0])
+            for index in range(len(self.clients)):
                 own = RuntimeTrainer(graphs, self._store(index))
-                trainer = _ClientTrainer(own, index, failures, stops=self.settings.stop_on_failure)
-                federation.join(Member(device=name, trainer=trainer, habits=STEADY), self.bundle)
-            async for recorded in federation.watch(RUN):
-                event = recorded.event
-                match event:
-                    case RoundClosed():
-                        num_accepted = event.num_accepted
-                    case VersionPublished():
-                        quality = await self._quality(graphs, federation, event.number)
-                        now = asyncio.get_running_loop().time()
-                        rows.append(round_row(event, now, num_accepted, quality))
-                        digests.append(event.version_sha256)
-                        self.settings.on_round(rows[-1])
-                        updates = await federation.state.stores.rounds.updates(RUN, event.round)
-                        clients += client_rows(updates, event.round, names)
-                    case RunRested() if event.state is not RunState.FINISHED:
-                        first = f"; first of {len(failures)} failures: {failures[0]}" if failures else ""
-                        raise FaninError(f"simulate: the run is {event.state.name.lower()}: {event.reason}{first}")
-            parameters = await self._parameters(federation, rows[-1].version)
+                trainer = _ClientTrainer(own, index, rows.failures, stops=self.settings.stop_on_failure)
+                federation.join(Member(device=client_name(index), trainer=trainer, habits=STEADY), self.bundle)
+            try:
+                await self._follow(graphs, federation, rows)
+                is_complete = True
+            except asyncio.CancelledError:
+                # After Ctrl-C, the Rounds that have ended are the result. If a client has failed instead, the
+                # federation raises its error at the end of this block.
+                task = asyncio.current_task()
+                assert task is not None, "a coroutine runs in a task"
+                task.uncancel()
+            parameters = await self._parameters(federation, rows.rounds[-1].version)
         return Result(
             app=self.app,
             bundle=self.bundle,
-            rounds=tuple(rows),
-            clients=tuple(clients),
-            failures=tuple(failures),
+            rounds=tuple(rows.rounds),
+            clients=tuple(rows.clients),
+            failures=tuple(rows.failures),
             parameters=parameters,
-            digests=tuple(digests),
+            digests=tuple(rows.digests),
+            is_complete=is_complete,
         )
+
+    async def _follow(self, graphs: BundleGraphs, federation: Federation, rows: "_Rows") -> None:
+        """Add the rows of each Version until the Run ends. Raises FaninError if the Run does not finish."""
+        num_accepted = 0
+        async for recorded in federation.watch(RUN):
+            event = recorded.event
+            match event:
+                case RoundClosed():
+                    num_accepted = event.num_accepted
+                case VersionPublished():
+                    quality = await self._quality(graphs, federation, event.number)
+                    updates = await federation.state.stores.rounds.updates(RUN, event.round)
+                    now = asyncio.get_running_loop().time()
+                    rows.clients += client_rows(updates, event.round)
+                    rows.digests.append(event.version_sha256)
+                    rows.rounds.append(round_row(event, now, num_accepted, quality))
+                    self.settings.on_round(rows.rounds[-1])
+                case RunRested() if event.state is not RunState.FINISHED:
+                    failures = rows.failures
+                    first = f"; first of {len(failures)} failures: {failures[0]}" if failures else ""
+                    raise FaninError(f"simulate: the run is {event.state.name.lower()}: {event.reason}{first}")
 
     def _store(self, client: int) -> MemoryStore:
         return memory_store(self.clients[client], client, self.settings.validation_fraction)

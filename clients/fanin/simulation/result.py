@@ -29,6 +29,7 @@ class Result:
         failures: Errors in the training of clients.
         parameters: The final parameters (num_values,).
         digests: The SHA-256 of each Version, oldest first.
+        is_complete: Whether all Rounds were run. False after Ctrl-C.
     """
 
     app: "App"
@@ -38,6 +39,7 @@ class Result:
     failures: tuple[ClientFailure, ...]
     parameters: Float32s
     digests: tuple[str, ...]
+    is_complete: bool
 
     @property
     def module(self) -> "Module":

@@ -3,7 +3,7 @@
 Accuracies are shares from 0 to 1, losses are in nats, and times are seconds of the virtual clock.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fanin.edge.runtimes.evaluations import quality_of
@@ -122,14 +122,13 @@ def initial_row(quality: Quality | None) -> RoundRow:
     )
 
 
-def client_rows(updates: Iterable[CommittedUpdate], round_number: int, clients: Mapping[str, int]) -> list[ClientRow]:
-    """Return the rows of a Round's Updates, in the order of the clients.
+def client_name(client: int) -> str:
+    """Return the name of a client's device."""
+    return f"client-{client}"
 
-    Args:
-        updates: The Updates.
-        round_number: The Round.
-        clients: The index of each client by its name.
-    """
+
+def client_rows(updates: Iterable[CommittedUpdate], round_number: int) -> list[ClientRow]:
+    """Return the rows of a Round's Updates, in the order of the clients."""
     rows = []
     for update in updates:
         counts, telemetry = update.header.statistics.counts, update.header.telemetry
@@ -138,7 +137,7 @@ def client_rows(updates: Iterable[CommittedUpdate], round_number: int, clients: 
         rows.append(
             ClientRow(
                 round=round_number,
-                client=clients[update.device_id],
+                client=int(update.device_id.rpartition("-")[2]),
                 num_examples=num_examples,
                 train_loss=counts[m.TRAIN_LOSS] / m.LOSS_UNIT / num_examples,
                 validation_loss=quality.loss_sum / quality.num_examples if quality.num_examples else float("nan"),
