@@ -12,9 +12,10 @@ from onnx import TensorProto, helper
 from support import linear
 from support.data import real_places
 
+from fanin.edge.bundles.formats import format_of
 from fanin.edge.runtimes.available import open_format, open_runtime
 from fanin.edge.runtimes.base import LoadedModel, ModelPort
-from fanin.edge.runtimes.models import dequantize_output, feed_of, format_of, quantize_input, run_rows
+from fanin.edge.runtimes.models import dequantize_output, feed_of, quantize_input, run_rows
 from fanin.protos.errors import InvalidBundle, InvalidInput, RuntimeMissing
 
 ONNX_RUNTIMES = ("onnx", "reference")

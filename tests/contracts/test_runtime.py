@@ -4,6 +4,7 @@ tflite-runtime lives in an environment of its own (`make devices`) and is driven
 """
 
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,13 +28,15 @@ from support.models import (
     with_manifest,
     write_copy,
 )
-from support.remote_runtime import runtime_of
+from support.remote_runtime import PYTHON, ROOT, SOURCES, runtime_of
 
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.initializers import fill_constants
 from fanin.edge.bundles.quantize import fill_slots
+from fanin.edge.runtimes.available import RUNTIMES as AVAILABLE
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings, TrainState
-from fanin.edge.runtimes.reference import embed_slots
+from fanin.edge.runtimes.contract import check_engine
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidBundle, InvalidVersion
 
@@ -160,26 +163,38 @@ def test_runtimes_predict_alike(bundle: Bundle) -> None:
     assert 0.0 < gap <= INT8_GAP * np.ptp(logits["onnx"])
 
 
-def test_two_sessions_give_the_same_bits_and_hand_out_nothing_of_their_own(runtime: Runtime, bundle: Bundle) -> None:
-    states = []
-    for _ in range(2):
-        step, state = runtime.open_train(bundle), first_state(bundle)
-        for batch in batches(36, seed=6):
-            before = (state, state.parameters.copy(), state.optimizer.copy())
-            state, _ = step(state, batch, RATE)
-            step(state, batch, RATE)
-            np.testing.assert_array_equal(before[0].parameters, before[1])
-            np.testing.assert_array_equal(before[0].optimizer, before[2])
-        states.append(state)
-    assert states[0].num_steps == 5
-    assert states[0].parameters.tobytes() == states[1].parameters.tobytes()
-    assert states[0].optimizer.tobytes() == states[1].optimizer.tobytes()
+CONTRACT = """
+import sys
+from pathlib import Path
+from fanin.edge.bundles.bundle import open_folder
+from fanin.edge.runtimes.available import RUNTIMES
+from fanin.edge.runtimes.contract import check_engine
+
+check_engine(RUNTIMES[sys.argv[1]].engine(), open_folder(Path(sys.argv[2]), trusted=[sys.argv[3]]))
+"""
+
+
+@pytest.mark.parametrize("name", ["reference", "litert"])
+def test_engines_keep_the_contract(name: str, bundle: Bundle) -> None:
+    check_engine(AVAILABLE[name].engine(), bundle, twin=open_runtime("onnx"))
+
+
+def test_the_default_engine_keeps_the_contract(bundle: Bundle) -> None:
+    check_engine(AVAILABLE["onnx"].engine(), bundle, twin=open_runtime("onnx", plain=True))
+
+
+def test_the_engine_of_another_environment_keeps_the_contract(bundle: Bundle, tmp_path: Path) -> None:
+    write_copy(bundle, tmp_path / "bundle")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in SOURCES)}
+    command = [str(PYTHON), "-c", CONTRACT, "tflite", str(tmp_path / "bundle"), PUBLISHER.public]
+    outcome = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
 
 
 def test_the_slotted_graph_is_the_edited_graph_bit_for_bit(bundle: Bundle) -> None:
     parameters = trained(bundle, open_runtime("onnx"), epochs=2).parameters
     values = fill_slots(bundle.manifest.slots["onnx"], bundle.manifest.table, parameters)
-    edited = embed_slots(onnx.load_from_string(bundle.graph("infer", "onnx")), values)
+    edited = onnx.load_from_string(fill_constants(bundle.graph("infer", "onnx"), values, "graph"))
     x, _ = samples(50, seed=4)
     (expected,) = plain_session(edited).run(None, {"x": x})
     got = open_runtime("onnx").open_predict(bundle, parameters)(x)
@@ -321,7 +336,7 @@ def test_a_tampered_graph_is_never_opened(runtime: Runtime, mlp: Bundle) -> None
 def test_a_corrupt_graph_with_the_right_digest_is_refused(
     runtime: Runtime, mlp: Bundle, damage: Callable[[bytes], bytes]
 ) -> None:
-    said = r"(cannot open it|expected a TFLite file|cut off or damaged|slot .* has the bytes)"
+    said = r"(cannot open it|expected a TFLite file|cut off|not an ONNX file|slot .* has the bytes)"
     for signature, name in FILES[runtime.graph_format].items():
         wrong = with_artifact(mlp, name, damage(mlp.artifact(name)))
         with pytest.raises(InvalidBundle, match=rf"{signature} graph: .*{said}"):

@@ -10,12 +10,12 @@ from support.models import with_artifact
 from support.remote_runtime import runtime_of
 
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.formats import fill_offsets
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export.formats import MODEL_FILE
 from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.runtimes.base import Runtime
-from fanin.edge.runtimes.tflite import with_slots
 from fanin.protos.errors import InvalidBundle
 
 
@@ -49,8 +49,8 @@ def test_a_file_without_the_signature_is_refused(runtime: Runtime, bundle: Bundl
 def test_slots_are_written_where_the_manifest_says() -> None:
     slot = Slot(initializer="b", kind=SlotKind.FLOAT, parameter="b", shape=(2,), offset=3)
     value = np.array([1.0, -2.0], np.float32)
-    filled = with_slots(bytes(12), [slot], {"b": value})
+    filled = fill_offsets(bytes(12), [slot], {"b": value}, "graph")
     assert filled == bytes(3) + value.tobytes() + bytes(1)
     for offset in (-1, 5):
         with pytest.raises(InvalidBundle, match=r"slot 'b' has the bytes -?\d+ to \d+, expected .* file's 12"):
-            with_slots(bytes(12), [replace(slot, offset=offset)], {"b": value})
+            fill_offsets(bytes(12), [replace(slot, offset=offset)], {"b": value}, "graph")

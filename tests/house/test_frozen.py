@@ -30,7 +30,6 @@ REQUIREMENTS = {
     "datacenter": ["safetensors", "torch"],
     "transformers": ["transformers"],
     "plots": ["matplotlib"],
-    "simulation": ["loky"],
     "dev": [
         "build",
         "grpcio-tools",

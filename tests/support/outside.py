@@ -1,6 +1,9 @@
 """A distribution from outside the package: the example of a docs page, installed in a folder as pip would do it."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 
@@ -17,9 +20,20 @@ def install(folder: Path, page: str, group: str) -> None:
 def install_module(folder: Path, entry: tuple[str, str], source: str, group: str) -> None:
     """Write a distribution of one module to a folder; ``entry`` is (name, object) of its entry point."""
     name, value = entry
-    module = value.split(":")[0]
+    install_code(folder, value.split(":")[0], source, f"[{group}]\n{name} = {value}\n")
+
+
+def install_code(folder: Path, module: str, source: str, entry_points: str) -> None:
+    """Write a distribution of one module with any entry points to a folder."""
     (folder / f"{module}.py").write_text(source)
     info = folder / f"{module}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+def run(site: Path, code: str, *words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python that has the distributions of a folder."""
+    env = os.environ | {"PYTHONPATH": str(site)}
+    command = [sys.executable, "-c", code, *map(str, words)]
+    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, check=False)

@@ -20,9 +20,9 @@ from torch.nn import functional
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adam, Adapters, App, Recipe, Sgd, next_token, squared_error
 from fanin.edge.export.prepare import MIN_FROZEN_VALUES, Prepared, prepare
+from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
-from fanin.edge.runtimes.onnx import OnnxRuntime
 from fanin.edge.tensors import Float32s
 
 NUM_SAMPLES = 157
@@ -174,7 +174,7 @@ def batches_for(name: str) -> list[PaddedBatch]:
 def ran(name: str, settings: StepSettings | None = None) -> tuple[TrainState, list[float]]:
     """The exported graph's state and losses after twenty steps."""
     bundle = bundle_for(name)
-    step = OnnxRuntime().open_train(bundle)
+    step = open_runtime("onnx").open_train(bundle)
     state, losses = step.begin(bundle.initial_parameters()), []
     for batch in batches_for(name):
         state, loss = step(state, batch, settings or StepSettings(learning_rate=CASES[name].rate))
@@ -314,7 +314,7 @@ def test_running_statistics_travel_and_padding_has_no_say_in_them() -> None:
     tracked = {key for key in parameters_of("batchnorm", ran("batchnorm")[0]) if "running" in key}
     assert tracked == {f"{norm}.running_{kind}" for norm in ("body.1", "norm") for kind in ("mean", "var")}
     assert not any("running" in spec.name for spec in optimizer_table(bundle.manifest).specs)
-    step = OnnxRuntime().open_train(bundle)
+    step = open_runtime("onnx").open_train(bundle)
     *_, short = batches_for("batchnorm")
     noisy = replace(short, x=np.where(short.mask[:, None, None, None] > 0, short.x, np.float32(9.0)))
     begin, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
@@ -360,7 +360,7 @@ def test_only_what_learns_is_traffic() -> None:
 
 def test_places_without_a_token_have_no_say() -> None:
     bundle = bundle_for("tokens")
-    step, evaluate = OnnxRuntime().open_train(bundle), OnnxRuntime().open_evaluate(bundle)
+    step, evaluate = open_runtime("onnx").open_train(bundle), open_runtime("onnx").open_evaluate(bundle)
     begin, settings = step.begin(bundle.initial_parameters()), StepSettings(learning_rate=0.05)
     batch = batches_for("tokens")[0]
     silent = replace(batch, y=np.full_like(batch.y, -1))
@@ -381,7 +381,7 @@ def test_places_without_a_token_have_no_say() -> None:
 )
 def test_evaluation_is_eager_torch_in_eval_mode(name: str) -> None:
     bundle, module = bundle_for(name), prepare(app_for(name)).eager.eval()
-    evaluate = OnnxRuntime().open_evaluate(bundle)
+    evaluate = open_runtime("onnx").open_evaluate(bundle)
     for batch in batches_for(name)[-2:]:
         num = int(batch.mask.sum())
         with torch.no_grad():

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from fanin.edge.bundles.manifest import Port
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import Adam, Recipe, Sgd, load_app
+from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.graphs import control_ports
-from fanin.edge.runtimes.onnx import OnnxRuntime
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import UnsupportedModel
 
@@ -32,8 +32,8 @@ def test_a_frozen_product_is_not_rounded_on_the_way() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, NUM_CLASSES))
     bundle = exported(replace(app_of("mlp"), module=module, recipe=Recipe(trains="bias")))
     (batch, *_) = batches(BATCH_SIZE, seed=1)
-    plain = OnnxRuntime(plain=True).open_evaluate(bundle)(bundle.initial_parameters(), batch).loss_sum
-    fused = OnnxRuntime().open_evaluate(bundle)(bundle.initial_parameters(), batch).loss_sum
+    plain = open_runtime("onnx", plain=True).open_evaluate(bundle)(bundle.initial_parameters(), batch).loss_sum
+    fused = open_runtime("onnx").open_evaluate(bundle)(bundle.initial_parameters(), batch).loss_sum
     assert fused == pytest.approx(plain, rel=1e-6)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
+from fanin.edge.bundles.formats import fill_offsets
 from fanin.edge.bundles.quantize import fill_slots, with_derived
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import Adapters, App, Recipe, next_token
@@ -28,7 +29,6 @@ from fanin.edge.export.tflite.int8 import INFER, Int8File, build_infer, emptied,
 from fanin.edge.export.tflite.operators import check_operators
 from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.forward import trace_infer
-from fanin.edge.runtimes.tflite import with_slots
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 
@@ -179,7 +179,7 @@ class Made:
         """The exported file filled with these parameters."""
         table, slots = self.prepared.table, self.empty.slots
         values = fill_slots(slots, table, table.flatten(parameters), self.infer.derived)
-        return with_slots(self.empty.data, slots, values)
+        return fill_offsets(self.empty.data, slots, values, "graph")
 
     def expected(self, parameters: Mapping[str, Float32s]) -> Float32s:
         """What torch says."""

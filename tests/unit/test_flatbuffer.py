@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tflite_file import small_file
 
-from fanin.edge.runtimes.flatbuffer import check_file
+from fanin.edge.runtimes.engines.flatbuffer import check_file
 from fanin.protos.errors import InvalidBundle
 
 WHOLE = small_file()

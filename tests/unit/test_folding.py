@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.utils import fusion
 
 from fanin.edge.bundles.derived import Derived, FoldedTensor
+from fanin.edge.bundles.initializers import fill_constants
 from fanin.edge.bundles.quantize import fill_slots, weight_codes, weight_scales, with_derived
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export import App, Recipe
@@ -25,7 +26,6 @@ from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.onnx.int8 import Int8Model
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.tracing.forward import trace_infer
-from fanin.edge.runtimes.reference import embed_slots
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 
@@ -52,7 +52,7 @@ class Made:
     def filled(self, flat: Float32s) -> onnx.ModelProto:
         """The int8 graph of a Version."""
         values = fill_slots(self.int8.slots, self.prepared.table, flat, self.infer.derived)
-        return embed_slots(self.int8.model, values)
+        return onnx.load_from_string(fill_constants(self.int8.model.SerializeToString(), values, "graph"))
 
     def logits(self, flat: Float32s, *, exact: bool = True) -> Float32s:
         """The logits, by exact kernels as on devices. Not for graphs in which two products share a weight."""

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from support.tflite_file import small_file
 
-from fanin.edge.runtimes.tflite import TfliteRuntime
+from fanin.edge.runtimes.engines.interpreter import interpreter_engine
+from fanin.edge.runtimes.runtime import GraphRuntime
 from fanin.edge.tensors import Array
 
 ROW = {
@@ -49,7 +50,7 @@ class Interpreter:
 
 def test_other_threads_write_to_standard_error_during_a_graphs_first_run(capfd: pytest.CaptureFixture[str]) -> None:
     interpreter = Interpreter(capfd)
-    runtime = TfliteRuntime("fake 1", lambda **_: interpreter)
+    runtime = GraphRuntime(interpreter_engine("fake", "1", lambda **_: interpreter))
     model = runtime.open_model(small_file(), "model.tflite", "add")
     for _ in range(2):
         model({"x": np.ones(2, np.float32)})

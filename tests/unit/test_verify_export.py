@@ -14,7 +14,7 @@ from fanin.edge.export import Adam, App, Recipe, Sgd
 from fanin.edge.export.losses import cross_entropy
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.verify import verify
-from fanin.edge.runtimes.onnx import OnnxRuntime
+from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import UnsupportedModel
 
 RECIPES = {"sgd": Recipe(optimizer=Sgd()), "momentum": Recipe(), "adam": Recipe(optimizer=Adam())}
@@ -51,7 +51,7 @@ def check(name: str, factor: float) -> None:
     eager = Steeper()
     eager.load_state_dict(prepared.eager.state_dict())
     eager.factor = factor
-    verify(replace(prepared, eager=eager), bundle, OnnxRuntime(), OnnxRuntime(plain=True))
+    verify(replace(prepared, eager=eager), bundle, open_runtime("onnx"), open_runtime("onnx", plain=True))
 
 
 @pytest.mark.parametrize("name", nightly_but(RECIPES, ("sgd",)))

@@ -26,10 +26,11 @@ from fanin.clients.device.storage.cache import Cache
 from fanin.clients.textfiles import read_public_key
 from fanin.commands.console.show import finite
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
+from fanin.edge.bundles.formats import file_format, format_of
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
 from fanin.edge.runtimes.base import Inputs, LoadedModel, Runtime
-from fanin.edge.runtimes.graphs import Feed
-from fanin.edge.runtimes.models import dequantize_output, feed_of, format_of, model_inputs, open_preprocess, run_rows
+from fanin.edge.runtimes.engine import Feed
+from fanin.edge.runtimes.models import dequantize_output, feed_of, model_inputs, open_preprocess, run_rows
 from fanin.edge.tensors import Array, Float32s, decode_parameters
 from fanin.protos.errors import InvalidInput, NotFound
 
@@ -88,8 +89,10 @@ def _open_file(path: Path, options: argparse.Namespace) -> OpenedInference:
     if options.publisher or options.version:
         raise InvalidInput(f"{path}: --publisher and --version are for a bundle's folder, got a file")
     graph_format = format_of(path.name)
-    if options.signature and graph_format == "onnx":
-        raise InvalidInput(f"{path}: got --signature {options.signature!r}, but an .onnx file has a single graph")
+    if options.signature and not file_format(graph_format).has_signatures:
+        raise InvalidInput(
+            f"{path}: got --signature {options.signature!r}, but an {path.suffix.lower()} file has a single graph"
+        )
     runtime = open_format([graph_format], options.runtime)
     data = path.read_bytes()
     model = runtime.open_model(data, str(path), options.signature)

@@ -14,7 +14,6 @@ Whether a train step learns is not checked, because there is no torch module to 
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import permutations
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -22,12 +21,12 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
-from fanin.edge.bundles.initializers import empty_constants, fill_constants, list_constants
+from fanin.edge.bundles.formats import file_format
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import DEVICE_SIGNATURES, DTYPES, Manifest, Port, Ports, Signature
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.quantize import fill_slots
-from fanin.edge.bundles.slots import Slot, SlotKind, check_slots
+from fanin.edge.bundles.slots import Slot, check_slots
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import LoadedModel, PaddedBatch, Runtime, StepSettings
@@ -37,9 +36,7 @@ from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle
 from fanin.protos.names import check_name
 
-ONNX: Final = "onnx"
 PARAMETERS: Final = "parameters"
-ALIGNMENT: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +108,8 @@ def assemble(spec: AssembledGraphs, folder: Path | str, key: SigningKey) -> Bund
     names: dict[str, dict[str, str]] = {name: {} for name in ports}
     for graph_format, graphs in spec.graphs.items():
         for name, data in graphs.items():
-            if name == "infer" and graph_format == ONNX:
-                initializers = [slot.initializer for slot in slots[graph_format]]
-                data = empty_constants(data, initializers, _what(name, graph_format))
+            if name == "infer":
+                data = file_format(graph_format).empty_slots(data, slots[graph_format], _what(name, graph_format))
             names[name][graph_format] = f"{name}.{graph_format}"
             artifacts[f"{name}.{graph_format}"] = data
     manifest = Manifest(
@@ -148,68 +144,17 @@ def _what(name: str, graph_format: str) -> str:
 
 def _slots(spec: AssembledGraphs, graph_format: str) -> tuple[Slot, ...]:
     """Return the listed slots, or one slot per parameter (3)."""
-    slots = spec.slots.get(graph_format)
-    what = _what("infer", graph_format)
-    if slots is None and graph_format == ONNX:
-        slots = tuple(
-            Slot(initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=value.shape)
-            for name, value in spec.parameters.items()
-        )
-    elif slots is None:
-        data = spec.graphs[graph_format]["infer"]
-        slots = tuple(_slot_at(name, value, data, what) for name, value in spec.parameters.items())
+    slots, data, what = spec.slots.get(graph_format), spec.graphs[graph_format]["infer"], _what("infer", graph_format)
+    file = file_format(graph_format)
+    if slots is None:
+        slots = file.find_slots(data, spec.parameters, what)
     if unfilled := sorted(set(spec.parameters) - {slot.parameter for slot in slots}):
         raise InvalidBundle(
             f"{what}: got no slots for {unfilled}, expected one for each parameter; "
             "without it the predictions would not change with the Version"
         )
-    if graph_format != ONNX:
-        return slots
-    constants = list_constants(spec.graphs[ONNX]["infer"], what)
-    dtypes = {SlotKind.WEIGHT: "int8", SlotKind.BIAS: "int32"}
-    for slot in slots:
-        constant = constants.get(slot.initializer)
-        if constant is None or (constant.dtype, constant.shape) != (dtypes.get(slot.kind, "float32"), slot.shape):
-            form = "none" if constant is None else f"{constant.dtype or 'another type'} {constant.shape}"
-            raise InvalidBundle(
-                f"{what}: constant {slot.initializer!r}: got {form}, expected {dtypes.get(slot.kind, 'float32')} "
-                f"{slot.shape}, which a Version fills; rename the constant, or list the graph's slots"
-            )
+    file.check_slots(data, slots, what)
     return slots
-
-
-def _slot_at(name: str, value: Float32s, data: bytes, what: str) -> Slot:
-    """Return the slot at the only position of a parameter's values in a file, in any order of its dimensions.
-
-    Raises:
-        InvalidBundle: The values occur at no position, or at several.
-    """
-    # Orders of dimensions that give the same sequence of values count once.
-    rows: dict[bytes, tuple[int, ...]] = {}
-    for order in permutations(range(value.ndim)):
-        rows.setdefault(value.transpose(order).astype("<f4").tobytes(), order)
-    matches = [(offset, order) for row, order in rows.items() for offset in _offsets(row, data)]
-    if len(matches) != 1:
-        raise InvalidBundle(
-            f"{what}: the values of {name!r} occur at {len(matches)} positions in the file, expected one; export the "
-            "model with unique values (not all zeros), or list the slot with its offset"
-        )
-    ((offset, order),) = matches
-    shape = tuple(value.shape[dim] for dim in order)
-    permutation = () if order == tuple(range(value.ndim)) else order
-    return Slot(
-        initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=shape, permutation=permutation, offset=offset
-    )
-
-
-def _offsets(row: bytes, data: bytes) -> list[int]:
-    """Return the aligned positions of a sequence of float32 values in a file."""
-    offsets, offset = [], data.find(row)
-    while offset >= 0:
-        if offset % ALIGNMENT == 0:
-            offsets.append(offset)
-        offset = data.find(row, offset + 1)
-    return offsets
 
 
 def _ports(
@@ -218,12 +163,13 @@ def _ports(
     """Return each Signature's ports, which all formats share (1, 2). Raises InvalidBundle."""
     ports_of: dict[str, Ports] = {}
     for graph_format, graphs in spec.graphs.items():
+        file = file_format(graph_format)
         for name, data in graphs.items():
             what = _what(name, graph_format)
             values = fill_slots(slots[graph_format], spec.table, spec.table.flatten(spec.parameters))
-            if name == "infer" and graph_format == ONNX:
-                data = fill_constants(data, values, what)
-            model = runtimes[graph_format].open_model(data, what, "" if graph_format == ONNX else name)
+            if name == "infer":
+                data = file.fill_slots(data, slots[graph_format], values, what)
+            model = runtimes[graph_format].open_model(data, what, name if file.has_signatures else "")
             ports = _manifest_ports(model, what, any_batch=name in ("infer", PREPROCESS))
             if ports_of.setdefault(name, ports) != ports:
                 raise InvalidBundle(f"{what}: has other ports than in {next(iter(spec.graphs))}, expected the same")

@@ -11,5 +11,6 @@ Modules in reading order:
     keys            Ed25519 keys
     versions        sign and verify Versions
     quantize        from parameters to slot values
-    initializers    list and replace the constants of an ONNX file
+    initializers    constants and nodes of an ONNX file
+    formats         the graph formats as files
 """

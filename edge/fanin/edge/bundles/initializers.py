@@ -1,4 +1,4 @@
-"""The constants of an ONNX file, listed and replaced without the onnx package.
+"""The constants and nodes of an ONNX file, read without the onnx package. Constants can be replaced.
 
 A protobuf message is a sequence of fields, each a key and a value::
 
@@ -8,7 +8,8 @@ A protobuf message is a sequence of fields, each a key and a value::
 Only the path to the constants is parsed, with these field numbers of ONNX's schema. All other bytes are copied::
 
     Model    graph = 7
-    Graph    initializer = 5
+    Graph    node = 1, initializer = 5
+    Node     name = 3, op_type = 4
     Tensor   dims = 1, data_type = 2, name = 8, raw_data = 9, external_data = 13, data_location = 14
 
 Reference:
@@ -25,6 +26,8 @@ from fanin.edge.bundles.quantize import SlotValue
 from fanin.protos.errors import InvalidBundle
 
 GRAPH: Final = 7
+NODE: Final = 1
+NODE_NAME, OPERATOR = 3, 4
 INITIALIZER: Final = 5
 DIMS, DATA_TYPE, NAME, RAW_DATA, EXTERNAL_DATA, DATA_LOCATION = 1, 2, 8, 9, 13, 14
 EXTERNAL: Final = 1
@@ -43,6 +46,14 @@ class Constant:
 
     dtype: str
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphNode:
+    """One use of an operator in a graph; ``name`` is "" if the file has none."""
+
+    operator: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +76,19 @@ def list_constants(model: bytes, what: str) -> dict[str, Constant]:
         for field in _fields(graph, what)
         if field.number == INITIALIZER
     )
+
+
+def list_nodes(model: bytes, what: str) -> list[GraphNode]:
+    """Return the nodes of an ONNX file in their order. Raises InvalidBundle for a file that does not parse."""
+    graphs = (field.payload for field in _fields(model, what) if field.number == GRAPH)
+    nodes = [field.payload for graph in graphs for field in _fields(graph, what) if field.number == NODE]
+    return [_node(payload, what) for payload in nodes]
+
+
+def _node(data: bytes, what: str) -> GraphNode:
+    fields = [field for field in _fields(data, what) if field.number in (NODE_NAME, OPERATOR)]
+    texts = {field.number: field.payload.decode("utf-8", "replace") for field in fields}
+    return GraphNode(operator=texts.get(OPERATOR, ""), name=texts.get(NODE_NAME, ""))
 
 
 def fill_constants(model: bytes, values: Mapping[str, SlotValue], what: str) -> bytes:

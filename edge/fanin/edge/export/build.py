@@ -32,6 +32,7 @@ from fanin.edge.export.tracing.examples import check_kept, example_batch
 from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.export.verify import verify
 from fanin.edge.files import new_folder
+from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.measure import compare, measure
 from fanin.edge.runtimes.quality import Agreement, Quality, check_drop
@@ -106,9 +107,9 @@ def export(
         bundle = open_folder(Path(draft), trusted=[key.public])
         for name in formats:
             try:
-                runtime = FORMATS[name].runtime()
+                runtime = open_runtime(FORMATS[name].runtime)
                 LOG.info("%s: verifying against eager torch", name)
-                verify(prepared, bundle, runtime, FORMATS[name].plain())
+                verify(prepared, bundle, runtime, open_runtime(FORMATS[name].runtime, plain=True))
                 LOG.info("%s: comparing int8 with float", name)
                 if app.validation is not None:
                     measured[name] = measure(runtime, bundle, bundle.initial_parameters(), validation_batches(app))

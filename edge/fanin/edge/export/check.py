@@ -24,11 +24,10 @@ from fanin.edge.export.tracing.calls import calls_between_layers
 from fanin.edge.export.tracing.examples import check_kept, example_batch
 from fanin.edge.export.tracing.layers import trace_layer
 from fanin.edge.export.tracing.traced import Traced
+from fanin.edge.runtimes.available import runtimes_of
 from fanin.edge.runtimes.models import PREPROCESS
 from fanin.protos.errors import UnsupportedModel
 
-RUNTIMES: Final = MappingProxyType({"onnx": ("onnxruntime",), "tflite": ("LiteRT", "tflite-runtime")})
-"""The runtimes of each graph format, by their common names."""
 LACKING: Final = "replace it: not even its forward has a form in this format, so freezing does not help"
 FREEZE: Final = (
     "replace it, or train only the layers after it: its forward has a form in this format, its gradient has none "
@@ -73,7 +72,7 @@ class Finding:
     @property
     def runtimes(self) -> tuple[str, ...]:
         """The runtimes that cannot run the part; empty if the problem does not depend on a runtime."""
-        return RUNTIMES[self.graph_format] if self.graph_format else ()
+        return runtimes_of(self.graph_format) if self.graph_format else ()
 
 
 def check_app(app: App, formats: Sequence[str]) -> tuple[Finding, ...]:

@@ -25,13 +25,10 @@ from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.export.tracing.train import trace_train
-from fanin.edge.runtimes.base import Runtime
-from fanin.edge.runtimes.onnx import FORMAT as ONNX
-from fanin.edge.runtimes.onnx import OnnxRuntime
-from fanin.edge.runtimes.tflite import FORMAT as TFLITE
-from fanin.edge.runtimes.tflite import lite_rt
 from fanin.protos.errors import UnsupportedModel
 
+ONNX: Final = "onnx"
+TFLITE: Final = "tflite"
 MODEL_FILE: Final = "model.tflite"
 DTYPES: Final[Mapping[torch.dtype, str]] = {torch.float32: "float32", torch.int32: "int32"}
 """The element types that a port can have."""
@@ -58,10 +55,8 @@ class GraphFormat:
     """Builds all graphs of an App. Raises UnsupportedModel."""
     convert: Callable[[Traced, str], object]
     """(graph, prefix of error messages): converts one graph by itself, to test whether it has a form."""
-    runtime: Callable[[], Runtime]
-    """Opens the runtime that verifies the graphs."""
-    plain: Callable[[], Runtime]
-    """Opens the same runtime without fused operators."""
+    runtime: str
+    """Name of the runtime that verifies the graphs."""
 
 
 def onnx_graphs(prepared: Prepared) -> Graphs:
@@ -152,14 +147,11 @@ def infer_ports(prepared: Prepared, traced: Traced) -> Ports:
 
 FORMATS: Final[Mapping[str, GraphFormat]] = MappingProxyType(
     {
-        ONNX: GraphFormat(
-            make=onnx_graphs, convert=to_onnx, runtime=OnnxRuntime, plain=lambda: OnnxRuntime(plain=True)
-        ),
+        ONNX: GraphFormat(make=onnx_graphs, convert=to_onnx, runtime="onnx"),
         TFLITE: GraphFormat(
             make=tflite_graphs,
             convert=lambda traced, what: to_tflite({what: traced}, what),
-            runtime=lite_rt,
-            plain=lambda: lite_rt(plain=True),
+            runtime="litert",
         ),
     }
 )

@@ -19,15 +19,13 @@ from torch.export import Dim
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Port, Ports
 from fanin.edge.export.app import App, inputs_of
-from fanin.edge.export.formats import Graphs
+from fanin.edge.export.formats import ONNX, TFLITE, Graphs
 from fanin.edge.export.onnx.writer import to_onnx
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
-from fanin.edge.runtimes.onnx import FORMAT as ONNX
-from fanin.edge.runtimes.tflite import FORMAT as TFLITE
 from fanin.protos.errors import UnsupportedModel
 
 TOLERANCE: Final = 1e-4

@@ -1,16 +1,15 @@
-"""Runtimes: inference libraries behind one contract. Each library is imported by one file only.
+"""Runtimes: inference libraries behind one contract. Each library is imported by one file only, in ``engines``.
 
 Modules in reading order:
 
-    base          the contract
-    available     select a runtime
-    graphs        Signatures over any engine: checks, evaluation, prediction
-    stepping      the train step over any engine
+    base          the contract of a runtime
+    engine        the contract of an engine, which is what differs between libraries
+    available     the known runtimes, and the selection of one
+    runtime       a runtime over any engine
+    graphs        Signatures over a graph: checks, evaluation, prediction
+    stepping      the train step over a graph
     models        graph files from any source, and ``preprocess``
-    onnx          onnxruntime
-    tflite        LiteRT and tflite-runtime
-    flatbuffer    bounds check of TFLite files
-    reference     ONNX's reference evaluator, for comparison
+    contract      checks of an engine, for the tests of one's own
     quality       quality of a Version and its limits
     measure       measurement of quality
     evaluations   quality as integer statistics

@@ -1,68 +1,135 @@
-"""Selection of a runtime by name, by format, or by installed library.
+"""The runtimes that are known here, and the selection of one by name, by format, or by installed library.
 
-A runtime's library is imported only when the runtime is opened, because a device has one of the libraries installed and
-the server none.
+A runtime is one record: ours are in ``RUNTIMES``, those of other distributions are entry points of the group
+``fanin.runtimes``. Its library is imported only when the runtime is opened, because a device has one of the libraries
+installed and the server none. Entry points are read only if no runtime of ours is selected, because
+``importlib.metadata`` costs a device 3 MB.
 """
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from fanin.edge.bundles.formats import FILE_FORMATS
 from fanin.edge.runtimes.base import Runtime
+from fanin.edge.runtimes.engine import GraphEngine
+from fanin.edge.runtimes.runtime import GraphRuntime
 from fanin.protos.errors import RuntimeMissing
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
-def _onnx() -> Runtime:
-    from fanin.edge.runtimes.onnx import OnnxRuntime
-
-    return OnnxRuntime()
-
-
-def _litert() -> Runtime:
-    from fanin.edge.runtimes.tflite import lite_rt
-
-    return lite_rt()
+GROUP: Final = "fanin.runtimes"
+"""The entry point group of runtimes in other distributions. An entry is a ``RuntimeRecord``."""
 
 
-def _tflite() -> Runtime:
-    from fanin.edge.runtimes.tflite import tflite_runtime
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeRecord:
+    """A runtime that can be selected by name.
 
-    return tflite_runtime()
+    Attributes:
+        title: Common name of the library, for people.
+        graph_format: Format of the graphs that it runs.
+        engine: Imports the library and returns its engine.
+        plain_engine: The same without fused operators, for comparison; None if the library has no such setting.
+        libraries: Top-level packages of the library. If one is missing, the runtime is not installed.
+        extra: The extra of fanin that installs the library; "" if none does.
+        is_default: Whether a device may select it without being told to.
+    """
+
+    title: str
+    graph_format: str
+    engine: Callable[[], GraphEngine]
+    plain_engine: Callable[[], GraphEngine] | None = None
+    libraries: tuple[str, ...] = ()
+    extra: str = ""
+    is_default: bool = False
 
 
-def _reference() -> Runtime:
-    from fanin.edge.runtimes.reference import ReferenceRuntime
+def _onnx(*, plain: bool = False) -> GraphEngine:
+    from fanin.edge.runtimes.engines.onnx import onnxruntime_engine
 
-    return ReferenceRuntime()
+    return onnxruntime_engine(plain=plain)
 
 
-RUNTIMES: Final = MappingProxyType[str, Callable[[], Runtime]](
-    {"onnx": _onnx, "litert": _litert, "tflite": _tflite, "reference": _reference}
+def _litert(*, plain: bool = False) -> GraphEngine:
+    from fanin.edge.runtimes.engines.litert import litert_engine
+
+    return litert_engine(plain=plain)
+
+
+def _tflite() -> GraphEngine:
+    from fanin.edge.runtimes.engines.tflite import tflite_engine
+
+    return tflite_engine()
+
+
+def _reference() -> GraphEngine:
+    from fanin.edge.runtimes.engines.reference import reference_engine
+
+    return reference_engine()
+
+
+RUNTIMES: Final = MappingProxyType(
+    {
+        "onnx": RuntimeRecord(
+            title="onnxruntime",
+            graph_format="onnx",
+            engine=_onnx,
+            plain_engine=lambda: _onnx(plain=True),
+            libraries=("onnxruntime",),
+            extra="onnx",
+            is_default=True,
+        ),
+        "litert": RuntimeRecord(
+            title="LiteRT",
+            graph_format="tflite",
+            engine=_litert,
+            plain_engine=lambda: _litert(plain=True),
+            libraries=("ai_edge_litert",),
+            extra="litert",
+            is_default=True,
+        ),
+        "tflite": RuntimeRecord(
+            title="tflite-runtime",
+            graph_format="tflite",
+            engine=_tflite,
+            libraries=("tflite_runtime",),
+            extra="tflite",
+            is_default=True,
+        ),
+        "reference": RuntimeRecord(
+            title="ONNX reference evaluator",
+            graph_format="onnx",
+            engine=_reference,
+            libraries=("onnx",),
+            extra="export",
+        ),
+    }
 )
-EXTRAS: Final = MappingProxyType({"onnx": "onnx", "litert": "litert", "tflite": "tflite", "reference": "export"})
-"""The extra of this package that installs a runtime's library."""
-GRAPH_FORMATS: Final = MappingProxyType({"onnx": "onnx", "litert": "tflite", "tflite": "tflite", "reference": "onnx"})
-"""Format of the graphs that each runtime runs, known before it is opened."""
-LIBRARIES: Final = frozenset({"onnxruntime", "onnx", "ai_edge_litert", "tflite_runtime"})
-DEFAULTS: Final = ("onnx", "litert", "tflite")
-"""Runtimes that a device selects from by default, best first. ``reference`` is for comparison and never a default."""
+"""The runtimes of fanin by name, the best default first."""
 
 
-def open_runtime(name: str | None = None) -> Runtime:
+def open_runtime(name: str | None = None, *, plain: bool = False) -> Runtime:
     """Open the named runtime, or the first default one that is installed.
 
+    Args:
+        name: Name of the runtime. The names of fanin come before those of other distributions.
+        plain: Open it without fused operators, for comparison.
+
     Raises:
-        RuntimeMissing: The name is unknown, the library is not installed, or no default runtime is installed.
+        RuntimeMissing: The name is unknown, the library is not installed, the package of the runtime is broken, or no
+            default runtime is installed.
     """
     if name is not None:
-        return _open(name)
-    for default in DEFAULTS:
-        with suppress(RuntimeMissing):
-            return _open(default)
-    raise RuntimeMissing(
-        f"runtime: none of {list(DEFAULTS)} is installed here; pip install 'fanin[{EXTRAS[DEFAULTS[0]]}]'"
-    )
+        return _open(name, _record(name), plain=plain)
+    if (runtime := _first_default(FILE_FORMATS)) is not None:
+        return runtime
+    defaults = [each for each, record in RUNTIMES.items() if record.is_default]
+    raise RuntimeMissing(f"runtime: none of {defaults} is installed here; {_advice(RUNTIMES[defaults[0]])}")
 
 
 def open_format(graph_formats: Collection[str], name: str | None = None) -> Runtime:
@@ -75,32 +142,105 @@ def open_format(graph_formats: Collection[str], name: str | None = None) -> Runt
     Raises:
         RuntimeMissing: The runtime is not installed, or runs none of the formats.
     """
-    if name is not None:
-        runtime = _open(name)
-        if runtime.graph_format not in graph_formats:
-            raise RuntimeMissing(
-                f"runtime {name!r}: runs graphs in {runtime.graph_format!r}, expected one that runs "
-                f"{sorted(graph_formats)}"
-            )
-        return runtime
-    fitting = [default for default in DEFAULTS if GRAPH_FORMATS[default] in graph_formats]
-    for default in fitting:
+    if name is None:
+        if (runtime := _first_default(graph_formats)) is not None:
+            return runtime
+        advice = " or ".join(_advice(record) for record in _defaults(graph_formats).values())
+        raise RuntimeMissing(
+            f"runtime: none that runs graphs in {sorted(graph_formats)} is installed here; "
+            f"{advice or 'install a package that has one'}"
+        )
+    record = _record(name)
+    if record.graph_format not in graph_formats:
+        raise RuntimeMissing(
+            f"runtime {name!r}: runs graphs in {record.graph_format!r}, expected one that runs {sorted(graph_formats)}"
+        )
+    return _open(name, record)
+
+
+def runtimes_of(graph_format: str) -> tuple[str, ...]:
+    """Return the common names of fanin's default runtimes for a format."""
+    return tuple(record.title for record in _defaults([graph_format]).values())
+
+
+def _defaults(graph_formats: Collection[str]) -> dict[str, RuntimeRecord]:
+    rows = RUNTIMES.items()
+    return {name: record for name, record in rows if record.is_default and record.graph_format in graph_formats}
+
+
+def _first_default(graph_formats: Collection[str]) -> Runtime | None:
+    """Open the first default runtime that is installed: ours in their order, then those of other distributions."""
+    for name, record in _defaults(graph_formats).items():
         with suppress(RuntimeMissing):
-            return _open(default)
-    extras = " or ".join(f"pip install 'fanin[{EXTRAS[default]}]'" for default in fitting)
-    raise RuntimeMissing(f"runtime: none that runs graphs in {sorted(graph_formats)} is installed here; {extras}")
+            return _open(name, record)
+    for name in sorted(set(_installed()) - set(RUNTIMES)):
+        with suppress(RuntimeMissing):
+            record = _record(name)
+            if record.is_default and record.graph_format in graph_formats:
+                return _open(name, record)
+    return None
 
 
-def _open(name: str) -> Runtime:
-    if name not in RUNTIMES:
-        raise RuntimeMissing(f"runtime: got {name!r}, expected one of {sorted(RUNTIMES)}")
+def _open(name: str, record: RuntimeRecord, *, plain: bool = False) -> Runtime:
+    """Open a runtime. The package of another distribution may raise anything. Raises RuntimeMissing."""
+    factory = record.plain_engine if plain and record.plain_engine is not None else record.engine
     try:
-        return RUNTIMES[name]()
-    except ModuleNotFoundError as exc:
-        library = (exc.name or "").partition(".")[0]
+        return GraphRuntime(factory())
+    except RuntimeMissing:
+        raise
+    except Exception as exc:  # Of any kind: the code may be another package's.
+        library = (getattr(exc, "name", "") or "").partition(".")[0]
+        if isinstance(exc, ModuleNotFoundError) and library in record.libraries:
+            raise RuntimeMissing(f"runtime {name!r}: {library} is not installed here; {_advice(record)}") from exc
         # A missing module of our own is a broken installation, which no extra fixes.
-        if library not in LIBRARIES:
+        if name in RUNTIMES:
             raise
         raise RuntimeMissing(
-            f"runtime {name!r}: {library} is not installed here; pip install 'fanin[{EXTRAS[name]}]'"
+            f"runtime {name!r}: its package raised {type(exc).__name__}: {exc}; correct that package"
         ) from exc
+
+
+def _advice(record: RuntimeRecord) -> str:
+    names = f"'fanin[{record.extra}]'" if record.extra else " ".join(record.libraries)
+    return f"pip install {names}"
+
+
+def _installed() -> "dict[str, list[EntryPoint]]":
+    """Return the entry points of other distributions by name; a name that two of them use has both."""
+    from importlib.metadata import entry_points
+
+    entries: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=GROUP):
+        entries.setdefault(entry.name, []).append(entry)
+    return entries
+
+
+def _record(name: str) -> RuntimeRecord:
+    """Return the record of a runtime by name. Raises RuntimeMissing."""
+    if name in RUNTIMES:
+        return RUNTIMES[name]
+    entries = _installed()
+    if name not in entries:
+        known = sorted({*RUNTIMES, *entries})
+        near = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise RuntimeMissing(f"runtime: got {name!r}, expected one of {known}{hint}")
+    entry, *others = entries[name]
+    if others:
+        packages = sorted(str(each.dist.name if each.dist else each.value) for each in entries[name])
+        raise RuntimeMissing(
+            f"runtime {name!r}: got one from each of {packages}, expected one package; uninstall the others"
+        )
+    try:
+        record = entry.load()
+    except Exception as exc:  # Of any kind: the code is another package's.
+        raise RuntimeMissing(
+            f"runtime {name!r}: cannot be imported from {entry.value} ({type(exc).__name__}: {exc}); "
+            "repair that package"
+        ) from exc
+    if not isinstance(record, RuntimeRecord):
+        raise RuntimeMissing(
+            f"runtime {name!r}: got {type(record).__name__} from {entry.value}, expected a RuntimeRecord; correct that "
+            "package"
+        )
+    return record

@@ -1,7 +1,7 @@
-"""Signatures as callables over any engine that can run a named graph; the part that all runtimes share.
+"""Signatures as callables over the graph of any engine.
 
-An engine opens a graph file and provides ``RunGraph``: output names and inputs in, arrays out. This module checks the
-names of a Signature's inputs and outputs, checks batches, and converts flat vectors to named tensors.
+This module checks the names of a Signature's inputs and outputs, checks batches, and converts flat vectors to named
+tensors.
 
 The inputs and outputs for a Bundle with parameters ``<p>`` and optimizer states ``<s>`` (none for plain SGD;
 ``momentum``; ``mean`` and ``square`` for Adam)::
@@ -15,22 +15,16 @@ The inputs and outputs for a Bundle with parameters ``<p>`` and optimizer states
 ``stepping`` has the train step.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
 
 from fanin.edge.bundles.manifest import Manifest, Port, Signature
 from fanin.edge.runtimes.base import BatchEvaluation, Inputs, PaddedBatch
+from fanin.edge.runtimes.engine import RunGraph
 from fanin.edge.tensors import Array, Float32s, TensorTable
 from fanin.protos.errors import InvalidBundle
-
-Feed = Mapping[str, Array]
-RunGraph = Callable[[Sequence[str], Feed], Sequence[Array]]
-"""(output names, inputs by name) -> the outputs. Raises InvalidBundle if the graph does not run."""
-BindGraph = Callable[[Feed, Feed], Callable[[], None]]
-"""(inputs, outputs by name) -> a function that runs the graph from the current content of the input arrays into the
-output arrays."""
 
 BATCH_PORTS: Final = ("x", "y", "mask")
 STEP: Final = "step"
@@ -129,12 +123,16 @@ def padded_rows(array: Array, start: int, size: int) -> Array:
     return np.concatenate([rows, np.repeat(rows[:1], num_missing, axis=0)]) if num_missing else rows
 
 
+def fits(expected: Sequence[int], shape: Sequence[int]) -> bool:
+    """Return whether a shape is the expected one; -1 in ``expected`` is any length."""
+    return len(shape) == len(expected) and all(
+        length in (-1, other) for length, other in zip(expected, shape, strict=True)
+    )
+
+
 def check_port(port: Port, array: Array) -> None:
     """Raise ValueError unless an array has the dtype and the shape of a port; -1 in the port's shape is any length."""
-    fits = len(array.shape) == len(port.shape) and all(
-        expected in (-1, length) for expected, length in zip(port.shape, array.shape, strict=True)
-    )
-    if array.dtype != port.dtype or not fits:
+    if array.dtype != port.dtype or not fits(port.shape, array.shape):
         raise ValueError(f"{port.name}: got {array.dtype} {array.shape}, expected {port.dtype} {port.shape}")
 
 

@@ -9,8 +9,6 @@ Reference:
 """
 
 from collections.abc import Sequence
-from pathlib import PurePath
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -18,14 +16,13 @@ import numpy as np
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Port, Ports
 from fanin.edge.runtimes.base import Inputs, LoadedModel, ModelPort, Preprocess, Runtime
-from fanin.edge.runtimes.graphs import Feed, RunGraph, check_port, check_tokens, padded_rows
+from fanin.edge.runtimes.engine import Feed, RunGraph
+from fanin.edge.runtimes.graphs import check_port, check_tokens, padded_rows
 from fanin.edge.tensors import Array, Float32s
-from fanin.protos.errors import InvalidBundle, InvalidInput
+from fanin.protos.errors import InvalidBundle
 
 PREPROCESS: Final = "preprocess"
 RAW: Final = "raw"
-FORMAT_OF: Final = MappingProxyType({".onnx": "onnx", ".tflite": "tflite"})
-"""Graph format by file extension."""
 
 
 class GraphModel:
@@ -191,11 +188,3 @@ def run_rows(model: LoadedModel, feed: Feed) -> dict[str, Array]:
         model({name: padded_rows(array, start, size) for name, array in feed.items()}) for start in range(0, num, size)
     ]
     return {port.name: np.concatenate([part[port.name] for part in parts])[:num] for port in model.outputs}
-
-
-def format_of(name: str) -> str:
-    """Return the graph format of a file by its extension. Raises InvalidInput for an unknown one."""
-    graph_format = FORMAT_OF.get(PurePath(name).suffix.lower())
-    if graph_format is None:
-        raise InvalidInput(f"{name}: got a file of unknown format, expected one that ends in {sorted(FORMAT_OF)}")
-    return graph_format

@@ -16,6 +16,7 @@ import numpy as np
 
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings, TrainState
+from fanin.edge.runtimes.engine import BindGraph, Feed, RunGraph
 from fanin.edge.runtimes.graphs import (
     BATCH_PORTS,
     CONTROL,
@@ -23,10 +24,7 @@ from fanin.edge.runtimes.graphs import (
     SCALAR_PORTS,
     STEP,
     BatchPorts,
-    BindGraph,
-    Feed,
     FlatPorts,
-    RunGraph,
     next_port,
     optimizer_table,
     signature_of,

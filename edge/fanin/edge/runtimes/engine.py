@@ -1,0 +1,99 @@
+"""The contract of an engine: the part of a runtime that differs between inference libraries.
+
+A ``GraphEngine`` is a record over one library. ``GraphRuntime`` builds a ``Runtime`` from it and does everything else:
+it checks ports, batches and dtypes, fills slots, keeps the state of a training, and maps errors. So an engine reads its
+graph, runs it on arrays by name, and raises the library's own exceptions.
+
+``contract.check_engine`` checks an engine.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from fanin.edge.bundles.formats import file_format
+from fanin.edge.bundles.quantize import SlotValue
+from fanin.edge.bundles.slots import Slot
+from fanin.edge.runtimes.base import ModelPort
+from fanin.edge.tensors import Array
+
+Feed = Mapping[str, Array]
+RunGraph = Callable[[Sequence[str], Feed], Sequence[Array]]
+"""(output names, inputs by name) -> the outputs in this order."""
+BindGraph = Callable[[Feed, Feed], Callable[[], None]]
+"""(inputs, outputs by name) -> a function that runs the graph from the current content of the input arrays into the
+output arrays. No array is both an input and an output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphFile:
+    """A graph file that an engine loads.
+
+    Attributes:
+        data: Content of the file.
+        graph_format: Its format.
+        what: Name of the file in error messages.
+        signature: The Signature to load, if the format has several in one file; "" for the only one.
+        slots: Slots of the file.
+        values: Their values by initializer.
+        is_exact: Whether the results must be equal on all processors. An engine with faster kernels that are not must
+            select others.
+    """
+
+    data: bytes
+    graph_format: str
+    what: str
+    signature: str = ""
+    slots: tuple[Slot, ...] = ()
+    values: Mapping[str, SlotValue] = field(default_factory=lambda: MappingProxyType({}))
+    is_exact: bool = False
+
+    def filled(self) -> bytes:
+        """Return the content with the values in the slots.
+
+        An engine that supplies the values in another way uses ``data`` and ``values``.
+
+        Raises:
+            InvalidBundle: The file has no such slots.
+        """
+        return file_format(self.graph_format).fill_slots(self.data, self.slots, self.values, self.what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedGraph:
+    """A graph that an engine opened.
+
+    Attributes:
+        inputs: Inputs of the graph, without constants.
+        outputs: Outputs of the graph.
+        run: Runs the graph. It returns arrays that later calls do not change.
+        bind: Binds arrays to the graph, so that a train step copies nothing; None if the library cannot.
+    """
+
+    inputs: tuple[ModelPort, ...]
+    outputs: tuple[ModelPort, ...]
+    run: RunGraph
+    bind: BindGraph | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphEngine:
+    """An inference library.
+
+    Attributes:
+        name: Name of the library, which error messages and telemetry show. No spaces.
+        version: Version of the library.
+        graph_format: Format of the graphs that it runs, a key of ``FILE_FORMATS``.
+        load: Opens a file. It may raise an error of fanin, such as InvalidBundle, with a message of its own.
+        errors: Exceptions by which the library refuses a graph that it cannot open or run. Other exceptions are defects
+            and are not caught.
+        operators: Names of the operators that it can run. A graph with others is refused before it is loaded. None if
+            ``load`` itself refuses them.
+    """
+
+    name: str
+    version: str
+    graph_format: str
+    load: Callable[[GraphFile], LoadedGraph]
+    errors: tuple[type[Exception], ...]
+    operators: frozenset[str] | None = None

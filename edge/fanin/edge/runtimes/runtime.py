@@ -1,0 +1,157 @@
+"""``GraphRuntime``: the ``Runtime`` over any engine.
+
+1. The values of slots are computed and given to the engine with the file.
+2. The operators of the file are compared with the engine's, if it names them.
+3. The engine loads the file. Its inputs and outputs must be those of the signed manifest.
+4. A Signature becomes a callable that checks its arguments (``graphs``, ``stepping``).
+
+The library's own exceptions become InvalidBundle here.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.formats import file_format
+from fanin.edge.bundles.manifest import Port
+from fanin.edge.bundles.quantize import SlotValue, fill_slots
+from fanin.edge.bundles.slots import Slot
+from fanin.edge.runtimes.base import Evaluate, LoadedModel, ModelPort, Predict, TrainStep
+from fanin.edge.runtimes.engine import BindGraph, Feed, GraphEngine, GraphFile, LoadedGraph
+from fanin.edge.runtimes.graphs import GraphEvaluate, GraphPredict, fits
+from fanin.edge.runtimes.models import GraphModel
+from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
+from fanin.edge.tensors import Array, Float32s
+from fanin.protos.errors import FaninError, InvalidBundle
+
+
+class GraphRuntime:
+    """A ``Runtime`` over an engine."""
+
+    def __init__(self, engine: GraphEngine) -> None:
+        self._engine = engine
+
+    @property
+    def name(self) -> str:
+        return f"{self._engine.name} {self._engine.version}"
+
+    @property
+    def graph_format(self) -> str:
+        return self._engine.graph_format
+
+    def open_train(self, bundle: Bundle) -> TrainStep:
+        graph = self._open(bundle, "train")
+        return GraphTrainStep(bundle.manifest, graph.bind or bind_by_copy(graph.run))
+
+    def open_evaluate(self, bundle: Bundle) -> Evaluate:
+        return GraphEvaluate(bundle.manifest, self._open(bundle, "evaluate").run)
+
+    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+        graph = self._open(bundle, "infer", parameters)
+        # The batch is the first dimension; -1 stands for any number of samples.
+        (fixed_batch,) = (port.shape[0] for port in graph.inputs if port.name == "x")
+        return GraphPredict(bundle.manifest, graph.run, max(fixed_batch, 0))
+
+    def open_model(self, graph: bytes, what: str, signature: str = "") -> LoadedModel:
+        file = GraphFile(data=graph, graph_format=self.graph_format, what=what, signature=signature)
+        loaded = self._load(file)
+        return GraphModel(loaded.inputs, loaded.outputs, loaded.run)
+
+    def _open(self, bundle: Bundle, signature: str, parameters: Float32s | None = None) -> LoadedGraph:
+        """Open a Signature's graph and compare its ports with the manifest.
+
+        Args:
+            bundle: Has the graph.
+            signature: Name of the Signature.
+            parameters: Values for the slots (num_values,); None for a graph without slots.
+        """
+        manifest = bundle.manifest
+        slots: tuple[Slot, ...] = ()
+        values: Mapping[str, SlotValue] = {}
+        if parameters is not None:
+            slots = manifest.slots.get(self.graph_format, ())
+            values = fill_slots(slots, manifest.table, parameters, manifest.derived)
+        what = f"{signature} graph"
+        file = GraphFile(
+            data=bundle.graph(signature, self.graph_format),
+            graph_format=self.graph_format,
+            what=what,
+            signature=signature,
+            slots=slots,
+            values=values,
+            is_exact=parameters is not None,
+        )
+        loaded = self._load(file)
+        ports = manifest.signatures[signature]
+        _check_ports(f"{what}: inputs", loaded.inputs, ports.inputs)
+        _check_ports(f"{what}: outputs", loaded.outputs, ports.outputs)
+        return loaded
+
+    def _load(self, file: GraphFile) -> LoadedGraph:
+        """Load a file, and turn the library's exceptions into InvalidBundle, here and in the functions of the graph."""
+        with self._mapped(file.what, "open"):
+            self._check_operators(file)
+            loaded = self._engine.load(file)
+        if not loaded.outputs:
+            raise InvalidBundle(f"{file.what}: got a graph without outputs, expected at least one")
+
+        def run(outputs: Sequence[str], feed: Feed) -> Sequence[Array]:
+            with self._mapped(file.what, "run"):
+                return loaded.run(outputs, feed)
+
+        return LoadedGraph(
+            inputs=loaded.inputs,
+            outputs=loaded.outputs,
+            run=run,
+            bind=None if loaded.bind is None else self._mapped_bind(file.what, loaded.bind),
+        )
+
+    def _mapped_bind(self, what: str, bind: BindGraph) -> BindGraph:
+        def mapped(inputs: Feed, outputs: Feed) -> Callable[[], None]:
+            with self._mapped(what, "run"):
+                step = bind(inputs, outputs)
+
+            def call() -> None:
+                with self._mapped(what, "run"):
+                    step()
+
+            return call
+
+        return mapped
+
+    @contextmanager
+    def _mapped(self, what: str, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except FaninError:
+            raise
+        except self._engine.errors as exc:
+            text = " ".join(str(exc).split()) or type(exc).__name__
+            raise InvalidBundle(f"{what}: {self._engine.name} cannot {verb} it ({text})") from exc
+
+    def _check_operators(self, file: GraphFile) -> None:
+        """Raise InvalidBundle for a file with an operator that the engine does not have."""
+        list_nodes = file_format(self.graph_format).list_nodes
+        if self._engine.operators is None or list_nodes is None:
+            return
+        lacking = [node for node in list_nodes(file.data, file.what) if node.operator not in self._engine.operators]
+        if lacking:
+            others = sorted({node.operator for node in lacking} - {lacking[0].operator})
+            raise InvalidBundle(
+                f"{file.what}: {self._engine.name} has no operator {lacking[0].operator}, which node "
+                f"{lacking[0].name!r} uses{f' (nor {others})' if others else ''}; use another runtime, or replace the "
+                "layer"
+            )
+
+
+def _check_ports(what: str, actual: Sequence[ModelPort], expected: Sequence[Port]) -> None:
+    """Raise InvalidBundle unless the graph has exactly the ports of the signed manifest.
+
+    A dimension that is variable in the manifest may have a fixed length in the graph.
+    """
+    own, signed = {port.name: port for port in actual}, {port.name: port for port in expected}
+    for name in sorted(own.keys() | signed.keys()):
+        port, target = own.get(name), signed.get(name)
+        if port is None or target is None or port.dtype != target.dtype or not fits(target.shape, port.shape):
+            forms = [row and (row.dtype, row.shape) for row in (port, target)]
+            raise InvalidBundle(f"{what}: got {name!r} as {forms[0]}, expected {forms[1]}")

@@ -1,0 +1,103 @@
+"""A runtime from outside the package, as docs/runtimes.md has it: a numpy interpreter that trains like torch."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from house.tree import ROOT
+from support.models import app_of, batches, bundle_of, samples, write_copy
+from support.outside import install, python_blocks, run
+from torch import from_numpy
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
+
+from fanin.edge.runtimes.available import open_runtime
+
+PAGE = (ROOT / "docs" / "runtimes.md").read_text()
+LEARNING_RATE = 0.05
+TRAIN = """
+import sys
+from pathlib import Path
+import numpy as np
+from fanin.edge.bundles.bundle import open_folder, read_signed_manifest
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings
+
+folder = Path("bundle")
+bundle = open_folder(folder, trusted=[read_signed_manifest(folder).public_key])
+step = open_runtime("numpy").open_train(bundle)
+data = np.load("data.npz")
+state = step.begin(bundle.initial_parameters())
+for x, y, mask in zip(data["x"], data["y"], data["mask"], strict=True):
+    state, _ = step(state, PaddedBatch(x=x, y=y, mask=mask), StepSettings(learning_rate=float(sys.argv[1])))
+np.save("parameters.npy", state.parameters)
+"""
+MAIN = "import sys; from fanin.commands.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the distribution."""
+    folder = tmp_path_factory.mktemp("site")
+    install(folder, PAGE, "fanin.runtimes")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a Bundle."""
+    folder = tmp_path_factory.mktemp("work")
+    write_copy(bundle_of("mlp"), folder / "bundle")
+    return folder
+
+
+def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path, work: Path) -> None:
+    example, check = python_blocks(PAGE)
+    assert len(example.splitlines()) < 40
+    outcome = run(site, check, cwd=work)
+    assert (outcome.returncode, outcome.stderr) == (0, "")
+
+
+def test_the_example_trains_like_torch(site: Path, work: Path) -> None:
+    rows = list(batches(60, seed=7))
+    np.savez(work / "data.npz", **{name: [getattr(row, name) for row in rows] for name in ("x", "y", "mask")})
+    outcome = run(site, TRAIN, LEARNING_RATE, cwd=work)
+    assert (outcome.returncode, outcome.stderr) == (0, "")
+    module = app_of("mlp").module
+    optimizer = SGD(module.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    for row in rows:
+        num = int(row.mask.sum())
+        optimizer.zero_grad()
+        cross_entropy(module(from_numpy(row.x[:num])), from_numpy(row.y[:num]).long()).backward()
+        optimizer.step()
+    table = bundle_of("mlp").manifest.table
+    expected = table.flatten({name: value.detach().numpy() for name, value in module.named_parameters()})
+    np.testing.assert_allclose(np.load(work / "parameters.npy"), expected, rtol=0, atol=1e-5)
+
+
+def test_infer_and_join_find_the_example_by_name(site: Path, work: Path) -> None:
+    x, _ = samples(5, seed=4)
+    np.save(work / "x.npy", x)
+    outcome = run(site, MAIN, "infer", "bundle", "--data", "x.npy", "--runtime", "numpy", "--json", cwd=work)
+    assert outcome.returncode == 0, outcome.stderr
+    row = json.loads(outcome.stdout)
+    bundle = bundle_of("mlp")
+    expected = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())(x)
+    assert row["runtime"] == f"numpy {np.__version__}"
+    np.testing.assert_allclose(row["outputs"]["logits"]["values"], expected, rtol=0, atol=0.05 * np.ptp(expected))
+    (work / "key.pub").write_text(bundle.signed.public_key)
+    files = ("--ca", "ca.pem", "--publisher", "key.pub", "--state", "state", "--data", "none.npz")
+    words = ("join", "--server", "localhost:1", *files, "--runtime")
+    # The runtime is opened before the data is read.
+    assert "none.npz" in run(site, MAIN, *words, "numpy", cwd=work).stderr
+    assert "runtime: got 'nump'" in run(site, MAIN, *words, "nump", cwd=work).stderr
+
+
+def test_a_graph_with_an_operator_that_the_example_lacks_is_refused_by_name(site: Path, work: Path) -> None:
+    write_copy(bundle_of("cnn"), work / "cnn" / "bundle")
+    outcome = run(site, TRAIN, LEARNING_RATE, cwd=work / "cnn")
+    assert (
+        "InvalidBundle: train graph: numpy has no operator Conv, which node 'node_convolution' uses (nor "
+        "['BatchNormalization', 'Expand', 'LayerNormalization', 'Pad', 'ReduceMean']); use another runtime"
+    ) in outcome.stderr
