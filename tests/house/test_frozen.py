@@ -30,6 +30,7 @@ REQUIREMENTS = {
     "datacenter": ["safetensors", "torch"],
     "transformers": ["transformers"],
     "plots": ["matplotlib"],
+    "simulation": ["loky"],
     "dev": [
         "build",
         "grpcio-tools",

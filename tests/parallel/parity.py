@@ -47,6 +47,8 @@ from fanin.datacenter.jobs.job import train, whole_values
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.models.digits_app import smoothed_cross_entropy
 from fanin.datacenter.models.fashion_app import FashionCnn
+from fanin.datacenter.observers.events import Event, StepEnded, StepSettled
+from fanin.datacenter.observers.observer import Observers
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import Engine, build_engine
@@ -55,6 +57,7 @@ from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSetting
 from fanin.datacenter.ranks.devices import build_mesh
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.loop import TrainingLoop
+from fanin.datacenter.training.state import LoopStart
 from fanin.edge.export.app import cross_entropy
 from fanin.protos.errors import Corrupted, InvalidInput
 
@@ -149,12 +152,13 @@ def go_on(folder: Path, num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str,
     engine, scored = scored_engine(job, mesh, torch.float64, padded_objective(cross_entropy))
     first = mesh is None or dist.get_rank() == 0
     with JobCheckpoints(job.checkpoints, engine, job.seed, writes=first) as keeper:
-        trainer = TrainingLoop(engine, scored, job, parts(NUM_EXAMPLES, torch.float64), keeper.state)
-        trainer.restore_history(keeper.losses, keeper.evaluations)
+        start = keeper.start(Observers())
+        trainer = TrainingLoop(engine, scored, job, parts(NUM_EXAMPLES, torch.float64), start)
+        keeper.follow(trainer, start.observers.publish)
         while trainer.state.step < steps:
             if trainer.step():
                 trainer.record_evaluation()
-            keeper.after_step(trainer)
+            keeper.on(StepSettled(num_steps=trainer.state.step))
         keeper.save(trainer)
     return found(trainer)
 
@@ -216,20 +220,28 @@ def overflow(rank: int, mesh: DeviceMesh) -> Mapping[str, np.ndarray]:
     return {"skipped": np.array(skipped), "parameters": np.array(rows)}
 
 
+class Gains:
+    """An observer that keeps AdaScale's gains."""
+
+    def __init__(self) -> None:
+        self.values: list[float | None] = []
+
+    def on(self, event: Event) -> None:
+        if isinstance(event, StepEnded):
+            self.values.append(event.gain)
+
+
 def adascaled(num_ranks: int, mesh: DeviceMesh | None) -> Mapping[str, np.ndarray]:
     """A job whose rates follow its gradients, from a batch of two samples on: the gain of each step as well."""
     job = config(num_ranks)
     rate = RateSettings(scale="adascale", base_batch=BATCH // NUM_PARTS, warm_up=4, decay="cosine", floor=0.1)
     job = replace(job, rate=rate, training=replace(job.training, accumulate=NUM_PARTS // num_ranks))
     engine, scored = scored_engine(job, mesh, torch.float64, padded_objective(cross_entropy))
-    trainer, gains = TrainingLoop(engine, scored, job, parts(NUM_EXAMPLES, torch.float64)), []
-
-    def after_step() -> bool:
-        gains.append(trainer.last.gain)
-        return False
-
-    trainer.run(after_step)
-    return {**found(trainer), "gains": np.array(gains)}
+    gains = Gains()
+    start = LoopStart(observers=Observers([gains]))
+    trainer = TrainingLoop(engine, scored, job, parts(NUM_EXAMPLES, torch.float64), start)
+    trainer.run()
+    return {**found(trainer), "gains": np.array(gains.values)}
 
 
 def work(folder: Path, rank: int, num_ranks: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +24,15 @@ from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import DataSplit, ExampleSamples
 from fanin.datacenter.files.jobfiles import ROWS_FILE, read_error, read_result, write_config
 from fanin.datacenter.jobs.job import main
+from fanin.datacenter.observers.observer import Observers
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
-from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.training.parameters import parameter_vector
+from fanin.datacenter.training.state import LoopStart
 from fanin.edge.export import squared_error
 from fanin.protos.errors import Diverged, InvalidInput
 
@@ -71,30 +74,45 @@ class Spoilt:
 def trainer_of(
     config: TrainConfig, steps: tuple[int, ...] = (), spoil: Spoil = in_gradients, module: torch.nn.Module | None = None
 ) -> TrainingLoop:
+    return loop_of(config, *engine_of(config, steps, spoil, module))
+
+
+def engine_of(
+    config: TrainConfig, steps: tuple[int, ...] = (), spoil: Spoil = in_gradients, module: torch.nn.Module | None = None
+) -> tuple[Engine, ScoredObjective]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = module or torch.nn.Linear(3, 1)
-    rng = np.random.default_rng(0)
-    examples = Examples(x=rng.normal(size=(40, 3)).astype(np.float32), y=rng.normal(size=(40, 1)).astype(np.float32))
     scored = ScoredObjective(padded_objective(Spoilt(steps, spoil)))
     model = TrainableModel(module=module, layout=config.model.parallel_layout, objective=scored.objective)
+    return build_engine(model, config.parallel, config.training, None), scored
+
+
+def loop_of(
+    config: TrainConfig, engine: Engine, scored: ScoredObjective, start: LoopStart | None = None
+) -> TrainingLoop:
+    rng = np.random.default_rng(0)
+    examples = Examples(x=rng.normal(size=(40, 3)).astype(np.float32), y=rng.normal(size=(40, 1)).astype(np.float32))
     samples = ExampleSamples(examples)
-    engine = build_engine(model, config.parallel, config.training, None)
-    return TrainingLoop(engine, scored, config, DataSplit(train=samples, held_out=samples))
+    return TrainingLoop(engine, scored, config, DataSplit(train=samples, held_out=samples), start)
 
 
-def kept(trainer: TrainingLoop, checkpoints: CheckpointSettings) -> None:
-    """Train, and save after each step."""
-    with JobCheckpoints(checkpoints, trainer.engine, CONFIG.seed, writes=True) as keeper:
-        trainer.state = keeper.state
-        trainer.restore_history(keeper.losses, keeper.evaluations)
-
-        def after_step() -> bool:
-            keeper.after_step(trainer)
-            return False
-
-        trainer.run(after_step)
-        keeper.save(trainer)
+def kept(
+    config: TrainConfig, folder: Path, steps: tuple[int, ...], spoil: Spoil = in_gradients
+) -> tuple[TrainingLoop, str]:
+    """Train, and save after each step; the loop, and the error of a job that diverged."""
+    checkpoints, told = CheckpointSettings(folder=folder, every=1), ""
+    engine, scored = engine_of(config, steps, spoil)
+    with JobCheckpoints(checkpoints, engine, CONFIG.seed, writes=True) as keeper:
+        observers = Observers([keeper])
+        start = keeper.start(observers)
+        trainer = loop_of(config, engine, scored, start)
+        keeper.follow(trainer, observers.publish)
+        try:
+            trainer.run()
+        except Diverged as exc:
+            told = str(exc)
+    return trainer, told
 
 
 def vector(trainer: TrainingLoop) -> np.ndarray:
@@ -109,15 +127,14 @@ def allowing(max_skips: int) -> TrainConfig:
     ("spoil", "told"), [(in_gradients, r"got loss \d\S* and gradient"), (in_losses, "got loss nan and")]
 )
 def test_a_step_that_is_not_finite_ends_the_job_and_is_not_saved(tmp_path: Path, spoil: Spoil, told: str) -> None:
-    trainer, checkpoints = trainer_of(CONFIG, (3,), spoil), CheckpointSettings(folder=tmp_path, every=1)
-    with pytest.raises(Diverged, match=f"^training: step 4: {told}.* norm nan .learning rate 0.1., .* max_skips .0."):
-        kept(trainer, checkpoints)
+    trainer, error = kept(CONFIG, tmp_path, (3,), spoil)
+    assert re.match(f"training: step 4: {told}.* norm nan .learning rate 0.1., .* max_skips .0.", error)
     progress = latest(tmp_path)
     assert progress is not None
     assert progress.step == trainer.state.step == 3
     assert np.isfinite(vector(trainer)).all(), "the step changed nothing"
     before = vector(trainer)
-    with JobCheckpoints(checkpoints, trainer.engine, CONFIG.seed, writes=False):
+    with JobCheckpoints(CheckpointSettings(folder=tmp_path), trainer.engine, CONFIG.seed, writes=False):
         assert (vector(trainer) == before).all(), "the last checkpoint is the state before the step"
 
 
@@ -131,23 +148,17 @@ def test_steps_may_be_skipped_and_are_counted_across_a_resume(tmp_path: Path) ->
     without.run()
     assert (vector(whole) != vector(without)).any()
     assert np.isfinite(vector(whole)).all()
-    checkpoints = CheckpointSettings(folder=tmp_path, every=1)
-    first = trainer_of(replace(config, stop=StopSettings(steps=2)), spoilt)
-    kept(first, checkpoints)
+    first, _ = kept(replace(config, stop=StopSettings(steps=2)), tmp_path, spoilt)
     assert (first.state.skipped, first.state.skips) == (1, 1)
-    second = trainer_of(config, tuple(step - 2 for step in spoilt))
-    kept(second, checkpoints)
+    second, _ = kept(config, tmp_path, tuple(step - 2 for step in spoilt))
     assert (second.state.skipped, second.history.losses) == (3, trained.losses)
     assert (vector(second) == vector(whole)).all()
 
 
 def test_skips_in_succession_have_a_bound_that_a_resume_keeps(tmp_path: Path) -> None:
-    checkpoints = CheckpointSettings(folder=tmp_path, every=1)
     told = r"step 4: .* after 2 steps in succession were skipped \(max_skips 2\), expected finite numbers"
-    with pytest.raises(Diverged, match=told):
-        kept(trainer_of(allowing(2), (1, 2, 3)), checkpoints)
-    with pytest.raises(Diverged, match=told):
-        kept(trainer_of(allowing(2), (0,)), checkpoints)
+    for steps in ((1, 2, 3), (0,)):
+        assert re.search(told, kept(allowing(2), tmp_path, steps)[1])
 
 
 def test_a_skipped_step_changes_no_statistics_and_no_optimizer_state() -> None:
@@ -156,11 +167,12 @@ def test_a_skipped_step_changes_no_statistics_and_no_optimizer_state() -> None:
 
     config = replace(allowing(1), training=replace(allowing(1).training, optimizer="adamw"))
     trainer = trainer_of(config, (2,), in_losses, module())
-    trainer.run(lambda: trainer.state.step == 2)
+    while trainer.state.step < 2:
+        trainer.step()
     state = trainer.engine.optimizers[0].state
     before = {name: value.clone() for name, value in trainer.engine.parts[0].state_dict().items()}
     moments = [value.clone() for row in state.values() for value in row.values()]
-    trainer.run(lambda: True)
+    trainer.step()
     assert trainer.state.skips == 1
     after = trainer.engine.parts[0].state_dict()
     assert any("running_mean" in name for name in before)
@@ -173,12 +185,13 @@ def test_adascale_forgets_what_it_saw_in_a_skipped_step() -> None:
     config = replace(CONFIG, training=training, rate=RateSettings(scale="adascale", base_batch=2))
     # A step has two turns.
     trainer = trainer_of(config, (4,))
-    trainer.run(lambda: trainer.state.step == 2)
+    while trainer.state.step < 2:
+        trainer.step()
     before = trainer.state.noise
-    trainer.run(lambda: True)
+    trainer.step()
     assert trainer.state.skipped == 1
     assert trainer.state.noise == before
-    trainer.run(lambda: True)
+    trainer.step()
     assert trainer.state.noise.count == before.count + 1
     assert math.isfinite(trainer.state.noise.steps)
 

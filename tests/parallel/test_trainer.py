@@ -1,5 +1,7 @@
 """When training stops, what it keeps, how it evaluates, and that it is plain SGD with momentum."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +22,15 @@ from fanin.datacenter.config.settings import (
 )
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import DataSplit, ExampleSamples
+from fanin.datacenter.observers.events import Event, StepEnded, StepSettled, TrainingEnded
+from fanin.datacenter.observers.observer import Decision, Interrupt, Observers, TrainingObserver
 from fanin.datacenter.parallel.build import TrainableModel
-from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.training.parameters import parameter_vector
-from fanin.datacenter.training.state import LoopState
+from fanin.datacenter.training.state import LoopStart, LoopState
 from fanin.edge.export import cross_entropy, next_token, squared_error
 from fanin.protos.errors import Diverged, InvalidInput, StorageFull
 
@@ -55,13 +59,55 @@ def parts(train: Examples, held_out: Examples) -> DataSplit:
     return DataSplit(train=ExampleSamples(train), held_out=ExampleSamples(held_out))
 
 
-def trainer_of(
-    config: TrainConfig, found: DataSplit, module: torch.nn.Module | None = None, loss: object = cross_entropy
-) -> TrainingLoop:
+def engine_of(
+    config: TrainConfig, module: torch.nn.Module | None = None, loss: object = cross_entropy
+) -> tuple[Engine, ScoredObjective]:
     assert callable(loss)
     scored = ScoredObjective(padded_objective(loss))
     model = TrainableModel(module=module or linear(), layout=config.model.parallel_layout, objective=scored.objective)
-    return TrainingLoop(build_engine(model, config.parallel, config.training, None), scored, config, found)
+    return build_engine(model, config.parallel, config.training, None), scored
+
+
+def trainer_of(
+    config: TrainConfig, found: DataSplit, module: torch.nn.Module | None = None, loss: object = cross_entropy
+) -> TrainingLoop:
+    return TrainingLoop(*engine_of(config, module, loss), config, found)
+
+
+class Seen:
+    """An observer that keeps the events, and decides when a step has settled."""
+
+    def __init__(self, decide: Callable[[int], Decision | None] = lambda step: None) -> None:
+        self.events: list[Event] = []
+        self._decide = decide
+
+    def on(self, event: Event) -> Decision | None:
+        self.events.append(event)
+        return self._decide(event.num_steps) if isinstance(event, StepSettled) else None
+
+    @property
+    def steps(self) -> list[StepEnded]:
+        return [event for event in self.events if isinstance(event, StepEnded)]
+
+
+def seen_by(seen: TrainingObserver, state: LoopState | None = None) -> LoopStart:
+    """A start of a loop with one observer."""
+    return LoopStart(state=state or LoopState(), observers=Observers([seen]))
+
+
+class Killed(Exception):
+    """The process is gone."""
+
+
+class Killer:
+    """An observer that kills the job after some step."""
+
+    def __init__(self, stop_at: int) -> None:
+        self._stop_at = stop_at
+
+    def on(self, event: Event) -> None:
+        if isinstance(event, StepSettled) and event.num_steps >= self._stop_at:
+            raise Killed
 
 
 def vector(trainer: TrainingLoop) -> np.ndarray:
@@ -122,9 +168,12 @@ def test_it_is_evaluated_every_so_many_steps_and_at_the_end() -> None:
 
 
 def test_a_caller_may_end_it_there_and_then() -> None:
-    trainer = trainer_of(CONFIG, parts(data(60, 1), data(60, 2)))
-    trained = trainer.run(lambda: trainer.state.step == 2)
+    seen = Seen(lambda step: Interrupt(reason="enough") if step == 2 else None)
+    trainer = TrainingLoop(*engine_of(CONFIG), CONFIG, parts(data(60, 1), data(60, 2)), seen_by(seen))
+    trained = trainer.run()
     assert (len(trained.losses), trained.evaluated) == (2, ())
+    assert trainer.interrupted
+    assert seen.events[-1] == TrainingEnded(num_steps=2, reason="enough", interrupted=True)
 
 
 def test_the_seed_decides_the_order() -> None:
@@ -139,14 +188,10 @@ def test_the_seed_decides_the_order() -> None:
 
 def test_the_rate_is_that_of_the_step() -> None:
     config = replace(CONFIG, rate=RateSettings(warm_up=4), stop=StopSettings(steps=6))
-    trainer = trainer_of(config, parts(data(60, 1), data(60, 2)))
-    rates = []
-
-    def look() -> bool:
+    trainer, rates = trainer_of(config, parts(data(60, 1), data(60, 2))), []
+    for _ in range(6):
+        trainer.step()
         rates.append(trainer.engine.optimizers[0].param_groups[0]["lr"])
-        return False
-
-    trainer.run(look)
     assert rates == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
 
 
@@ -185,16 +230,14 @@ def test_a_learning_rate_that_is_too_high_is_told() -> None:
 
 def kept(config: TrainConfig, found: DataSplit, stop_at: int) -> TrainingLoop:
     """A job that ends after some step without a last word, as if killed: what it had not saved is lost."""
-    trainer = trainer_of(config, found)
-    with JobCheckpoints(config.checkpoints, trainer.engine, config.seed, writes=True) as keeper:
-        trainer.state = keeper.state
-        trainer.restore_history(keeper.losses, keeper.evaluations)
-
-        def after_step() -> bool:
-            keeper.after_step(trainer)
-            return trainer.state.step >= stop_at
-
-        trainer.run(after_step)
+    engine, scored = engine_of(config)
+    with JobCheckpoints(config.checkpoints, engine, config.seed, writes=True) as keeper:
+        observers = Observers([keeper, Killer(stop_at)])
+        start = keeper.start(observers)
+        trainer = TrainingLoop(engine, scored, config, found, start)
+        keeper.follow(trainer, observers.publish)
+        with suppress(Killed):
+            trainer.run()
     return trainer
 
 
@@ -225,15 +268,14 @@ def test_a_job_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path, kill
 def test_adascale_goes_on_from_the_steps_that_were_taken_without_it() -> None:
     rate = RateSettings(warm_up=3, decay="cosine", scale="adascale", base_batch=4)
     config = replace(CONFIG, rate=rate, training=replace(CONFIG.training, accumulate=4))
-    new, found = trainer_of(config, parts(data(60, 1), data(60, 2))), parts(data(60, 1), data(60, 2))
-    trainer = TrainingLoop(
-        new.engine, ScoredObjective(padded_objective(cross_entropy)), config, found, LoopState(step=7)
-    )
+    seen = Seen()
+    start = seen_by(seen, LoopState(step=7))
+    trainer = TrainingLoop(*engine_of(config), config, parts(data(60, 1), data(60, 2)), start)
     assert trainer.state.noise.steps == 7.0
-    trainer.run(lambda: True)
+    trainer.step()
     assert trainer.state.step == 8
     assert 8.0 <= trainer.state.noise.steps <= 11.0
-    assert trainer.last.rate > config.training.learning_rate / 10, "it is not warmed up again"
+    assert seen.steps[0].rate > config.training.learning_rate / 10, "it is not warmed up again"
 
 
 def test_a_job_that_has_nothing_left_to_do_writes_no_checkpoint_again(tmp_path: Path) -> None:
@@ -308,34 +350,34 @@ def test_a_job_with_another_number_of_samples_does_not_resume(tmp_path: Path) ->
     with pytest.raises(
         InvalidInput, match="got 61 samples to train on, expected 60 as in the checkpoint after 2 steps"
     ):
-        TrainingLoop(engine, ScoredObjective(padded_objective(cross_entropy)), config, other, state)
+        TrainingLoop(engine, ScoredObjective(padded_objective(cross_entropy)), config, other, LoopStart(state=state))
 
 
 def test_a_checkpoint_keeps_the_steps_of_a_decay() -> None:
     found = parts(data(60, 1), data(60, 2))
     config = replace(CONFIG, rate=RateSettings(decay="cosine"), stop=StopSettings(steps=6))
     trainer = trainer_of(config, found)
-    trainer.run(lambda: trainer.state.step == 3)
+    while trainer.state.step < 3:
+        trainer.step()
     longer = replace(config, stop=StopSettings(steps=9))
     scored = ScoredObjective(padded_objective(cross_entropy))
     with pytest.raises(
         InvalidInput, match=r"got a learning rate that decays over 9 steps, expected 6 .* decay_steps = 6"
     ):
-        TrainingLoop(trainer.engine, scored, longer, found, trainer.state)
+        TrainingLoop(trainer.engine, scored, longer, found, LoopStart(state=trainer.state))
     same = replace(longer, rate=RateSettings(decay="cosine", decay_steps=6))
-    rest = TrainingLoop(trainer.engine, scored, same, found, trainer.state)
-    rates = []
-
-    def look() -> bool:
-        rates.append(rest.last.rate)
-        return False
-
-    rest.run(look)
+    seen = Seen()
+    TrainingLoop(trainer.engine, scored, same, found, seen_by(seen, trainer.state)).run()
+    rates = [each.rate for each in seen.steps]
     whole = [0.1 * 0.5 * (1 + np.cos(np.pi * step / 5)) for step in range(6)]
     assert rates == pytest.approx([*whole[3:], 0.0, 0.0, 0.0])
     # A constant rate has no end that another number of steps could move.
     TrainingLoop(
-        trainer.engine, scored, replace(CONFIG, stop=StopSettings(steps=9)), found, replace(trainer.state, rate_steps=0)
+        trainer.engine,
+        scored,
+        replace(CONFIG, stop=StopSettings(steps=9)),
+        found,
+        seen_by(seen, replace(trainer.state, rate_steps=0)),
     )
     with pytest.raises(
         InvalidInput, match="rate: got decay_steps 4 and decay 'constant', expected 0 or more steps, and 0"

@@ -16,8 +16,7 @@ from fanin.datacenter.planner.facts import planned_facts
 from fanin.datacenter.planner.spread import Job
 from fanin.datacenter.planner.traffic import predict_traffic
 from fanin.datacenter.ranks.mesh import MeshShape
-from fanin.datacenter.watch.meters import DATA, STEP
-from fanin.datacenter.watch.timeline import BACKWARD, FORWARD
+from fanin.datacenter.watch.timeline import DATA, STEP
 
 NUM_STEPS = 5
 CONFIG = """
@@ -117,7 +116,7 @@ def check_timeline(trace: dict[str, list[dict[str, object]]], rank: int) -> None
         mine = [event for event in phases if event["args"] == {"step": step}]
         (whole,) = [event for event in mine if event["name"] == STEP]
         assert [event["name"] for event in mine].count(DATA) == 1
-        for name in (FORWARD, BACKWARD):
+        for name in ("forward", "backward"):
             computed = [event for event in mine if event["name"] == name and inside(event, whole)]
             assert len(computed) == 2, "one for each microbatch"
 

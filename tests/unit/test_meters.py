@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.watch.meters import DATA, STEP, Meter, Scale, StepRecord, peak_resident_bytes
+from fanin.datacenter.observers.events import (
+    DataRead,
+    Event,
+    StageComputed,
+    StageWork,
+    StepComputed,
+    StepEnded,
+    StepStarted,
+)
+from fanin.datacenter.observers.observer import Observers
+from fanin.datacenter.watch.meters import Meter, Scale, StepRecord, peak_resident_bytes, waiting_share
 from fanin.datacenter.watch.sinks import (
     JsonLines,
     StatusLine,
@@ -17,7 +27,7 @@ from fanin.datacenter.watch.sinks import (
     format_record,
     open_tensorboard,
 )
-from fanin.datacenter.watch.timeline import Timeline, trace, waiting_share, watch_stage
+from fanin.datacenter.watch.timeline import DATA, STEP, Span, Timeline, trace
 from fanin.protos.errors import InvalidInput, RuntimeMissing
 
 
@@ -45,11 +55,19 @@ class Kept:
         self.closed = True
 
 
-def step(timeline: Timeline, clock: Clock, data_s: float = 0.5, step_s: float = 1.5) -> None:
-    with timeline.span(DATA):
-        clock.now_s += data_s
-    with timeline.span(STEP):
-        clock.now_s += step_s
+def computed(work: StageWork, started_s: float, seconds: float) -> StageComputed:
+    return StageComputed(stage=0, work=work, started_s=started_s, seconds=seconds)
+
+
+def step(number: int, started_s: float, data_s: float = 0.5, *stages: StageComputed) -> list[Event]:
+    """The events of a step that computes for 1.5 s."""
+    return [
+        StepStarted(step=number),
+        DataRead(step=number, started_s=started_s, seconds=data_s),
+        *stages,
+        StepComputed(step=number, started_s=started_s + data_s, seconds=1.5),
+        StepEnded(step=number, loss=3.25, rate=0.1, norm=0.5, units=1000),
+    ]
 
 
 def row(**changes: object) -> StepRecord:
@@ -58,80 +76,63 @@ def row(**changes: object) -> StepRecord:
 
 
 def test_a_row_has_the_rates_of_its_step() -> None:
-    clock, kept = Clock(), Kept()
-    timeline = Timeline(0, clock)
-    scale = Scale(num_ranks=4, flops_per_token=1e6, peak_flops_per_second=1e9)
-    meter = Meter(timeline, scale, [kept], lambda: 77)
-    meter.bytes_by_axis = {"tp": 9}
-    step(timeline, clock)
-    told = meter.record(3.25, 1000, norm=0.5, learning_rate=0.1)
-    assert kept.rows == [told]
+    kept, scale = Kept(), Scale(num_ranks=4, flops_per_token=1e6, peak_flops_per_second=1e9)
+    meter = Meter(scale, [kept], lambda: 77, lambda: {"tp": 9})
+    for event in (*step(0, 100.0), *step(1, 102.0, 0.0)):
+        meter.on(event)
+    told, second = kept.rows
     assert (told.step, told.loss, told.seconds, told.data_seconds) == (0, 3.25, 2.0, 0.5)
     assert told.tokens_per_second == 500.0
     assert told.mfu == pytest.approx(1e6 * 500.0 / 4e9)
     assert (told.peak_memory_bytes, told.gradient_norm, told.learning_rate) == (77, 0.5, 0.1)
     assert told.bytes_by_axis == {"tp": 9}
     assert told.waiting_share is None
-    step(timeline, clock, data_s=0.0)
-    assert meter.record(3.0, 1000).step == 1
+    assert (second.step, second.seconds) == (1, 1.5)
     meter.close()
     assert kept.closed
 
 
 def test_without_a_peak_there_is_no_mfu() -> None:
-    clock = Clock()
-    timeline = Timeline(0, clock)
-    step(timeline, clock)
-    assert Meter(timeline, Scale(flops_per_token=1e6), []).record(1.0, 10).mfu is None
+    kept = Kept()
+    publish = Observers([Meter(Scale(flops_per_token=1e6), [kept])]).publish
+    for event in step(0, 100.0):
+        publish(event)
+    assert kept.rows[0].mfu is None
 
 
 def test_a_step_without_time_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="got no time under 'step' in step 0"):
-        Meter(Timeline(0, Clock()), Scale(), []).record(1.0, 10)
-
-
-class FakeStage:
-    """A stage whose work takes time of a clock."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-
-    def forward_one_chunk(self, number: int, *, scale: int) -> int:
-        self.clock.now_s += 1.0
-        return number * scale
-
-    def backward_one_chunk(self) -> None:
-        self.clock.now_s += 2.0
-
-    def backward_weight_one_chunk(self) -> None:
-        self.clock.now_s += 0.5
+    with pytest.raises(InvalidInput, match="got no time for step 0, expected a StepComputed before its StepEnded"):
+        Meter(Scale(), []).on(step(0, 100.0)[-1])
 
 
 def test_a_pipeline_waits_when_its_stage_does_nothing() -> None:
-    clock = Clock()
-    timeline, stage = Timeline(1, clock), FakeStage(clock)
-    watch_stage(stage, timeline)
-    with timeline.span(STEP):
-        assert stage.forward_one_chunk(3, scale=2) == 6
-        clock.now_s += 3.5
-        stage.backward_one_chunk()
-        stage.backward_weight_one_chunk()
-    told = Meter(timeline, Scale(pipelined=True), []).record(1.0, 10)
-    assert told.waiting_share == pytest.approx(0.5)
-    assert [phase.name for phase in timeline.spans] == ["forward", "backward", "weights", STEP]
+    kept, timeline = Kept(), Timeline(1)
+    publish = Observers([timeline, Meter(Scale(pipelined=True), [kept])]).publish
+    stages = [computed("forward", 100.5, 0.25), computed("backward", 100.9, 0.25), computed("weights", 101.2, 0.25)]
+    for event in step(0, 100.0, 0.5, *stages):
+        publish(event)
+    assert kept.rows[0].waiting_share == pytest.approx(0.5)
+    assert [phase.name for phase in timeline.spans] == [DATA, "forward", "backward", "weights", STEP]
+
+
+def test_what_a_stage_computes_in_an_evaluation_is_no_part_of_a_step() -> None:
+    kept = Kept()
+    meter = Meter(Scale(pipelined=True), [kept])
+    evaluated = computed("forward", 102.0, 9.0)
+    for event in (*step(0, 100.0), evaluated, *step(1, 120.0, 0.5, computed("forward", 120.5, 0.75))):
+        meter.on(event)
+    assert [row.waiting_share for row in kept.rows] == pytest.approx([1.0, 0.5])
 
 
 @given(busy=st.floats(0.0, 10.0), whole=st.floats(0.0, 10.0))
 def test_a_share_is_a_share(busy: float, whole: float) -> None:
-    assert 0.0 <= waiting_share({"forward": busy}, whole) <= 1.0
+    assert 0.0 <= waiting_share(busy, whole) <= 1.0
 
 
 def test_a_trace_is_what_browsers_open(tmp_path: Path) -> None:
-    clock = Clock()
-    timeline = Timeline(3, clock)
-    step(timeline, clock)
-    timeline.next_step()
-    step(timeline, clock)
+    timeline = Timeline(3)
+    for event in (*step(0, 100.0), *step(1, 102.0)):
+        timeline.on(event)
     path = tmp_path / "rank-3.json"
     timeline.write(path)
     read = json.loads(path.read_text())
@@ -149,14 +150,14 @@ def test_a_trace_is_what_browsers_open(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["rank-3.json"]
 
 
-def test_a_timeline_keeps_the_last_phases_and_those_that_fail() -> None:
-    timeline = Timeline(0, Clock(), limit=2)
-    for name in ("a", "b"):
-        with timeline.span(name):
-            pass
-    with pytest.raises(ArithmeticError), timeline.span("c"):
-        raise ArithmeticError
-    assert [phase.name for phase in timeline.spans] == ["b", "c"]
+def test_a_timeline_keeps_the_last_phases() -> None:
+    timeline = Timeline(0, limit=2)
+    for event in step(4, 100.0, 0.5, computed("forward", 100.5, 1.0)):
+        timeline.on(event)
+    assert list(timeline.spans) == [
+        Span(name="forward", started_s=100.5, seconds=1.0, step=4),
+        Span(name=STEP, started_s=100.5, seconds=1.5, step=4),
+    ]
     with pytest.raises(InvalidInput, match="got a limit of 0 spans"):
         Timeline(0, limit=0)
 

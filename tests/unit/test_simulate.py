@@ -138,9 +138,9 @@ def test_a_result_is_written_and_drawn(simulated: tuple[Result, list[RoundRow]],
 
 
 @pytest.mark.nightly
-def test_the_same_arguments_end_in_the_same_versions(simulated: tuple[Result, list[RoundRow]]) -> None:
+def test_two_processes_end_in_the_versions_of_one(simulated: tuple[Result, list[RoundRow]]) -> None:
     result, _ = simulated
-    settings = SimulationSettings(plan=PLAN, seed=4)
+    settings = SimulationSettings(plan=PLAN, seed=4, processes=2)
     again = simulate(app_of(network()), clients_of(), cohort=NUM_CLIENTS, rounds=2, settings=settings)
     assert again.digests == result.digests
     # Without test data there are no test columns, and the same training.
@@ -199,6 +199,12 @@ WHOLE = parse_plan('bundle = "b"\ncohort = {concurrency = 2}\ntraining = {learni
             SimulationSettings(plan=WHOLE),
             InvalidInput,
             "simulate: got cohort or rounds beside a whole Plan, expected them in the Plan",
+        ),
+        (
+            {"cohort": 2, "rounds": 1},
+            SimulationSettings(plan=PLAN, processes=0),
+            InvalidInput,
+            "simulate: got 0 processes, expected at least 1",
         ),
         (
             {"cohort": 2, "rounds": 1},

@@ -111,6 +111,7 @@ EXTRAS_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "ai_edge_litert": ("litert", "export"),
         "onnxruntime": ("onnx", "export"),
         "matplotlib": ("plots",),
+        "loky": ("simulation",),
     }
 )
 """The extras that install a library; any one of them is enough."""

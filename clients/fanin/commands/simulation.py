@@ -94,6 +94,7 @@ def _simulate(
         typer.Option("--set", metavar="KEY=VALUE", help="A key of the plan, as in training.learning_rate=0.1."),
     ] = None,
     seed: SeedOption = 0,
+    processes: Annotated[int, typer.Option("--processes", min=1, help="Processes that train clients.")] = 1,
     plot: PlotOption = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the rounds to a CSV file.")] = None,
     quiet: QuietOption = False,
@@ -116,7 +117,7 @@ def _simulate(
 
     with progress("simulate", quiet=quiet) as step:
         step(f"loading the App {app}")
-        settings = SimulationSettings(test=split.test, plan=wanted, seed=seed, on_round=show)
+        settings = SimulationSettings(test=split.test, plan=wanted, seed=seed, processes=processes, on_round=show)
         result = run_simulation(load_app(app), parts, settings=settings)
     if plot is not None:
         result.plot(plot)

@@ -12,8 +12,8 @@ their modules are imported when a name is first used.
 Reading order:
 
 - ``partitioning``, ``partitioners``: the examples of each client; ``data``: data sets by name
-- ``experiment``: ``simulate``, from an App to a ``Result``; ``result``, ``rows``: its tables; ``plots``: its
-  figures
+- ``experiment``: ``simulate``, from an App to a ``Result``; ``workers``: where clients train;
+  ``result``, ``rows``: its tables; ``plots``: its figures
 - ``scenario``: ``play``, one Run from a ``Scenario`` to its ``Outcome``
 - ``federation``: ``Federation``, a coordinator with its devices
 - ``coordinator``: one coordinator that can stop and start again

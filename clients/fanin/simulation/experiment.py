@@ -1,8 +1,8 @@
 """``simulate``: federated training of a torch module on this machine, in one call.
 
 The App is exported as a Bundle of ONNX graphs. The clients are devices of a ``Federation``: the production coordinator
-and the production session of a device, on a virtual clock. Each client trains in onnxruntime on its own examples. All
-clients use the same open graphs, one after the other, so a Round of many clients opens them once.
+and the production session of a device, on a virtual clock. Each client trains in onnxruntime on its own examples, in
+this process or in worker processes. All clients of a process use the same open graphs, so a Round opens them once.
 """
 
 import asyncio
@@ -17,11 +17,9 @@ import numpy as np
 
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples
-from fanin.clients.data.stores import MemoryStore, memory_store
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.device.updates import Change
 from fanin.clients.planfile import parse_plan
 from fanin.clients.testing.clock import run_virtual
@@ -43,11 +41,19 @@ from fanin.simulation.federation import Federation
 from fanin.simulation.partitioning import Partition
 from fanin.simulation.result import Result
 from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, client_name, client_rows, initial_row, round_row
+from fanin.simulation.workers import (
+    FORMAT,
+    LocalTrainings,
+    PendingTraining,
+    Trainings,
+    WorkerFiles,
+    WorkerPool,
+    write_partition,
+)
 
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
 
-FORMAT: Final = "onnx"
 RUN: Final = "run"
 PIECE_BYTES: Final = 1 << 20
 STEADY: Final = Habits(work_s=(1.0, 1.1))
@@ -63,6 +69,7 @@ class SimulationSettings:
         plan: Further keys of the Plan with their values, by dotted name (docs/plan.md); or a whole Plan.
         seed: Seed of all random choices, 0 or more.
         validation_fraction: Share of each client's examples that it holds out for its own evaluation.
+        processes: Processes that train clients side by side; 1 trains them in this process. The Versions are the same.
         stop_on_failure: Whether an error in the training of a client ends the simulation.
         on_round: Called with each row as soon as its Round has ended.
     """
@@ -71,6 +78,7 @@ class SimulationSettings:
     plan: Mapping[str, object] | Plan = field(default_factory=dict)
     seed: int = 0
     validation_fraction: float = 0.1
+    processes: int = 1
     stop_on_failure: bool = False
     on_round: Callable[[RoundRow], None] = lambda row: None
 
@@ -121,15 +129,29 @@ def simulate(
     with tempfile.TemporaryDirectory(prefix="fanin-simulation-") as folder:
         key = SigningKey(hashlib.sha256(f"fanin simulation {settings.seed}".encode()).digest())
         bundle = export(app, Path(folder) / "bundle", key, formats=(FORMAT,)).bundle
-        simulation = _Simulation(app=app, bundle=bundle, clients=clients, plan=plan, settings=settings)
+        graphs = _SharedGraphs()
+        trainings = _trainings(clients, settings, graphs, bundle, Path(folder))
+        simulation = _Simulation(
+            app=app,
+            bundle=bundle,
+            num_clients=len(clients),
+            plan=plan,
+            settings=settings,
+            graphs=graphs,
+            trainings=trainings,
+        )
         try:
             return run_virtual(simulation.run(key))
         except* ClientFailed as group:
             raise _first(group) from None
+        finally:
+            trainings.close()
 
 
 def _plan(app: "App", cohort: int | None, rounds: int | None, settings: SimulationSettings) -> Plan:
     """Return the Plan of a simulation. Raises InvalidPlan and InvalidInput."""
+    if settings.processes < 1:
+        raise InvalidInput(f"simulate: got {settings.processes} processes, expected at least 1")
     if settings.seed < 0:
         raise InvalidInput(f"simulate: got seed {settings.seed}, expected 0 or more")
     if isinstance(settings.plan, Plan):
@@ -165,6 +187,22 @@ def _toml(value: object) -> str:
             return str(value)
 
 
+def _trainings(
+    clients: Partition, settings: SimulationSettings, graphs: "_SharedGraphs", bundle: Bundle, folder: Path
+) -> Trainings:
+    """Return where the clients train: in this process, or in worker processes."""
+    if settings.processes == 1:
+        return LocalTrainings(graphs, clients, settings.validation_fraction)
+    write_partition(clients, folder / "data")
+    files = WorkerFiles(
+        bundle=folder / "bundle",
+        data=folder / "data",
+        publisher=bundle.signed.public_key,
+        validation_fraction=settings.validation_fraction,
+    )
+    return WorkerPool(settings.processes, files)
+
+
 class ClientFailed(Exception):
     """The training of a client raised an error, and the settings stop the simulation then."""
 
@@ -179,35 +217,51 @@ def _first(group: BaseException) -> BaseException:
 class _ClientTrainer:
     """The Trainer of one client. It notes each error of its training with the client and the Round."""
 
-    def __init__(self, trainer: RuntimeTrainer, client: int, failures: list[ClientFailure], *, stops: bool) -> None:
-        self._trainer = trainer
+    def __init__(self, client: int, crew: "_Crew") -> None:
         self._client = client
-        self._failures = failures
-        self._stops = stops
+        self._crew = crew
+        self._begun: tuple[str, PendingTraining] | None = None
 
     @property
     def runtime(self) -> str:
         """See Trainer."""
-        return self._trainer.runtime
+        return self._crew.runtime
 
     @property
     def graph_format(self) -> str:
         """See Trainer."""
-        return self._trainer.graph_format
+        return FORMAT
+
+    def begin(self, model: OpenedModel, assignment: m.Assignment) -> None:
+        """See EarlyTrainer."""
+        self._begun = assignment.assignment_id, self._crew.trainings.begin(self._client, model, assignment)
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         """See Trainer. Raises ClientFailed if the settings stop the simulation, and the client's error otherwise."""
+        assert self._begun is not None, "a device begins each training"
+        begun_for, pending = self._begun
+        assert begun_for == assignment.assignment_id, f"begun for {begun_for}, not for {assignment.assignment_id}"
         try:
-            return self._trainer.train(model, assignment, should_continue)
+            return pending()
         except Exception as exc:  # Of any kind: the store, and what the App's data needs, may be the user's code.
             failure = ClientFailure(round=assignment.round, client=self._client, error=str(exc))
-            self._failures.append(failure)
-            if self._stops:
+            self._crew.failures.append(failure)
+            if self._crew.stops:
                 raise ClientFailed(f"simulate: {failure}") from exc
             if isinstance(exc, FaninError | ValueError):
                 raise
             # Another error would end the federation. As InvalidInput it ends this client's part in the Round.
             raise InvalidInput(f"training: {type(exc).__name__}: {exc}") from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Crew:
+    """What the trainers of all clients share."""
+
+    trainings: Trainings
+    runtime: str
+    failures: list[ClientFailure]
+    stops: bool
 
 
 class _SharedGraphs(BundleGraphs):
@@ -241,24 +295,31 @@ class _Rows:
 class _Simulation:
     app: "App"
     bundle: Bundle
-    clients: Partition
+    num_clients: int
     plan: Plan
     settings: SimulationSettings
+    graphs: "_SharedGraphs"
+    trainings: Trainings
 
     async def run(self, publisher: SigningKey) -> Result:
         """Run the Plan to its end, or until Ctrl-C."""
-        graphs, rows, is_complete = _SharedGraphs(), _Rows(), False
+        rows, is_complete = _Rows(), False
         async with Federation(seed=self.settings.seed, piece_bytes=PIECE_BYTES) as federation:
             await federation.start_run(RUN, self.plan, self.bundle, publisher)
             rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
-            rows.rounds.append(initial_row(await self._quality(graphs, federation, 0)))
+            rows.rounds.append(initial_row(await self._quality(federation, 0)))
             self.settings.on_round(rows.rounds[0])
-            for index in range(len(self.clients)):
-                own = RuntimeTrainer(graphs, self._store(index))
-                trainer = _ClientTrainer(own, index, rows.failures, stops=self.settings.stop_on_failure)
-                federation.join(Member(device=client_name(index), trainer=trainer, habits=STEADY), self.bundle)
+            crew = _Crew(
+                trainings=self.trainings,
+                runtime=self.graphs.name,
+                failures=rows.failures,
+                stops=self.settings.stop_on_failure,
+            )
+            for index in range(self.num_clients):
+                member = Member(device=client_name(index), trainer=_ClientTrainer(index, crew), habits=STEADY)
+                federation.join(member, self.bundle)
             try:
-                await self._follow(graphs, federation, rows)
+                await self._follow(federation, rows)
                 is_complete = True
             except asyncio.CancelledError:
                 # After Ctrl-C, the Rounds that have ended are the result. If a client has failed instead, the
@@ -278,7 +339,7 @@ class _Simulation:
             is_complete=is_complete,
         )
 
-    async def _follow(self, graphs: BundleGraphs, federation: Federation, rows: "_Rows") -> None:
+    async def _follow(self, federation: Federation, rows: "_Rows") -> None:
         """Add the rows of each Version until the Run ends. Raises FaninError if the Run does not finish."""
         num_accepted = 0
         async for recorded in federation.watch(RUN):
@@ -287,7 +348,7 @@ class _Simulation:
                 case RoundClosed():
                     num_accepted = event.num_accepted
                 case VersionPublished():
-                    quality = await self._quality(graphs, federation, event.number)
+                    quality = await self._quality(federation, event.number)
                     updates = await federation.state.stores.rounds.updates(RUN, event.round)
                     now = asyncio.get_running_loop().time()
                     rows.clients += client_rows(updates, event.round)
@@ -299,17 +360,14 @@ class _Simulation:
                     first = f"; first of {len(failures)} failures: {failures[0]}" if failures else ""
                     raise FaninError(f"simulate: the run is {event.state.name.lower()}: {event.reason}{first}")
 
-    def _store(self, client: int) -> MemoryStore:
-        return memory_store(self.clients[client], client, self.settings.validation_fraction)
-
-    async def _quality(self, graphs: BundleGraphs, federation: Federation, number: int) -> Quality | None:
+    async def _quality(self, federation: Federation, number: int) -> Quality | None:
         """Return the quality of a Version on the test data; None without test data."""
         test = self.settings.test
         if test is None:
             return None
         parameters = await self._parameters(federation, number)
         batches = batches_in_order(test, self.bundle.manifest.batch_size)
-        return measure(graphs, self.bundle, parameters, batches)
+        return measure(self.graphs, self.bundle, parameters, batches)
 
     async def _parameters(self, federation: Federation, number: int) -> Float32s:
         version = await federation.state.stores.runs.version(RUN, number)

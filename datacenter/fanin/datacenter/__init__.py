@@ -17,6 +17,7 @@ Importing this package does not import torch; the first use of a name does. Room
 - ``parallel``: the engine that computes one process's numbers on any mesh of ranks.
 - ``ranks``: the mesh, and a rank's device and process group.
 - ``checkpoints``: saving, resuming, and weights in and out.
+- ``observers``: the events of a training, and who receives them.
 - ``watch``: measurements, the watchdog and the diagnosis of hangs.
 - ``planner``: predictions of time and memory.
 - ``network``: links, collectives and the bytes that they send.

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 from fanin.clients.device.conditions import Conditions, ShouldContinue
 from fanin.clients.device.downloads import StoreChunk
@@ -16,6 +17,15 @@ from fanin.clients.testing.loopback import LoopbackTransport
 from fanin.clients.testing.memory import MemoryFolder
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
+
+
+@runtime_checkable
+class EarlyTrainer(Trainer, Protocol):
+    """A Trainer that can begin before its result is needed: other trainings run at the same time."""
+
+    def begin(self, model: OpenedModel, assignment: m.Assignment) -> None:
+        """Begin the training that ``train`` will be called for, at a later virtual time."""
+        ...
 
 
 class VirtualDevice:
@@ -80,6 +90,8 @@ class _VirtualHost:
         return True
 
     async def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
+        if isinstance(self._trainer, EarlyTrainer):
+            self._trainer.begin(model, assignment)
         await asyncio.sleep(self._work_s(self._rng))
         return self._trainer.train(model, assignment, should_continue)
 

@@ -75,6 +75,7 @@ class Checkpoints:
 
     Attributes:
         while_waiting: Called repeatedly while ``finish`` waits for a save.
+        when_written: Called by ``finish`` with the step of a save that is complete.
         skipped: Faults of the checkpoints that the last ``load`` skipped.
     """
 
@@ -87,7 +88,9 @@ class Checkpoints:
         self._ranks = RankGroup()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+        self._pending_step = 0
         self.while_waiting: Callable[[], None] = lambda: None
+        self.when_written: Callable[[int], None] = lambda step: None
         self.skipped: tuple[str, ...] = ()
         self._damaged: set[int] = set()
 
@@ -131,7 +134,7 @@ class Checkpoints:
         group = self._ranks.process_group
         written = async_save(state, checkpoint_id=path, process_group=group, no_dist=group is None)
         assert isinstance(written, Future)
-        self._pending = self._thread.submit(self._commit, written, progress)
+        self._pending, self._pending_step = self._thread.submit(self._commit, written, progress), progress.step
 
     def finish(self) -> None:
         """Wait until the last save is complete. Raises StorageFull if it failed."""
@@ -141,6 +144,7 @@ class Checkpoints:
         while not wait((pending,), WAIT_POLL_S).done:
             self.while_waiting()
         pending.result()
+        self.when_written(self._pending_step)
 
     def load(self) -> Progress | None:
         """Load the newest intact checkpoint; ``skipped`` lists the faults of newer ones.

@@ -1,11 +1,11 @@
 """Resumable jobs: the checkpoints of a training job, the state that it resumes from, and its trace.
 
-``JobCheckpoints`` connects the training loop with ``Checkpoints``. The loop's state that decides the next steps
-(cursor, evaluations, patience, AdaScale's noise) is stored as the checkpoint's progress. The history goes to ``trace``.
-The trace is synced before the checkpoint that relies on it is marked.
+``JobCheckpoints`` is an observer that connects the training loop with ``Checkpoints``. The loop's state that decides
+the next steps (cursor, evaluations, patience, AdaScale's noise) is stored as the checkpoint's progress. The history
+goes to ``trace``. The trace is synced before the checkpoint that relies on it is marked.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -19,10 +19,12 @@ from fanin.datacenter.checkpoints.trace import TraceWriter, read_trace
 from fanin.datacenter.config.settings import CheckpointSettings
 from fanin.datacenter.data.samples import Cursor
 from fanin.datacenter.files.folders import check_folder
+from fanin.datacenter.observers.events import CheckpointWaited, CheckpointWritten, Event, StepSettled, TrainingEnded
+from fanin.datacenter.observers.observer import Observers, Publish
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.training.rates import Noise
-from fanin.datacenter.training.state import LoopState
+from fanin.datacenter.training.state import LoopStart, LoopState
 from fanin.protos.errors import InvalidInput, StorageFull
 
 MEASURES: Final = ("looks", "best", "loss_sum", "count", "num_samples", "rate_steps")
@@ -30,7 +32,9 @@ MEASURES: Final = ("looks", "best", "loss_sum", "count", "num_samples", "rate_st
 
 
 class JobCheckpoints:
-    """The checkpoints of one job on one rank. All ranks create one, and call the same methods in the same order.
+    """An observer with the checkpoints of one job on one rank. All ranks create one.
+
+    It saves when a step has settled and when the training has ended. Its errors are raised on all ranks together.
 
     Args:
         settings: The folders, and how often to save.
@@ -55,6 +59,7 @@ class JobCheckpoints:
         self._stack = ExitStack()
         self._checkpoints: Checkpoints | None = None
         self._saved_step = -1
+        self._loop: TrainingLoop | None = None
         self.skipped: tuple[str, ...] = ()
         progress = None
         if settings.folder is not None:
@@ -95,16 +100,31 @@ class JobCheckpoints:
         """Whether there is a folder for checkpoints."""
         return self._checkpoints is not None
 
-    def while_waiting(self, alive: Callable[[], None]) -> None:
-        """Set the function to call repeatedly while a save is in progress."""
-        if self._checkpoints is not None:
-            self._checkpoints.while_waiting = alive
+    def start(self, observers: Observers) -> LoopStart:
+        """Return the start of the loop that resumes from the checkpoint, or of a new job's."""
+        return LoopStart(state=self.state, losses=self.losses, evaluations=self.evaluations, observers=observers)
 
-    def after_step(self, loop: TrainingLoop) -> None:
-        """Save if the settings require a checkpoint after this step. Raises StorageFull or Diverged."""
+    def follow(self, loop: TrainingLoop, publish: Publish) -> None:
+        """Save the state of this loop when its events say so, and publish events of the checkpoints."""
+        self._loop = loop
+        if self._checkpoints is not None:
+            self._checkpoints.while_waiting = lambda: publish(CheckpointWaited(num_steps=loop.state.step))
+            self._checkpoints.when_written = lambda step: publish(CheckpointWritten(num_steps=step))
+
+    def on(self, event: Event) -> None:
+        """Save if the settings require a checkpoint after this event. Raises StorageFull or Diverged."""
         every = self._settings.every
-        if every and loop.state.step % every == 0:
-            self.save(loop)
+        match event:
+            case StepSettled(num_steps=num_steps) if every and num_steps % every == 0:
+                self._save()
+            case TrainingEnded():
+                self._save()
+                if self._checkpoints is not None:
+                    self._checkpoints.finish()
+
+    def _save(self) -> None:
+        assert self._loop is not None, "follow comes before the first event"
+        self.save(self._loop)
 
     def save(self, loop: TrainingLoop) -> None:
         """Save the current state unless it is already saved. Raises StorageFull or Diverged."""

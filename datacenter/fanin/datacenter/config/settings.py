@@ -271,6 +271,7 @@ class WatchSettings:
         traffic: Whether to count the bytes that one step sends, by mesh axis.
         mfu: Whether to report MFU on a CPU, whose peak is measured first.
         hang_after_s: Seconds without progress after which the job ends with a diagnosis of the hang.
+        observers: Observers of the training on each rank, as ``package.module:factory`` or ``path/to/file.py:factory``.
     """
 
     timeline: bool = False
@@ -278,8 +279,15 @@ class WatchSettings:
     traffic: bool = False
     mfu: bool = False
     hang_after_s: float = 300.0
+    observers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in self.observers:
+            module, _, factory = name.rpartition(":")
+            if not module or not factory:
+                raise InvalidInput(
+                    f"watch: got observer {name!r}, expected package.module:factory or path/to/file.py:factory"
+                )
         if not 0.0 < self.hang_after_s <= MAX_HANG_S:
             raise InvalidInput(
                 f"watch: got hang_after_s {self.hang_after_s}, expected a positive number of seconds, at most "

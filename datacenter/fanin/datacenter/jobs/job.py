@@ -32,7 +32,6 @@ from fanin.datacenter.files.jobfiles import (
     MACHINES,
     THREADS,
     Metrics,
-    TrainingHistory,
     TrainResult,
     clear,
     read_config,
@@ -43,13 +42,16 @@ from fanin.datacenter.files.jobfiles import (
 from fanin.datacenter.jobs.balance import balance_pipeline
 from fanin.datacenter.jobs.monitor import RankMonitor, predicted_traffic
 from fanin.datacenter.models.pretrained_folder import CONFIG
+from fanin.datacenter.observers.loading import RankPlace, guest_of, load_observers
+from fanin.datacenter.observers.observer import Failure, Guest, Observers
 from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.pipelines.stages import stage_times
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.ranks.devices import build_mesh, describe_device, device_type, rank_device
 from fanin.datacenter.ranks.elastic import StopSignal, end_with_parent, group_of_one, process_group
+from fanin.datacenter.training.decisions import agree
 from fanin.datacenter.training.loop import TrainingLoop, data_groups
-from fanin.datacenter.training.model import build_job_model
+from fanin.datacenter.training.model import JobModel, build_job_model
 from fanin.datacenter.training.parameters import parameter_table
 from fanin.datacenter.watch import hangs
 from fanin.protos.errors import Diverged, FaninError, InvalidInput
@@ -102,7 +104,7 @@ def _main(path: Path, stop: StopSignal, *, multi_machine: bool) -> int:
         return 0 if isinstance(exc, Diverged) else 1
     if rank == 0:
         write_result(folder, result)
-    return _stopped_status(stop) if multi_machine and stop.stopped else 0
+    return _stopped_status(stop) if multi_machine and result.metrics.stopped else 0
 
 
 def _stopped_status(stop: StopSignal) -> int:
@@ -130,22 +132,59 @@ def train(
         stop: Stop signal, which begins if the job has a folder for checkpoints. The caller exits it.
 
     Raises:
-        InvalidInput: The config, the App or the data is invalid. The App may raise errors of its own.
+        InvalidInput: The config, the App or the data is invalid, or an observer has failed. The App may raise errors of
+            its own.
     """
-    check_config(config, world_size)
-    check_checkpointable(config.communication, config.checkpoints.folder)
     with ExitStack() as stack:
-        # One process needs a process group only if FSDP2 keeps its parameters on the CPU.
-        needed = world_size == 1 and config.parallel.sharded
-        stack.enter_context(group_of_one(needed=needed, device=config.parallel.device))
         if stop is None:
             stop = StopSignal()
             stack.push(stop)
-        return _train(config, (rank, world_size), folder, stop)
+        return _train_as(config, RankPlace(rank=rank, num_ranks=world_size, folder=folder), (), stop)
 
 
-def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, stop: StopSignal) -> TrainResult:
-    rank, world_size = place
+def train_alone(config: TrainConfig, folder: Path, observers: Sequence[object]) -> TrainResult:
+    """Train in this process alone, observed by objects of the caller.
+
+    SIGTERM keeps the handler of the caller.
+
+    Args:
+        config: The job, of one rank.
+        folder: The job's folder.
+        observers: The observers.
+
+    Raises:
+        InvalidInput: As ``train``, or an object is no observer.
+    """
+    guests = [guest_of(f"{index} ({type(each).__name__})", each) for index, each in enumerate(observers)]
+    return _train_as(config, RankPlace(rank=0, num_ranks=1, folder=folder), guests, None)
+
+
+def _train_as(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop: StopSignal | None) -> TrainResult:
+    check_config(config, place.num_ranks)
+    check_checkpointable(config.communication, config.checkpoints.folder)
+    # One process needs a process group only if FSDP2 keeps its parameters on the CPU.
+    needed = place.num_ranks == 1 and config.parallel.sharded
+    with group_of_one(needed=needed, device=config.parallel.device):
+        return _train(config, place, [*_load_observers(config, place), *guests], stop)
+
+
+def _load_observers(config: TrainConfig, place: RankPlace) -> list[Guest]:
+    """Return the observers of the config. Raises InvalidInput on all ranks if those of any rank cannot be loaded."""
+    names = config.watch.observers
+    guests: list[Guest] = []
+    failure = None
+    try:
+        guests = load_observers(names, place)
+    except InvalidInput as exc:
+        failure = Failure(reason=str(exc))
+    verdict = agree(failure) if names else None
+    if verdict is not None:
+        raise InvalidInput(verdict.reason)
+    return guests
+
+
+def _train(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop: StopSignal | None) -> TrainResult:
+    rank, world_size, folder = place.rank, place.num_ranks, place.folder
     job = build_job_model(config)
     table = None if job.app is None else parameter_table(job.model.module)
     kind = device_type(config.parallel.device)
@@ -158,19 +197,25 @@ def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, sto
         sys.stdout.flush()
     config = balance_pipeline(config, job, rank, device)
     engine = build_engine(job.model, config.parallel, config.training, mesh, device)
-    initial, weights = config.model.initial, config.checkpoints.weights
-    if initial is not None and initial.suffix == SAFETENSORS:
-        import_weights(engine, initial)
-    if job.files.weights is not None:
-        import_weights(engine, job.files.weights, job.files.aside, cast=True)
+    weights = config.checkpoints.weights
+    _import_initial(engine, job, config.model.initial)
     started_s = time.monotonic()
     with JobCheckpoints(config.checkpoints, engine, config.seed, writes=rank == 0) as checkpoints:
-        loop = TrainingLoop(engine, job.scored, config, job.data, checkpoints.state)
-        loop.restore_history(checkpoints.losses, checkpoints.evaluations)
-        monitor = None if folder is None else RankMonitor(config, loop, rank, folder)
-        history = _run(loop, checkpoints, monitor, stop if checkpoints.enabled else None)
+        monitor = None if folder is None else RankMonitor(config, engine, rank, folder, checkpoints.state.step)
+        signals = [stop] if stop is not None and checkpoints.enabled else []
+        observers = Observers(
+            [*(monitor.observers if monitor else ()), checkpoints, *guests, *signals],
+            shared=bool(signals or config.watch.observers),
+        )
+        start = checkpoints.start(observers)
+        loop = TrainingLoop(engine, job.scored, config, job.data, start)
+        checkpoints.follow(loop, observers.publish)
+        for each in signals:
+            each.begin()
+        with nullcontext() if monitor is None else monitor:
+            history = loop.run()
     # A job that was stopped has time for a checkpoint only, and these weights are not its final ones.
-    if weights is not None and not stop.stopped:
+    if weights is not None and not loop.interrupted:
         export_weights(engine, weights, WEIGHTS_KIND)
         if job.files.exported is not None and rank == 0:
             write_file(weights.with_name(CONFIG), job.files.exported)
@@ -180,7 +225,7 @@ def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, sto
         mesh=config.parallel.mesh,
         num_ranks=world_size,
         device=kind,
-        stopped=stop.stopped,
+        stopped=loop.interrupted,
         train_s=time.monotonic() - started_s,
         units_per_second=loop.throughput.units_per_second,
         peak_memory_bytes=_peak_memory(engine),
@@ -197,26 +242,12 @@ def _train(config: TrainConfig, place: tuple[int, int], folder: Path | None, sto
     return TrainResult(metrics=metrics, table=table, parameters=parameters)
 
 
-def _run(
-    loop: TrainingLoop, checkpoints: JobCheckpoints, monitor: RankMonitor | None, stop: StopSignal | None
-) -> TrainingHistory:
-    """Train until the end or until SIGTERM, with periodic checkpoints and one at the end."""
-    with ExitStack() as stack:
-        if stop is not None:
-            stop.begin()
-        if monitor is not None:
-            stack.enter_context(monitor)
-            checkpoints.while_waiting(monitor.alive)
-
-        def after_step() -> bool:
-            if monitor is not None:
-                monitor.after_step()
-            checkpoints.after_step(loop)
-            return stop is not None and stop.agreed()
-
-        history = loop.run(after_step)
-        checkpoints.save(loop)
-    return history
+def _import_initial(engine: Engine, job: JobModel, initial: Path | None) -> None:
+    """Load the weights that the job starts from, if they come from files that each rank reads."""
+    if initial is not None and initial.suffix == SAFETENSORS:
+        import_weights(engine, initial)
+    if job.files.weights is not None:
+        import_weights(engine, job.files.weights, job.files.aside, cast=True)
 
 
 def whole_values(engine: Engine) -> dict[str, torch.Tensor]:

@@ -6,6 +6,8 @@ status 1 even after an orderly stop.
 """
 
 import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from fanin.datacenter.checkpoints.progress import MARKER
@@ -22,7 +24,9 @@ from fanin.datacenter.files.jobfiles import (
     read_error,
     read_result,
     write_config,
+    write_result,
 )
+from fanin.datacenter.jobs.job import train_alone
 from fanin.datacenter.jobs.torchrun import (
     ONE_MACHINE,
     STOP_S,
@@ -32,6 +36,7 @@ from fanin.datacenter.jobs.torchrun import (
     folders_to_lock,
     run_locked,
 )
+from fanin.datacenter.observers.observer import TrainingObserver
 from fanin.datacenter.ranks.devices import device_type
 from fanin.datacenter.ranks.elastic import OTHER_JOB
 from fanin.protos.errors import Conflict, FaninError, InvalidInput
@@ -43,20 +48,25 @@ def train(
     num_processes: int | None = None,
     folder: Path | None = None,
     elastic: Elastic = ONE_MACHINE,
+    observers: Sequence[TrainingObserver] = (),
 ) -> TrainResult:
     """Train a model in the datacenter: data, tensor and pipeline parallel in any mix, with one process's numbers.
+
+    The ranks are processes of their own. With ``observers`` the one rank is this process.
 
     Args:
         config: The job, or the path of its TOML file.
         num_processes: Ranks on each machine; by default the ranks of the mesh, divided by the number of machines.
         folder: Folder for the job's files and logs, which several machines share; by default a temporary one.
         elastic: The restarts and the machines.
+        observers: Objects that receive the events of a job of one rank. A job of several ranks names its observers in
+            ``[watch] observers``.
 
     Returns:
         The metrics of the job, and the parameters if the model is an App.
 
     Raises:
-        InvalidInput: The job cannot run. Nothing was started.
+        InvalidInput: The job cannot run, and nothing was started; or an observer has failed.
         Conflict: The job failed; the message names the rank that hung, or has the end of the failed rank's log.
         Diverged: The loss or the gradients are not finite.
     """
@@ -75,10 +85,26 @@ def train(
             "and a period (--checkpoints FOLDER, --checkpoint-every STEPS, or those keys of the config): a job that "
             "lost a rank would start from its first step"
         )
-    if folder is not None:
-        return launch(job, local, folder, elastic)
-    with tempfile.TemporaryDirectory(prefix="fanin-train-") as scratch:
-        return launch(job, local, Path(scratch), elastic)
+    if observers and (local > 1 or elastic != ONE_MACHINE):
+        raise InvalidInput(
+            f"observers: got {len(observers)} objects for {local} ranks on {elastic.max_nodes} machines with "
+            f"{elastic.max_restarts} restarts, expected one rank without restarts: objects cannot be sent to other "
+            "processes; name their factories in [watch] observers"
+        )
+    with ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fanin-train-")))
+        return _train_here(job, folder, observers) if observers else launch(job, local, folder, elastic)
+
+
+def _train_here(config: TrainConfig, folder: Path, observers: Sequence[TrainingObserver]) -> TrainResult:
+    """Run a job of one rank in this process."""
+    _check(config, 1, folder, ONE_MACHINE)
+    with locked_folders(folders_to_lock(folder, config.checkpoints.folder, ONE_MACHINE), STOP_S):
+        clear(folder)
+        result = train_alone(config, folder, observers)
+        write_result(folder, result)
+    return result
 
 
 def ranks_per_machine(config: TrainConfig, elastic: Elastic = ONE_MACHINE) -> int:
@@ -109,12 +135,7 @@ def launch(config: TrainConfig, num_processes: int, folder: Path, elastic: Elast
             the failed rank's log.
         FaninError: The error that the job itself reported.
     """
-    check_processes(num_processes)
-    _check_machines(config, num_processes, elastic)
-    device_type(config.parallel.device, num_processes)
-    check_checkpointable(config.communication, config.checkpoints.folder)
-    _check_resume(config)
-    _check_writable(config, folder)
+    _check(config, num_processes, folder, elastic)
     with locked_folders(folders_to_lock(folder, config.checkpoints.folder, elastic), STOP_S) as locks:
         if not elastic.multi_machine:
             clear(folder)
@@ -153,6 +174,16 @@ def outcome(folder: Path, elastic: Elastic, returncode: int, new: set[tuple[str,
     elif new:
         error = read_error(folder)
     raise error or Conflict(f"datacenter job: {failure_reason(folder, returncode)}")
+
+
+def _check(config: TrainConfig, num_processes: int, folder: Path, elastic: Elastic) -> None:
+    """Check a job and create its folders. Raises InvalidInput."""
+    check_processes(num_processes)
+    _check_machines(config, num_processes, elastic)
+    device_type(config.parallel.device, num_processes)
+    check_checkpointable(config.communication, config.checkpoints.folder)
+    _check_resume(config)
+    _check_writable(config, folder)
 
 
 def _check_machines(config: TrainConfig, num_processes: int, elastic: Elastic) -> None:

@@ -1,4 +1,4 @@
-"""Monitor of one rank: writes the job's measurements into its folder, and runs the watchdog.
+"""Monitor of one rank: the observers that write the job's measurements into its folder, and the watchdog.
 
 rows.jsonl              one line per step (meters.StepRecord), written by the first rank
 tensorboard/            the same numbers, if the config sets ``tensorboard`` and tensorboardX is installed
@@ -6,13 +6,11 @@ timeline-rank-N.json    the spans of each rank, if the config sets ``timeline``
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 import torch
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle
-from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.nn.parallel import DistributedDataParallel
 
 from fanin.datacenter.config.rates import ADASCALE
@@ -20,15 +18,16 @@ from fanin.datacenter.config.settings import WatchSettings
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.files.jobfiles import ROWS_FILE
 from fanin.datacenter.network.counters import ByteCounter, by_axis, make_visible
+from fanin.datacenter.observers.events import DataRead, Event, StepComputed
+from fanin.datacenter.observers.observer import TrainingObserver
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.planner.facts import planned_facts
 from fanin.datacenter.planner.spread import Job
 from fanin.datacenter.planner.traffic import predict_traffic
-from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.watch.flops import best_gemm, hardware_of
 from fanin.datacenter.watch.meters import Meter, Scale, Sink
 from fanin.datacenter.watch.sinks import JsonLines, open_tensorboard
-from fanin.datacenter.watch.timeline import watch_stage
+from fanin.datacenter.watch.timeline import Timeline
 from fanin.datacenter.watch.watchdog import Watchdog
 
 COUNTED_STEP: Final = 2
@@ -37,72 +36,92 @@ groups and exchange shapes."""
 
 
 class RankMonitor:
-    """Monitors the training of one rank while it is entered."""
+    """The observers that monitor the training of one rank while it is entered.
 
-    def __init__(self, config: TrainConfig, loop: TrainingLoop, rank: int, folder: Path) -> None:
+    Args:
+        config: The job.
+        engine: The engine.
+        rank: This rank's number.
+        folder: The job's folder.
+        first_step: Number of the first step of this process; more than 0 if the job resumes.
+
+    Attributes:
+        observers: The observers, in their order.
+    """
+
+    def __init__(self, config: TrainConfig, engine: Engine, rank: int, folder: Path, first_step: int) -> None:
         self._settings = config.watch
-        self._loop = loop
         self._stack = ExitStack()
-        self._counter: ByteCounter | None = None
-        self._counted_step = loop.state.step + COUNTED_STEP
-        engine, timeline = loop.engine, loop.timeline
-        timeline.rank, timeline.step = rank, loop.state.step
         self._path = folder / f"timeline-rank-{rank}.json"
+        self._timeline = Timeline(rank)
         self._watchdog = Watchdog(engine, folder, config.watch.hang_after_s)
-        for stage in _stages(engine):
-            # The methods of this one object are replaced, which its type does not allow for.
-            watch_stage(stage, timeline)  # type: ignore[arg-type]
+        self._traffic = StepTraffic(engine, first_step + COUNTED_STEP)
         runner = engine.rank_model.runners.get(0)
         # AdaScale already replaces DDP's hook with one whose collectives are counted.
         hidden = config.communication.plain and config.rate.scale != ADASCALE
         if config.watch.traffic and hidden and isinstance(runner, DistributedDataParallel):
             make_visible(runner)
         cuda = engine.rank_model.device.type == "cuda"
-        is_first = rank == 0
-        self._meter = Meter(
-            timeline,
-            _scale(config, engine) if is_first else Scale(),
-            _sinks(config.watch, folder, is_new=loop.state.step == 0) if is_first else (),
-            torch.cuda.max_memory_allocated if cuda else None,
+        self._meters = [
+            Meter(
+                _scale(config, engine),
+                _sinks(config.watch, folder, is_new=first_step == 0),
+                torch.cuda.max_memory_allocated if cuda else None,
+                lambda: self._traffic.bytes_by_axis,
+            )
+            for _ in range(rank == 0)
+        ]
+        self.observers: tuple[TrainingObserver, ...] = (
+            *([self._timeline] if config.watch.timeline else ()),
+            *([self._traffic] if config.watch.traffic else ()),
+            *self._meters,
+            self._watchdog,
         )
-        loop.around_step = self._around_step
-        loop.after_batch = self._watchdog.alive
 
     def __enter__(self) -> "RankMonitor":
-        self._stack.callback(self._meter.close)
+        for meter in self._meters:
+            self._stack.callback(meter.close)
         if self._settings.timeline:
-            self._stack.callback(self._loop.timeline.write, self._path)
+            self._stack.callback(self._timeline.write, self._path)
+        self._stack.callback(self._traffic.close)
         self._stack.enter_context(self._watchdog)
         return self
 
     @property
     def traffic(self) -> Mapping[str, int] | None:
         """Bytes that this rank sends in a step, by axis; None if no step was counted."""
-        return self._meter.bytes_by_axis or None
+        return self._traffic.bytes_by_axis or None
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def alive(self) -> None:
-        """Record progress outside of steps."""
-        self._watchdog.alive()
 
-    def after_step(self) -> None:
-        """Record the step that has just ended."""
-        if self._counter is not None:
-            self._meter.bytes_by_axis, self._counter = by_axis(self._counter.counts), None
-        last = self._loop.last
-        self._meter.record(last.loss, last.units, last.norm, last.rate, last.gain)
-        self._watchdog.beat(self._loop.state.step)
+class StepTraffic:
+    """An observer that counts the bytes that this rank sends in one step.
 
-    def _around_step(self) -> AbstractContextManager[object]:
-        mesh = self._loop.engine.rank_model.mesh
-        if not self._settings.traffic or mesh is None or mesh.size() == 1:
-            return nullcontext()
-        if self._loop.state.step != self._counted_step:
-            return nullcontext()
-        self._counter = ByteCounter(mesh)
-        return self._counter
+    Attributes:
+        bytes_by_axis: The bytes by mesh axis; empty until the step is over.
+    """
+
+    def __init__(self, engine: Engine, step: int) -> None:
+        self.bytes_by_axis: Mapping[str, int] = {}
+        self._mesh = engine.rank_model.mesh
+        self._step = step
+        self._stack = ExitStack()
+        self._counter: ByteCounter | None = None
+
+    def on(self, event: Event) -> None:
+        """Count from the read of the step's data to the end of its computation."""
+        match event:
+            case DataRead(step=step) if step == self._step and self._mesh is not None and self._mesh.size() > 1:
+                self._counter = self._stack.enter_context(ByteCounter(self._mesh))
+            case StepComputed() if self._counter is not None:
+                self._stack.close()
+                self.bytes_by_axis, self._counter = by_axis(self._counter.counts), None
+
+    def close(self) -> None:
+        """Count no longer."""
+        self._stack.close()
 
 
 def predicted_traffic(config: TrainConfig) -> dict[str, int] | None:
@@ -123,14 +142,6 @@ def predicted_traffic(config: TrainConfig) -> dict[str, int] | None:
     facts = planned_facts(family.name, family)
     job = Job(facts=facts, parallel=parallel, training=config.training, sequence=config.data.length)
     return by_axis(predict_traffic(job))
-
-
-def _stages(engine: Engine) -> list[_PipelineStageBase]:
-    schedule = engine.rank_model.schedule
-    if schedule is None:
-        return []
-    # torch has no public access to a schedule's stages, and no other way to measure a pipeline's bubble.
-    return [schedule._stage] if isinstance(schedule, PipelineScheduleSingle) else list(schedule._stages)
 
 
 def _sinks(settings: WatchSettings, folder: Path, *, is_new: bool) -> list[Sink]:

@@ -18,15 +18,14 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 from torch.optim import Optimizer
 
 from fanin.datacenter.parallel.checks import check_job
 from fanin.datacenter.parallel.layout import Layout, check_layout
 from fanin.datacenter.parallel.objective import TOKENS, Objective
-from fanin.datacenter.parallel.pipelines.shape_inference import keep_buffers
 from fanin.datacenter.parallel.pipelines.stages import Skip, StageModule, clone_view_output, split, stage_of_parameters
+from fanin.datacenter.parallel.pipelines.torch_stage import ObservedStage, check_torch
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps.optimizer import build_optimizer
 from fanin.datacenter.parallel.transforms.data import HALF, apply_data_parallel
@@ -267,18 +266,16 @@ def build_schedule(
         mesh: the ranks.
         device: what this rank computes on.
     """
+    check_torch()
     pipeline = parallel.pipeline()
     if pipeline.rules.splits_backward:
         for index, runner in runners.items():
             if index < pipeline.num_stages - 1:
                 runner.register_forward_hook(clone_view_output)
     stages = [
-        PipelineStage(runner, index, pipeline.num_stages, device, group=mesh.get_group(PIPELINE))
+        ObservedStage(runner, index, pipeline.num_stages, device, group=mesh.get_group(PIPELINE))
         for index, runner in runners.items()
     ]
-    for stage in stages:
-        # keep_buffers replaces methods of this one object, which its type does not declare.
-        keep_buffers(stage)  # type: ignore[arg-type]
     schedule_class = get_schedule_class(pipeline.rules.torch_name)
     own_stages = stages[0] if pipeline.rules.single_stage else stages
     # The loss is divided already. With scale_grads torch would divide it again by the number of microbatches.

@@ -27,6 +27,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from fanin.datacenter.observers.events import Event, StepSettled
+from fanin.datacenter.observers.observer import Interrupt
 from fanin.datacenter.ranks.devices import BACKENDS, device_type
 
 TIMEOUT_S: Final = 120.0
@@ -120,13 +122,14 @@ def end_with_parent(end: Callable[[], None] = lambda: os._exit(1)) -> None:
 class StopSignal:
     """SIGTERM as a flag that all ranks share: a signal to any rank stops all of them.
 
+    It is an observer, whose decision is to pause. A loop of your own calls ``agreed`` after each step instead.
+
     Enter it in the main thread, after the process group is open. A rank that ignored the signal while it waits for
     others to join would block torchrun. Exit it after the last write, because the signal may arrive more than once.
     """
 
     def __init__(self) -> None:
         self._requested = False
-        self._agreed = False
         self._previous: object = None
 
     def __enter__(self) -> "StopSignal":
@@ -146,18 +149,16 @@ class StopSignal:
         """Whether this rank itself has received the signal."""
         return self._requested
 
-    @property
-    def stopped(self) -> bool:
-        """The result of the last ``agreed``."""
-        return self._agreed
+    def on(self, event: Event) -> Interrupt | None:
+        """Interrupt the training after the current step if this rank has received the signal."""
+        return Interrupt(reason="SIGTERM") if self._requested and isinstance(event, StepSettled) else None
 
     def agreed(self) -> bool:
         """Return whether any rank has received the signal. A collective: all ranks get the same result."""
         flag = torch.tensor(int(self._requested))
         if dist.is_initialized():
             dist.all_reduce(flag, dist.ReduceOp.MAX)
-        self._agreed = bool(flag)
-        return self._agreed
+        return bool(flag)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._requested = True

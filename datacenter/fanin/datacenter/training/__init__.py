@@ -5,7 +5,8 @@ Modules, in reading order:
 - ``model``: a job's model and data, from its config.
 - ``parameters``: a module's parameters as one flat vector.
 - ``loop``: the training loop.
-- ``state``: the loop's state, and the results of its steps.
+- ``state``: the loop's state, and how a loop begins.
+- ``decisions``: one verdict for all ranks: whether the training continues.
 - ``rates``: learning rates.
 - ``communication``: compressed gradients and local steps.
 - ``snapshot``: copies of the parameters in memory.

@@ -4,12 +4,14 @@ The loop feeds batches to an engine, which makes any mesh compute the numbers of
 does not depend on the ranks (``data.samples``), and the learning rate is a function of the step (``rates``). All state
 outside of the tensors is one record (``state.LoopState``), so a job can resume from a checkpoint on any mesh. The loop
 never sees a test set.
+
+Everything that happens is published as an event (``observers.events``). Measurements, the watchdog and the checkpoints
+are observers, and so is the code of others. A decision of an observer ends the training after the current step, on all
+ranks.
 """
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -21,18 +23,31 @@ from fanin.datacenter.config.rates import ADASCALE
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import DataSplit, SampleOrder, Samples, batch_share
 from fanin.datacenter.files.jobfiles import HeldOutEvaluation, TrainingHistory
+from fanin.datacenter.observers.events import (
+    DataRead,
+    EvaluationBatch,
+    EvaluationEnded,
+    StepComputed,
+    StepEnded,
+    StepSettled,
+    StepStarted,
+    TrainingEnded,
+    TrainingFailed,
+    TrainingStarted,
+)
+from fanin.datacenter.observers.observer import Failure, Finish, Interrupt, Verdict
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.objective import ScoredObjective
+from fanin.datacenter.parallel.pipelines.torch_stage import observe_stages
 from fanin.datacenter.ranks.mesh import PIPELINE, REPLICATE, SHARD
 from fanin.datacenter.training.communication import apply_communication, average_copies
+from fanin.datacenter.training.decisions import agree
 from fanin.datacenter.training.rates import Noise, Rates, rates_of
 from fanin.datacenter.training.snapshot import restore, snapshot
-from fanin.datacenter.training.state import LastStep, LoopState, Throughput, check_resumed
-from fanin.datacenter.watch.meters import DATA, STEP
-from fanin.datacenter.watch.timeline import Timeline
+from fanin.datacenter.training.state import LoopStart, LoopState, Throughput, check_resumed
 from fanin.edge.tensors import Int64s
-from fanin.protos.errors import Diverged
+from fanin.protos.errors import Diverged, InvalidInput
 
 
 class TrainingLoop:
@@ -43,15 +58,12 @@ class TrainingLoop:
         scored: The objective, with its accuracy counter.
         config: The job's config.
         data: The samples to train and to evaluate on.
-        state: The state to start from; by default a new job's.
+        start: The state to start from, and the observers.
 
     Attributes:
         state: The current state.
-        last: Results of the last step.
         throughput: Tokens or samples a second.
-        timeline: Spans of the steps.
-        around_step: Returns a context manager for each step; the monitor counts bytes in it.
-        after_batch: Called after each batch of an evaluation.
+        interrupted: Whether a decision ended the training at once, so that it has to be resumed.
 
     Raises:
         InvalidInput: The state belongs to a job with other samples or another decay of the learning rate.
@@ -63,24 +75,23 @@ class TrainingLoop:
         scored: ScoredObjective,
         config: TrainConfig,
         data: DataSplit,
-        state: LoopState | None = None,
+        start: LoopStart | None = None,
     ) -> None:
         self.engine = engine
         self._rates = _rates(config, len(data.train))
-        self.state = state or LoopState()
+        start = start or LoopStart()
+        self.state = start.state
         check_resumed(self.state, len(data.train), self._rates)
         self.throughput = Throughput()
-        self.last = LastStep(loss=0.0, rate=0.0, norm=None, units=0)
-        self.timeline = Timeline(0)
-        self.around_step: Callable[[], AbstractContextManager[object]] = nullcontext
-        self.after_batch: Callable[[], None] = lambda: None
+        self.interrupted = False
+        self._observers = start.observers
         self._scored = scored
         self._config = config
         self._data = data
         self._order = SampleOrder(len(data.train), config.seed)
         self._groups = data_groups(engine)
-        self._losses: list[float | None] = []
-        self._evaluations: list[HeldOutEvaluation] = []
+        self._losses = list(start.losses)
+        self._evaluations = list(start.evaluations)
         self._best_values: dict[str, Tensor] = {}
         self._full = True
         self._rate = 0.0
@@ -91,32 +102,55 @@ class TrainingLoop:
             if not self.state.noise.count:
                 # Steps of a job that started without AdaScale count one each, as under every other rule.
                 self.state = replace(self.state, noise=Noise(steps=float(self.state.step)))
+        schedule = engine.rank_model.schedule
+        if schedule is not None and self._observers:
+            observe_stages(schedule, self._observers.publish)
 
-    def restore_history(self, losses: Sequence[float | None], evaluations: Sequence[HeldOutEvaluation]) -> None:
-        """Set the losses and evaluations from before ``state``, so that ``history`` covers the whole job."""
-        self._losses, self._evaluations = list(losses), list(evaluations)
-
-    def run(self, after_step: Callable[[], bool] = lambda: False) -> TrainingHistory:
+    def run(self) -> TrainingHistory:
         """Train to the end. The model then has its final parameters, or the best ones if the config says so.
-
-        Args:
-            after_step: Called on every rank after each step. Training stops at once if it returns True.
 
         Raises:
             Diverged: A loss or gradient is not finite and the step may not be skipped. Raised on all ranks.
+            InvalidInput: An observer has failed, on any rank. Raised on all ranks.
         """
-        while not (self._at_limit() or self.flat):
+        publish = self._observers.publish
+        publish(TrainingStarted(num_steps=self.state.step))
+        try:
+            reason = self._train()
+            publish(TrainingEnded(num_steps=self.state.step, reason=reason, interrupted=self.interrupted))
+            self._verdict()
+        except BaseException as exc:
+            publish(TrainingFailed(num_steps=self.state.step, error=f"{type(exc).__name__}: {exc}"))
+            raise
+        return self.history
+
+    def _train(self) -> str:
+        """Take all steps, and return the reason why there are no more."""
+        reason = self._limit()
+        while not reason:
             ended_epoch = self.step()
             every = self._config.evaluation.every
             if ended_epoch if every == 0 else self.state.step % every == 0:
                 self.record_evaluation()
-            if after_step():
-                return self.history
+            self._observers.publish(StepSettled(num_steps=self.state.step))
+            verdict = self._verdict()
+            if isinstance(verdict, Interrupt):
+                self.interrupted = True
+                return verdict.reason
+            reason = self._limit() if verdict is None else verdict.reason
         if self.state.count or not self.state.num_evaluations:
             self.record_evaluation()
         if self._config.evaluation.keep == "best" and self._best_values:
             restore(self.engine, self._best_values)
-        return self.history
+        return reason
+
+    def _verdict(self) -> Finish | Interrupt | None:
+        """Return the decision of all ranks. A collective, if the observers are shared. Raises InvalidInput."""
+        verdict: Verdict | None = self._observers.verdict()
+        verdict = agree(verdict) if self._observers.shared else verdict
+        if isinstance(verdict, Failure):
+            raise InvalidInput(f"{verdict.reason}; the job ends after step {self.state.step}; correct this observer")
+        return verdict
 
     @property
     def history(self) -> TrainingHistory:
@@ -138,24 +172,27 @@ class TrainingLoop:
     def step(self) -> bool:
         """Take one optimizer step on the next global batch; return whether it ended an epoch. Raises Diverged."""
         state, size = self.state, self._config.training.batch_size
-        started_s = time.perf_counter()
+        publish, started_s = self._observers.publish, time.perf_counter()
+        publish(StepStarted(step=state.step))
         samples, self._rate = self._data.train.of_epoch(state.cursor.epoch), self._rates.at(state.step)
-        with self.timeline.span(DATA):
-            indices, after = self._order.next_batch(state.cursor, size)
-            batch, count = self._share(samples, indices, size), samples.count(indices)
-            self._full = len(indices) == size
-        with self.timeline.span(STEP), self.around_step():
+        indices, after = self._order.next_batch(state.cursor, size)
+        batch, count = self._share(samples, indices, size), samples.count(indices)
+        self._full = len(indices) == size
+        read_s = time.perf_counter()
+        publish(DataRead(step=state.step, started_s=started_s, seconds=read_s - started_s))
+        read_s = time.perf_counter()
+        try:
             self.engine.set_learning_rate(self._rate)
             stepped = self.engine.step(batch, count)
             loss, norm = float(stepped.loss), float(stepped.norm)
+        finally:
+            publish(StepComputed(step=state.step, started_s=read_s, seconds=time.perf_counter() - read_s))
         broken = stepped.skipped and not stepped.overflowed
         if broken and state.skips >= self._config.training.max_skips:
             # Nothing has changed: the state is still that of the previous step.
             raise self._diverged(state, loss, norm)
-        self.last = LastStep(
-            loss=_finite(loss), rate=self._rate, norm=_finite(norm), units=samples.units(indices), gain=self._gain
-        )
-        self._losses.append(self.last.loss)
+        units = samples.units(indices)
+        self._losses.append(_finite(loss))
         self.state = replace(
             self.state,
             step=state.step + 1,
@@ -171,7 +208,18 @@ class TrainingLoop:
         period = self._config.communication.local_period
         if self._took_local_steps and self.state.step % period == 0:
             self._average()
-        self.throughput.add(time.perf_counter() - started_s, self.last.units)
+        self.throughput.add(time.perf_counter() - started_s, units)
+        publish(
+            StepEnded(
+                step=state.step,
+                loss=_finite(loss),
+                rate=self._rate,
+                norm=_finite(norm),
+                units=units,
+                gain=self._gain,
+                skipped=stepped.skipped,
+            )
+        )
         return after.epoch > state.cursor.epoch
 
     def _diverged(self, state: LoopState, loss: float, norm: float) -> Diverged:
@@ -200,7 +248,7 @@ class TrainingLoop:
             batch = self._share(samples, np.arange(start, min(start + size, num)), size)
             batch_sum, batch_count = self.engine.evaluate(batch)
             loss_sum, count = loss_sum + batch_sum, count + batch_count
-            self.after_batch()
+            self._observers.publish(EvaluationBatch(num_steps=self.state.step))
         score = self._scored.take()
         for group in self._groups:
             dist.all_reduce(score, group=group)
@@ -243,6 +291,16 @@ class TrainingLoop:
             self.state = replace(self.state, best=self.state.num_evaluations, best_loss=loss)
         if better and settings.keep == "best":
             self._best_values = snapshot(self.engine)
+        self._observers.publish(
+            EvaluationEnded(
+                num_steps=state.step,
+                epoch=state.cursor.epoch,
+                train_loss=train_loss,
+                validation_loss=loss,
+                validation_accuracy=accuracy,
+                best=better,
+            )
+        )
 
     def _scaled_rate(self, parts_square: float, mean_square: float) -> float:
         """Return AdaScale's rate for the step whose gradients have these squared norms."""
@@ -259,10 +317,15 @@ class TrainingLoop:
         self._rate = self._rates.at(int(noise.steps)) * self._gain
         return self._rate
 
-    def _at_limit(self) -> bool:
+    def _limit(self) -> str:
+        """Return the limit that the training has reached; empty if there is none yet."""
         stop, state = self._config.stop, self.state
         steps = state.noise.steps if self._config.rate.scale == ADASCALE else state.step
-        return 0 < stop.steps <= steps or 0 < stop.epochs <= state.cursor.epoch
+        if 0 < stop.steps <= steps:
+            return "steps"
+        if 0 < stop.epochs <= state.cursor.epoch:
+            return "epochs"
+        return "patience" if self.flat else ""
 
     def _synchronize(self) -> None:
         """Average what data-parallel ranks hold separately: running statistics, and parameters after local steps."""

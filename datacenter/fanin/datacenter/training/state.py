@@ -1,13 +1,16 @@
-"""State of a training loop, and the results of its steps.
+"""State of a training loop, and how a loop begins.
 
 ``LoopState`` is everything that decides the next steps, apart from the tensors. A checkpoint stores it, so a job that
 resumes from one, on any mesh, continues as if it had not stopped.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fanin.datacenter.data.samples import Cursor
+from fanin.datacenter.files.jobfiles import HeldOutEvaluation
+from fanin.datacenter.observers.observer import Observers
 from fanin.datacenter.training.rates import Noise, Rates
 from fanin.protos.errors import InvalidInput
 
@@ -46,22 +49,20 @@ class LoopState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastStep:
-    """The results of the last step.
+class LoopStart:
+    """How a loop begins; by default as a new job that nobody observes.
 
     Attributes:
-        loss: Loss before the step; None if it is not finite.
-        rate: Learning rate.
-        norm: Norm of the gradient; None if it is not finite.
-        units: Tokens or samples in the batch.
-        gain: AdaScale's gain.
+        state: The state to start from.
+        losses: Losses of the steps before it.
+        evaluations: Evaluations before it.
+        observers: The receivers of the loop's events.
     """
 
-    loss: float | None
-    rate: float
-    norm: float | None
-    units: int
-    gain: float | None = None
+    state: LoopState = field(default_factory=LoopState)
+    losses: Sequence[float | None] = ()
+    evaluations: Sequence[HeldOutEvaluation] = ()
+    observers: Observers = field(default_factory=Observers)
 
 
 @dataclass(slots=True)

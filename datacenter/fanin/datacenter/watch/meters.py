@@ -8,13 +8,10 @@ import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
-from fanin.datacenter.watch.timeline import Timeline, waiting_share
+from fanin.datacenter.observers.events import DataRead, Event, StageComputed, StepComputed, StepEnded, StepStarted
 from fanin.protos.errors import InvalidInput
-
-DATA: Final = "data"
-STEP: Final = "step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,76 +71,79 @@ class Scale:
 
 
 class Meter:
-    """Builds step records from the ``data`` and ``step`` spans of a Timeline::
+    """An observer that builds a step record from the events of each step.
 
-    with timeline.span(DATA):
-        batch = next(batches)
-    with timeline.span(STEP):
-        stepped = engine.step(batch)
-        loss = float(stepped.loss)            # waits for the GPU to finish the step
-    meter.record(loss, num_tokens)
+    Args:
+        scale: The reference values.
+        sinks: The receivers of the records.
+        peak_memory: Returns the peak memory in bytes; by default that of this process.
+        traffic: Returns the bytes that a step sends, by axis. All steps send the same, so it counts one of them.
     """
 
     def __init__(
-        self, timeline: Timeline, scale: Scale, sinks: Sequence[Sink], peak_memory: Callable[[], int] | None = None
+        self,
+        scale: Scale,
+        sinks: Sequence[Sink],
+        peak_memory: Callable[[], int] | None = None,
+        traffic: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self.timeline = timeline
         self.scale = scale
         self.sinks = sinks
-        self.bytes_by_axis: Mapping[str, int] = {}
-        """Bytes that a step sends. All steps send the same, so the caller counts one step with a ByteCounter."""
         self._peak_memory = peak_memory or peak_resident_bytes
+        self._traffic = traffic
+        self._data_s = self._step_s = self._busy_s = 0.0
 
-    def record(
-        self,
-        loss: float | None,
-        num_tokens: int,
-        norm: float | None = None,
-        learning_rate: float | None = None,
-        gain: float | None = None,
-    ) -> StepRecord:
-        """End the current step, and pass its record to all sinks.
-
-        Args:
-            loss: Loss of the step.
-            num_tokens: Tokens or samples of the step over all ranks, without padding.
-            norm: Norm of the gradient.
-            learning_rate: Learning rate of the step.
-            gain: AdaScale's gain.
+    def on(self, event: Event) -> None:
+        """Measure a step, and write its record when it has ended.
 
         Raises:
-            InvalidInput: The timeline has no ``step`` span.
+            InvalidInput: A step ended that took no time.
         """
-        step = self.timeline.step
-        seconds = self.timeline.next_step()
-        data_s, step_s = seconds.get(DATA, 0.0), seconds.get(STEP, 0.0)
-        if step_s <= 0:
-            raise InvalidInput(f"meter: got no time under {STEP!r} in step {step}, expected timeline.span({STEP!r})")
-        rate = num_tokens / (data_s + step_s)
-        scale = self.scale
-        peak = scale.peak_flops_per_second * scale.num_ranks
+        match event:
+            case StepStarted():
+                self._data_s = self._step_s = self._busy_s = 0.0
+            case DataRead(seconds=seconds):
+                self._data_s = seconds
+            case StageComputed(seconds=seconds):
+                self._busy_s += seconds
+            case StepComputed(seconds=seconds):
+                self._step_s = seconds
+            case StepEnded():
+                self._write(event)
+
+    def _write(self, ended: StepEnded) -> None:
+        if self._step_s <= 0:
+            raise InvalidInput(
+                f"meter: got no time for step {ended.step}, expected a StepComputed before its StepEnded"
+            )
+        scale, seconds = self.scale, self._data_s + self._step_s
+        rate, peak = ended.units / seconds, scale.peak_flops_per_second * scale.num_ranks
         record = StepRecord(
-            step=step,
-            loss=loss,
-            seconds=data_s + step_s,
+            step=ended.step,
+            loss=ended.loss,
+            seconds=seconds,
             tokens_per_second=rate,
-            data_seconds=data_s,
+            data_seconds=self._data_s,
             peak_memory_bytes=self._peak_memory(),
             mfu=scale.flops_per_token * rate / peak if peak > 0 and scale.flops_per_token > 0 else None,
-            gradient_norm=norm,
-            learning_rate=learning_rate,
-            gain=gain,
-            waiting_share=waiting_share(seconds, step_s) if scale.pipelined else None,
-            bytes_by_axis=dict(self.bytes_by_axis),
+            gradient_norm=ended.norm,
+            learning_rate=ended.rate,
+            gain=ended.gain,
+            waiting_share=waiting_share(self._busy_s, self._step_s) if scale.pipelined else None,
+            bytes_by_axis=dict(self._traffic()),
         )
         for sink in self.sinks:
             sink.write(record)
-        return record
 
     def close(self) -> None:
         """Close all sinks; no step follows."""
         for sink in self.sinks:
             sink.close()
+
+
+def waiting_share(busy_s: float, total_s: float) -> float:
+    """Return the share of ``total_s`` in which a pipeline rank computed nothing: the bubble, and communication."""
+    return max(0.0, 1.0 - busy_s / total_s) if total_s > 0 else 0.0
 
 
 def peak_resident_bytes() -> int:

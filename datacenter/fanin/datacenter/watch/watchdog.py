@@ -1,14 +1,13 @@
 """Watchdog of one rank: ends a job that makes no progress, and names the rank that hangs.
 
     with Watchdog(engine, folder, timeout_s) as watchdog:
-        for ...:
-            engine.step(batch)
-            watchdog.beat(step)
+        TrainingLoop(engine, scored, config, data, LoopStart(observers=Observers([watchdog]))).run()
 
-A thread checks for progress: steps, layers, collectives, and calls of ``alive``. After ``timeout_s`` without progress
-the rank writes a report of its activity (``hangs``). Every rank that sees a report writes its own. Then each rank logs
-the diagnosis and ends with status ``HUNG``. torchrun ends the remaining ranks and restarts all of them if it has
-restarts left. The diagnosis has to come before torch's own timeout, whose message does not name a cause.
+A thread checks for progress: events, layers and collectives. In a loop of your own, call ``beat`` after each step, and
+``alive`` where it takes long. After ``timeout_s`` without progress the rank writes a report of its activity
+(``hangs``). Every rank that sees a report writes its own. Then each rank logs the diagnosis and ends with status
+``HUNG``. torchrun ends the remaining ranks and restarts all of them if it has restarts left. The diagnosis has to come
+before torch's own timeout, whose message does not name a cause.
 
 The cost during normal training is close to zero: torch records collectives in C++, and each layer stores its name in a
 hook. Everything else is read from the training thread's stack after a hang.
@@ -28,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fanin.datacenter.observers.events import Event, StepEnded, TrainingStarted
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.ranks.elastic import attempt
 from fanin.datacenter.ranks.mesh import PIPELINE
@@ -60,7 +60,7 @@ BACKWARD: Final = "_engine_run_backward"
 
 
 class Watchdog:
-    """Monitors the training thread, which is the thread that enters it."""
+    """An observer that monitors the training thread, which is the thread that enters it."""
 
     def __init__(self, engine: Engine, folder: Path, timeout_s: float) -> None:
         self._engine = engine
@@ -93,6 +93,16 @@ class Watchdog:
         self._ended.set()
         for hook in self._hooks:
             hook.remove()
+
+    def on(self, event: Event) -> None:
+        """Record an event as progress."""
+        match event:
+            case TrainingStarted(num_steps=num_steps):
+                self.beat(num_steps)
+            case StepEnded(step=step):
+                self.beat(step + 1)
+            case _:
+                self.alive()
 
     def beat(self, step: int) -> None:
         """Record that ``step`` steps are done."""

@@ -1,4 +1,4 @@
-"""Loading an App by name: the one place, besides subcommands, where fanin finds an object by a string."""
+"""Loading an App or another object by name: the one place where fanin finds code by a string, subcommands aside."""
 
 import importlib
 import importlib.util
@@ -33,13 +33,7 @@ def load_app(where: str) -> App:
         InvalidInput: The file, the module or the name does not exist.
         UnsupportedModel: The object is not an App, or the App's own code raises. The message names its file and line.
     """
-    source, colon, name = where.rpartition(":")
-    if not colon or not source or not name:
-        raise InvalidInput(f"App: got {where!r}, expected 'package.module:name' or 'path/to/file.py:name'")
-    module = _guarded(where, lambda: _load_file(Path(source)) if source.endswith(".py") else _load_module(source))
-    if not hasattr(module, name):
-        raise InvalidInput(f"App {where!r}: {source} has no {name!r}, expected an App or a function of that name")
-    candidate = getattr(module, name)
+    candidate = load_object("App", where)
     if isinstance(candidate, torch.nn.Module):
         raise UnsupportedModel(
             f"App {where!r}: got a module, {type(candidate).__name__}; put it into a fanin.edge.export.App, "
@@ -52,7 +46,7 @@ def load_app(where: str) -> App:
         raise UnsupportedModel(
             f"App {where!r}: got a function with arguments without a default, expected none of these"
         )
-    app = _guarded(where, candidate) if callable(candidate) else candidate
+    app = _guarded("App", where, candidate) if callable(candidate) else candidate
     if not isinstance(app, App):
         raise UnsupportedModel(
             f"App {where!r}: got {type(app).__name__}, expected a fanin.edge.export.App or a function that returns one"
@@ -60,32 +54,55 @@ def load_app(where: str) -> App:
     return app
 
 
-def _guarded(where: str, call: Callable[[], T]) -> T:
-    """Return the result of a call that runs the App's own code. Raises UnsupportedModel."""
+def load_object(kind: str, where: str) -> object:
+    """Return what ``package.module:name`` or ``path/to/file.py:name`` names.
+
+    Args:
+        kind: What the object is for, for errors.
+        where: The name.
+
+    Raises:
+        InvalidInput: The file, the module or the name does not exist.
+        UnsupportedModel: The code of the module raises. The message names its file and line.
+    """
+    source, colon, name = where.rpartition(":")
+    if not colon or not source or not name:
+        raise InvalidInput(f"{kind}: got {where!r}, expected 'package.module:name' or 'path/to/file.py:name'")
+    is_file = source.endswith(".py")
+    module = _guarded(kind, where, lambda: _load_file(kind, Path(source)) if is_file else _load_module(kind, source))
+    if not hasattr(module, name):
+        raise InvalidInput(f"{kind} {where!r}: {source} has no {name!r}, expected an {kind} or a function of that name")
+    return getattr(module, name)
+
+
+def _guarded(kind: str, where: str, call: Callable[[], T]) -> T:
+    """Return the result of a call that runs code of others. Raises UnsupportedModel."""
     try:
         return call()
     except FaninError:
         raise
     except (Exception, SystemExit) as exc:
-        # The App's own code may raise anything; a script may even call sys.exit.
+        # Code of others may raise anything; a script may even call sys.exit.
         line = own_line(exc)
         place = f" at {line}" if line else ""
-        raise UnsupportedModel(f"App {where!r}: its own code raised {type(exc).__name__}{place}: {exc}") from exc
+        raise UnsupportedModel(f"{kind} {where!r}: its own code raised {type(exc).__name__}{place}: {exc}") from exc
 
 
-def _load_module(name: str) -> ModuleType:
+def _load_module(kind: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:
-        # A module that the App's own code imports in vain is an error of that code.
+        # A module that this code imports in vain is an error of that code.
         if exc.name is None or not f"{name}.".startswith(f"{exc.name}."):
             raise
-        raise InvalidInput(f"App: no module {exc.name!r} on the path; for a file write path/to/file.py:name") from exc
+        raise InvalidInput(
+            f"{kind}: no module {exc.name!r} on the path; for a file write path/to/file.py:name"
+        ) from exc
 
 
-def _load_file(path: Path) -> ModuleType:
+def _load_file(kind: str, path: Path) -> ModuleType:
     if not path.is_file():
-        raise InvalidInput(f"App: no file {path}, expected the path of a Python file")
+        raise InvalidInput(f"{kind}: no file {path}, expected the path of a Python file")
     name = f"fanin_app_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "a path that ends in .py has a loader"

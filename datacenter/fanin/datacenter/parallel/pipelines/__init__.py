@@ -4,5 +4,5 @@ Modules, in reading order:
 
 - ``schedules``: the schedules and their rules; needs no torch
 - ``stages``: cuts a model into the stages of a pipeline
-- ``shape_inference``: protects buffers while torch infers the shapes of activations
+- ``torch_stage``: torch's stage with all of fanin's changes: its spans, and its buffers during shape inference
 """

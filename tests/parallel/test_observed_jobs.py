@@ -1,0 +1,284 @@
+"""Observers of real jobs: the example of the docs, one that fails within a step, and one that cannot begin."""
+
+import csv
+import multiprocessing
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from house.tree import ROOT, package_modules
+from torch.distributed.pipelining import PipelineStage
+
+from fanin import datacenter
+from fanin.clients.data.digits import split_digits
+from fanin.datacenter.config.settings import (
+    CheckpointSettings,
+    DataSettings,
+    LayoutSettings,
+    ModelSettings,
+    StopSettings,
+    WatchSettings,
+)
+from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.files.jobfiles import ROWS_FILE
+from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.launch import launch
+from fanin.datacenter.observers.contract import check_observer
+from fanin.datacenter.observers.events import (
+    CheckpointWritten,
+    Event,
+    StepEnded,
+    StepSettled,
+    TrainingEnded,
+    TrainingFailed,
+    TrainingStarted,
+)
+from fanin.datacenter.observers.loading import RankPlace, load_observers
+from fanin.datacenter.observers.observer import Interrupt
+from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.objective import padded_objective
+from fanin.datacenter.parallel.pipelines.torch_stage import OVERRIDDEN, TESTED_TORCH, check_torch
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.mesh import MeshShape
+from fanin.datacenter.watch.watchdog import HUNG, Watchdog
+from fanin.edge.export import cross_entropy
+from fanin.protos.errors import InvalidInput, RuntimeMissing
+
+APPS = Path(__file__).with_name("apps.py")
+PAGE = (ROOT / "docs/datacenter.md").read_text().partition("\n### Observers\n")[2]
+EXAMPLE = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0]
+BROKEN = """
+import time
+from fanin.datacenter.observers.events import StageComputed, StepEnded
+
+class Broken:
+    def on(self, event):
+        if isinstance(event, StageComputed):
+            raise ArithmeticError("no number")
+
+class Stuck:
+    def on(self, event):
+        if isinstance(event, StepEnded):
+            time.sleep(60.0)  # stuck
+
+def on_rank_1(place):
+    return Broken() if place.rank == 1 else None
+
+def stuck(place):
+    return Stuck()
+
+def wrong():
+    return Broken()
+
+def none(place):
+    return object()
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    """A short job on the public digits."""
+    public = split_digits(1, 1.0, 0).public
+    np.savez(tmp_path / "data.npz", x=public.x, y=public.y)
+    return TrainConfig(
+        model=ModelSettings(app="fanin.datacenter.models.digits_app:app"),
+        data=DataSettings(examples=tmp_path / "data.npz", held_fraction=0.2),
+        training=TrainingSettings(batch_size=16, learning_rate=0.1, optimizer="sgd"),
+        stop=StopSettings(steps=60),
+    )
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    path = tmp_path / "broken.py"
+    path.write_text(BROKEN)
+    return path
+
+
+class Seen:
+    """An observer that keeps the events, and decides when a step has settled."""
+
+    def __init__(self, decide: Callable[[int], Interrupt | None] = lambda step: None) -> None:
+        self.events: list[Event] = []
+        self._decide = decide
+
+    def on(self, event: Event) -> Interrupt | None:
+        self.events.append(event)
+        return self._decide(event.num_steps) if isinstance(event, StepSettled) else None
+
+
+def test_the_example_is_short_and_ends_a_job_of_two_ranks(config: TrainConfig, tmp_path: Path) -> None:
+    assert len(EXAMPLE.splitlines()) < 40
+    path = tmp_path / "losses.py"
+    path.write_text(EXAMPLE)
+    observed = replace(
+        config,
+        parallel=ParallelSettings(mesh=MeshShape(dp_replicate=2)),
+        watch=WatchSettings(observers=(f"{path}:first_rank",)),
+        checkpoints=CheckpointSettings(folder=tmp_path / "kept", weights=tmp_path / "out.safetensors"),
+    )
+    metrics = launch(observed, 2, tmp_path / "job").metrics
+    losses = metrics.trained.losses
+    assert 2 < len(losses) < 60
+    assert losses[-1] is not None
+    assert losses[-1] < 1.5 <= min(loss for loss in losses[:-1] if loss is not None)
+    with (tmp_path / "job/loss.csv").open(newline="") as file:
+        assert [(int(step), float(loss)) for step, loss in csv.reader(file)] == list(enumerate(losses))
+    assert not metrics.stopped, "it ended as after its last step"
+    assert metrics.trained.evaluated[-1].step == len(losses)
+    assert (tmp_path / "out.safetensors").exists()
+
+
+def test_the_example_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "losses_here.py").write_text(EXAMPLE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from losses_here import LossFile, first_rank  # type: ignore[import-not-found]
+
+    check_observer(lambda: LossFile(tmp_path / "loss.csv", 1.0))
+    assert first_rank(RankPlace(rank=1, num_ranks=2, folder=tmp_path)) is None
+
+
+def test_objects_observe_a_job_of_one_rank(config: TrainConfig, tmp_path: Path) -> None:
+    config = replace(
+        config,
+        stop=StopSettings(steps=6),
+        checkpoints=CheckpointSettings(folder=tmp_path / "kept", every=2),
+    )
+    first, second = Seen(lambda step: Interrupt(reason="no time") if step == 3 else None), Seen()
+    interrupted = datacenter.train(config, folder=tmp_path / "job", observers=[first]).metrics
+    assert (interrupted.stopped, len(interrupted.trained.losses)) == (True, 3)
+    assert first.events[-1] == TrainingEnded(num_steps=3, reason="observer 0 (Seen): no time", interrupted=True)
+    resumed = datacenter.train(config, folder=tmp_path / "job", observers=[first, second]).metrics
+    assert second.events[0] == TrainingStarted(num_steps=3)
+    assert second.events[-1] == TrainingEnded(num_steps=6, reason="steps", interrupted=False)
+    steps = [event for event in second.events if isinstance(event, StepEnded)]
+    assert [(each.step, each.loss) for each in steps] == list(enumerate(resumed.trained.losses))[3:]
+    assert [each.num_steps for each in second.events if isinstance(each, CheckpointWritten)] == [4, 6]
+    assert len((tmp_path / "job" / ROWS_FILE).read_text().splitlines()) == 6
+    whole = datacenter.train(replace(config, checkpoints=CheckpointSettings()), observers=[Seen()])
+    assert whole.metrics.trained.losses == resumed.trained.losses
+    several = replace(config, parallel=ParallelSettings(mesh=MeshShape(dp_replicate=2)))
+    with pytest.raises(InvalidInput, match=r"observers: got 1 objects for 2 ranks .*name their factories in \[watch\]"):
+        datacenter.train(several, observers=[Seen()])
+
+
+def test_an_observer_that_fails_on_one_rank_ends_all_with_its_name(
+    config: TrainConfig, broken: Path, tmp_path: Path
+) -> None:
+    # The first event of its kind is in the middle of a step, where the other rank waits for this one.
+    layout = LayoutSettings(layers="layers", num_layers=4, inputs=("flatten", "embed"), outputs=("head",))
+    config = replace(
+        config,
+        model=ModelSettings(app=f"{APPS}:stacked", layout=layout),
+        parallel=ParallelSettings(mesh=MeshShape(pp=2), microbatches=2),
+        watch=WatchSettings(observers=(f"{broken}:on_rank_1",)),
+    )
+    with pytest.raises(
+        InvalidInput,
+        match=r"^rank 1: observer '.*on_rank_1': raised ArithmeticError on StageComputed: no number; the job ends",
+    ):
+        launch(config, 2, tmp_path / "job")
+    assert len((tmp_path / "job" / ROWS_FILE).read_text().splitlines()) == 1, "the step was completed"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_such_module_here:first", "observer: no module 'no_such_module_here' on the path"),
+        ("{path}:missing", "has no 'missing', expected an observer or a function of that name"),
+        ("{path}:NUMBER", "got int, expected a function of one RankPlace"),
+        ("{path}:wrong", r"its factory raised TypeError: wrong\(\) takes 0 positional arguments"),
+        ("{path}:none", "got object, expected an object with a method on"),
+    ],
+)
+def test_an_observer_that_cannot_begin_is_named(config: TrainConfig, broken: Path, name: str, said: str) -> None:
+    name = name.format(path=broken)
+    with pytest.raises(InvalidInput, match=said):
+        train(replace(config, watch=WatchSettings(observers=(name,))), 0, 1)
+    with pytest.raises(InvalidInput, match=r"watch: got observer 'nothing', expected package.module:factory"):
+        WatchSettings(observers=("nothing",))
+
+
+def test_an_error_of_a_training_is_the_last_event(config: TrainConfig, tmp_path: Path) -> None:
+    seen = Seen()
+    diverging = replace(config, training=replace(config.training, learning_rate=1e38))
+    with pytest.raises(InvalidInput, match="got loss nan"):
+        datacenter.train(diverging, observers=[seen])
+    last = seen.events[-1]
+    assert isinstance(last, TrainingFailed)
+    assert last.error.startswith("Diverged: training: step ")
+
+
+def observed(config: TrainConfig, folder: Path) -> None:
+    """A job whose observer never returns."""
+    sys.stderr = (folder / "stderr.log").open("w")
+    train(config, 0, 1, folder)
+    os._exit(0)
+
+
+def test_the_watchdog_names_the_line_of_an_observer_that_blocks(
+    config: TrainConfig, broken: Path, tmp_path: Path
+) -> None:
+    watch = WatchSettings(hang_after_s=1.0, observers=(f"{broken}:stuck",))
+    child = multiprocessing.get_context("fork").Process(target=observed, args=(replace(config, watch=watch), tmp_path))
+    child.start()
+    child.join()
+    assert child.exitcode == HUNG
+    line = next(number for number, text in enumerate(BROKEN.splitlines(), 1) if "# stuck" in text)
+    assert f"broken.py:{line} on" in (tmp_path / "stderr.log").read_text()
+
+
+def test_a_hang_in_the_first_step_after_a_resume_is_reported_in_that_step(tmp_path: Path) -> None:
+    objective = padded_objective(cross_entropy)
+    model = TrainableModel(
+        module=torch.nn.Linear(4, 3), layout=ModelSettings(app="a:b").parallel_layout, objective=objective
+    )
+    engine = build_engine(model, ParallelSettings(), TrainingSettings(batch_size=4, learning_rate=0.1), None)
+    watchdog = Watchdog(engine, tmp_path, 1.0)
+    watchdog.on(TrainingStarted(num_steps=7))
+    assert watchdog.report(1.0).step == 7
+    watchdog.on(StepEnded(step=7, loss=None, rate=0.1, norm=None, units=4))
+    assert watchdog.report(1.0).step == 8
+
+
+class Older:
+    """A stage of another torch."""
+
+    forward_one_chunk = backward_one_chunk = backward_weight_one_chunk = _prepare_forward_infra = print
+
+
+def test_a_torch_without_a_method_that_is_overridden_is_told() -> None:
+    assert torch.__version__.startswith(TESTED_TORCH), "run the pipelines' tests, then change TESTED_TORCH"
+    check_torch()
+    assert all(name in vars(PipelineStage) or hasattr(PipelineStage, name) for name in OVERRIDDEN)
+    said = (
+        f"got torch {re.escape(torch.__version__)}, whose Older has no _post_metadata_inference_cleanup, expected torch"
+    )
+    with pytest.raises(RuntimeMissing, match=said):
+        check_torch(Older)
+
+
+def test_one_module_owns_all_changes_to_torchs_stage() -> None:
+    private = re.compile(rf"\b({'|'.join(OVERRIDDEN)})\b|\bschedule\._stages?\b")
+    users = [module.path for module in package_modules() if private.search(module.text)]
+    assert users == ["datacenter/fanin/datacenter/parallel/pipelines/torch_stage.py"]
+
+
+def test_observers_of_a_config_are_loaded_in_its_order(broken: Path) -> None:
+    place = RankPlace(rank=1, num_ranks=2, folder=None)
+    started_s = time.monotonic()
+    guests = load_observers([f"{broken}:stuck", f"{broken}:on_rank_1"], place)
+    guests[1].on(StepSettled(num_steps=1))
+    assert time.monotonic() - started_s < 60.0
+    assert len(guests) == 2
+    assert load_observers([f"{broken}:on_rank_1"], replace(place, rank=0)) == []
