@@ -1,0 +1,195 @@
+"""Laws of whole Runs: whatever devices, network and coordinator go through, no Update is lost or counted twice.
+
+Each seed draws a Plan, the habits of its devices and the stops of its coordinator, and plays the Run on the virtual
+clock. ``run_of(SEED)`` replays a seed that failed.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from support.virtual import PUBLISHER, plan
+
+from fanin.clients.testing import Habits, Member, SyntheticTrainer, run_virtual, synthetic_bundle
+from fanin.edge.bundles.bundle import Bundle
+from fanin.protos import messages as m
+from fanin.protos.control import LoggedEvent, RoundClosed, RoundFailed, RunRested, RunState, VersionPublished
+from fanin.protos.plans import Plan
+from fanin.server.aggregation.verify import Verdict, verify_run
+from fanin.server.storage.records import CommittedUpdate
+from fanin.simulation import Federation
+
+RUN = "run"
+NUM_NIGHTLY = 10_000
+NUM_PARTS = 20
+LONGEST_S = 30 * 86400.0
+
+
+class Witness(Federation):
+    """A Federation that remembers each Update that the coordinator has acknowledged as accepted."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed=seed)
+        self.accepted: set[tuple[str, str]] = set()
+
+    async def upload(
+        self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
+    ) -> AsyncIterator[m.UploadReply]:
+        async for reply in super().upload(device, header, pieces):
+            if reply.update_state is m.UpdateState.ACCEPTED:
+                self.accepted.add((device, header.assignment_id))
+            yield reply
+
+
+@dataclass(kw_only=True)
+class Course:
+    """What a Run went through.
+
+    Attributes:
+        plan: Its Plan.
+        events: Its record.
+        verdicts: What ``verify`` says of each Version.
+        committed: The Updates of each Round.
+        accepted: (device, Assignment) of each Update that was acknowledged.
+        ended_s: Virtual time of its end.
+    """
+
+    plan: Plan
+    events: list[LoggedEvent]
+    verdicts: tuple[Verdict, ...]
+    committed: dict[int, tuple[CommittedUpdate, ...]] = field(default_factory=dict)
+    accepted: set[tuple[str, str]] = field(default_factory=set)
+    ended_s: float = 0.0
+
+
+def plan_of(rng: random.Random) -> Plan:
+    concurrency = rng.randint(2, 5)
+    buffer = rng.randint(1, concurrency)
+    is_robust = buffer == concurrency and concurrency >= 4 and rng.random() < 0.3
+    robust: dict[str, object] = {"rule": "trimmed_mean", "trim": 0.25} if is_robust else {}
+    return plan(
+        concurrency=concurrency,
+        buffer=buffer,
+        quorum=buffer if is_robust else rng.randint(1, buffer),
+        deadline_s=rng.choice([60.0, 600.0, 6000.0]),
+        max_rounds=rng.randint(1, 3),
+        max_staleness=0 if is_robust else rng.choice([0, 0, 1, 3]),
+        outer_optimizer=rng.choice(["fedavg", "nesterov"]),
+        codec=rng.choice([m.CodecSpec(name="fixed32", max_shift=0), m.CodecSpec(name="int8", max_shift=4)]),
+        **robust,
+    )
+
+
+def habits_of(rng: random.Random) -> Habits:
+    return Habits(
+        work_s=(1.0, rng.choice([5.0, 100.0])),
+        slow=rng.choice([0.0, 0.1]),
+        piece_s=rng.choice([0.0, 1.0]),
+        cut=rng.choice([0.0, 0.1, 0.3]),
+        lie=rng.choice([0.0, 0.0, 0.3]),
+        stay_s=rng.choice([float("inf"), 120.0, 20.0]),
+        away_s=(5.0, rng.choice([60.0, 1000.0])),
+        lost=rng.choice([0.0, 0.0, 0.1]),
+    )
+
+
+def run_of(seed: int, bundle: Bundle) -> Course:
+    """Play the Run of a seed."""
+
+    async def main() -> Course:
+        rng = random.Random(seed)
+        wanted = plan_of(rng)
+        async with Witness(seed) as federation:
+            await federation.start_run(RUN, wanted, bundle, PUBLISHER)
+            for index in range(wanted.cohort.concurrency + rng.randint(0, 2)):
+                trainer = SyntheticTrainer(partition=index, num_examples=rng.randint(1, 50))
+                federation.join(Member(device=f"d{index}", trainer=trainer, habits=habits_of(rng)), bundle)
+            stops_s = [rng.uniform(0.0, 300.0) for _ in range(rng.randint(0, 3))]
+            federation.interrupt(stops_s, rng.choice([0.1, 5.0, 100.0]))
+            async with asyncio.timeout(LONGEST_S):
+                events = [recorded async for recorded in federation.watch(RUN)]
+            course = Course(plan=wanted, events=events, verdicts=tuple(verify_run(federation.state, RUN)))
+            last = await federation.state.stores.rounds.last(RUN)
+            for number in range(1, 1 + (last.round if last is not None else 0)):
+                course.committed[number] = await federation.state.stores.rounds.updates(RUN, number)
+            course.accepted = federation.accepted
+            course.ended_s = asyncio.get_running_loop().time()
+            return course
+
+    return run_virtual(main())
+
+
+def check(course: Course) -> None:
+    events = [recorded.event for recorded in course.events]
+    # It ends, with a reason.
+    ended = events[-1]
+    assert isinstance(ended, RunRested)
+    assert ended.state in (RunState.FINISHED, RunState.FAILED) and ended.reason
+    versions = [event for event in events if isinstance(event, VersionPublished)]
+    assert ended.state is RunState.FAILED or len(versions) == course.plan.stop.max_rounds
+    # Each Version is what its Updates say.
+    assert [verdict.problem for verdict in course.verdicts] == [""] * (len(versions) + 1)
+    # No Update is counted twice: neither an Assignment, nor a device in a Round.
+    closed = {event.round: event.accepted for event in events if isinstance(event, RoundClosed)}
+    folded = Counter(
+        (update.device_id, update.header.assignment_id)
+        for number, devices in closed.items()
+        for update in course.committed[number]
+        if update.device_id in devices
+    )
+    assert [key for key, times in folded.items() if times > 1] == []
+    for number, devices in closed.items():
+        assert len(set(devices)) == len(devices)
+        # The quorum is honoured.
+        assert course.plan.cohort.quorum <= len(devices) <= course.plan.cohort.buffer
+        assert {update.device_id for update in course.committed[number]} >= set(devices)
+    # No acknowledged Update is lost: it is in a Version, or its Round failed or was open when the Run ended.
+    failed = {event.round for event in events if isinstance(event, RoundFailed)}
+    published = {event.round for event in versions}
+    assert published <= set(closed)
+    assert not published & failed
+    rounds_of = {
+        (update.device_id, update.header.assignment_id): number
+        for number, updates in course.committed.items()
+        for update in updates
+    }
+    for key in course.accepted:
+        number = rounds_of[key]
+        assert key in folded or number in failed or number not in published, (key, number)
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Iterator[Bundle]:
+    with TemporaryDirectory() as folder:
+        yield synthetic_bundle(Path(folder) / "bundle", PUBLISHER, {"a": (5, 7), "b": (3,)})
+
+
+def check_seeds(seeds: range, bundle: Bundle) -> None:
+    finished = Counter[RunState]()
+    for seed in seeds:
+        course = run_of(seed, bundle)
+        try:
+            check(course)
+        except AssertionError as exc:
+            raise AssertionError(f"seed {seed}: {exc}") from exc
+        ended = course.events[-1].event
+        assert isinstance(ended, RunRested)
+        finished[ended.state] += 1
+    # The drawn Runs are neither all easy nor all hopeless.
+    assert min(finished[RunState.FINISHED], finished[RunState.FAILED]) >= len(seeds) // 50, finished
+
+
+def test_no_update_is_lost_or_counted_twice(bundle: Bundle) -> None:
+    check_seeds(range(NUM_NIGHTLY, NUM_NIGHTLY + 60), bundle)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_no_update_of_ten_thousand_runs_is_lost_or_counted_twice(part: int, bundle: Bundle) -> None:
+    size = NUM_NIGHTLY // NUM_PARTS
+    check_seeds(range(part * size, (part + 1) * size), bundle)
