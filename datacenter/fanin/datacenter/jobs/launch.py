@@ -102,6 +102,7 @@ def _train_here(config: TrainConfig, folder: Path, observers: Sequence[TrainingO
     _check(config, 1, folder, ONE_MACHINE)
     with locked_folders(folders_to_lock(folder, config.checkpoints.folder, ONE_MACHINE), STOP_S):
         clear(folder)
+        (folder / ROWS_FILE).unlink(missing_ok=True)
         result = train_alone(config, folder, observers)
         write_result(folder, result)
     return result
