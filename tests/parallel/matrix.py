@@ -27,9 +27,11 @@ from parallel.families import MASKED, PRETRAINED, UNPLANNED, batches, model_of
 from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import RankModel, build
 from fanin.datacenter.parallel.engine import Engine
+from fanin.datacenter.parallel.gather import load_whole
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps.optimizer import build_optimizer
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
+from fanin.datacenter.parallel.transforms.meta import drop_values
 from fanin.datacenter.ranks.mesh import AXES
 from fanin.edge.runtimes.graphs import NO_TOKEN
 
@@ -100,8 +102,14 @@ def evaluated(engine: Engine, turns: Sequence[Batch]) -> np.ndarray:
 
 def built_of(cell: Cell, mesh: DeviceMesh) -> RankModel:
     """The cell's model on this rank, as it should be or wrong on purpose."""
-    training = training_of(cell)
-    built = build(model_of(cell), parallel_of(cell), training, mesh, CPU)
+    training, model = training_of(cell), model_of(cell)
+    values = {name: value.detach().clone() for name, value in model.module.named_parameters()}
+    if cell.dtype == "float64":
+        # As in a job of several ranks: split without values, which are loaded afterwards.
+        drop_values(model.module)
+    built = build(model, parallel_of(cell), training, mesh, CPU)
+    if cell.dtype == "float64":
+        load_whole(built, values)
     if cell.fault == "untied" and cell.shape.pp == 1:
         # As torch leaves it: split over tp, and nobody to tie it again.
         part = built.parts[0]

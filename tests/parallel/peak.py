@@ -1,4 +1,4 @@
-"""What exporting and importing weights takes of memory on each of four ranks, over what they had.
+"""What a start, and exporting and importing weights, take of memory on each of four ranks, over what they had.
 
 python tests/parallel/peak.py FOLDER
 """
@@ -13,14 +13,17 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from fanin.datacenter.checkpoints.seeds import write_seed_file
 from fanin.datacenter.checkpoints.weights import export_weights, import_weights
 from fanin.datacenter.models.decoder import Decoder, DecoderConfig
 from fanin.datacenter.parallel.build import TrainableModel
-from fanin.datacenter.parallel.engine import build_engine
+from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.layout import decoder_layout
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.transforms.meta import parameters_on_meta
 from fanin.datacenter.ranks.devices import build_mesh
 from fanin.datacenter.ranks.mesh import MeshShape
+from fanin.datacenter.training.model import Start
 
 NUM_RANKS = 4
 SHAPE = MeshShape(dp_shard=NUM_RANKS)
@@ -30,13 +33,13 @@ CONFIG = DecoderConfig(
 KIB = 1024
 
 
-def grown(act: Callable[[], object]) -> int:
+def grown(act: Callable[[], object], kind: str = "RssAnon") -> int:
     """Bytes of memory of its own that this process came to have more of at its peak; pages of files are not its own."""
-    before, seen, done = own_bytes(), [0], threading.Event()
+    before, seen, done = own_bytes(kind), [0], threading.Event()
 
     def watch() -> None:
         while not done.wait(0.001):
-            seen.append(own_bytes())
+            seen.append(own_bytes(kind))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -46,10 +49,10 @@ def grown(act: Callable[[], object]) -> int:
     return max(seen) - before
 
 
-def own_bytes() -> int:
-    """The kernel's number for this process."""
+def own_bytes(kind: str = "RssAnon") -> int:
+    """The kernel's number for this process; ``VmRSS`` counts mapped pages of files as well."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * KIB for line in lines if line.startswith("RssAnon:"))
+    return next(int(line.split()[1]) * KIB for line in lines if line.startswith(f"{kind}:"))
 
 
 def work(folder: Path, rank: int) -> None:
@@ -57,15 +60,29 @@ def work(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=NUM_RANKS)
     mesh = build_mesh(SHAPE, NUM_RANKS)
-    model = TrainableModel(module=Decoder(CONFIG), layout=decoder_layout(CONFIG))
+    with parameters_on_meta():
+        model = TrainableModel(module=Decoder(CONFIG), layout=decoder_layout(CONFIG))
     training = TrainingSettings(batch_size=NUM_RANKS, learning_rate=0.1)
-    engine = build_engine(model, ParallelSettings(mesh=SHAPE), training, mesh)
+    seed_file, engines, seed_bytes = folder / "seed.safetensors", list[Engine](), 0
+    start = Start(build=lambda: Decoder(CONFIG), repeatable=True)
+    if rank == 0:
+        seed_bytes = grown(lambda: write_seed_file(seed_file, start, "digest"), "VmRSS")
+    dist.barrier()
+
+    def begin() -> None:
+        engines.append(build_engine(model, ParallelSettings(mesh=SHAPE), training, mesh))
+        import_weights(engines[0], seed_file)
+
+    start_bytes = grown(begin, "VmRSS")
+    (engine,) = engines
     sizes = [entry.shape.numel() * entry.dtype.itemsize for entry in engine.table.values()]
     path = folder / "weights.safetensors"
     row = {
         "model_bytes": sum(sizes),
         "largest_bytes": max(sizes),
         "shard_bytes": sum(sizes) // NUM_RANKS,
+        "seed_bytes": seed_bytes,
+        "start_bytes": start_bytes,
         "export_bytes": grown(lambda: export_weights(engine, path)),
         "import_bytes": grown(lambda: import_weights(engine, path)),
     }

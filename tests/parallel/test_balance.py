@@ -203,20 +203,20 @@ def config_of(folder: Path) -> TrainConfig:
 def test_what_goes_on_from_a_folder_is_cut_as_before(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     made = build_job_model(config)
-    first = balance_pipeline(config, made, 0, CPU).parallel
+    first = balance_pipeline(config, made, CPU).parallel
     assert len(first.times) == 5
     assert all(time > 0 for time in first.times)
     assert first == dataclasses.replace(config.parallel, layer_times=first.times)
-    assert balance_pipeline(config, made, 0, CPU).parallel == first
+    assert balance_pipeline(config, made, CPU).parallel == first
     assert read_layer_times(tmp_path / "kept") == first.times
     given = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, layer_times=(1.0,) * 5))
-    assert balance_pipeline(given, made, 0, CPU) is given, "what is given counts"
+    assert balance_pipeline(given, made, CPU) is given, "what is given counts"
     write_layer_times(tmp_path / "kept", (1.0, 2.0))
     with pytest.raises(InvalidInput, match=f"{LAYER_TIMES_FILE}: got 2 times, expected 5: inputs, each layer, outputs"):
-        balance_pipeline(config, made, 0, CPU)
+        balance_pipeline(config, made, CPU)
     (tmp_path / "kept" / LAYER_TIMES_FILE).write_text("{")
     with pytest.raises(InvalidInput, match=f"{LAYER_TIMES_FILE}: not JSON"):
-        balance_pipeline(config, made, 0, CPU)
+        balance_pipeline(config, made, CPU)
 
 
 TIMEOUT_S = 1.5
@@ -227,7 +227,7 @@ def balanced_as(rank: int, config: TrainConfig, made: JobModel, folder: Path) ->
     store = dist.FileStore(f"{folder}/meet", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT_S))
     try:
-        return str(balance_pipeline(config, made, rank, CPU).parallel.times)
+        return str(balance_pipeline(config, made, CPU).parallel.times)
     except FaninError as exc:
         return f"{type(exc).__name__}: {exc}"
     finally:

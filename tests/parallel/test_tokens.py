@@ -1,18 +1,24 @@
 """Token ids in a file: taken as they lie there, windows as of a text, and what is no such file told."""
 
+import json
+import multiprocessing
 import pickle
+import resource
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from fanin.datacenter.config.train_config import TrainConfig, parse_config
 from fanin.datacenter.data.loading import read_tokens
+from fanin.datacenter.data.samples import DataSplit
 from fanin.datacenter.jobs.job import train
 from fanin.datacenter.training.model import build_job_model
 from fanin.edge.runtimes.graphs import NO_TOKEN
@@ -146,3 +152,55 @@ def test_what_is_no_row_of_tokens_is_told(tmp_path: Path, write: Callable[[Path]
         build_job_model(config(path))
     assert str(caught.value).startswith(f"{path}: ")
     assert said in str(caught.value)
+
+
+def sparse(path: Path, dtype: str, num: int) -> None:
+    """A file of zeros that takes no room on the disk, with one other token."""
+    np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(num,))[num // 2] = 6
+
+
+def faults(work: Callable[[], object]) -> int:
+    """How many pages the work touched for the first time."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    work()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_tokens_that_cannot_be_too_high_are_not_scanned(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.npy"
+    sparse(path, "uint8", 2**28)
+    parts = list[DataSplit]()
+    assert faults(lambda: parts.append(build_job_model(config(path, 256)).data)) < 1000
+    samples = parts[0].train
+    assert faults(lambda: samples.take(np.arange(0, len(samples), len(samples) // 8))) < 1000
+
+
+def _load_on(rank: int, path: Path) -> None:
+    """One of two ranks: how much of the tokens it reads, and what it says of them."""
+    dist.init_process_group("gloo", init_method=f"file://{path}.meet", rank=rank, world_size=2)
+    small, touched, errors = path.with_name("small.npy"), 0, list[str]()
+    # Imports and first calls touch pages of their own.
+    build_job_model(config(small), rank=rank, num_ranks=2)
+    for vocabulary in (7, 6):
+        try:
+            touched += faults(partial(build_job_model, config(path, vocabulary), rank=rank, num_ranks=2))
+        except InvalidInput as exc:
+            errors.append(str(exc))
+    path.with_name(f"{rank}.json").write_text(json.dumps([touched, errors]))
+    dist.destroy_process_group()
+
+
+def test_first_rank_alone_reads_all_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.npy"
+    sparse(path, "int32", 2**27)
+    sparse(path.with_name("small.npy"), "int32", 100)
+    ranks = [multiprocessing.get_context("fork").Process(target=_load_on, args=(rank, path)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    # Half a gigabyte; the kernel maps 16 pages or more at a fault.
+    assert first[0] > 2**29 / 4096 / 64
+    assert second[0] < first[0] / 4
+    assert first[1] == second[1] == [f"{path}: got 7 tokens, expected at most the model's 6; raise its vocabulary"]

@@ -10,6 +10,6 @@ Modules, in reading order:
 - ``integrity``: which checkpoints of a folder are intact.
 - ``agreement``: one outcome for all ranks.
 - ``named_state``: an engine's tensors by name.
-- ``slices``: the true bounds of a rank's shard.
 - ``weights``: safetensors files.
+- ``seeds``: the file with the initial parameters of a job.
 """

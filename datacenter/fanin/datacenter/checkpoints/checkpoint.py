@@ -56,8 +56,8 @@ from fanin.datacenter.checkpoints.progress import (
     write_marker,
     write_progress,
 )
-from fanin.datacenter.checkpoints.slices import is_misaligned, slices
 from fanin.datacenter.parallel.engine import Engine
+from fanin.datacenter.parallel.transforms.slices import is_misaligned, slices
 from fanin.protos.errors import Corrupted, Diverged, InvalidInput, StorageFull
 
 LOGGER: Final = logging.getLogger(__name__)

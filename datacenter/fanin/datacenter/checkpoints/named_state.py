@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from fanin.datacenter.checkpoints.slices import is_misaligned
 from fanin.datacenter.parallel.engine import Engine
+from fanin.datacenter.parallel.transforms.slices import is_misaligned
 
 MODEL: Final = "model"
 OPTIMIZER: Final = "optimizer"

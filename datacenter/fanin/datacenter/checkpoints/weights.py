@@ -2,7 +2,8 @@
 
 An export writes one file; an import also reads several files with an index. The names are those of one process, and a
 tied weight is stored once. Both directions stream, so no rank holds a second copy of the model: an export assembles one
-tensor at a time, and in an import each rank reads only its own slices.
+tensor at a time, and in an import each rank reads only its own slices. A file is opened again for each tensor, because
+the pages of an open file that were read count as memory of the rank.
 
     file = header size, 8 bytes little-endian | header, JSON, padded to 8 | tensors' bytes, little-endian, row-major
 
@@ -14,7 +15,6 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -26,10 +26,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from fanin.datacenter.checkpoints.slices import slices
 from fanin.datacenter.parallel.build import ParameterEntry
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.gather import whole_parameters
+from fanin.datacenter.parallel.transforms.slices import slices
 from fanin.protos.errors import InvalidInput, StorageFull
 
 ALIGNMENT: Final = 8
@@ -53,8 +53,8 @@ def export_weights(engine: Engine, path: Path, metadata: Mapping[str, str] | Non
         InvalidInput: A parameter has a dtype that the format cannot store.
         StorageFull: The file could not be written. Raised on all ranks.
     """
-    table = _in_order(engine.table)
-    header = _header(table, metadata or {})
+    table = in_order(engine.table)
+    header = file_header(table, metadata or {})
     parameters = whole_parameters(replace(engine.rank_model, table=table))
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     failure = _write(path, header, parameters) if is_first else None
@@ -82,40 +82,44 @@ def import_weights(engine: Engine, path: Path, aside: Sequence[str] = (), *, cas
     if _on_any_rank(refusal is not None):
         raise refusal or InvalidInput(f"{path}: another rank rejected the file; its log has the reason")
     tie = engine.rank_model.tie
-    with _opened(path) as files, torch.no_grad():
+    index = _index(path) if path.suffix == INDEX_SUFFIX else {}
+    with torch.no_grad():
         for part in engine.parts.values():
             for name, value in part.named_parameters():
                 source = tie.original_name if tie is not None and value is tie.copied else name
-                _load_slice(files[source], source, value)
+                _load_slice(path.with_name(index.get(source, path.name)), source, value)
 
 
-def _load_slice(file: safe_open, name: str, value: Tensor) -> None:
+def _load_slice(path: Path, name: str, value: Tensor) -> None:
     """Read only this rank's slice of a tensor."""
-    if not isinstance(value, DTensor):
-        value.copy_(file.get_tensor(name))  # type: ignore[no-untyped-call]
-        return
-    mine = value.to_local()
-    if mine.numel():
-        stored = file.get_slice(name)  # type: ignore[no-untyped-call]
-        mine.copy_(stored[slices(value)])
+    with safe_open(path, framework="pt") as file:
+        if not isinstance(value, DTensor):
+            value.copy_(file.get_tensor(name))
+            return
+        mine = value.to_local()
+        if mine.numel():
+            stored = file.get_slice(name)
+            mine.copy_(stored[slices(value)])
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[dict[str, safe_open]]:
-    """Open the files, and yield the file of each tensor by name. safetensors checks their sizes against the headers."""
-    with ExitStack() as stack:
-        if path.suffix == INDEX_SUFFIX:
-            index = _index(path)
-            paths = {name: path.with_name(name) for name in sorted(set(index.values()))}
-        else:
-            index, paths = {}, {path.name: path}
-        files = {name: stack.enter_context(safe_open(each, framework="pt")) for name, each in paths.items()}
-        yield {
-            name: file
-            for file_name, file in files.items()
-            for name in file.offset_keys()
-            if not index or index.get(name) == file_name
-        }
+def _kinds(path: Path) -> dict[str, Kind]:
+    """Return the shape and dtype of each tensor. safetensors checks the sizes of the files against their headers."""
+    index = _index(path) if path.suffix == INDEX_SUFFIX else {}
+    kinds = dict[str, Kind]()
+    for file_name in sorted(set(index.values())) or [path.name]:
+        with safe_open(path.with_name(file_name), framework="pt") as file:
+            names = [name for name in file.offset_keys() if not index or index.get(name) == file_name]
+            kinds |= {name: _kind(file, name) for name in names}
+    return kinds
+
+
+def file_metadata(path: Path) -> dict[str, str]:
+    """Return the text entries of a file's header. Raises InvalidInput if the file is damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError) as exc:
+        raise InvalidInput(f"{path}: not a whole safetensors file ({exc})") from exc
 
 
 def _index(path: Path) -> dict[str, str]:
@@ -138,8 +142,7 @@ def _refusal(
 ) -> InvalidInput | None:
     """Return an error if a file cannot be imported."""
     try:
-        with _opened(path) as files:
-            stored = {name: _kind(file, name) for name, file in files.items()}
+        stored = _kinds(path)
     except (OSError, SafetensorError, ValueError) as exc:
         # ValueError: an index can contain a file name that is not valid.
         return InvalidInput(f"{path}: not a whole safetensors file ({exc})")
@@ -185,12 +188,13 @@ def _on_any_rank(flag: bool) -> bool:
     return bool(flags)
 
 
-def _in_order(table: Mapping[str, ParameterEntry]) -> dict[str, ParameterEntry]:
+def in_order(table: Mapping[str, ParameterEntry]) -> dict[str, ParameterEntry]:
     """Return the table with larger dtypes first."""
     return dict(sorted(table.items(), key=lambda item: -item[1].dtype.itemsize))
 
 
-def _header(table: Mapping[str, ParameterEntry], metadata: Mapping[str, str]) -> bytes:
+def file_header(table: Mapping[str, ParameterEntry], metadata: Mapping[str, str]) -> bytes:
+    """Return the start of a file whose tensors follow in the order of the table. Raises InvalidInput for a dtype."""
     rows: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
     end = 0
     for name, entry in table.items():

@@ -1,10 +1,12 @@
 """Loading of a job's data: from the files that its config names to samples for training and for evaluation.
 
-All errors in the data are raised here, on every rank alike, before the first collective.
+All errors in the data are raised here, on every rank alike. A file of tokens is mapped, and a rank reads the windows of
+its own batches only. The first rank alone reads all tokens once, to check their range.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -19,11 +21,15 @@ from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.masked import MaskedSamples
 from fanin.datacenter.data.samples import DataSplit, ExampleSamples, Tokens, WindowSamples
 from fanin.datacenter.families.family import TokenModel
+from fanin.datacenter.ranks.first import on_first_rank
 from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
     # The exporter imports onnx and the TFLite converter. A rank without an App does not need them.
     from fanin.edge.export.app import App
+
+CHUNK: Final = 2**24
+"""Tokens of a mapped file whose range is computed at a time."""
 
 
 def load_data(config: TrainConfig, app: "App | None", model: TokenModel) -> DataSplit:
@@ -46,7 +52,7 @@ def load_data(config: TrainConfig, app: "App | None", model: TokenModel) -> Data
         )
     if data.tokens is not None:
         flat, where = read_tokens(data.tokens), str(data.tokens)
-        num_tokens = _count_tokens(flat, where)
+        num_tokens = _count_tokens(flat, where, 0 if model.masked else model.vocabulary)
         halves = split_tokens(flat, data.held_fraction)
     else:
         text, where = read_characters(data.text), data.text
@@ -139,14 +145,35 @@ def _only_array(path: Path) -> Tokens:
     return array
 
 
-def _count_tokens(flat: Tokens, where: str) -> int:
-    """Return one more than the highest token id. Raises InvalidInput."""
+def _count_tokens(flat: Tokens, where: str, vocabulary: int) -> int:
+    """Return one more than the highest token id, or a number that is at most ``vocabulary`` if no id can be too high.
+
+    A collective. Raises InvalidInput.
+    """
     if not len(flat):
         raise InvalidInput(f"{where}: got no tokens, expected some")
-    least, most = int(flat.min()), int(flat.max())
+    limits = np.iinfo(flat.dtype)
+    if limits.min == 0 and limits.max < vocabulary:
+        return int(limits.max) + 1
+    least, most = on_first_rank(lambda alive: _range(flat, alive))
     if least < 0:
         raise InvalidInput(f"{where}: got tokens from {least} to {most}, expected from 0 on")
     return most + 1
+
+
+def _range(flat: Tokens, alive: Callable[[], None]) -> tuple[int, int]:
+    """Return the lowest and the highest token id. Of a mapped file only one chunk is in memory at a time."""
+    lowest, highest = list[int](), list[int]()
+    for start in range(0, len(flat), CHUNK):
+        stop = min(start + CHUNK, len(flat))
+        chunk = flat[start:stop]
+        if isinstance(flat, np.memmap):
+            # Mapped by itself, so that its pages are freed with it.
+            chunk = np.memmap(str(flat.filename), flat.dtype, "r", flat.offset + start * flat.itemsize, chunk.shape)
+        lowest.append(int(chunk.min()))
+        highest.append(int(chunk.max()))
+        alive()
+    return min(lowest), max(highest)
 
 
 def _load_examples(

@@ -3,6 +3,7 @@
 A job has one folder::
 
     config.json         the TrainConfig; with several machines its name includes its digest
+    initial.safetensors the initial parameters of a job of several ranks; removed at the end of the job
     parameters.bin      the final parameters of an App, canonical bytes
     metrics.json        the result; written last, so the job is complete if this file exists
     error.json          the error of a job that failed: one of our own errors, by name
@@ -37,6 +38,7 @@ from fanin.protos.errors import FaninError, InvalidInput, error_named
 FORMAT: Final = 2
 CONFIG_FILE: Final = "config.json"
 DIGEST_CHARS: Final = 16
+SEED_FILE: Final = "initial.safetensors"
 PARAMETERS_FILE: Final = "parameters.bin"
 METRICS_FILE: Final = "metrics.json"
 ERROR_FILE: Final = "error.json"

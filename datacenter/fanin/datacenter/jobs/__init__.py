@@ -7,6 +7,7 @@ Modules, in reading order:
 - ``agent``: the process that torchrun's ranks run under.
 - ``job``: the program of one rank.
 - ``balance``: cuts the pipeline of a job by measured layer times.
+- ``initial``: the values that a job starts from.
 - ``monitor``: everything that one rank observes while it trains.
 - ``publish``: from a training into a Run's next Version.
 """

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import batch_share
@@ -19,19 +18,19 @@ from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import apply_freeze
 from fanin.datacenter.parallel.layer_times import MeasurementHooks, measure_layer_times
 from fanin.datacenter.parallel.settings import MEASURE
+from fanin.datacenter.ranks.first import on_first_rank
 from fanin.datacenter.training.model import JobModel
-from fanin.protos.errors import FaninError, InvalidInput
+from fanin.protos.errors import InvalidInput
 
 Times = tuple[float, ...]
 
 
-def balance_pipeline(config: TrainConfig, job: JobModel, rank: int, device: torch.device) -> TrainConfig:
+def balance_pipeline(config: TrainConfig, job: JobModel, device: torch.device) -> TrainConfig:
     """Replace ``layer_times = "measure"`` in a config by measured times. All ranks call this function.
 
     Args:
         config: the job. A config whose times are known is returned unchanged.
         job: the model and its samples.
-        rank: this rank in the world.
         device: what this rank computes on.
 
     Raises:
@@ -52,40 +51,14 @@ def balance_pipeline(config: TrainConfig, job: JobModel, rank: int, device: torc
             "the file belongs to another model, use another folder"
         )
 
-    def measure(after_part: Callable[[], object]) -> Times:
+    def measure(after_part: Callable[[], None]) -> Times:
         hooks = MeasurementHooks(after_part=after_part)
         times = stored or measure_layer_times(job.model, microbatch(config, job), parallel, device, hooks)
         if folder is not None and not stored:
             write_layer_times(folder, times)
         return times
 
-    return replace(config, parallel=replace(parallel, layer_times=_broadcast_times(measure, rank)))
-
-
-def _broadcast_times(measure: Callable[[Callable[[], object]], Times], rank: int) -> Times:
-    """Measure on the first rank, and return the times on all ranks. If the first rank fails, all raise its error.
-
-    The first rank broadcasts a message after each part. No rank waits for longer than one part, because the timeout of
-    a group is that of a step.
-    """
-
-    def broadcast(message: Times | FaninError | None) -> Times | FaninError | None:
-        messages = [message]
-        dist.broadcast_object_list(messages, 0)
-        return messages[0]
-
-    result: Times | FaninError | None = None
-    if rank == 0:
-        try:
-            result = measure(lambda: broadcast(None))
-        except FaninError as exc:
-            result = exc
-        broadcast(result)
-    while result is None:
-        result = broadcast(None)
-    if isinstance(result, FaninError):
-        raise result
-    return result
+    return replace(config, parallel=replace(parallel, layer_times=on_first_rank(measure)))
 
 
 def microbatch(config: TrainConfig, job: JobModel) -> Batch:

@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 
 from fanin.datacenter.checkpoints.resumable import JobCheckpoints
-from fanin.datacenter.checkpoints.weights import export_weights, import_weights
+from fanin.datacenter.checkpoints.weights import export_weights
 from fanin.datacenter.config.communication import check_checkpointable
-from fanin.datacenter.config.settings import SAFETENSORS
 from fanin.datacenter.config.train_config import TrainConfig, check_config, fit_config
 from fanin.datacenter.files.jobfiles import (
     MACHINES,
+    SEED_FILE,
     THREADS,
     Metrics,
     TrainResult,
@@ -40,6 +40,7 @@ from fanin.datacenter.files.jobfiles import (
     write_result,
 )
 from fanin.datacenter.jobs.balance import balance_pipeline
+from fanin.datacenter.jobs.initial import initial_values
 from fanin.datacenter.jobs.monitor import RankMonitor, predicted_traffic
 from fanin.datacenter.models.pretrained_folder import CONFIG
 from fanin.datacenter.observers.loading import RankPlace, guest_of, load_observers
@@ -51,7 +52,7 @@ from fanin.datacenter.ranks.devices import build_mesh, describe_device, device_t
 from fanin.datacenter.ranks.elastic import StopSignal, end_with_parent, group_of_one, process_group
 from fanin.datacenter.training.decisions import agree
 from fanin.datacenter.training.loop import TrainingLoop, data_groups
-from fanin.datacenter.training.model import JobModel, build_job_model
+from fanin.datacenter.training.model import build_job_model
 from fanin.datacenter.training.parameters import parameter_table
 from fanin.datacenter.watch import hangs
 from fanin.protos.errors import Diverged, FaninError, InvalidInput
@@ -104,6 +105,7 @@ def _main(path: Path, stop: StopSignal, *, multi_machine: bool) -> int:
         return 0 if isinstance(exc, Diverged) else 1
     if rank == 0:
         write_result(folder, result)
+        (folder / SEED_FILE).unlink(missing_ok=True)
     return _stopped_status(stop) if multi_machine and result.metrics.stopped else 0
 
 
@@ -185,7 +187,7 @@ def _load_observers(config: TrainConfig, place: RankPlace) -> list[Guest]:
 
 def _train(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop: StopSignal | None) -> TrainResult:
     rank, world_size, folder = place.rank, place.num_ranks, place.folder
-    job = build_job_model(config)
+    job = build_job_model(config, rank=rank, num_ranks=world_size)
     table = None if job.app is None else parameter_table(job.model.module)
     kind = device_type(config.parallel.device)
     alone = world_size == 1 and not config.parallel.sharded
@@ -195,10 +197,11 @@ def _train(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop:
         # Not to stderr: the launcher reports the text there as the reason of a failure.
         sys.stdout.write(f"{world_size} ranks of mesh {config.parallel.mesh}, on {describe_device(kind)}\n")
         sys.stdout.flush()
-    config = balance_pipeline(config, job, rank, device)
+    config = balance_pipeline(config, job, device)
+    initial = initial_values(config, job, world_size, folder)
     engine = build_engine(job.model, config.parallel, config.training, mesh, device)
+    initial.load(engine)
     weights = config.checkpoints.weights
-    _import_initial(engine, job, config.model.initial)
     started_s = time.monotonic()
     with JobCheckpoints(config.checkpoints, engine, config.seed, writes=rank == 0) as checkpoints:
         monitor = None if folder is None else RankMonitor(config, engine, rank, folder, checkpoints.state.step)
@@ -240,14 +243,6 @@ def _train(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop:
     values = {name: value.numpy() for name, value in whole_values(engine).items()}
     parameters = table.flatten({spec.name: values[spec.name] for spec in table.specs})
     return TrainResult(metrics=metrics, table=table, parameters=parameters)
-
-
-def _import_initial(engine: Engine, job: JobModel, initial: Path | None) -> None:
-    """Load the weights that the job starts from, if they come from files that each rank reads."""
-    if initial is not None and initial.suffix == SAFETENSORS:
-        import_weights(engine, initial)
-    if job.files.weights is not None:
-        import_weights(engine, job.files.weights, job.files.aside, cast=True)
 
 
 def whole_values(engine: Engine) -> dict[str, torch.Tensor]:

@@ -18,6 +18,7 @@ from fanin.datacenter.files.jobfiles import (
     MACHINES,
     METRICS_FILE,
     ROWS_FILE,
+    SEED_FILE,
     TrainResult,
     clear,
     outcome_files,
@@ -140,7 +141,8 @@ def launch(config: TrainConfig, num_processes: int, folder: Path, elastic: Elast
     with locked_folders(folders_to_lock(folder, config.checkpoints.folder, elastic), STOP_S) as locks:
         if not elastic.multi_machine:
             clear(folder)
-            (folder / ROWS_FILE).unlink(missing_ok=True)
+            for name in (ROWS_FILE, SEED_FILE):
+                (folder / name).unlink(missing_ok=True)
         # Files that exist already belong to an earlier job.
         before = outcome_files(folder)
         path = str(write_config(config, folder, shared=elastic.multi_machine))

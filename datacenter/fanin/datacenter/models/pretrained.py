@@ -1,11 +1,11 @@
 """Builds a causal or masked language model of the ``transformers`` library from a local folder.
 
 Nothing is downloaded, no code of the folder runs, and nothing is unpickled. Only model types that the library itself
-knows are built, from the config alone. The parameters are uninitialized pages, which use no memory, until each rank
-reads its own slices of the weights (``checkpoints.weights``).
+knows are built, from the config alone. The parameters are uninitialized until each rank reads its own slices of the
+weights (``checkpoints.weights``).
 
 The exception is a file with parameter names of an older release of the library (Mixtral, GPT-NeoX). The library
-translates these names, so each rank reads the whole file.
+translates these names, so one rank reads the whole file.
 """
 
 import copy
@@ -99,13 +99,15 @@ def pretrained_module(settings: PretrainedSettings, seed: int) -> nn.Module:
     Args:
         settings: the folder and the dtype.
         seed: initializes the parameters if the folder has no weights.
+        translate: whether to load weights whose names the library must translate.
 
     Raises:
         InvalidInput, UnsupportedModel, RuntimeMissing: as in ``pretrained_skeleton``.
     """
     weights, config, where = weights_in(settings.folder), read_config(settings.folder), str(settings.folder)
     module = module_of(config, settings.dtype, seed if weights is None else None, where)
-    if weights is not None and _is_renamed(module, weights):
+    on_meta = any(value.is_meta for value in module.parameters())
+    if weights is not None and not on_meta and _is_renamed(module, weights):
         _load_translated(module, settings)
     return module
 

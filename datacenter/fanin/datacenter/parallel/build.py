@@ -9,6 +9,9 @@
 7. data parallel    over the parameters as steps 3 and 4 left them
 8. optimizer        over the parameters as step 7 left them
 9. schedule         around all of it
+
+Parameters may be on the meta device. They are then allocated as late as possible: before DistributedDataParallel in
+step 7, or after FSDP2 has split them. Their values are uninitialized, so load them before the first step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +32,7 @@ from fanin.datacenter.parallel.pipelines.torch_stage import ObservedStage, check
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.steps.optimizer import build_optimizer
 from fanin.datacenter.parallel.transforms.data import HALF, apply_data_parallel
+from fanin.datacenter.parallel.transforms.meta import is_on_meta, materialize
 from fanin.datacenter.parallel.transforms.recompute import apply_recompute
 from fanin.datacenter.parallel.transforms.tensor import apply_tensor_parallel, wait_for_output
 from fanin.datacenter.parallel.transforms.ties import (
@@ -49,7 +53,7 @@ TorchSchedule = PipelineScheduleSingle | PipelineScheduleMulti
 class TrainableModel:
     """A model to train: a module, the layout of its names and its objective.
 
-    The module has all of its parameters, and they are identical on every rank.
+    The module has all of its parameters, identical on every rank, or none: they are on the meta device.
     """
 
     module: nn.Module
@@ -110,7 +114,8 @@ def build(
     cut into stages, it is on the meta device.
 
     Args:
-        model: the module with all its parameters, identical on every rank.
+        model: the module. If its parameters are on the meta device, this rank allocates only its own slices, and the
+            caller loads their values, for example with ``import_weights``.
         parallel: how the model is spread.
         training: how it is trained.
         mesh: the ranks; None for a single process.
@@ -206,7 +211,7 @@ def _apply_to_stage(
     if mesh is None or not parallel.sharded:
         # After the split, and not if FSDP2 follows: a device may be too small for a whole stage. Tensor parallelism and
         # FSDP2 move one parameter or one layer at a time.
-        part.to(device)
+        materialize(part, device)
     if layout.tied is not None:
         retie(part, layout.tied)
     layers = list(dict.fromkeys(layers_of(part.get_submodule(layout.layers))))
@@ -220,7 +225,10 @@ def _apply_to_stage(
     if half is not None and not parallel.sharded:
         # FSDP2 has its own policy for half precision.
         part.forward = torch.autocast(device.type, half)(part.forward)
-    return part if mesh is None else apply_data_parallel(part, layers, mesh, parallel)
+    runner = part if mesh is None else apply_data_parallel(part, layers, mesh, parallel)
+    if parallel.sharded and is_on_meta(part):
+        materialize(part, torch.device("cpu") if parallel.offload else device)
+    return runner
 
 
 def layers_of(module: nn.Module) -> Iterator[nn.Module]:

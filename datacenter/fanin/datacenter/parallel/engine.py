@@ -72,7 +72,8 @@ def build_engine(
     move to the device, split as ``parallel`` describes. Do not use ``model.module`` afterwards.
 
     Args:
-        model: the module with all its parameters, identical on every rank, its layout and its objective.
+        model: the module, its layout and its objective. The module has all its parameters, identical on every rank; or
+            they are on the meta device, and the caller loads values into the engine before the first step.
         parallel: how the model is spread. ``parallel.mesh`` must have as many ranks as ``mesh``.
         training: batch size, optimizer and gradient settings.
         mesh: the ranks, with the axes of ``MeshShape``. None trains in this process alone.

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from fanin.datacenter.parallel.build import RankModel
+from fanin.datacenter.parallel.transforms.slices import slices
 from fanin.datacenter.ranks.mesh import PIPELINE
 
 
@@ -65,9 +66,8 @@ def load_whole(model: RankModel, values: Mapping[str, Tensor]) -> None:
 
 
 def _copy_shard(value: Tensor, whole: Tensor) -> None:
-    whole = whole.to(value.dtype)
     if isinstance(value, DTensor):
-        shard = distribute_tensor(whole.to(value.device), value.device_mesh, value.placements, src_data_rank=None)
-        value.to_local().copy_(shard.to_local())
+        # Not distribute_tensor: see ``slices`` for the bounds that it takes.
+        value.to_local().copy_(whole[slices(value)])
     else:
         value.copy_(whole)

@@ -2,7 +2,8 @@
 
 One microbatch runs through the model. Each part that the layout names is computed several times, forward and backward,
 when the microbatch reaches it; its output is the input of the next part. Only one part at a time is on the device, with
-its own activations and gradients. A model that is too large for the device can therefore be measured.
+its own activations and gradients. A model that is too large for the device can therefore be measured. Parameters on the
+meta device are random numbers in the measurement.
 
 The measurement leaves the module bit-identical. Parts use their own parameters, but separate gradients, copies of the
 buffers and a forked random number generator. Parts are whole, not split by ``tp``, and not compiled.
@@ -30,6 +31,8 @@ from fanin.protos.errors import InvalidInput
 
 REPEATS: Final = 5
 """Timed repetitions of a part, after one that is not timed. The result is their median, so the number is odd."""
+INITIAL_STD: Final = 0.02
+"""Standard deviation of parameters that have no values yet."""
 CPU: Final = torch.device("cpu")
 ALONE: Final = ParallelSettings()
 
@@ -186,7 +189,11 @@ def _calling(part: nn.Module, name: str, mode: Recompute) -> Callable[..., Tenso
 def _moved(value: object, device: torch.device, leaves: list[Tensor]) -> object:
     """Return an argument of a part on a device. Tensors that require gradients are appended to ``leaves``."""
     if isinstance(value, Tensor):
-        moved = value.detach().to(device).requires_grad_(value.requires_grad)
+        if value.is_meta:
+            # Times do not depend on the values, but the smallest numbers of uninitialized memory are slow.
+            moved = torch.empty_like(value, device=device).normal_(std=INITIAL_STD).requires_grad_(value.requires_grad)
+        else:
+            moved = value.detach().to(device).requires_grad_(value.requires_grad)
         if moved.requires_grad:
             leaves.append(moved)
         return moved

@@ -93,7 +93,7 @@ def logits_only(module: nn.Module) -> nn.Module:
 def pretrained_layout(module: nn.Module) -> Layout:
     """Return the Layout of a language model of ``transformers``.
 
-    On the meta device the forward function cannot be tested, so the Layout does not support pp.
+    If its buffers are on the meta device, the forward function cannot be tested, so the Layout does not support pp.
 
     Raises:
         UnsupportedModel: ``module`` is not a language model of ``transformers``.
@@ -220,7 +220,8 @@ def _passes_one_tensor(module: nn.Module, layout: Layout) -> bool:
     try:
         shape = (1, 3, config.hidden_size)
         values = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") * PROBE
-        values = values.to(next(module.parameters()).device)
+        # The modules that are left have buffers, and no parameters.
+        values = values.to(next(module.buffers(), values).device)
         with torch.no_grad(), torch.random.fork_rng([]):
             return torch.equal(cast(LogitsOutput, part(values)).logits, values)
     except FAILED:

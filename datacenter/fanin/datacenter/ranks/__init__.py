@@ -4,5 +4,6 @@ Modules, in reading order:
 
 - ``mesh``: the shape of a job: ranks along each axis.
 - ``devices``: the device of a rank.
+- ``first``: work that the first rank does for all.
 - ``elastic``: a rank's process group, stop signal and parent.
 """

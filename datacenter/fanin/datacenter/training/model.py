@@ -1,10 +1,19 @@
 """The model of a job: built from its config, with its layout, objective and data.
 
 Every rank builds the same model before the first collective, so errors are raised on all ranks alike.
+
+A job of several ranks builds its model without parameter values: they are on the meta device until a rank allocates its
+own slices. The exception is an App on the first rank. Its function is called there with values, which become the
+initial values of all ranks (``jobs.initial``).
 """
 
+import gc
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import torch
 
@@ -16,12 +25,26 @@ from fanin.datacenter.families.family import FamilyModel, ModelFiles, TokenModel
 from fanin.datacenter.files.jobfiles import read_parameters
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective, token_objective
+from fanin.datacenter.parallel.transforms.meta import drop_values, parameters_on_meta
 from fanin.datacenter.training.parameters import load_parameters, trained_module
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import FaninError, InvalidInput
 
 if TYPE_CHECKING:
     # The exporter imports onnx and the TFLite converter. A rank without an App does not need them.
     from fanin.edge.export.app import App
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The initial values of a job's parameters.
+
+    Attributes:
+        build: Returns a module with its initial values.
+        repeatable: Whether each call builds the same module anew, so that it can be initialized tensor by tensor.
+    """
+
+    build: Callable[[], torch.nn.Module]
+    repeatable: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +55,7 @@ class JobModel:
         model: The model to build an engine from.
         scored: The objective, with its accuracy counter.
         data: The samples to train and to evaluate on.
+        start: The initial values of the parameters, unless they are in ``files``.
         app: The App, if the model is one.
         files: The files of the model.
     """
@@ -39,35 +63,52 @@ class JobModel:
     model: TrainableModel
     scored: ScoredObjective
     data: DataSplit
+    start: Start
     app: "App | None" = None
     files: ModelFiles = field(default_factory=ModelFiles)
 
 
-def build_job_model(config: TrainConfig) -> JobModel:
+def build_job_model(config: TrainConfig, *, rank: int = 0, num_ranks: int = 1) -> JobModel:
     """Build the model of a job, and load its data.
+
+    Args:
+        config: The job.
+        rank: Number of this rank.
+        num_ranks: Number of ranks. With one rank, the parameters have their values, except for those in ``files``.
+            With several ranks they are on the meta device, except for those of an App on the first rank.
 
     Raises:
         InvalidInput: The config, the App or the data is invalid. The App may raise errors of its own.
     """
-    settings = config.model
-    app = _load_app(settings.app) if settings.app else None
-    module = trained_module(app) if app is not None else _family(settings).build(config.seed)
+    settings, spread = config.model, num_ranks > 1
+    app = load_rank_app(settings.app, with_values=rank == 0 or not spread) if settings.app else None
+    module = trained_module(app) if app is not None else _family_module(config, with_values=not spread)
     tokens = TokenModel(vocabulary=app.num_classes) if app is not None else _family(settings).tokens
     check_tokens(config)
     data = load_data(config, app, tokens)
     over_samples = settings.mean_over == "samples"
     objective = token_objective(over_samples=over_samples) if app is None else padded_objective(app.loss)
     scored = ScoredObjective(objective)
-    if settings.initial is not None and settings.initial.suffix != SAFETENSORS:
-        load_parameters(module, *read_parameters(settings.initial))
     _check_layout(settings, module)
+    if app is not None and spread and rank > 0:
+        drop_values(module)
+        drop_values(app.module)
+    if not spread:
+        _load_canonical(settings, module)
+    start = Start(build=partial(_with_values, config, None if app is None else module), repeatable=app is None)
     return JobModel(
         model=TrainableModel(module=module, layout=settings.parallel_layout, objective=scored.objective),
         scored=scored,
         data=data,
+        start=start,
         app=app,
         files=ModelFiles() if app is not None else _family(settings).files(module),
     )
+
+
+def _family_module(config: TrainConfig, *, with_values: bool) -> torch.nn.Module:
+    with nullcontext() if with_values else parameters_on_meta():
+        return _family(config.model).build(config.seed)
 
 
 def _family(settings: ModelSettings) -> FamilyModel:
@@ -75,10 +116,69 @@ def _family(settings: ModelSettings) -> FamilyModel:
     return settings.family
 
 
-def _load_app(reference: str) -> "App":
+def load_rank_app(reference: str, *, with_values: bool) -> "App":
+    """Load an App for one rank.
+
+    Args:
+        reference: The App, as ``package.module:name`` or ``path/to/file.py:name``.
+        with_values: Whether the parameters need values. Otherwise a function that builds the App runs with its
+            parameters on the meta device, if it can: it must not compute with their values, and all of its modules with
+            parameters must belong to the module that trains. If it cannot, it is called again and the caller drops the
+            values.
+    """
     from fanin.edge.export.loading import load_app
 
-    return load_app(reference)
+    if with_values:
+        return load_app(reference)
+    created = WeakSet[torch.nn.Module]()
+
+    def call(function: Callable[[], object]) -> object:
+        with parameters_on_meta() as registrations:
+            result = function()
+        for module, _ in registrations:
+            created.add(module)
+        return result
+
+    try:
+        app = load_app(reference, call)
+    except FaninError:
+        # If the error has another cause, the second call raises it again.
+        return load_app(reference)
+    gc.collect()
+    return app if _complete_on_meta(app, created) else load_app(reference)
+
+
+def _complete_on_meta(app: "App", created: Iterable[torch.nn.Module]) -> bool:
+    """Return whether only the values of the trained module's parameters are missing.
+
+    Random numbers that a builder draws for anything else differ, because it has not drawn those of the parameters.
+    The first rank sends the buffers of the module; nothing sends other tensors.
+    """
+    if app.recipe.trains != "full":
+        return False
+    own = set(app.module.modules())
+    attributes = (value for module in own for value in vars(module).values())
+    outside = app.preprocess is not None and app.preprocess.state_dict()
+    return (
+        all(module in own for module in created)
+        and not any(value.is_meta for value in app.module.buffers())
+        and not any(isinstance(value, torch.Tensor) for value in attributes)
+        and not outside
+    )
+
+
+def _with_values(config: TrainConfig, module: torch.nn.Module | None) -> torch.nn.Module:
+    """Return ``module``, or build the model of a family, with its initial values."""
+    if module is None:
+        module = _family_module(config, with_values=True)
+    _load_canonical(config.model, module)
+    return module
+
+
+def _load_canonical(settings: ModelSettings, module: torch.nn.Module) -> None:
+    """Load the canonical parameters that a config names. Raises InvalidInput."""
+    if settings.initial is not None and settings.initial.suffix != SAFETENSORS:
+        load_parameters(module, *read_parameters(settings.initial))
 
 
 def _check_layout(settings: ModelSettings, module: torch.nn.Module) -> None:

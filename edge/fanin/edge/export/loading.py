@@ -18,13 +18,18 @@ from fanin.protos.errors import FaninError, InvalidInput, UnsupportedModel
 T = TypeVar("T")
 
 
-def load_app(where: str) -> App:
+def _call(function: Callable[[], object]) -> object:
+    return function()
+
+
+def load_app(where: str, call: Callable[[Callable[[], object]], object] = _call) -> App:
     """Load an App.
 
     Args:
         where: ``package.module:name`` or ``path/to/file.py:name``. ``name`` is an App, or a function without arguments
             that returns one. The folder of a file is put at the front of ``sys.path``, as Python does for a script, so
             the file may import the modules next to it.
+        call: Calls the function, and returns its result.
 
     Returns:
         The App.
@@ -46,7 +51,7 @@ def load_app(where: str) -> App:
         raise UnsupportedModel(
             f"App {where!r}: got a function with arguments without a default, expected none of these"
         )
-    app = _guarded("App", where, candidate) if callable(candidate) else candidate
+    app = _guarded("App", where, lambda: call(candidate)) if callable(candidate) else candidate
     if not isinstance(app, App):
         raise UnsupportedModel(
             f"App {where!r}: got {type(app).__name__}, expected a fanin.edge.export.App or a function that returns one"

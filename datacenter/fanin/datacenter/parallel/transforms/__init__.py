@@ -6,4 +6,6 @@ Modules, in the order of ``build``:
 - ``ties``: keeps weights shared that are one parameter in the model
 - ``recompute``: activation checkpointing
 - ``data``: data parallelism: FSDP2 or DistributedDataParallel
+- ``slices``: the true bounds of a rank's shard
+- ``meta``: parameters on the meta device, until this rank allocates its own slices
 """

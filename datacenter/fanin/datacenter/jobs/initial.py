@@ -1,0 +1,154 @@
+"""The values that a job starts from: a checkpoint, a file with weights, or a seed.
+
+With several ranks the model has no values until ``build_engine`` has split it. The first rank then decides for all:
+
+1. If there is a checkpoint to resume from, nothing else is read.
+2. If the job names a safetensors file or a folder with weights, each rank reads its slices of it.
+3. Otherwise the first rank writes the seed file into the job's folder, and each rank reads its slices of that. A job
+   that restarts before its first checkpoint uses the file again.
+
+An App's buffers, such as running statistics or tables, are not in these files. The first rank has called the App's
+function with values, and sends the buffers to all.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from fanin.datacenter.checkpoints.progress import MARKER
+from fanin.datacenter.checkpoints.seeds import is_seed_file, write_seed_file
+from fanin.datacenter.checkpoints.weights import import_weights
+from fanin.datacenter.config.records import row_of
+from fanin.datacenter.config.settings import SAFETENSORS
+from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.files.jobfiles import SEED_FILE
+from fanin.datacenter.parallel.engine import Engine
+from fanin.datacenter.parallel.transforms.meta import drop_values
+from fanin.datacenter.ranks.first import on_first_rank
+from fanin.datacenter.training.model import JobModel
+from fanin.protos.errors import InvalidInput
+
+SEED_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitialValues:
+    """Where a job's initial parameters are.
+
+    Attributes:
+        path: A file, or the index of several; None if the engine has the values, or loads them from a checkpoint.
+        aside: Patterns for names of further tensors in the file, which are ignored.
+        cast: Whether to convert other floating-point dtypes.
+    """
+
+    path: Path | None = None
+    aside: tuple[str, ...] = ()
+    cast: bool = False
+
+    def load(self, engine: Engine) -> None:
+        """Load this rank's slices. A collective. Raises InvalidInput if the file does not fit the model."""
+        if self.path is not None:
+            import_weights(engine, self.path, self.aside, cast=self.cast)
+
+
+def initial_values(config: TrainConfig, job: JobModel, num_ranks: int, folder: Path | None) -> InitialValues:
+    """Return where the initial parameters of a job are, and write the seed file if the job needs it. A collective.
+
+    Afterwards no rank of several has the values of the job's module. Every rank has the first rank's buffers of an App.
+
+    Args:
+        config: The job.
+        job: Its model, before an engine is built from it.
+        num_ranks: Number of ranks.
+        folder: The job's folder.
+
+    Raises:
+        InvalidInput: There is no folder for the seed file, or it has a file of another job.
+        StorageFull: The seed file could not be written.
+    """
+    spread, module = num_ranks > 1, job.model.module
+
+    def decide(alive: Callable[[], None]) -> tuple[InitialValues, dict[str, Tensor]]:
+        values = _values(config, job, alive, _seed_file(folder) if spread else None)
+        return values, dict(module.named_buffers()) if spread and job.app is not None else {}
+
+    values, buffers = on_first_rank(decide)
+    if spread:
+        drop_values(module)
+        if job.app is not None:
+            drop_values(job.app.module)
+        _load_buffers(module, buffers)
+    return values
+
+
+def _seed_file(folder: Path | None) -> Path:
+    if folder is None:
+        raise InvalidInput("datacenter job: got several ranks and no folder, expected one that all of them share")
+    return folder / SEED_FILE
+
+
+def _values(config: TrainConfig, job: JobModel, alive: Callable[[], None], seed_file: Path | None) -> InitialValues:
+    """Return where the values are. Write the seed file, if there is to be one, unless it exists."""
+    checkpoints, initial = config.checkpoints, config.model.initial
+    if any(each is not None and (each / MARKER).exists() for each in (checkpoints.folder, checkpoints.resume)):
+        return InitialValues()
+    if initial is not None and initial.suffix == SAFETENSORS:
+        return InitialValues(path=initial)
+    if job.files.weights is not None:
+        return InitialValues(path=job.files.weights, aside=job.files.aside, cast=True)
+    if seed_file is None:
+        return InitialValues()
+    digest = seed_digest(config, job)
+    if not is_seed_file(seed_file, digest):
+        write_seed_file(seed_file, job.start, digest, alive)
+    return InitialValues(path=seed_file)
+
+
+def seed_digest(config: TrainConfig, job: JobModel) -> str:
+    """Return the digest of everything that decides a job's initial parameters, except for code outside of an App."""
+    settings, exported = replace(config.model, layout=None), job.files.exported
+    initial = settings.initial
+    row = {
+        "format": SEED_FORMAT,
+        "model": row_of(settings),
+        "seed": config.seed,
+        "torch": torch.__version__,
+        "app": _file_digest(_source_of(settings.app)) if settings.app else "",
+        "initial": "" if initial is None else _file_digest(initial),
+        "pretrained": "" if exported is None else hashlib.sha256(exported).hexdigest(),
+    }
+    return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
+
+
+def _source_of(reference: str) -> Path:
+    """Return the file of an App that is loaded."""
+    source = reference.rpartition(":")[0]
+    return Path(source if source.endswith(".py") else str(sys.modules[source].__file__))
+
+
+def _file_digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as exc:
+        raise InvalidInput(f"{path}: cannot be read ({exc.strerror})") from exc
+
+
+@torch.no_grad()
+def _load_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Copy the first rank's buffers. Raises InvalidInput if this rank has others."""
+    own = dict(module.named_buffers())
+    for name, value in values.items():
+        if name not in own or own[name].shape != value.shape:
+            shape = list(own[name].shape) if name in own else "none"
+            raise InvalidInput(
+                f"App: got the buffer {name} {list(value.shape)} on the first rank and {shape} on this one, expected "
+                "the same; the App's function must build the same module on every rank"
+            )
+        own[name].copy_(value)
