@@ -28,13 +28,15 @@ from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.engine import Engine, build_engine
 from fanin.datacenter.parallel.layout import Layout, decoder_layout
-from fanin.datacenter.parallel.objective import TOKENS, Objective
+from fanin.datacenter.parallel.objective import TOKENS, Objective, token_objective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
+from fanin.datacenter.parallel.vocabulary import VocabularyShard
 from fanin.datacenter.ranks.devices import build_mesh
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.communication import apply_communication
 from fanin.datacenter.training.snapshot import restore, snapshot
+from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import UnsupportedModel
 
 NUM_RANKS, NUM_STEPS, BATCH, LENGTH, WIDTH = 4, 3, 8, 6, 8
@@ -103,7 +105,7 @@ def broken(name: str, rank: int) -> Mapping[str, np.ndarray]:
         return loss + (loss * 0.0).sqrt() if spoils[0] and rank == NUM_RANKS - 1 else loss
 
     training = replace(TRAINING, max_skips=1)
-    engine = decoder_engine(BROKEN[name], training, replace(TOKENS, loss_sum=loss_sum))
+    engine = decoder_engine(BROKEN[name], training, replace(TOKENS, loss_sum=loss_sum, sharded=None))
     if name == "local":
         apply_communication(engine.rank_model.runners[0], CommunicationSettings(local_period=4, dense_steps=2))
     rows, values = [], [flat(engine)]
@@ -164,6 +166,40 @@ SHARED = {
 }
 
 
+def split_logits(vocabulary: int, dtype: torch.dtype) -> Mapping[str, np.ndarray]:
+    """Loss, gradient and predictions of logits that are split over all ranks, and those of the whole logits."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = (torch.randn(3, 5, vocabulary, generator=generator, dtype=torch.float64) * 5).to(dtype)
+    # Some equal logits: the first token is predicted.
+    logits[0, 0] = 1.0
+    targets = torch.randint(0, vocabulary, (3, 5), generator=generator)
+    targets[0, :3] = targets[1] = NO_TOKEN
+    shard = VocabularyShard.of(dist.group.WORLD, vocabulary)
+    own = slice(shard.first, shard.first + shard.size)
+    outcome = {}
+    for unit in ("tokens", "samples"):
+        objective = token_objective(over_samples=unit == "samples")
+        assert objective.sharded is not None
+        for name, part, each in (("whole", logits, objective), ("split", logits[..., own], objective.sharded(shard))):
+            values = part.detach().clone().requires_grad_()
+            loss = each.loss_sum(values, targets)
+            torch.autograd.backward(loss)
+            gradient = values.grad[..., own] if name == "whole" else values.grad
+            outcome |= {
+                f"{name}-{unit}-loss": loss.detach().double().numpy(),
+                f"{name}-{unit}-gradient": gradient.double().numpy(),
+                f"{name}-{unit}-predictions": each.predict(part).numpy(),
+            }
+    return outcome
+
+
+SPLIT = {
+    f"{str(dtype).removeprefix('torch.')}-{size}": (size, dtype)
+    for size in (16, 13, 2)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16)
+}
+
+
 def work(folder: Path, rank: int) -> None:
     """All jobs on one rank."""
     torch.set_num_threads(1)
@@ -175,6 +211,8 @@ def work(folder: Path, rank: int) -> None:
         np.savez(folder / f"half-{name}-{rank}.npz", **evaluated(name, folder))
     for name, (parallel, layout) in SHARED.items():
         np.savez(folder / f"shared-{name}-{rank}.npz", **shared(parallel, layout))
+    for name, (vocabulary, dtype) in SPLIT.items():
+        np.savez(folder / f"split-{name}-{rank}.npz", **split_logits(vocabulary, dtype))
     dist.destroy_process_group()
 
 

@@ -97,15 +97,16 @@ def check_calls(found: Found, cell: str) -> None:
 
 def test_a_split_sequence_is_gathered_and_scattered_where_a_whole_one_is_summed(first: Found) -> None:
     # Korthikanti et al. 2022, section 4.2.2: two of each in a layer forward, and their counterparts backward; the table
-    # of tokens and the head have one of each, and the logits are gathered in any case.
+    # of tokens and the head have one of each. The loss of the split logits has two sums in any case.
     num_layers, matrices = 4, "c10d_functional"
     whole, split = (found["debug"] for found in (first[0]["tensor"], first[0]["sequence"]))
     sums = 4 * num_layers + 2
     # One more sum is the norm of the gradients.
-    assert whole == {f"{matrices}.all_reduce": sums + 1, f"{matrices}.all_gather_into_tensor": 1}
+    assert whole == {f"{matrices}.all_reduce": sums + 1, "c10d.allreduce_": 2}
     assert split == {
         f"{matrices}.reduce_scatter_tensor": sums,
-        f"{matrices}.all_gather_into_tensor": sums + 1,
+        f"{matrices}.all_gather_into_tensor": sums,
+        "c10d.allreduce_": 2,
         # The gradients of two norms a layer and of the last one, and the norm of all of them.
         f"{matrices}.all_reduce": 2 * num_layers + 1 + 1,
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from parallel.quads import BROKEN, HALVES, NUM_RANKS, Shared
+from parallel.quads import BROKEN, HALVES, NUM_RANKS, SPLIT, Shared
 from torch import nn
 
 from fanin.datacenter.config.settings import UNKNOWN_LAYOUT
@@ -109,3 +109,19 @@ def test_another_value_in_the_place_of_a_parameter_is_told() -> None:
     engine.parts[0].to(torch.bfloat16)
     with pytest.raises(ValueError, match=r"weight: got torch.bfloat16 \[2, 2\], expected torch.float32 \[2, 2\]"):
         engine.full_parameters()
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_split_logits_have_the_loss_and_predictions_of_whole_ones(folder: Path, name: str) -> None:
+    limit = 1e-12 if name.startswith("float64") else 1e-6 if name.startswith("float32") else 1e-2
+    for rank in range(NUM_RANKS):
+        outcome = read(folder, f"split-{name}", rank)
+        for unit in ("tokens", "samples"):
+            whole, split = (
+                {each: outcome[f"{kind}-{unit}-{each}"] for each in ("loss", "gradient", "predictions")}
+                for kind in ("whole", "split")
+            )
+            assert split["loss"] == pytest.approx(whole["loss"], rel=limit)
+            assert split["gradient"].shape == whole["gradient"].shape
+            assert np.abs(split["gradient"] - whole["gradient"]).max(initial=0.0) < limit
+            assert (split["predictions"] == whole["predictions"]).all()

@@ -6,6 +6,7 @@ Modules, in reading order:
 - ``settings``: the parallel and training settings of a job
 - ``checks``: whether a model, a mesh and a batch fit each other
 - ``objective``: the loss that is summed and the count that divides it
+- ``vocabulary``: the loss of logits that are split over the vocabulary
 - ``build``: puts a model on this rank, in nine ordered steps
 - ``engine``: trains the model on this rank: ``step`` and ``evaluate``
 - ``batch``: a rank's part of a global batch

@@ -15,7 +15,7 @@ step 7, or after FSDP2 has split them. Their values are uninitialized, so load t
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -34,7 +34,7 @@ from fanin.datacenter.parallel.steps.optimizer import build_optimizer
 from fanin.datacenter.parallel.transforms.data import HALF, apply_data_parallel
 from fanin.datacenter.parallel.transforms.meta import is_on_meta, materialize
 from fanin.datacenter.parallel.transforms.recompute import apply_recompute
-from fanin.datacenter.parallel.transforms.tensor import apply_tensor_parallel, wait_for_output
+from fanin.datacenter.parallel.transforms.tensor import apply_tensor_parallel, head_of, wait_for_output
 from fanin.datacenter.parallel.transforms.ties import (
     Tie,
     build_tie,
@@ -43,6 +43,7 @@ from fanin.datacenter.parallel.transforms.ties import (
     retie,
     shared_names,
 )
+from fanin.datacenter.parallel.vocabulary import VocabularyShard
 from fanin.datacenter.ranks.mesh import PIPELINE, TENSOR
 from fanin.protos.errors import InvalidInput
 
@@ -132,6 +133,8 @@ def build(
         raise InvalidInput("parallel: got offload and no mesh, expected one, of one rank or more: FSDP2 needs a mesh")
     apply_freeze(model.module, training.freeze)
     table, shared = parameter_table(model, parallel), shared_names(model.module)
+    sharded = _sharded_objective(model, mesh if parallel.mesh.tp > 1 else None)
+    objective, layout = sharded or model.objective, replace(layout, gathers_logits=sharded is None)
     stages = _stages(model, parallel, mesh)
     runners = {stage.index: _apply_to_stage(stage, layout, parallel, mesh, device) for stage in stages}
     parts = {stage.index: stage.part for stage in stages}
@@ -140,10 +143,10 @@ def build(
     optimizers = [build_optimizer(part, training) for part in parts.values()]
     schedule, tie = None, None
     if parallel.pipelined and mesh is not None:
-        schedule = build_schedule(runners, model.objective, parallel, mesh, device)
+        schedule = build_schedule(runners, objective, parallel, mesh, device)
         tie = None if layout.tied is None else build_tie(parts, layout.tied, parallel.pipeline(), mesh)
     return RankModel(
-        objective=model.objective,
+        objective=objective,
         parallel=parallel,
         training=training,
         mesh=mesh,
@@ -189,6 +192,16 @@ def apply_freeze(module: nn.Module, patterns: Sequence[str]) -> None:
         raise InvalidInput(
             f"freeze: nothing is left to train (patterns {list(patterns)}), expected at least one parameter"
         )
+
+
+def _sharded_objective(model: TrainableModel, mesh: DeviceMesh | None) -> Objective | None:
+    """Return the objective on this rank's columns of the logits, or None if the ranks of tp must gather them."""
+    name = head_of(model.layout)
+    if mesh is None or name is None or model.objective.sharded is None:
+        return None
+    weight = model.module.get_submodule(name).get_parameter("weight")
+    shard = VocabularyShard.of(mesh.get_group(TENSOR), len(weight))
+    return replace(model.objective.sharded(shard), observer=model.objective.observer)
 
 
 def _stages(model: TrainableModel, parallel: ParallelSettings, mesh: DeviceMesh | None) -> list[StageModule]:
@@ -252,7 +265,7 @@ def divided_loss(objective: Objective) -> Callable[[Tensor, Tensor, float, list[
 
     def loss(outputs: Tensor, targets: Tensor, divisor: float, scores: list[Tensor] | None) -> Tensor:
         if scores is not None and objective.observer is not None:
-            scores.append(objective.observer.score(outputs, targets))
+            scores.append(objective.observer.score(objective.predict(outputs), targets))
         return objective.loss_sum(outputs, targets) / divisor
 
     return loss

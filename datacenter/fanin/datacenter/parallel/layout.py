@@ -26,7 +26,8 @@ row         a linear layer split by inputs; its output is summed over the ranks
 kv          as ``column``; with fewer heads than ranks, each rank uses the head that it needs
 vocabulary  an embedding split by rows; its output is summed over the ranks
 places      a table of positions, not split; with a split sequence each rank uses the rows of its own part
-logits      a linear layer split by outputs, which are then gathered
+logits      a linear layer split by outputs. If it is the last module, the loss of tokens is computed on the parts;
+            otherwise they are gathered
 whole       not split; the default for modules with parameters that match no pattern
 """
 
@@ -58,6 +59,8 @@ class Layout:
             the whole model. ``layers``: from the first to the last layer of a stage, because the modules around them
             read the number of positions from their input. Empty: nowhere.
         unfit: the axes that the model does not support, each with the reason.
+        gathers_logits: whether the ranks of tp gather the logits of the last module. ``build`` sets it: only some
+            losses work on split logits.
     """
 
     sizes: ModelSizes
@@ -68,6 +71,7 @@ class Layout:
     tied: tuple[str, str] | None = None
     sequence: Literal["", "layers", "model"] = ""
     unfit: Mapping[Literal["pp", "tp"], str] = field(default_factory=dict)
+    gathers_logits: bool = True
 
 
 def patterns_of(name: str, plan: Mapping[str, Style]) -> list[str]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fanin.datacenter.parallel.vocabulary import VocabularyShard
 from fanin.edge.runtimes.graphs import NO_TOKEN
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
@@ -23,14 +24,19 @@ SampleLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class EvaluationObserver(Protocol):
-    """A consumer of the outputs of an evaluation.
+    """A consumer of the predictions of an evaluation.
 
     ``score`` has no side effects, because the engine does not count every batch that it scores.
     """
 
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
+    def score(self, predictions: Tensor, targets: Tensor) -> Tensor: ...
 
     def add(self, score: Tensor) -> None: ...
+
+
+def largest(outputs: Tensor) -> Tensor:
+    """Return the index of the largest output along the last dimension."""
+    return outputs.argmax(dim=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +46,17 @@ class Objective:
     Attributes:
         loss_sum: (outputs, targets) -> the summed loss, a scalar.
         count: (targets) -> the divisor of the sum, a scalar.
-        observer: Receives the outputs of evaluations, but not those of training.
+        observer: Receives the predictions of evaluations, but not those of training.
+        predict: (outputs) -> the token or class with the largest output.
+        sharded: (this rank's columns of the vocabulary) -> the same objective on these columns of the logits. None: the
+            loss needs whole outputs, so the ranks of tp gather them. Replace it together with ``loss_sum``.
     """
 
     loss_sum: Callable[[Tensor, Tensor], Tensor]
     count: Callable[[Tensor], Tensor]
     observer: EvaluationObserver | None = None
+    predict: Callable[[Tensor], Tensor] = largest
+    sharded: "Callable[[VocabularyShard], Objective] | None" = None
 
 
 def token_loss_sum(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -62,7 +73,11 @@ def count_tokens(tokens: Tensor) -> Tensor:
     return (tokens != NO_TOKEN).sum()
 
 
-TOKENS: Final = Objective(loss_sum=token_loss_sum, count=count_tokens)
+def _sharded_tokens(shard: VocabularyShard) -> Objective:
+    return Objective(loss_sum=shard.sum_loss, count=count_tokens, predict=shard.predict)
+
+
+TOKENS: Final = Objective(loss_sum=token_loss_sum, count=count_tokens, sharded=_sharded_tokens)
 """The mean cross-entropy over tokens."""
 
 
@@ -103,7 +118,11 @@ def token_means(logits: Tensor, tokens: Tensor) -> Tensor:
 
 def token_objective(*, over_samples: bool) -> Objective:
     """Return the mean over all tokens, or the mean over samples of each sample's mean over tokens."""
-    return padded_objective(token_means) if over_samples else TOKENS
+    return replace(padded_objective(token_means), sharded=_sharded_samples) if over_samples else TOKENS
+
+
+def _sharded_samples(shard: VocabularyShard) -> Objective:
+    return replace(padded_objective(shard.mean_losses), predict=shard.predict)
 
 
 class ScoredObjective:
@@ -126,12 +145,12 @@ class ScoredObjective:
         score, self._score = self._score, torch.zeros(2, dtype=torch.float64)
         return score
 
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def score(self, predictions: Tensor, targets: Tensor) -> Tensor:
         """Return (correct, targets) of a batch, (2,). Floating-point targets count as none."""
         if targets.is_floating_point():
             return torch.zeros(2, dtype=torch.float64)
         is_target = targets != NO_TOKEN
-        correct = (outputs.argmax(dim=-1) == targets)[is_target].sum()
+        correct = (predictions == targets)[is_target].sum()
         return torch.tensor([int(correct), int(is_target.sum())], dtype=torch.float64)
 
     def add(self, score: Tensor) -> None:

@@ -98,7 +98,8 @@ def activations_of(job: Job, *, fused_norms: bool = False) -> Activations:
         "full": layer,
         "selective": layer - product * (keys + attended + 2 * forward),
     }[job.parallel.recompute]
-    tokens = job.chunk_tokens
+    # The loss keeps the logits split over tp.
+    tokens, columns = job.chunk_tokens, -(-facts.vocabulary // tp)
     # Sines and cosines are shared by all samples.
     rotations = FULL_BYTES * facts.head_width * job.sequence
     return Activations(
@@ -107,8 +108,8 @@ def activations_of(job: Job, *, fused_norms: bool = False) -> Activations:
         recomputed=round(recomputed * tokens),
         stream=job.stream_tokens * width * stream,
         norm=round(tokens * norm),
-        logits=tokens * facts.vocabulary * product,
-        scores=tokens * facts.vocabulary * FULL_BYTES,
+        logits=tokens * columns * product,
+        scores=tokens * columns * FULL_BYTES,
     )
 
 
@@ -187,8 +188,10 @@ def _moments(
     # The end of the forward pass: the ends of the model and the buffer of the last layer are gathered.
     yield layers + (sizes.norm if stage.last else 0) + held, 0, fetch + (root if fetched else 0)
     if stage.last:
-        # The loss in float32: the scores, and their gradients before and after the logarithm.
-        yield layers + sizes.norm + held + sizes.scores, 0, 2 * sizes.scores
+        # The loss in float32: the scores, and their gradients before and after the logarithm. The loss of split logits
+        # has one gradient, in float32 and then in the precision of the logits.
+        gradients = sizes.scores + (sizes.logits if job.half else 0) if job.tp > 1 else 2 * sizes.scores
+        yield layers + sizes.norm + held + sizes.scores, 0, gradients
         # The head, gathered again: its buffer, its parameters, and the gradient of the logits.
         yield layers + sizes.norm + 2 * held, 0, 2 * root if fetched else fetch
     inside = max(sizes.recomputed + _feed_forward_gradients(job), unit + sizes.layer // 4)

@@ -4,7 +4,7 @@ With m microbatches in each of a accumulation steps, t tokens in a chunk, L laye
 split over ``tp``::
 
     tp            all-reduces of t x w: 2 a layer forward (3 with full recomputation), 2 a layer backward, 1 for the
-                  embedding, 1 for the head; all-gather of the logits, t x vocabulary
+                  embedding, 1 for the head; for the loss all-reduces of t and of 2 x t float32 values
       sequence    each all-reduce becomes a reduce-scatter, and an all-gather in the other direction (2 a layer more
                   with full recomputation); all-reduce of the gradients of modules that every rank has whole
     dp_shard      all-gather of N for each chunk, twice if layers are resharded in between; reduce-scatter of N
@@ -65,12 +65,9 @@ def _tensor(counts: Counts, job: Job, stage: StageSizes) -> None:
         _add(counts, gather, num_chunks * 2 * layers, values * job.product_bytes)
         times = layers * (2 + 2 * recomputed) + stage.first + stage.last
         _add(counts, gather, num_chunks * times, values * job.stream_bytes)
-    _add(
-        counts,
-        (TENSOR, ALL_GATHER),
-        num_chunks * stage.last,
-        job.chunk_tokens * job.facts.vocabulary * job.product_bytes,
-    )
+    # The loss of split logits: the largest one, then the sum of the exponentials with the target's logit.
+    for num_values in (1, 2):
+        _add(counts, (TENSOR, ALL_REDUCE), num_chunks * stage.last, num_values * job.chunk_tokens * FULL_BYTES)
     # FSDP2 sums the gradients of several chunks in float32, and in a pipeline also those of one chunk.
     summed = job.stream_bytes if num_chunks == 1 and not job.parallel.pipelined else FULL_BYTES
     for weights, number in ((job.facts.layer, layers), (job.ends(stage), 1)):

@@ -83,7 +83,7 @@ class Passes:
             outputs = self._model.parts[0](chunk.inputs, **chunk.extra)
             loss = loss + self._model.objective.loss_sum(outputs, chunk.targets)
             if observer is not None:
-                scores.append(observer.score(outputs, chunk.targets))
+                scores.append(observer.score(self._model.objective.predict(outputs), chunk.targets))
         return loss, scores
 
     @property

@@ -134,7 +134,9 @@ def wait_for_output(module: nn.Module, inputs: object, output: object) -> object
     return output.clone() if isinstance(output, AsyncCollectiveTensor) else output
 
 
-def torch_style(style: Style, num_kv_heads: int, num_ranks: int, stream: Placement) -> ParallelStyle:
+def torch_style(
+    style: Style, num_kv_heads: int, num_ranks: int, stream: Placement, *, gather: bool = True
+) -> ParallelStyle:
     """Return the ParallelStyle for a style of the plan.
 
     Args:
@@ -142,6 +144,7 @@ def torch_style(style: Style, num_kv_heads: int, num_ranks: int, stream: Placeme
         num_kv_heads: key and value heads of the model.
         num_ranks: ranks of tp.
         stream: placement of the activations between the matrices.
+        gather: whether logits are gathered.
     """
     match style:
         case "column":
@@ -155,7 +158,7 @@ def torch_style(style: Style, num_kv_heads: int, num_ranks: int, stream: Placeme
         case "places":
             return ReplicatedModule(stream) if stream.is_replicate() else SelectedChunk(num_ranks, dim=-2)
         case "logits":
-            return ColwiseParallel(input_layouts=stream, output_layouts=Replicate())
+            return ColwiseParallel(input_layouts=stream, output_layouts=Replicate() if gather else Shard(-1))
         case "shared":
             return GatheredInput(stream)
         case "whole":
@@ -166,6 +169,12 @@ def style_of_module(name: str, plan: Mapping[str, Style]) -> Style | None:
     """Return the style of a module in a plan, or None if no pattern matches its name."""
     patterns = patterns_of(name, plan)
     return plan[patterns[0]] if patterns else None
+
+
+def head_of(layout: Layout) -> str | None:
+    """Return the name of the module whose split outputs are the logits of the model, or None if it has no such one."""
+    names = [name for name in layout.outputs[-1:] if style_of_module(name, layout.plan) == "logits"]
+    return names[0] if names and list(layout.plan.values()).count("logits") == 1 else None
 
 
 def apply_tensor_parallel(part: nn.Module, layout: Layout, mesh: DeviceMesh, *, sequence: bool) -> None:
@@ -195,7 +204,11 @@ def apply_tensor_parallel(part: nn.Module, layout: Layout, mesh: DeviceMesh, *, 
         if style is not None:
             is_outside = any(f"{name}.".startswith(f"{each}.") for each in outside)
             styles[name] = torch_style(
-                style, layout.sizes.num_kv_heads, mesh.size(), Replicate() if is_outside else stream
+                style,
+                layout.sizes.num_kv_heads,
+                mesh.size(),
+                Replicate() if is_outside else stream,
+                gather=layout.gathers_logits,
             )
     parallelize_module(part, mesh, styles, src_data_rank=None)
     if sequence and layout.sequence == "layers":
