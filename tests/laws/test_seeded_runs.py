@@ -85,7 +85,9 @@ def plan_of(rng: random.Random) -> Plan:
     )
 
 
-def habits_of(rng: random.Random) -> Habits:
+def habits_of(rng: random.Random, *, may_go: bool) -> Habits:
+    """Draw the habits of a device. ``may_go``: it may leave for good. With too few devices left, a Run waits for more."""
+    lost = rng.choice([0.0, 0.0, 0.1])
     return Habits(
         work_s=(1.0, rng.choice([5.0, 100.0])),
         slow=rng.choice([0.0, 0.1]),
@@ -94,7 +96,7 @@ def habits_of(rng: random.Random) -> Habits:
         lie=rng.choice([0.0, 0.0, 0.3]),
         stay_s=rng.choice([float("inf"), 120.0, 20.0]),
         away_s=(5.0, rng.choice([60.0, 1000.0])),
-        lost=rng.choice([0.0, 0.0, 0.1]),
+        lost=lost if may_go else 0.0,
     )
 
 
@@ -108,7 +110,8 @@ def run_of(seed: int, bundle: Bundle) -> Course:
             await federation.start_run(RUN, wanted, bundle, PUBLISHER)
             for index in range(wanted.cohort.concurrency + rng.randint(0, 2)):
                 trainer = SyntheticTrainer(partition=index, num_examples=rng.randint(1, 50))
-                federation.join(Member(device=f"d{index}", trainer=trainer, habits=habits_of(rng)), bundle)
+                habits = habits_of(rng, may_go=index >= wanted.cohort.concurrency)
+                federation.join(Member(device=f"d{index}", trainer=trainer, habits=habits), bundle)
             stops_s = [rng.uniform(0.0, 300.0) for _ in range(rng.randint(0, 3))]
             federation.interrupt(stops_s, rng.choice([0.1, 5.0, 100.0]))
             async with asyncio.timeout(LONGEST_S):
