@@ -86,7 +86,7 @@ def plan_of(rng: random.Random) -> Plan:
 
 
 def habits_of(rng: random.Random, *, may_go: bool) -> Habits:
-    """Draw the habits of a device. ``may_go``: it may leave for good. With too few devices left, a Run waits for more."""
+    """Draw the habits of a device. With ``may_go`` it may leave for good: a Run with too few devices waits for more."""
     lost = rng.choice([0.0, 0.0, 0.1])
     return Habits(
         work_s=(1.0, rng.choice([5.0, 100.0])),
