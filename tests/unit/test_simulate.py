@@ -15,6 +15,7 @@ from torch import nn
 
 from fanin.clients.data.batching import batches
 from fanin.clients.data.digits import load_digits
+from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import memory_store
 from fanin.clients.planfile import parse_plan
 from fanin.edge.export import App, Recipe, Sgd
@@ -161,6 +162,28 @@ def test_ctrl_c_keeps_the_rounds_that_have_ended() -> None:
     assert np.isfinite(result.parameters).all()
 
 
+@pytest.mark.nightly
+def test_raw_examples_are_preprocessed_for_clients_and_test() -> None:
+    class Scaled(nn.Module):
+        def forward(self, raw: torch.Tensor) -> torch.Tensor:
+            return raw.to(torch.float32) / 16.0
+
+    data = load_data("digits")
+    raw, raw_test = (Examples(x=np.rint(part.x * 16).astype(np.uint8), y=part.y) for part in (data.train, data.test))
+    app = replace(app_of(network()), preprocess=Scaled(), raw=torch.from_numpy(raw.x[:16]))
+    clients = partition(raw, NUM_CLIENTS, Dirichlet(alpha=0.5), seed=2)
+    settings = SimulationSettings(test=raw_test, plan=PLAN, seed=4)
+    result = simulate(app, clients, cohort=NUM_CLIENTS, rounds=2, settings=settings)
+    scaled = simulate(
+        app_of(network()),
+        clients_of(),
+        cohort=NUM_CLIENTS,
+        rounds=2,
+        settings=SimulationSettings(test=data.test, plan=PLAN, seed=4),
+    )
+    assert abs(result.rounds[2].test_loss - scaled.rounds[2].test_loss) < 1e-3
+
+
 FAILURE = (
     r"client \d in round 1: loss became nan after \d steps, expected a finite one; lower the learning rate \(1e\+30\)"
 )
@@ -199,6 +222,12 @@ WHOLE = parse_plan('bundle = "b"\ncohort = {concurrency = 2}\ntraining = {learni
             SimulationSettings(plan=WHOLE),
             InvalidInput,
             "simulate: got cohort or rounds beside a whole Plan, expected them in the Plan",
+        ),
+        (
+            {"cohort": 2, "rounds": 1},
+            SimulationSettings(plan=PLAN, test=Examples(x=np.zeros((4, 64), np.float32), y=np.zeros(4, np.int32))),
+            InvalidInput,
+            "simulate: test: got inputs of shape (64,), expected (1, 8, 8)",
         ),
         (
             {"cohort": 2, "rounds": 1},

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from fanin.clients.data.batching import batches_in_order
-from fanin.clients.data.examples import Examples
+from fanin.clients.data.examples import Examples, check_examples
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
@@ -30,6 +30,7 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Predict
 from fanin.edge.runtimes.measure import measure
+from fanin.edge.runtimes.models import model_inputs
 from fanin.edge.runtimes.quality import Quality
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
@@ -109,8 +110,8 @@ def simulate(
     Raises:
         UnsupportedModel: The module cannot be exported.
         InvalidPlan: A key of the Plan is unknown, or a value is wrong.
-        InvalidInput: The cohort is larger than the number of clients, the seed is negative, or cohort and rounds are
-            given beside a whole Plan.
+        InvalidInput: The cohort is larger than the number of clients, the seed is negative, cohort and rounds are given
+            beside a whole Plan, or the model cannot use the examples.
         FaninError: The Run failed or rests; the message has its reason.
         ClientFailed: The training of a client failed, and ``settings.stop_on_failure`` is set. Otherwise the Round goes
             on without it, and the failure is in ``Result.failures``.
@@ -121,6 +122,7 @@ def simulate(
     from fanin.edge.export.build import export
 
     settings = settings or SimulationSettings()
+    _check_data(app, clients, settings.test)
     plan = _plan(app, cohort, rounds, settings)
     if plan.cohort.concurrency > len(clients):
         raise InvalidInput(
@@ -137,6 +139,7 @@ def simulate(
             num_clients=len(clients),
             plan=plan,
             settings=settings,
+            test=None if settings.test is None else _model_examples(settings.test, bundle, graphs),
             graphs=graphs,
             trainings=trainings,
         )
@@ -185,6 +188,24 @@ def _toml(value: object) -> str:
             return "[" + ", ".join(map(_toml, value)) + "]"
         case _:
             return str(value)
+
+
+def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
+    """Raise InvalidInput unless the model can use the examples. Raw examples are checked by ``preprocess``."""
+    if app.preprocess is not None:
+        return
+    for what, examples in (("clients", clients.examples), ("test", test)):
+        if examples is None:
+            continue
+        try:
+            check_examples(examples, tuple(app.calibration.shape[1:]), app.num_classes)
+        except InvalidInput as exc:
+            raise InvalidInput(f"simulate: {what}: {str(exc).removeprefix('examples: ')}") from exc
+
+
+def _model_examples(examples: Examples, bundle: Bundle, graphs: "_SharedGraphs") -> Examples:
+    """Return examples as inputs of the model: what ``preprocess`` makes of raw ones."""
+    return Examples(x=model_inputs(bundle, examples.x, graphs.preprocess(bundle)), y=examples.y)
 
 
 def _trainings(
@@ -298,6 +319,7 @@ class _Simulation:
     num_clients: int
     plan: Plan
     settings: SimulationSettings
+    test: Examples | None
     graphs: "_SharedGraphs"
     trainings: Trainings
 
@@ -362,11 +384,10 @@ class _Simulation:
 
     async def _quality(self, federation: Federation, number: int) -> Quality | None:
         """Return the quality of a Version on the test data; None without test data."""
-        test = self.settings.test
-        if test is None:
+        if self.test is None:
             return None
         parameters = await self._parameters(federation, number)
-        batches = batches_in_order(test, self.bundle.manifest.batch_size)
+        batches = batches_in_order(self.test, self.bundle.manifest.batch_size)
         return measure(self.graphs, self.bundle, parameters, batches)
 
     async def _parameters(self, federation: Federation, number: int) -> Float32s:
