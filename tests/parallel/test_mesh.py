@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.datacenter.ranks.mesh import AXES, MeshShape
+from fanin.datacenter.ranks.axes import Axes
+from fanin.datacenter.ranks.mesh import AXES, LOSS_AXES, SAMPLE_AXES, MeshShape
 from fanin.protos.errors import InvalidInput
 
 sizes = st.tuples(*(st.integers(1, 9) for _ in AXES))
@@ -104,3 +105,12 @@ def test_what_names_no_shape_is_told(text: str) -> None:
 def test_an_axis_has_at_least_one_rank(axis: str, size: int) -> None:
     with pytest.raises(InvalidInput, match=f"mesh: got {axis} {size}, expected at least 1"):
         MeshShape(**{axis: size})
+
+
+def test_sums_run_over_the_axes_with_other_samples_and_losses_over_the_stages_too() -> None:
+    shape = MeshShape.parse("pp=2,dp_shard=2,tp=2")
+    assert shape.used(SAMPLE_AXES) == ["dp_shard"]
+    assert shape.used(LOSS_AXES) == ["dp_shard", "pp"]
+    assert shape.batch_multiple(3, 4) == 2 * 3 * 4
+    alone = Axes(shape=MeshShape(), mesh=None)
+    assert (alone.sample_groups, alone.loss_groups, alone.pipeline, alone.share) == ([], [], None, (0, 1))

@@ -51,7 +51,7 @@ from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.ranks.devices import build_mesh, describe_device, device_type, rank_device
 from fanin.datacenter.ranks.elastic import StopSignal, end_with_parent, group_of_one, process_group
 from fanin.datacenter.training.decisions import agree
-from fanin.datacenter.training.loop import TrainingLoop, data_groups
+from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.training.model import build_job_model
 from fanin.datacenter.training.parameters import parameter_table
 from fanin.datacenter.watch import hangs
@@ -254,7 +254,8 @@ def whole_values(engine: Engine) -> dict[str, torch.Tensor]:
         if value.is_floating_point()
     }
     statistics = [mine]
-    for group in data_groups(engine)[-1:] if engine.rank_model.parallel.pipelined else []:
+    group = engine.axes.pipeline
+    if group is not None:
         statistics = [{} for _ in range(group.size())]
         dist.all_gather_object(statistics, mine, group=group)
     return {name: value for part in statistics for name, value in part.items()} | engine.full_parameters()

@@ -44,6 +44,7 @@ from fanin.datacenter.parallel.transforms.ties import (
     shared_names,
 )
 from fanin.datacenter.parallel.vocabulary import VocabularyShard
+from fanin.datacenter.ranks.axes import Axes
 from fanin.datacenter.ranks.mesh import PIPELINE, TENSOR
 from fanin.protos.errors import InvalidInput
 
@@ -100,6 +101,11 @@ class RankModel:
     schedule: TorchSchedule | None
     tie: Tie | None
     table: dict[str, ParameterEntry]
+
+    @property
+    def axes(self) -> Axes:
+        """The groups that sums run over, and this rank's part of a batch."""
+        return Axes(shape=self.parallel.mesh, mesh=self.mesh)
 
 
 def build(

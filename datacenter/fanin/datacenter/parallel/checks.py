@@ -83,7 +83,7 @@ def _sequence_faults(layout: Layout, parallel: ParallelSettings) -> list[str]:
 
 
 def _batch_faults(parallel: ParallelSettings, training: TrainingSettings) -> list[str]:
-    num_chunks = parallel.mesh.num_parts * training.accumulate * parallel.microbatches
+    num_chunks = parallel.mesh.batch_multiple(training.accumulate, parallel.microbatches)
     if training.batch_size % num_chunks == 0:
         return []
     parts = parallel.mesh.num_parts

@@ -36,7 +36,6 @@ from fanin.datacenter.parallel.steps.scaling import LossScale
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 from fanin.datacenter.parallel.transforms.data import reshard
 from fanin.datacenter.ranks.devices import device_type, rank_device
-from fanin.datacenter.ranks.mesh import PIPELINE, REPLICATE, SHARD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +105,7 @@ class Engine:
         # Only fp16, and jobs that may skip steps, continue after a step that changes nothing.
         skips = rank_model.training.max_skips > 0 or rank_model.parallel.precision == "fp16"
         self._statistics = [value for part in parts for value in _statistics(part)] if skips else []
-        self._groups = _batch_groups(rank_model)
-        mesh, schedule = rank_model.mesh, rank_model.schedule
-        self._pipeline = mesh.get_group(PIPELINE) if mesh is not None and schedule is not None else None
+        self.axes = rank_model.axes
         self._scale = LossScale() if rank_model.parallel.precision == "fp16" else None
         self._noise: PartNorms | None = None
 
@@ -130,10 +127,7 @@ class Engine:
     @property
     def share(self) -> tuple[int, int]:
         """(index, count): the part of each global batch that this rank trains on, and the number of parts."""
-        mesh, shape = self.rank_model.mesh, self.rank_model.parallel.mesh
-        if mesh is None:
-            return 0, 1
-        return mesh.get_local_rank(REPLICATE) * shape.dp_shard + mesh.get_local_rank(SHARD), shape.num_parts
+        return self.axes.share
 
     def step(self, batch: Batch, count: int | None = None) -> StepResult:
         """Run one optimizer step.
@@ -241,7 +235,7 @@ class Engine:
             self.rank_model.tie.add_gradients()
         if self._scale is not None:
             gradients.scale(self._trainable, 1.0 / self._scale.factor)
-        return gradients.total_norm(self._measured, self._pipeline, self.rank_model.device)
+        return gradients.total_norm(self._measured, self.axes.pipeline, self.rank_model.device)
 
     def _agree(self, share: Tensor, norm: Tensor) -> tuple[Tensor, bool]:
         """Return (the mean loss, whether the loss and the gradients are finite), the same on all ranks.
@@ -277,17 +271,9 @@ class Engine:
 
         Only the last stage has a loss; the others contribute zero.
         """
-        for group in self._groups:
+        for group in self.axes.loss_groups if pipeline else self.axes.sample_groups:
             dist.all_reduce(value, group=group)
-        if pipeline and self._pipeline is not None:
-            dist.all_reduce(value, group=self._pipeline)
         return value
-
-
-def _batch_groups(model: RankModel) -> list[dist.ProcessGroup]:
-    """Return the groups of ranks that train on different samples."""
-    sizes = model.parallel.mesh.sizes
-    return [] if model.mesh is None else [model.mesh.get_group(axis) for axis in (SHARD, REPLICATE) if sizes[axis] > 1]
 
 
 def _statistics(part: nn.Module) -> list[Tensor]:

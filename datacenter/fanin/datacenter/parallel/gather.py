@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 
 from fanin.datacenter.parallel.build import RankModel
 from fanin.datacenter.parallel.transforms.slices import slices
-from fanin.datacenter.ranks.mesh import PIPELINE
 
 
 @torch.no_grad()
@@ -25,7 +24,7 @@ def whole_parameters(model: RankModel) -> Iterator[tuple[str, Tensor]]:
     Raises:
         ValueError: the shape or dtype of a parameter has changed since the model was model.
     """
-    group = model.mesh.get_group(PIPELINE) if model.mesh is not None and model.parallel.pipelined else None
+    group = model.axes.pipeline
     parameters = {stage: dict(part.named_parameters()) for stage, part in model.parts.items()}
     for name, entry in model.table.items():
         own = parameters.get(entry.stage, {}).get(name)

@@ -18,7 +18,7 @@ pipeline have.
 
 from fanin.datacenter.network.counters import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, Amount, Counts
 from fanin.datacenter.planner.spread import FULL_BYTES, SUM_BYTES, Job, StageSizes
-from fanin.datacenter.ranks.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
+from fanin.datacenter.ranks.mesh import LOSS_AXES, PIPELINE, REPLICATE, SHARD, TENSOR
 
 BUCKET_BYTES = 25 * 2**20
 """Bytes of a gradient bucket of DistributedDataParallel. Its actual number of calls may differ."""
@@ -121,9 +121,8 @@ def _pipeline(counts: Counts, job: Job, stage: StageSizes, rank: int) -> None:
 
 def _small(counts: Counts, job: Job, rank: int) -> None:
     sizes = job.parallel.mesh.sizes
-    for axis in (SHARD, REPLICATE, PIPELINE):
-        if sizes[axis] > 1:
-            _add(counts, (axis, ALL_REDUCE), 1, 2 * SUM_BYTES)
+    for axis in job.parallel.mesh.used(LOSS_AXES):
+        _add(counts, (axis, ALL_REDUCE), 1, 2 * SUM_BYTES)
     stages = job.stages(rank)
     # One float32 a parameter tensor. Both ends of a tied weight have the summed gradient, which counts once.
     measured = sum(job.num_weights(stage) for stage in stages)

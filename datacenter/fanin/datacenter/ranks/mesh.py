@@ -8,6 +8,7 @@ A shape is written ``pp=2,dp_shard=2,tp=2``. Axes of one rank are omitted, and a
 needs no torch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,6 +19,10 @@ REPLICATE: Final = "dp_replicate"
 SHARD: Final = "dp_shard"
 TENSOR: Final = "tp"
 AXES: Final = (PIPELINE, REPLICATE, SHARD, TENSOR)
+SAMPLE_AXES: Final = (SHARD, REPLICATE)
+"""The axes along which ranks have other samples. Sums over samples add up over them."""
+LOSS_AXES: Final = (*SAMPLE_AXES, PIPELINE)
+"""The axes over which sums of losses add up: only the last stage of a pipeline has a loss."""
 ALONE: Final = "none"
 
 
@@ -77,6 +82,14 @@ class MeshShape:
     def num_parts(self) -> int:
         """Number of parts of a global batch. Ranks that differ only along pp or tp receive the same samples."""
         return self.dp_replicate * self.dp_shard
+
+    def used(self, axes: Sequence[str]) -> list[str]:
+        """Return those of ``axes`` that have more than one rank, in the same order."""
+        return [axis for axis in axes if self.sizes[axis] > 1]
+
+    def batch_multiple(self, accumulate: int, microbatches: int) -> int:
+        """Return the number of samples of which a global batch must be a multiple, so that its chunks are equal."""
+        return self.num_parts * accumulate * microbatches
 
     def fit(self, world_size: int) -> "MeshShape":
         """Return the shape for another world size, with more or fewer copies of the model.

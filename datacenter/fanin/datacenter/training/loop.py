@@ -40,7 +40,6 @@ from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.objective import ScoredObjective
 from fanin.datacenter.parallel.pipelines.torch_stage import observe_stages
-from fanin.datacenter.ranks.mesh import PIPELINE, REPLICATE, SHARD
 from fanin.datacenter.training.communication import apply_communication, average_copies
 from fanin.datacenter.training.decisions import agree
 from fanin.datacenter.training.rates import Noise, Rates, rates_of
@@ -89,7 +88,6 @@ class TrainingLoop:
         self._config = config
         self._data = data
         self._order = SampleOrder(len(data.train), config.seed)
-        self._groups = data_groups(engine)
         self._losses = list(start.losses)
         self._evaluations = list(start.evaluations)
         self._best_values: dict[str, Tensor] = {}
@@ -250,14 +248,14 @@ class TrainingLoop:
             loss_sum, count = loss_sum + batch_sum, count + batch_count
             self._observers.publish(EvaluationBatch(num_steps=self.state.step))
         score = self._scored.take()
-        for group in self._groups:
+        for group in self.engine.axes.loss_groups:
             dist.all_reduce(score, group=group)
         return loss_sum / max(1, count), float(score[0] / score[1].clamp(min=1.0))
 
     def _share(self, samples: Samples, indices: Int64s, size: int) -> Batch:
         """Return this rank's share of a batch, which has ``size`` samples when it is full."""
         built = self.engine.rank_model
-        pieces = built.parallel.mesh.num_parts * built.training.accumulate * built.parallel.microbatches
+        pieces = built.parallel.mesh.batch_multiple(built.training.accumulate, built.parallel.microbatches)
         # A pipeline needs batches of one shape. Otherwise the padding only makes the batch divisible.
         return batch_share(samples, indices, self.engine.share, size if built.parallel.pipelined else pieces)
 
@@ -335,7 +333,7 @@ class TrainingLoop:
         buffers = [
             value for part in self.engine.parts.values() for value in part.buffers() if value.is_floating_point()
         ]
-        for group in data_groups(self.engine, pipeline=False):
+        for group in self.engine.axes.sample_groups:
             average_copies(buffers, group)
 
     @property
@@ -348,13 +346,6 @@ class TrainingLoop:
         runner = self.engine.rank_model.runners[0]
         assert isinstance(runner, DistributedDataParallel)
         average_copies(list(runner.parameters()), runner.process_group)
-
-
-def data_groups(engine: Engine, *, pipeline: bool = True) -> list[dist.ProcessGroup]:
-    """Return the process groups over which sums of samples add up, including the stages if ``pipeline`` is set."""
-    mesh, sizes = engine.rank_model.mesh, engine.rank_model.parallel.mesh.sizes
-    axes = (SHARD, REPLICATE, PIPELINE) if pipeline else (SHARD, REPLICATE)
-    return [] if mesh is None else [mesh.get_group(axis) for axis in axes if sizes[axis] > 1]
 
 
 def _finite(value: float) -> float | None:
