@@ -29,6 +29,7 @@ from fanin.simulation import (
     SimulationSettings,
     load_data,
     partition,
+    plot_results,
     simulate,
 )
 
@@ -136,6 +137,22 @@ def test_a_result_is_written_and_drawn(simulated: tuple[Result, list[RoundRow]],
     left, right = figure.axes  # type: ignore[attr-defined]
     assert left.lines[1].get_ydata().tolist() == [row.test_loss for row in rows]
     assert right.lines[0].get_ydata().tolist() == [row.test_accuracy for row in rows]
+
+
+def test_several_results_are_drawn_together(simulated: tuple[Result, list[RoundRow]], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result, rows = simulated
+    untested = replace(
+        result, rounds=tuple(replace(row, test_accuracy=math.nan, test_loss=math.nan) for row in result.rounds)
+    )
+    figure = plot_results({"one": result, "two": result}, tmp_path / "both.svg")
+    (axes,) = figure.axes  # type: ignore[attr-defined]
+    assert [line.get_label() for line in axes.lines] == ["one", "two"]
+    assert axes.lines[1].get_ydata().tolist() == [row.test_accuracy for row in rows]
+    (axes,) = plot_results({"one": result, "two": untested}).axes  # type: ignore[attr-defined]
+    assert axes.get_ylabel() == "train loss"
+    with raises(InvalidInput, "plot: got no results, expected at least one"):
+        plot_results({})
 
 
 @pytest.mark.nightly

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Shards,
     )
     from fanin.simulation.partitioning import Partition, partition
+    from fanin.simulation.plots import plot_results
     from fanin.simulation.result import Result
     from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow
     from fanin.simulation.scenario import Outcome, Scenario, play
@@ -66,6 +67,7 @@ _MODULES = {
     "load_data": "data",
     "partition": "partitioning",
     "play": "scenario",
+    "plot_results": "plots",
     "simulate": "experiment",
 }
 __all__ = [
@@ -92,6 +94,7 @@ __all__ = [
     "load_data",
     "partition",
     "play",
+    "plot_results",
     "simulate",
 ]
 

@@ -5,9 +5,9 @@ Figure.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 SIZE_INCHES: Final = (8.0, 4.5)
 MAX_LABELS: Final = 20
 """More labels have no colours that an eye can tell apart."""
+
+
+class HasRounds(Protocol):
+    """What ``plot_results`` draws: a ``Result``."""
+
+    @property
+    def rounds(self) -> "Sequence[RoundRow]": ...
 
 
 def plot_partition(partition: "Partition", path: Path | str | None) -> "Figure":
@@ -65,6 +72,36 @@ def plot_rounds(rounds: "Sequence[RoundRow]", path: Path | str | None) -> "Figur
         more_handles, more_names = right.get_legend_handles_labels()
         handles, names = handles + more_handles, names + more_names
     axes.legend(handles, names, fontsize="small")
+    save_figure(figure, path)
+    return figure
+
+
+def plot_results(results: "Mapping[str, HasRounds]", path: Path | str | None = None) -> object:
+    """Draw several results in one figure: test accuracy over the Rounds, or the loss if there is no accuracy.
+
+    Args:
+        results: The results by name, such as ``{"FedAvg": first, "FedProx": second}``.
+        path: The file to write, in the format of its suffix. None writes none.
+
+    Returns:
+        The matplotlib Figure, which a notebook shows.
+
+    Raises:
+        InvalidInput: There is no result, or matplotlib does not know the format.
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    if not results:
+        raise InvalidInput("plot: got no results, expected at least one")
+    rows = {name: result.rounds for name, result in results.items()}
+    has_accuracy = all(math.isfinite(each[-1].test_accuracy) for each in rows.values())
+    has_test = all(math.isfinite(each[-1].test_loss) for each in rows.values())
+    column = "test_accuracy" if has_accuracy else "test_loss" if has_test else "train_loss"
+    figure, axes = new_figure()
+    for name, each in rows.items():
+        axes.plot([row.round for row in each], [getattr(row, column) for row in each], label=name)
+    axes.set_xlabel("round")
+    axes.set_ylabel(column.replace("_", " "))
+    axes.legend(fontsize="small")
     save_figure(figure, path)
     return figure
 

@@ -3,6 +3,7 @@
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -43,6 +44,35 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 def run_virtual(main: Coroutine[object, object, T]) -> T:
-    """Run a coroutine to its end in virtual time."""
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(main)
+    """Run a coroutine to its end in virtual time.
+
+    Ctrl-C cancels the coroutine. Within a running event loop, such as that of a notebook, the coroutine runs in a
+    thread of its own. The call waits for it all the same.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            return runner.run(main)
+    return _run_in_thread(main)
+
+
+def _run_in_thread(main: Coroutine[object, object, T]) -> T:
+    began: Future[Callable[[], object]] = Future()
+
+    async def cancellable() -> T:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None, "a coroutine runs in a task"
+        began.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        return await main
+
+    with ThreadPoolExecutor(1, "virtual-time") as thread:
+        outcome = thread.submit(lambda: run_virtual(cancellable()))
+        try:
+            return outcome.result()
+        except KeyboardInterrupt:
+            began.result()()
+            try:
+                return outcome.result()
+            except (asyncio.CancelledError, CancelledError):
+                raise KeyboardInterrupt from None
