@@ -37,6 +37,17 @@ def test_ten_lines_train_a_module(tmp_path: Path) -> None:
     assert (tmp_path / "rounds.png").stat().st_size > 1000
 
 
+@pytest.mark.nightly
+def test_fedprox_is_compared_with_fedavg(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    script = ROOT / "examples" / "simulation" / "compare.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    accuracies = [float(number) for number in re.findall(r"accuracy ([\d.]+)", done.stdout)]
+    assert len(accuracies) == 2 and min(accuracies) > 0.8
+    assert (tmp_path / "compared.png").stat().st_size > 1000
+
+
 def test_the_partitioner_of_the_page_skews_a_feature() -> None:
     names: dict[str, object] = {}
     exec(PARTITIONER, names)
