@@ -179,18 +179,6 @@ class Counter(Refused):
         return self.head(x.flatten(1))
 
 
-class Reserved(Refused):
-    """A parameter with the name of a port."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__(layer)
-        self.mask = nn.Parameter(torch.ones(64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        return self.head(x.flatten(1) * self.mask)
-
-
 class Renewer(Refused):
     """Keeps a mean in a buffer, by another tensor each time."""
 
@@ -233,7 +221,6 @@ def plain(*layers: nn.Module) -> nn.Module:
             plain(nn.InstanceNorm2d(1, track_running_stats=True)),
             r"module itself .* changes its buffers \['0.running_mean', '0.running_var'\] in training",
         ),
-        (Reserved(nn.Identity()), r"parameters \['mask'\] are named like a graph's own ports; rename them"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), r"the module returned \(2, 9\), expected logits of shape"),
         (plain().requires_grad_(False), r"no parameter requires a gradient \(trains: 'full'\), expected at least one"),
     ],
@@ -248,7 +235,6 @@ def plain(*layers: nn.Module) -> nn.Module:
             "buffer",
             "renewed-buffer",
             "instance-norm",
-            "reserved",
         ),
         *("logits", "frozen"),
     ],

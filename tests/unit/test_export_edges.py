@@ -13,7 +13,7 @@ from fanin.edge.bundles.manifest import Port
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import Adam, Recipe, Sgd, load_app
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.graphs import control_ports
+from fanin.edge.runtimes.graphs import control_ports, parameter_port
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import UnsupportedModel
 
@@ -58,7 +58,8 @@ def test_scaffold_needs_an_optimizer_without_state(optimizer: Sgd | Adam) -> Non
 
 def test_a_layer_called_control_is_no_control_variate() -> None:
     table = TensorTable.of({"control.weight": (2,), "weight": (2,)})
-    ports = [Port(name=name, dtype="float32", shape=(2,)) for name in ("weight", "control.weight")]
+    ports = [Port(name=name, dtype="float32", shape=(2,)) for name in ("weight", "parameter.control.weight")]
+    assert [parameter_port(spec.name) for spec in table.specs] == ["parameter.control.weight", "weight"]
     assert control_ports(table, ports) == ()
     extra = Port(name="control.control.weight", dtype="float32", shape=(2,))
     assert control_ports(table, [*ports, extra]) == ("control.control.weight",)

@@ -281,22 +281,6 @@ def test_dropout_is_turned_off_and_said() -> None:
     assert (module[0].p, module[4].dropout) == (0.25, 0.2)
 
 
-class Named(nn.Module):
-    """A parameter with this name."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        layer = nn.Linear(64, 4)
-        *owners, leaf = name.split(".")
-        for owner in reversed(owners):
-            holder = nn.Module()
-            holder.register_parameter(leaf, nn.Parameter(torch.ones(1)))
-            self.add_module(owner, holder)
-        if not owners:
-            self.register_parameter(leaf, nn.Parameter(torch.ones(1)))
-        self.layer = layer
-
-
 def lazy() -> nn.Module:
     """A layer that has not seen anything."""
     return nn.Sequential(nn.LazyLinear(4))
@@ -321,21 +305,6 @@ def with_nan() -> nn.Module:
         (lambda: plain().to("meta"), "full", r"parameter 1.weight is on meta, expected cpu; call module.cpu\(\)"),
         (with_nan, "full", "parameter 1.weight holds NaN or infinity, expected finite values"),
         (lazy, "full", "parameter 0.weight has no shape yet, expected one; call the module once on an example"),
-        *(
-            (lambda name=name: Named(name), "full", rf"parameters \['{name}'\] are named like a graph's own ports")
-            for name in (
-                "x",
-                "mask",
-                "step",
-                "loss",
-                "learning_rate",
-                "proximal_weight",
-                "logits",
-                "next.a",
-                "anchor.a",
-                "momentum.a",
-            )
-        ),
         (
             lambda: plain().requires_grad_(False),
             "full",

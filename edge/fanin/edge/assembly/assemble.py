@@ -30,6 +30,7 @@ from fanin.edge.bundles.slots import Slot, check_slots
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import LoadedModel, PaddedBatch, Runtime, StepSettings
+from fanin.edge.runtimes.graphs import CONTROL, next_port, parameter_port, state_port
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
 from fanin.edge.tensors import Array, Float32s, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
@@ -210,7 +211,9 @@ def _check_contract(spec: AssembledGraphs, ports_of: Mapping[str, Ports]) -> Non
         "proximal_weight": scalar,
     }
     for spec_row in spec.table.specs:
-        for name in (spec_row.name, f"next.{spec_row.name}", f"anchor.{spec_row.name}", f"control.{spec_row.name}"):
+        parameter = parameter_port(spec_row.name)
+        states = (state_port("anchor", spec_row.name), state_port(CONTROL, spec_row.name))
+        for name in (parameter, next_port(parameter), *states):
             expected[name] = ("float32", spec_row.shape)
     for name in ("train", "evaluate"):
         ports = {port.name: port for row in ports_of[name] for port in row}

@@ -25,6 +25,7 @@ from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.runtimes.graphs import parameter_port
 from fanin.protos.errors import UnsupportedModel
 
 ONNX: Final = "onnx"
@@ -88,7 +89,7 @@ def onnx_infer(prepared: Prepared, infer: Infer) -> Int8Model:
                 type(layer).__name__,
             )
     float_infer = to_onnx(infer.traced, f"{prepared.what}: the infer graph")
-    inputs_to_initializers(float_infer, dict(infer.values))
+    inputs_to_initializers(float_infer, {parameter_port(name): value for name, value in infer.values.items()})
     reader = Calibration(prepared.app.calibration.numpy(), prepared.app.batch_size)
     return to_int8(float_infer, infer, reader, prepared.kept_float)
 

@@ -32,13 +32,9 @@ from fanin.edge.export.modules.adapters import add_adapters
 from fanin.edge.export.modules.heads import head_of
 from fanin.edge.export.modules.norms import STATISTICS, track_norms, tracked_norms
 from fanin.edge.export.optimizers import Tensors
-from fanin.edge.runtimes.graphs import BATCH_PORTS, SCALAR_PORTS
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
-RESERVED: Final = frozenset({*BATCH_PORTS, *SCALAR_PORTS, "loss", "loss_sum", "predicted", "logits"})
-"""Port names of Signatures that are not parameters."""
-RESERVED_PREFIXES: Final = ("next.", "anchor.", "control.", "momentum.", "mean.", "square.")
 Module = nn.Module
 """A torch module, named here for rooms that do not import torch."""
 ADAPTER_SEED: Final = 0
@@ -123,7 +119,7 @@ def prepare(app: App) -> Prepared:
     track_norms(module, f"App {app.name}")
     learned = {name: value.detach().clone() for name, value in module.named_parameters() if value.requires_grad}
     tracked = {name: value.detach().clone() for name, value in running_statistics(eager).items()}
-    _check_names(app, learned, tracked)
+    _check_learned(app, learned)
     return Prepared(
         app=app,
         module=module,
@@ -185,16 +181,12 @@ def running_statistics(module: nn.Module) -> Tensors:
     }
 
 
-def _check_names(app: App, learned: Tensors, tracked: Tensors) -> None:
+def _check_learned(app: App, learned: Tensors) -> None:
     if not learned:
         raise UnsupportedModel(
             f"App {app.name}: no parameter requires a gradient (trains: {app.recipe.trains!r}), "
             "expected at least one to train"
         )
-    names = [*learned, *tracked]
-    taken = sorted(name for name in names if name in RESERVED or name.startswith(RESERVED_PREFIXES))
-    if taken:
-        raise UnsupportedModel(f"App {app.name}: parameters {taken} are named like a graph's own ports; rename them")
 
 
 def _without_dropout(module: nn.Module) -> list[str]:

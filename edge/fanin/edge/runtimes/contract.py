@@ -11,6 +11,7 @@ from fanin.edge.bundles.formats import FILE_FORMATS
 from fanin.edge.bundles.manifest import Port
 from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings, TrainState
 from fanin.edge.runtimes.engine import GraphEngine, GraphFile
+from fanin.edge.runtimes.graphs import parameter_port
 from fanin.edge.runtimes.runtime import GraphRuntime
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import InvalidBundle
@@ -107,7 +108,7 @@ def _check_graph(engine: GraphEngine, bundle: Bundle, batches: Sequence[PaddedBa
         signature="evaluate",
     )
     graph, parameters = engine.load(file), bundle.manifest.table.views(bundle.initial_parameters())
-    ports = [spec.name for spec in bundle.manifest.table.specs]
+    ports = [parameter_port(spec.name) for spec in bundle.manifest.table.specs]
     feeds = [
         dict(zip(ports, parameters.values(), strict=True)) | {"x": each.x, "y": each.y, "mask": each.mask}
         for each in batches[:2]

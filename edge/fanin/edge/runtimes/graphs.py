@@ -12,7 +12,7 @@ The inputs and outputs for a Bundle with parameters ``<p>`` and optimizer states
     infer      x                                              ->  logits
     preprocess raw                                            ->  x    (optional, see ``models``)
 
-``stepping`` has the train step.
+``<p>`` is ``parameter_port`` of the parameter's name. ``stepping`` has the train step.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,8 +33,21 @@ PROXIMAL_WEIGHT: Final = "proximal_weight"
 CONTROL: Final = "control"
 """Kind of the inputs ``control.<p>``, which are added to the gradient."""
 SCALAR_PORTS: Final = ("learning_rate", STEP, PROXIMAL_WEIGHT)
+OTHER_PORTS: Final = frozenset({*BATCH_PORTS, *SCALAR_PORTS, "loss", "loss_sum", "predicted", "logits"})
+"""Ports that are not of a parameter."""
+PARAMETER_PREFIX: Final = "parameter."
+OTHER_PREFIXES: Final = (PARAMETER_PREFIX, "next.", "anchor.", "control.", "momentum.", "mean.", "square.")
+"""Prefixes of ports that belong to a parameter, such as its next value and its optimizer states."""
 NO_TOKEN: Final = -1
 """Label of a position without a target. Only sequences have such positions."""
+
+
+def parameter_port(name: str) -> str:
+    """Return the port of a parameter: its name, with a prefix if other ports have such names.
+
+    So a module may give its parameters any names. Two parameters never have the same port.
+    """
+    return PARAMETER_PREFIX + name if name in OTHER_PORTS or name.startswith(OTHER_PREFIXES) else name
 
 
 def state_port(state: str, parameter: str) -> str:
@@ -44,9 +57,7 @@ def state_port(state: str, parameter: str) -> str:
 
 def control_ports(table: TensorTable, inputs: Iterable[Port]) -> tuple[str, ...]:
     """Return the train inputs that hold SCAFFOLD's control variates. The stage ``scaffold`` sets them."""
-    parameters = {spec.name for spec in table.specs}
-    # A layer that is called "control" has parameters with such names.
-    controls = {state_port(CONTROL, name) for name in parameters} - parameters
+    controls = {state_port(CONTROL, spec.name) for spec in table.specs}
     return tuple(port.name for port in inputs if port.name in controls)
 
 
@@ -59,7 +70,7 @@ def optimizer_table(manifest: Manifest) -> TensorTable:
     """Return the layout of the optimizer's state: all train inputs that have a next value, except the parameters."""
     train = manifest.signatures["train"]
     outputs = {port.name for port in train.outputs}
-    parameters = {spec.name for spec in manifest.table.specs}
+    parameters = {parameter_port(spec.name) for spec in manifest.table.specs}
     return TensorTable.of(
         {
             port.name: port.shape
@@ -73,7 +84,7 @@ class GraphEvaluate:
     """An ``Evaluate`` over a graph."""
 
     def __init__(self, manifest: Manifest, run: RunGraph) -> None:
-        names = [spec.name for spec in manifest.table.specs]
+        names = [parameter_port(spec.name) for spec in manifest.table.specs]
         self._outputs = ["loss_sum", "predicted"]
         signature = signature_of(manifest, "evaluate", ([*names, *BATCH_PORTS], []), self._outputs)
         self._parameters = FlatPorts(manifest.table, names)

@@ -27,6 +27,7 @@ from fanin.edge.runtimes.graphs import (
     FlatPorts,
     next_port,
     optimizer_table,
+    parameter_port,
     signature_of,
     state_port,
 )
@@ -73,11 +74,12 @@ class GraphTrainStep:
     """A ``TrainStep`` over a graph."""
 
     def __init__(self, manifest: Manifest, bind: BindGraph) -> None:
-        names = [spec.name for spec in manifest.table.specs]
+        parameters = [spec.name for spec in manifest.table.specs]
+        names = [parameter_port(name) for name in parameters]
         states = optimizer_table(manifest)
         state_names = [spec.name for spec in states.specs]
         required = [*names, *state_names, *BATCH_PORTS, "learning_rate"]
-        optional = [STEP, PROXIMAL_WEIGHT, *(state_port(kind, name) for kind in KINDS for name in names)]
+        optional = [STEP, PROXIMAL_WEIGHT, *(state_port(kind, name) for kind in KINDS for name in parameters)]
         outputs = [*(next_port(name) for name in (*names, *state_names)), "loss"]
         signature = signature_of(manifest, "train", (required, optional), outputs)
         self._parameters = FlatPorts(manifest.table, names)
@@ -90,7 +92,7 @@ class GraphTrainStep:
         self._extras: dict[str, Float32s] = {}
         self._feed: dict[str, Array] = {**self._fixed, **self._scalars}
         for kind in KINDS:
-            ports = [state_port(kind, name) for name in names]
+            ports = [state_port(kind, name) for name in parameters]
             if any(port in inputs for port in ports):
                 self._extras[kind] = np.zeros(manifest.table.num_values, np.float32)
                 flat_ports = FlatPorts(manifest.table, [port if port in inputs else "" for port in ports])

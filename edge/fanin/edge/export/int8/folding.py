@@ -33,6 +33,7 @@ from fanin.edge.export.decompositions.tables import forward_decompositions
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.tracing.traced import Traced
+from fanin.edge.runtimes.graphs import parameter_port
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidBundle, UnsupportedModel
 
@@ -62,7 +63,7 @@ class Infer:
     """The ``infer`` graph and the sources of its slots.
 
     Args:
-        traced: The graph. Its inputs are some of ``values``, and x.
+        traced: The graph. Its inputs are the ports of some of ``values``, and x.
         values: Parameters of Version 0 and the tensors derived from them.
         derived: The derivations.
         scales: For each moving bias next to a frozen weight, the name of the constant with the weight's scales.
@@ -109,8 +110,9 @@ def fold_norms(traced: Traced, prepared: Prepared, graph_format: str) -> Infer:
     if any(node.target in table for node in program.graph.nodes):
         with quiet_torch():
             program = program.run_decompositions(table)
+    ports = [*map(parameter_port, names[:-1]), names[-1]]
     return Infer(
-        traced=Traced(program=program, examples=examples, inputs=names, outputs=traced.outputs),
+        traced=Traced(program=program, examples=examples, inputs=ports, outputs=traced.outputs),
         values=MappingProxyType(values),
         derived=derived,
         scales=MappingProxyType(folding.scales),

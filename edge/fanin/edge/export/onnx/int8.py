@@ -26,6 +26,7 @@ from fanin.edge.export.int8.folding import Infer
 from fanin.edge.export.onnx.slots import COPY, TRANSPOSED, SlotFinder
 from fanin.edge.export.refusals import REPLACE, first_line
 from fanin.edge.runtimes.base import Inputs
+from fanin.edge.runtimes.graphs import parameter_port
 from fanin.protos.errors import UnsupportedModel
 
 QUANTIZED: Final = ("Conv", "Gemm", "MatMul")
@@ -53,8 +54,9 @@ def to_int8(model: onnx.ModelProto, infer: Infer, reader: "Calibration", kept_fl
     Raises:
         UnsupportedModel: A moving tensor becomes neither a float constant nor a known slot.
     """
-    parameters = set(infer.values)
-    _fold_transposes(model, parameters)
+    parameters = {parameter_port(name): name for name in infer.values}
+    kept_float = {parameter_port(name) for name in kept_float}
+    _fold_transposes(model, set(parameters))
     _part_biases(model)
     used = {name for node in model.graph.node for name in node.input}
     # The quantizer empties the model that it receives.
@@ -63,7 +65,7 @@ def to_int8(model: onnx.ModelProto, infer: Infer, reader: "Calibration", kept_fl
     SlotFinder(quantized, infer).settle_biases(floats)
     slots = SlotFinder(quantized, infer).slots()
     covered = {slot.parameter for slot in slots}
-    lost = sorted(name for name in parameters if name not in covered and {name, name + TRANSPOSED} & used)
+    lost = sorted(name for port, name in parameters.items() if name not in covered and {port, port + TRANSPOSED} & used)
     if lost:
         raise UnsupportedModel(
             f"infer graph: parameters {lost} have no slots after quantization, expected one for each; "

@@ -21,10 +21,11 @@ from onnx import TensorProto, helper, numpy_helper
 from fanin.edge.bundles.quantize import weight_codes
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export.int8.folding import Infer
+from fanin.edge.runtimes.graphs import parameter_port
 from fanin.edge.tensors import Array
 from fanin.protos.errors import UnsupportedModel
 
-TRANSPOSED: Final = ".transposed"
+TRANSPOSED: Final = ":transposed"
 COPY: Final = ":copy"
 """Suffix of a bias in its second place and later ones, before their number."""
 CODES: Final = "_quantized"
@@ -36,6 +37,7 @@ class SlotFinder:
 
     def __init__(self, model: onnx.ModelProto, infer: Infer) -> None:
         self._model, self._infer = model, infer
+        self._parameters = {parameter_port(name): name for name in infer.values}
         self._values = {row.name: row for row in model.graph.initializer}
         self._makers = {name: node for node in model.graph.node for name in node.output}
         self._users: dict[str, list[onnx.NodeProto]] = {}
@@ -115,7 +117,7 @@ class SlotFinder:
     def _parameter(self, name: str) -> str:
         """Return the parameter behind the name of a float initializer; "" if there is none."""
         plain = re.sub(f"{COPY}[0-9]+$", "", name).removesuffix(TRANSPOSED)
-        return plain if plain in self._infer.values else ""
+        return self._parameters.get(plain, "")
 
     def _float(self, name: str) -> Slot:
         return Slot(

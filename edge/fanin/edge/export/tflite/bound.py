@@ -12,6 +12,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from fanin.edge.export.tflite.flatgraph import FlatGraph
+from fanin.edge.runtimes.graphs import parameter_port
 from fanin.edge.tensors import Float32s
 
 PRODUCTS: Final = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
@@ -37,9 +38,10 @@ def bind_parameters(graph: FlatGraph, parameters: Mapping[str, Float32s]) -> dic
         The view behind each constant tensor, by tensor index.
     """
     bound: dict[int, ParameterView] = {}
+    names = {parameter_port(name): name for name in parameters}
     for port in list(graph.ports.inputs):
-        name = port.name.decode() if isinstance(port.name, bytes) else port.name
-        if name in parameters:
+        name = names.get(port.name.decode() if isinstance(port.name, bytes) else port.name)
+        if name is not None:
             value = parameters[name]
             graph.set_constant(port.tensorIndex, value)
             bound[port.tensorIndex] = ParameterView(parameter=name, permutation=tuple(range(value.ndim)))

@@ -24,6 +24,7 @@ from fanin.edge.export.tracing.examples import (
 from fanin.edge.export.tracing.kernels import plain_kernels
 from fanin.edge.export.tracing.reading import NoReading
 from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
+from fanin.edge.runtimes.graphs import parameter_port
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
@@ -31,11 +32,12 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 def trace_evaluate(prepared: Prepared, graph_format: str) -> Traced:
     """Trace the summed loss over the unmasked samples of one batch, and the prediction for each sample."""
     x, y, mask = example_batch(prepared)
-    inputs = FlatInputs({**prepared.travelling, "x": x, "y": y, "mask": mask}, dict(prepared.frozen))
+    ports = {parameter_port(name): value for name, value in prepared.travelling.items()}
+    inputs = FlatInputs({**ports, "x": x, "y": y, "mask": mask}, dict(prepared.frozen))
 
     def evaluate(*flat: Tensor) -> tuple[Tensor, Tensor]:
         values, frozen = inputs.named(flat)
-        parameters = {name: values[name] for name in prepared.travelling}
+        parameters = {name: values[parameter_port(name)] for name in prepared.travelling}
         logits = model_logits(prepared, {**frozen, **parameters}, values["x"])
         loss_sum = (values["mask"] * sample_losses(prepared, logits, values["y"])).sum()
         return loss_sum, logits.argmax(dim=-1).to(torch.int32) if prepared.app.num_classes else logits

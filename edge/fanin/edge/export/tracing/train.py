@@ -17,7 +17,7 @@ from fanin.edge.export.tracing.backward import disable_inplace, gradients_of
 from fanin.edge.export.tracing.examples import check_kept, example_batch
 from fanin.edge.export.tracing.forward import model_logits, sample_losses
 from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
-from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, STEP, next_port, state_port
+from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, STEP, next_port, parameter_port, state_port
 
 
 def trace_train(prepared: Prepared, graph_format: str) -> Traced:
@@ -35,25 +35,26 @@ def trace_train(prepared: Prepared, graph_format: str) -> Traced:
     recipe, learned = prepared.app.recipe, prepared.learned
     names = list(prepared.travelling)
     states = [(state, name) for state in recipe.optimizer.states for name in learned]
+    kept_ports = [*map(parameter_port, names), *(state_port(*pair) for pair in states)]
     inputs = FlatInputs(_train_inputs(prepared), dict(prepared.frozen))
 
     def step(*flat: Tensor) -> tuple[Tensor, ...]:
         values, frozen = inputs.named(flat)
         loss, gradients, tracked = _gradients(prepared, values, frozen)
         # A norm that the forward did not call keeps its statistics.
-        moved = {name: values[name] for name in prepared.tracked} | tracked
+        moved = {name: values[parameter_port(name)] for name in prepared.tracked} | tracked
         following: Tensors = {}
         for name in learned:
-            shape = values[name].shape
+            parameter = values[parameter_port(name)]
             value, kept = recipe.optimizer.move(
-                _flat(values[name]),
+                _flat(parameter),
                 _flat(gradients[name]),
                 {state: _flat(values[state_port(state, name)]) for state in recipe.optimizer.states},
                 values["learning_rate"],
                 values.get(STEP),
             )
-            moved[name] = _shaped(value, shape)
-            following |= {state_port(state, name): _shaped(tensor, shape) for state, tensor in kept.items()}
+            moved[name] = _shaped(value, parameter.shape)
+            following |= {state_port(state, name): _shaped(tensor, parameter.shape) for state, tensor in kept.items()}
         return (*(moved[name] for name in names), *(following[state_port(*pair)] for pair in states), loss)
 
     return Traced(
@@ -62,7 +63,7 @@ def trace_train(prepared: Prepared, graph_format: str) -> Traced:
         ),
         examples=inputs.examples,
         inputs=inputs.names,
-        outputs=[*(next_port(name) for name in (*names, *(state_port(*pair) for pair in states))), "loss"],
+        outputs=[*map(next_port, kept_ports), "loss"],
     )
 
 
@@ -79,7 +80,7 @@ def _train_inputs(prepared: Prepared) -> Tensors:
     """Return example inputs of the train step by name."""
     recipe, learned = prepared.app.recipe, prepared.learned
     x, y, mask = example_batch(prepared)
-    inputs = dict(prepared.travelling)
+    inputs = {parameter_port(name): value for name, value in prepared.travelling.items()}
     for state in recipe.optimizer.states:
         inputs |= {state_port(state, name): torch.zeros_like(value) for name, value in learned.items()}
     if recipe.proximal:
@@ -101,14 +102,14 @@ def _gradients(prepared: Prepared, inputs: Tensors, frozen: Tensors) -> tuple[Te
 
     def mean_loss(values: Tensors) -> tuple[Tensor, Tensors]:
         prepared.with_mask(mask)
-        statistics = {name: inputs[name] for name in prepared.tracked}
+        statistics = {name: inputs[parameter_port(name)] for name in prepared.tracked}
         with FoldedNorms(), PlainAttention():
             logits = model_logits(prepared, {**frozen, **statistics, **values}, inputs["x"])
         total = (mask * sample_losses(prepared, logits, inputs["y"])).sum()
         tracked = {f"{name}.{key}": value for name, norm in norms.items() for key, value in norm.finish().items()}
         return total / mask.sum().clamp(min=1.0), tracked
 
-    learned = {name: inputs[name] for name in prepared.learned}
+    learned = {name: inputs[parameter_port(name)] for name in prepared.learned}
     gradients, loss, tracked = gradients_of(mean_loss, learned)
     if recipe.proximal:
         pull = inputs[PROXIMAL_WEIGHT]
