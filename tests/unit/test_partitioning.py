@@ -25,7 +25,7 @@ from fanin.simulation import (
     Shards,
     partition,
 )
-from fanin.simulation.partitioners import partitioner_of
+from fanin.simulation.data.partitioners import partitioner_of
 
 NUM, NUM_LABELS = 600, 10
 

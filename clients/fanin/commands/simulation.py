@@ -139,7 +139,7 @@ def _plan(app: str, path: Path | None, limits: dict[str, int | None], overrides:
 
 def _partitioner(split: LoadedData, by: str, alpha: float | None, options: Sequence[str] | None) -> Partitioner:
     """Return the partitioner of the command line. Raises InvalidInput."""
-    from fanin.simulation.partitioners import partitioner_of
+    from fanin.simulation.data.partitioners import partitioner_of
 
     values = dict(map(_option, options or ()))
     if alpha is not None or (by in WITH_ALPHA and "alpha" not in values):

@@ -11,9 +11,10 @@ their modules are imported when a name is first used.
 
 Reading order:
 
-- ``partitioning``, ``partitioners``: the examples of each client; ``data``: data sets by name
-- ``experiment``: ``simulate``, from an App to a ``Result``; ``workers``: where clients train;
-  ``result``, ``rows``: its tables; ``plots``: its figures
+- ``data/``: data sets, and the examples of each client
+- ``experiment``: ``simulate``, from an App to a ``Result``; ``course``: its Run
+- ``trainers``, ``workers``: the training of its clients, in this process or in others
+- ``result``, ``rows``: the tables of a simulation; ``plots``: its figures
 - ``scenario``: ``play``, one Run from a ``Scenario`` to its ``Outcome``
 - ``federation``: ``Federation``, a coordinator with its devices
 - ``coordinator``: one coordinator that can stop and start again
@@ -24,10 +25,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fanin.simulation.data import LoadedData, examples_of, load_data
-    from fanin.simulation.experiment import ClientFailed, SimulationSettings, simulate
-    from fanin.simulation.federation import Federation
-    from fanin.simulation.partitioners import (
+    from fanin.simulation.data.loading import LoadedData, examples_of, load_data
+    from fanin.simulation.data.partitioners import (
         Dirichlet,
         Iid,
         LabelSkew,
@@ -37,35 +36,38 @@ if TYPE_CHECKING:
         Quantity,
         Shards,
     )
-    from fanin.simulation.partitioning import Partition, partition
+    from fanin.simulation.data.partitioning import Partition, partition
+    from fanin.simulation.experiment import SimulationSettings, simulate
+    from fanin.simulation.federation import Federation
     from fanin.simulation.plots import plot_results
     from fanin.simulation.result import Result
     from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow
     from fanin.simulation.scenario import Outcome, Scenario, play
+    from fanin.simulation.trainers import ClientFailed
 
 _MODULES = {
-    "ClientFailed": "experiment",
+    "ClientFailed": "trainers",
     "ClientFailure": "rows",
     "ClientRow": "rows",
-    "LoadedData": "data",
-    "Dirichlet": "partitioners",
+    "LoadedData": "data.loading",
+    "Dirichlet": "data.partitioners",
     "Federation": "federation",
-    "Iid": "partitioners",
-    "LabelSkew": "partitioners",
-    "Natural": "partitioners",
+    "Iid": "data.partitioners",
+    "LabelSkew": "data.partitioners",
+    "Natural": "data.partitioners",
     "Outcome": "scenario",
-    "Partition": "partitioning",
-    "Partitioner": "partitioners",
-    "Pathological": "partitioners",
-    "Quantity": "partitioners",
+    "Partition": "data.partitioning",
+    "Partitioner": "data.partitioners",
+    "Pathological": "data.partitioners",
+    "Quantity": "data.partitioners",
     "Result": "result",
     "RoundRow": "rows",
     "Scenario": "scenario",
-    "Shards": "partitioners",
+    "Shards": "data.partitioners",
     "SimulationSettings": "experiment",
-    "examples_of": "data",
-    "load_data": "data",
-    "partition": "partitioning",
+    "examples_of": "data.loading",
+    "load_data": "data.loading",
+    "partition": "data.partitioning",
     "play": "scenario",
     "plot_results": "plots",
     "simulate": "experiment",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fanin.simulation.partitioning import Partition
+    from fanin.simulation.data.partitioning import Partition
     from fanin.simulation.rows import RoundRow
 
 SIZE_INCHES: Final = (8.0, 4.5)
@@ -27,7 +27,7 @@ MAX_LABELS: Final = 20
 
 
 class HasRounds(Protocol):
-    """What ``plot_results`` draws: a ``Result``."""
+    """The part of a ``Result`` that ``plot_results`` draws."""
 
     @property
     def rounds(self) -> "Sequence[RoundRow]": ...

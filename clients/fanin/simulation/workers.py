@@ -30,7 +30,7 @@ from fanin.edge.runtimes.base import Inputs
 from fanin.edge.tensors import Float32s, Int64s
 from fanin.protos import messages as m
 from fanin.protos.convert.assignment_wire import assignment_from_proto, assignment_to_proto
-from fanin.simulation.partitioning import Partition
+from fanin.simulation.data.partitioning import Partition
 from fanin.v1 import fleet_pb2 as pb
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ PendingTraining = Callable[[], Change]
 
 
 class Trainings(Protocol):
-    """Where the clients of a simulation train."""
+    """The place where the clients of a simulation train."""
 
     def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
         """Begin the training of a client for an Assignment."""
@@ -78,7 +78,7 @@ class WorkerFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """One training: what a worker needs beside the files."""
+    """One training, for a worker that has the files."""
 
     files: WorkerFiles
     client: int

@@ -15,7 +15,7 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MIN_EXAMPLES
 from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
-from fanin.simulation.partitioners import LabelSkew, Partitioner, Quantity
+from fanin.simulation.data.partitioners import LabelSkew, Partitioner, Quantity
 
 STREAM: Final = 0x70617274
 """Separates the generator of a partition from all other generators of a seed."""

@@ -1,0 +1,142 @@
+"""The course of a simulation: its Run from the start to the end, and a row for each Version."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from fanin.clients.data.batching import batches_in_order
+from fanin.clients.data.examples import Examples
+from fanin.clients.testing.habits import Habits
+from fanin.clients.testing.member import Member
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.runtimes.measure import measure
+from fanin.edge.runtimes.quality import Quality
+from fanin.edge.tensors import Float32s
+from fanin.protos.control import RoundClosed, RunRested, RunState, VersionPublished
+from fanin.protos.errors import FaninError
+from fanin.protos.plans import Plan
+from fanin.server.aggregation.parameters import load_parameters
+from fanin.simulation.federation import Federation
+from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, client_name, client_rows, initial_row, round_row
+from fanin.simulation.trainers import ClientTrainer, Crew, SharedGraphs
+from fanin.simulation.workers import Trainings
+
+RUN: Final = "run"
+PIECE_BYTES: Final = 1 << 20
+STEADY: Final = Habits(work_s=(1.0, 1.1))
+"""Every client takes about a virtual second to train. The fewer virtual seconds pass, the fewer idle clients poll."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RowLists:
+    """The rows of a simulation so far.
+
+    Attributes:
+        rounds: The Rounds, the initial model first.
+        clients: The clients of each Round.
+        failures: Errors in the training of clients.
+        digests: The SHA-256 of each Version.
+        parameters: The parameters of the newest Version (num_values,), once the Run has ended.
+        is_complete: Whether the Run has finished.
+    """
+
+    rounds: list[RoundRow] = field(default_factory=list)
+    clients: list[ClientRow] = field(default_factory=list)
+    failures: list[ClientFailure] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    parameters: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
+    is_complete: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRun:
+    """A Run of simulated clients.
+
+    Attributes:
+        bundle: The Bundle.
+        plan: The Plan.
+        num_clients: Number of clients.
+        trainings: Trains the clients.
+        graphs: The open graphs, for evaluations.
+        test: Examples on which each Version is evaluated; None for no evaluation.
+        seed: Seed of the choices that the Plan's own seed does not make.
+        stops: Whether an error in the training of a client ends the simulation.
+        on_round: Called with each row.
+    """
+
+    bundle: Bundle
+    plan: Plan
+    num_clients: int
+    trainings: Trainings
+    graphs: SharedGraphs
+    test: Examples | None
+    seed: int
+    stops: bool
+    on_round: Callable[[RoundRow], None]
+
+    async def play(self, publisher: SigningKey) -> RowLists:
+        """Run the Plan to its end, or until Ctrl-C."""
+        rows = RowLists()
+        async with Federation(seed=self.seed, piece_bytes=PIECE_BYTES) as federation:
+            await federation.start_run(RUN, self.plan, self.bundle, publisher)
+            rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
+            rows.rounds.append(initial_row(await self._quality(federation, 0)))
+            self.on_round(rows.rounds[0])
+            crew = Crew(
+                trainings=self.trainings,
+                runtime=self.graphs.name,
+                failures=rows.failures,
+                stops=self.stops,
+            )
+            for index in range(self.num_clients):
+                member = Member(device=client_name(index), trainer=ClientTrainer(index, crew), habits=STEADY)
+                federation.join(member, self.bundle)
+            try:
+                await self._follow(federation, rows)
+                rows.is_complete = True
+            except asyncio.CancelledError:
+                # After Ctrl-C, the Rounds that have ended are the result. If a client has failed instead, the
+                # federation raises its error at the end of this block.
+                task = asyncio.current_task()
+                assert task is not None, "a coroutine runs in a task"
+                task.uncancel()
+            rows.parameters = await self._parameters(federation, rows.rounds[-1].version)
+        return rows
+
+    async def _follow(self, federation: Federation, rows: RowLists) -> None:
+        """Add the rows of each Version until the Run ends. Raises FaninError if the Run does not finish."""
+        num_accepted = 0
+        async for recorded in federation.watch(RUN):
+            event = recorded.event
+            match event:
+                case RoundClosed():
+                    num_accepted = event.num_accepted
+                case VersionPublished():
+                    quality = await self._quality(federation, event.number)
+                    updates = await federation.state.stores.rounds.updates(RUN, event.round)
+                    now = asyncio.get_running_loop().time()
+                    rows.clients += client_rows(updates, event.round)
+                    rows.digests.append(event.version_sha256)
+                    rows.rounds.append(round_row(event, now, num_accepted, quality))
+                    self.on_round(rows.rounds[-1])
+                case RunRested() if event.state is not RunState.FINISHED:
+                    failures = rows.failures
+                    first = f"; first of {len(failures)} failures: {failures[0]}" if failures else ""
+                    raise FaninError(f"simulate: the run is {event.state.name.lower()}: {event.reason}{first}")
+
+    async def _quality(self, federation: Federation, number: int) -> Quality | None:
+        """Return the quality of a Version on the test data; None without test data."""
+        if self.test is None:
+            return None
+        parameters = await self._parameters(federation, number)
+        batches = batches_in_order(self.test, self.bundle.manifest.batch_size)
+        return measure(self.graphs, self.bundle, parameters, batches)
+
+    async def _parameters(self, federation: Federation, number: int) -> Float32s:
+        version = await federation.state.stores.runs.version(RUN, number)
+        assert version is not None, "the event of a version follows its record"
+        return load_parameters(federation.state.blobs, version, self.bundle.manifest.table)

@@ -1,0 +1,7 @@
+"""Data for simulated clients.
+
+Reading order:
+
+- ``loading``: data sets by name, and those of other libraries
+- ``partitioning``: ``partition``, the examples of each client; ``partitioners``: the ways to spread them
+"""

@@ -1,0 +1,89 @@
+"""The trainers of simulated clients. They begin early and note errors, and all of them share the open graphs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.device.graphs import BundleGraphs
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import Change
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import Predict
+from fanin.edge.tensors import Float32s
+from fanin.protos import messages as m
+from fanin.protos.errors import FaninError, InvalidInput
+from fanin.simulation.rows import ClientFailure
+from fanin.simulation.workers import FORMAT, PendingTraining, Trainings
+
+
+class ClientFailed(Exception):
+    """The training of a client raised an error, and the settings stop the simulation then."""
+
+
+class ClientTrainer:
+    """The Trainer of one client. It notes each error of its training with the client and the Round."""
+
+    def __init__(self, client: int, crew: "Crew") -> None:
+        self._client = client
+        self._crew = crew
+        self._begun: tuple[str, PendingTraining] | None = None
+
+    @property
+    def runtime(self) -> str:
+        """See Trainer."""
+        return self._crew.runtime
+
+    @property
+    def graph_format(self) -> str:
+        """See Trainer."""
+        return FORMAT
+
+    def begin(self, model: OpenedModel, assignment: m.Assignment) -> None:
+        """See EarlyTrainer."""
+        self._begun = assignment.assignment_id, self._crew.trainings.begin(self._client, model, assignment)
+
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
+        """See Trainer. Raises ClientFailed if the settings stop the simulation, and the client's error otherwise."""
+        assert self._begun is not None, "a device begins each training"
+        begun_for, pending = self._begun
+        assert begun_for == assignment.assignment_id, f"begun for {begun_for}, not for {assignment.assignment_id}"
+        try:
+            return pending()
+        except Exception as exc:  # Of any kind: the store, and what the App's data needs, may be the user's code.
+            failure = ClientFailure(round=assignment.round, client=self._client, error=str(exc))
+            self._crew.failures.append(failure)
+            if self._crew.stops:
+                raise ClientFailed(f"simulate: {failure}") from exc
+            if isinstance(exc, FaninError | ValueError):
+                raise
+            # Another error would end the federation. As InvalidInput it ends this client's part in the Round.
+            raise InvalidInput(f"training: {type(exc).__name__}: {exc}") from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """The parts that the trainers of all clients share."""
+
+    trainings: Trainings
+    runtime: str
+    failures: list[ClientFailure]
+    stops: bool
+
+
+class SharedGraphs(BundleGraphs):
+    """The open graphs of all clients. It keeps ``infer`` of the newest Version, too: all clients of a Round use it."""
+
+    def __init__(self) -> None:
+        super().__init__(open_runtime(FORMAT))
+        self._newest: tuple[str, Float32s, Predict] | None = None
+
+    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+        if self._newest is not None:
+            digest, known, predict = self._newest
+            if digest == bundle.sha256 and np.array_equal(known, parameters):
+                return predict
+        predict = super().open_predict(bundle, parameters)
+        self._newest = (bundle.sha256, parameters.copy(), predict)
+        return predict
