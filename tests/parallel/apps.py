@@ -11,7 +11,8 @@ import torch
 
 from fanin.datacenter.models.digits_app import app
 from fanin.datacenter.models.seeding import seeded
-from fanin.edge.export.app import App
+from fanin.edge.export.app import Adapters, App, Recipe
+from fanin.edge.export.losses import next_token
 
 
 def crashing() -> App:
@@ -123,6 +124,63 @@ def stacked() -> App:
         module.add_module("layers", torch.nn.Sequential(*(torch.nn.Sequential(*layer) for layer in layers)))
         module.add_module("head", torch.nn.Linear(16, 10))
     return App(name="stacked", module=module, calibration=app().calibration, batch_size=16, num_classes=10)
+
+
+class TiedTokens(torch.nn.Module):
+    """A module of one's own: an embedding that is also the head, and layers that compute each position by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with seeded(0):
+            self.embed = torch.nn.Embedding(12, 8)
+            self.layers = torch.nn.ModuleList(Residual() for _ in range(2))
+            self.norm = torch.nn.LayerNorm(8)
+            self.head = torch.nn.Linear(8, 12, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        stream = self.embed(tokens)
+        for layer in self.layers:
+            stream = layer(stream)
+        logits: torch.Tensor = self.head(self.norm(stream))
+        return logits
+
+
+class Residual(torch.nn.Module):
+    """A perceptron, added to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.perceptron = torch.nn.Sequential()
+        self.perceptron.add_module("up", torch.nn.Linear(8, 16))
+        self.perceptron.add_module("tanh", torch.nn.Tanh())
+        self.perceptron.add_module("down", torch.nn.Linear(16, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = x + self.perceptron(x)
+        return output
+
+
+def tied() -> App:
+    """Predicts the next token."""
+    tokens = torch.arange(24, dtype=torch.int32).reshape(6, 4) % 12
+    return App(name="tied", module=TiedTokens(), calibration=tokens, batch_size=2, num_classes=12, loss=next_token)
+
+
+def tied_double() -> App:
+    """As ``tied``, in float64."""
+    return dataclasses.replace(tied(), module=TiedTokens().double())
+
+
+def adapted() -> App:
+    """Learns adapters alone."""
+    return dataclasses.replace(tied(), recipe=Recipe(trains=Adapters(rank=1)))
+
+
+def normed() -> App:
+    """Has running statistics."""
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    return App(name="normed", module=module, calibration=torch.rand(4, 3), batch_size=2, num_classes=4)
 
 
 def sleeping() -> NoReturn:

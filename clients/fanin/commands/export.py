@@ -17,10 +17,14 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
+from fanin.datacenter.config.settings import SAFETENSORS
+from fanin.datacenter.files.jobfiles import read_parameters
+from fanin.datacenter.training.parameters import load_parameters
 from fanin.edge.export import App, Exported, check_app, load_app
 from fanin.edge.export import export as export_bundle
 from fanin.edge.export.check import Finding
 from fanin.edge.export.formats import FORMATS
+from fanin.edge.export.prepare import running_statistics
 from fanin.edge.files import new_folder
 from fanin.protos.errors import InvalidInput
 
@@ -52,6 +56,14 @@ def export(
             "percent of the squared error (default 10).",
         ),
     ] = None,
+    parameters: Annotated[
+        Path | None,
+        typer.Option(
+            "--parameters",
+            help="Trained parameters of the App: parameters.bin or a .safetensors file of fanin train, or the file of "
+            "fanin fetch; default: those of the App.",
+        ),
+    ] = None,
     quiet: QuietOption = False,
     json: JsonOption = "",
 ) -> int:
@@ -70,12 +82,35 @@ def export(
     new_folder("--out", out)
     with progress("export", quiet=quiet) as step:
         step(f"loading the App {app}")
-        exported = export_bundle(load_app(app), out, publisher_key(key), formats, max_int8_drop)
+        loaded = load_app(app)
+        if parameters is not None:
+            _load_trained(loaded, parameters)
+        exported = export_bundle(loaded, out, publisher_key(key), formats, max_int8_drop)
     if json:
         write_json(json, exported_row(exported))
     else:
         sys.stdout.write(_text(exported, out))
     return 0
+
+
+def _load_trained(app: App, path: Path) -> None:
+    """Load parameters into the App's module. Raises InvalidInput if they are not this App's."""
+    if app.recipe.trains != "full":
+        raise InvalidInput(
+            f"--parameters: got an App that trains {app.recipe.trains!r}, expected 'full': other weights of its "
+            "Bundle are frozen; publish the parameters as a Version of a Run"
+        )
+    if path.suffix != SAFETENSORS:
+        load_parameters(app.module, *read_parameters(path))
+        return
+    if running_statistics(app.module):
+        raise InvalidInput(
+            f"--parameters: got {path} for an App with running statistics, which the file does not have; expected the "
+            "parameters.bin that fanin train leaves in --state"
+        )
+    from fanin.datacenter.checkpoints.weights import load_weights
+
+    load_weights(app.module, path)
 
 
 def exported_row(exported: Exported) -> dict[str, object]:

@@ -23,7 +23,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fanin.datacenter.parallel.build import ParameterEntry
@@ -88,6 +88,23 @@ def import_weights(engine: Engine, path: Path, aside: Sequence[str] = (), *, cas
             for name, value in part.named_parameters():
                 source = tie.original_name if tie is not None and value is tie.copied else name
                 _load_slice(path.with_name(index.get(source, path.name)), source, value)
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Load all parameters of a module in one process from a file, and convert other floating-point dtypes.
+
+    Raises:
+        InvalidInput: The file is damaged or belongs to another model. Nothing has changed.
+    """
+    table = {
+        name: ParameterEntry(stage=0, shape=value.shape, dtype=value.dtype) for name, value in module.named_parameters()
+    }
+    refusal = _refusal(table, path, (), cast=True)
+    if refusal is not None:
+        raise refusal
+    with torch.no_grad():
+        for name, value in module.named_parameters():
+            _load_slice(path, name, value)
 
 
 def _load_slice(path: Path, name: str, value: Tensor) -> None:

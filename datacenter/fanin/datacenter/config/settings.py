@@ -47,6 +47,9 @@ class LayoutSettings:
         num_heads: Attention heads.
         num_kv_heads: Key and value heads.
         feed_forward: Width of the feed-forward layers.
+        tied: Names of a parameter that has two: the copy, after the layers, and the original, before them.
+        sequence: Where sequence parallelism may split the positions of activations (B, T, width), as in
+            parallel/layout.py: ``model``, ``layers``, or nowhere.
     """
 
     layers: str
@@ -57,8 +60,14 @@ class LayoutSettings:
     num_heads: int = 0
     num_kv_heads: int = 0
     feed_forward: int = 0
+    tied: tuple[str, ...] = ()
+    sequence: Literal["", "layers", "model"] = ""
 
     def __post_init__(self) -> None:
+        if len(self.tied) not in (0, 2):
+            raise InvalidInput(
+                f"layout: got tied {list(self.tied)}, expected two names of one parameter: the copy and the original"
+            )
         if not self.layers or self.num_layers < 1:
             raise InvalidInput(
                 f"layout: got layers {self.layers!r} and num_layers {self.num_layers}, expected the name of a list of "
@@ -86,6 +95,8 @@ class LayoutSettings:
             layers=self.layers,
             outputs=self.outputs,
             plan={name: styles[name] for name in self.plan},
+            tied=(self.tied[0], self.tied[1]) if self.tied else None,
+            sequence=self.sequence,
         )
 
 

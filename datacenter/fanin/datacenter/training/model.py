@@ -195,3 +195,10 @@ def _check_layout(settings: ModelSettings, module: torch.nn.Module) -> None:
             f"layout: got num_layers {settings.layout.num_layers}, but {settings.layout.layers} of {settings.app} has "
             f"{num_layers}"
         )
+    if settings.layout.tied:
+        values = dict(module.named_parameters(remove_duplicate=False))
+        copied, original = settings.layout.tied
+        if copied not in values or values[copied] is not values.get(original):
+            raise InvalidInput(
+                f"layout: got tied {copied}, {original}, expected two names of one parameter of {settings.app}"
+            )

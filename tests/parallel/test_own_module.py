@@ -1,0 +1,132 @@
+"""A module of one's own trains on a mesh as in one process, and its weights become a Bundle."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+
+from fanin.commands.main import main
+from fanin.datacenter.config.settings import (
+    CheckpointSettings,
+    DataSettings,
+    LayoutSettings,
+    ModelSettings,
+    StopSettings,
+)
+from fanin.datacenter.config.train_config import TrainConfig
+from fanin.datacenter.files.jobfiles import PARAMETERS_FILE, SEED_FILE
+from fanin.datacenter.jobs.launch import launch
+from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.ranks.mesh import MeshShape
+from fanin.datacenter.training.model import build_job_model
+from fanin.edge.bundles.bundle import open_folder
+from fanin.protos.errors import InvalidInput
+
+APPS = Path(__file__).with_name("apps.py")
+LAYOUT = LayoutSettings(
+    layers="layers",
+    num_layers=2,
+    inputs=("embed",),
+    outputs=("norm", "head"),
+    plan={
+        "embed": "vocabulary",
+        "layers.*.perceptron": "shared",
+        "layers.*.perceptron.up": "column",
+        "layers.*.perceptron.down": "row",
+        "head": "logits",
+    },
+    feed_forward=16,
+    tied=("head.weight", "embed.weight"),
+    sequence="model",
+)
+
+
+def config_of(folder: Path, app: str, mesh: str = "none") -> TrainConfig:
+    tokens = np.random.default_rng(0).integers(0, 12, (20, 5)).astype(np.int32)
+    np.savez(folder / "tokens.npz", x=tokens[:, :-1], y=tokens[:, 1:])
+    shape = MeshShape.parse(mesh)
+    return TrainConfig(
+        model=ModelSettings(app=f"{APPS}:{app}", layout=LAYOUT),
+        data=DataSettings(examples=folder / "tokens.npz"),
+        training=TrainingSettings(batch_size=8, learning_rate=0.05),
+        stop=StopSettings(steps=5),
+        parallel=ParallelSettings(
+            mesh=shape, schedule="GPipe", microbatches=2 if shape.pp > 1 else 1, sequence_parallel=shape.tp > 1
+        ),
+        checkpoints=CheckpointSettings(weights=folder / "weights.safetensors"),
+    )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mesh", ["tp=2", pytest.param("pp=2,dp_shard=2,tp=2", marks=pytest.mark.nightly)])
+def test_module_with_tied_weights_and_split_sequences_has_the_numbers_of_one_process(mesh: str, tmp_path: Path) -> None:
+    results, weights = [], []
+    for name in ("none", mesh):
+        config = config_of(tmp_path, "tied_double", name)
+        folder = tmp_path / name
+        results.append(launch(config, config.parallel.mesh.num_ranks, folder))
+        weights.append(load_file(tmp_path / "weights.safetensors"))
+        assert not (folder / SEED_FILE).exists(), "a job that is complete leaves none"
+    np.testing.assert_allclose(*(result.metrics.trained.losses for result in results), rtol=0, atol=1e-10)
+    assert "head.weight" not in weights[0]
+    assert set(weights[0]) == set(weights[1])
+    for name, value in weights[0].items():
+        assert value.dtype == np.float64
+        np.testing.assert_allclose(weights[1][name], value, rtol=0, atol=1e-10)
+
+
+@pytest.mark.timeout(600)
+def test_trained_weights_become_a_bundle(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "tied")
+    launch(config, 1, tmp_path / "job")
+    trained = load_file(tmp_path / "weights.safetensors")
+    for index, source in enumerate((tmp_path / "weights.safetensors", tmp_path / "job" / PARAMETERS_FILE)):
+        out = tmp_path / f"bundle-{index}"
+        arguments = ["export", f"{APPS}:tied", "--out", str(out), "--key", str(tmp_path / "key"), "--format", "onnx"]
+        assert main([*arguments, "--parameters", str(source), "--quiet"]) == 0
+        bundle = open_folder(out, trusted=[(tmp_path / "key.pub").read_text().strip()])
+        views = bundle.manifest.table.views(bundle.initial_parameters())
+        assert set(views) == set(trained)
+        assert all((views[name] == value).all() for name, value in trained.items())
+
+
+@pytest.mark.parametrize(
+    ("app", "tensors", "reason"),
+    [
+        ("tied", {"embed.weight": torch.zeros(3)}, "weights.safetensors: got 1 tensors of which 0 are not the model's"),
+        ("adapted", {}, "--parameters: got an App that trains .*, expected 'full'"),
+        ("normed", {}, "for an App with running statistics, which the file does not have"),
+    ],
+)
+def test_weights_of_another_app_are_refused(
+    app: str, tensors: dict[str, torch.Tensor], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file(tensors, path)
+    arguments = ["export", f"{APPS}:{app}", "--out", str(tmp_path / "out"), "--key", str(tmp_path / "key")]
+    assert main([*arguments, "--parameters", str(path), "--quiet"]) != 0
+    assert_matches(reason, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
+def assert_matches(pattern: str, text: str) -> None:
+    """Wrapped lines of the terminal are one text."""
+    assert re.search(pattern, " ".join(text.split())), text
+
+
+@pytest.mark.parametrize("tied", [("head.weight", "norm.weight"), ("missing", "embed.weight")])
+def test_names_of_two_parameters_are_not_tied(tied: tuple[str, str], tmp_path: Path) -> None:
+    config = config_of(tmp_path, "tied")
+    wrong = replace(config, model=replace(config.model, layout=replace(LAYOUT, tied=tied)))
+    with pytest.raises(InvalidInput, match=r"got tied .*, expected two names of one parameter"):
+        build_job_model(wrong)
+
+
+def test_one_name_is_no_tie() -> None:
+    with pytest.raises(InvalidInput, match="expected two names of one parameter: the copy and the original"):
+        replace(LAYOUT, tied=("head.weight",))
