@@ -13,25 +13,13 @@ from fanin.edge.export.decompositions.convolution.form import ConvForm
 from fanin.edge.export.decompositions.convolution.layouts import BlockLayout, Images
 from fanin.edge.export.decompositions.convolution.products import MAX_GATHERED, Convolutions
 from fanin.edge.export.decompositions.group_norm import group_norm, group_norm_backward
+from fanin.edge.export.decompositions.own import PLAIN_NAMES
 from fanin.edge.export.decompositions.pooling.max_backward import max_pool2d_backward
 from fanin.edge.export.decompositions.resampling import table
 from fanin.edge.export.decompositions.tables import backward_decompositions, forward_decompositions
 
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
-PLAIN_NAMES = {
-    "self": "x",
-    "input": "x",
-    "grad_output": "dy",
-    "grad_out": "dy",
-    "output": "y",
-    "scales": "scales_h",
-    "N": "samples",
-    "C": "channels",
-    "HxW": "positions",
-    "group": "groups",
-}
-"""Names of our parameters where they differ from those of the ATen schema."""
 
 
 @pytest.mark.parametrize("graph_format", ["onnx", "tflite"])

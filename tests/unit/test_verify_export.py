@@ -1,5 +1,6 @@
 """The exporter's own check: a graph whose gradient is wrong is refused, however small the gradient is."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -12,12 +13,25 @@ from torch import Tensor, nn
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adam, App, Recipe, Sgd
 from fanin.edge.export.losses import cross_entropy
+from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.verify import verify
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import UnsupportedModel
 
-RECIPES = {"sgd": Recipe(optimizer=Sgd()), "momentum": Recipe(), "adam": Recipe(optimizer=Adam())}
+RECIPES = {"sgd": Recipe(optimizer=Sgd(momentum=0.0)), "momentum": Recipe(), "adam": Recipe(optimizer=Adam())}
+
+
+class Still(Adam):
+    """An Adam that updates its states and never moves."""
+
+    def move(
+        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None
+    ) -> tuple[Tensor, Tensors]:
+        """The next states, and the same value."""
+        _, states = super().move(value, gradient, state, learning_rate, step)
+        # Without the learning rate and the step the graph would have unused inputs.
+        return value + 0.0 * learning_rate * (0.0 if step is None else step), states
 
 
 class Steeper(Mlp):
@@ -33,8 +47,8 @@ class Steeper(Mlp):
 
 
 def small_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """A loss whose gradients are about 1e-5, a tenth of what an absolute tolerance of 1e-4 lets pass."""
-    return 1e-4 * cross_entropy(outputs, targets)
+    """A loss whose gradients are about 1e-9: with an ordinary learning rate float32 loses them beside a parameter."""
+    return 1e-8 * cross_entropy(outputs, targets)
 
 
 @cache
@@ -62,8 +76,26 @@ def test_a_right_gradient_passes(name: str) -> None:
 @pytest.mark.parametrize("name", nightly_but(RECIPES, ("sgd",)))
 @pytest.mark.parametrize("factor", [1.5, 0.99, 0.0])
 def test_a_wrong_gradient_is_refused_however_small(name: str, factor: float) -> None:
-    with pytest.raises(UnsupportedModel, match=r"train step: the next \S*3\.weight.* differs from torch's"):
+    with pytest.raises(
+        UnsupportedModel, match=r"train step 1: the next \S*3\.weight of module 3 \(Linear\).* differs from torch's"
+    ):
         check(name, factor)
+
+
+def test_a_graph_whose_gradient_is_zero_is_refused_at_a_small_loss() -> None:
+    app = replace(app_of("mlp"), loss=small_loss, recipe=RECIPES["sgd"])
+    flat = Steeper()
+    flat.load_state_dict(app.module.state_dict())
+    flat.factor = 0.0
+    bundle = exported(replace(app, module=flat))
+    with pytest.raises(UnsupportedModel, match=r"train step 1: the next 3\.weight of module 3 \(Linear\)"):
+        verify(prepare(app), bundle, open_runtime("onnx"), open_runtime("onnx", plain=True))
+
+
+def test_an_adam_that_never_moves_is_refused() -> None:
+    error = r"train step 1: the next 1\.bias of module 1 \(Linear\) .* differs from torch's"
+    with pytest.raises(UnsupportedModel, match=error):
+        exported(replace(app_of("mlp"), recipe=Recipe(optimizer=Still())))
 
 
 @pytest.mark.nightly

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fanin.edge.export.app import Adapters, App, Recipe, inputs_of
     from fanin.edge.export.build import Exported, export
     from fanin.edge.export.check import Finding, check_app
+    from fanin.edge.export.decompositions.own import check_decomposition
     from fanin.edge.export.loading import load_app
     from fanin.edge.export.losses import Loss, cross_entropy, next_token, squared_error
     from fanin.edge.export.optimizers import Adam, Optimizer, Sgd
@@ -38,6 +39,7 @@ __all__ = [
     "Recipe",
     "Sgd",
     "check_app",
+    "check_decomposition",
     "cross_entropy",
     "export",
     "inputs_of",
@@ -58,6 +60,7 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
         "Recipe": "app",
         "Sgd": "optimizers",
         "check_app": "check",
+        "check_decomposition": "decompositions.own",
         "cross_entropy": "losses",
         "export": "build",
         "inputs_of": "app",

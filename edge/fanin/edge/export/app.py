@@ -11,6 +11,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
+from fanin.edge.export.decompositions.own import Decompositions, check_own
 from fanin.edge.export.losses import Loss, cross_entropy
 from fanin.edge.export.optimizers import Optimizer, Sgd
 from fanin.protos.errors import InvalidInput, UnsupportedModel
@@ -110,6 +111,8 @@ class App:
         preprocess: Maps raw inputs (n, ...) to ``x`` (n, ...), each sample by itself and without parameters that learn.
             Devices apply it to their data. ``calibration`` and ``validation`` are already preprocessed.
         raw: Real raw inputs (n, ...), uint8, int32 or float32; required together with ``preprocess``.
+        decompositions: Forms of operators by operator overload, for operators without a form in a graph format. They
+            take precedence over the built-in ones. See docs/operators.md.
 
     Raises:
         UnsupportedModel: A field is invalid.
@@ -128,6 +131,7 @@ class App:
     validation: tuple[Tensor, Tensor] | None = None
     preprocess: torch.nn.Module | None = None
     raw: Tensor | None = None
+    decompositions: Decompositions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -157,6 +161,7 @@ class App:
                 )
             _check_labels(self, y)
         _check_preprocess(self)
+        check_own(f"App {self.name}: decompositions", self.decompositions)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -142,7 +142,7 @@ def _failing_layers(prepared: Prepared, graph_format: str) -> list[Finding]:
         # Layers with equal settings and equal input shapes fail alike.
         key = f"{_key(layer, inputs)} {[value.requires_grad for value in layer.parameters()]}"
         if key not in known:
-            known[key] = _failure(layer, inputs, graph_format, type(layer).__name__)
+            known[key] = _failure(prepared, layer, inputs, (graph_format, type(layer).__name__))
         reason, advice = known[key]
         if reason:
             findings.append(_finding(name, type(layer).__name__, graph_format, reason, advice))
@@ -157,7 +157,7 @@ def _failing_calls(prepared: Prepared, graph_format: str) -> list[Finding]:
     for call in calls_between_layers(prepared.with_mask(mask), x):
         key = _key(call.layer, call.inputs)
         if key not in known:
-            known[key] = _failure(call.layer, call.inputs, graph_format, call.function)
+            known[key] = _failure(prepared, call.layer, call.inputs, (graph_format, call.function))
         reason, advice = known[key]
         finding = _finding(call.module, call.kind, graph_format, reason, advice)
         if finding.operator:
@@ -169,11 +169,19 @@ def _key(layer: nn.Module, inputs: Sequence[Tensor]) -> str:
     return f"{layer!r} {[tuple(value.shape) for value in inputs]}"
 
 
-def _failure(layer: nn.Module, inputs: Sequence[Tensor], graph_format: str, what: str) -> tuple[str, str]:
-    """Return why a layer has no form with its gradient, and the remedy; two empty strings if it has one."""
+def _failure(prepared: Prepared, layer: nn.Module, inputs: Sequence[Tensor], where: tuple[str, str]) -> tuple[str, str]:
+    """Return why a layer has no form with its gradient, and the remedy; two empty strings if it has one.
+
+    Args:
+        prepared: The App.
+        layer: The layer.
+        inputs: Its inputs in the model.
+        where: The graph format, and the name of the layer in messages.
+    """
+    graph_format, what = where
     convert = FORMATS[graph_format].convert
     try:
-        convert(trace_layer(layer, inputs, graph_format, what), what)
+        convert(trace_layer(layer, inputs, graph_format, what, prepared.app.decompositions), what)
     except UnsupportedModel as exc:
         reason = str(exc)
     else:

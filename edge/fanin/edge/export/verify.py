@@ -1,18 +1,26 @@
 """The exported graphs do what the module does. This is checked for every App before its Bundle is written.
 
-The first four checks run on two batches: the traced batch and another one. A graph that captured a value of the traced
-batch fails on the other.
+The checks run on two batches: the traced batch and another one. A graph that captured a value of the traced batch fails
+on the other.
 
-1. One exported train step equals one step of eager torch (autograd and ``torch.optim``) from the same state. The change
-   of each tensor and each state is compared relative to its own largest value, so small gradients must be right, too.
-2. The exported evaluation equals the module's own loss.
+1. Exported train steps equal steps of eager torch (autograd and ``torch.optim``) from the same state: the loss, the
+   change of each parameter, each optimizer state and each running statistic. An optimizer that counts steps is checked
+   at the steps 1, 2 and 3. The states before the steps 2 and 3 are as large as the gradients, so each term matters.
+2. The exported evaluation equals the module's own loss and predictions.
 3. The int8 graph accepts Version 0's slots and returns finite logits, for a batch and for one sample.
 4. The int8 logits are similar with and without the runtime's fused operators: an error of its optimizer is found here
    and not on devices.
 5. ``preprocess``, if present, equals its module, for several samples and for one.
+
+A tensor is compared by the L2 norm of its error, relative to its own norm. Small gradients must be right, too:
+
+- The learning rate is so large that the change of each parameter is larger than the parameter. So float32 keeps the
+  digits of the gradient.
+- torch's own rounding error, float32 against float64, is measured for each tensor and allowed in addition. It is the
+  only bound for a gradient that is zero except for rounding, such as that of a bias before a norm.
 """
 
-import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -22,33 +30,76 @@ import numpy.typing as npt
 import torch
 
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import verify_preprocess
-from fanin.edge.export.tracing.examples import ExampleBatch, example_batch, labels_of, other_batch
-from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings, TrainState
+from fanin.edge.export.tracing.eager import EagerPass, StepStart, eager_pass, eager_step, exact_pass, warm_states
+from fanin.edge.export.tracing.examples import ExampleBatch, example_batch, other_batch
+from fanin.edge.runtimes.base import Evaluate, PaddedBatch, Predict, Runtime, StepSettings, TrainState, TrainStep
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
-from fanin.edge.tensors import Float32s
+from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import UnsupportedModel
 
-TOLERANCE: Final = 1e-3
-"""Relative to the largest value of a tensor: above rounding errors, below a wrong factor or a missing term."""
+TOLERANCE: Final = 1e-4
+"""L2 norm of a tensor's error relative to its norm: above other orders of additions, below a wrong factor."""
+FLOOR: Final = 1e-7
+"""The same, relative to the largest norm among the tensors: an absolute floor for a loss of any scale."""
+UNKNOWN_FLOOR: Final = 1e-5
+"""``FLOOR`` for a module that does not run in float64: torch's rounding error is unknown."""
 ROUNDING_TOLERANCE: Final = 0.1
-"""The same for quantization-aware training, where an activation between two levels may round either way."""
+"""``TOLERANCE`` for quantization-aware training: an activation between two levels may round either way, and each
+such activation changes a gradient by a full level."""
 LOSS_TOLERANCE: Final = 1e-4
-"""Relative to max(1, |loss|): a hundred times the effect of the order of additions."""
+"""Of a loss relative to itself: a hundred times the effect of the order of additions."""
 ROUNDED_LOSS_TOLERANCE: Final = 2e-2
 """The same for quantization-aware training."""
 INT8_TOLERANCE: Final = 0.05
 """Mean difference of logits relative to their range: above a few different roundings, below a wrong kernel."""
-LEARNING_RATE: Final = 16.0
-"""A large step, so that float32 keeps the digits of a gradient when it is added to a parameter."""
-OTHER: Final = " for a batch that was not traced"
 NOISE_FACTOR: Final = 20.0
-"""A tensor may differ by this many times torch's own rounding error, in addition to the tolerance."""
-FLOOR: Final = 1e-5
-"""Allowed difference relative to the largest value of all tensors where torch's rounding error is unknown."""
-TensorPair = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
-"""A tensor of the graph, and the same tensor of eager torch."""
+"""A value may differ by this many times torch's own rounding error, in addition to the tolerance."""
+MIN_RATE: Final = 16.0
+MAX_CHANGE: Final = 2.0**100
+"""Largest change of a parameter by a step, far below the end of float32."""
+SURE_SHARE: Final = 1e-2
+"""The first step of Adam has the size of the learning rate wherever a gradient is not zero, also where rounding decides
+its sign. Gradients below this share of their tensor's root mean square are left out of that comparison."""
+CLEAR_MARGIN: Final = 1e-3
+"""Difference of the two largest logits, relative to their range, from which on a prediction must be equal."""
+SEED: Final = 3
+OTHER: Final = " for a batch that was not traced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Triple:
+    """A tensor of the graph, the same tensor of eager torch, and that of torch in float64, if it runs in it."""
+
+    actual: npt.NDArray[np.float64]
+    expected: npt.NDArray[np.float64]
+    exact: npt.NDArray[np.float64] | None
+
+    @property
+    def noise(self) -> float:
+        """Norm of torch's own rounding error; 0.0 if it is unknown."""
+        return 0.0 if self.exact is None else _norm(self.expected - self.exact)
+
+
+Triples = Mapping[str, Triple]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A batch, torch's results for it, and the words that name it in errors."""
+
+    examples: ExampleBatch
+    twin: EagerPass
+    exact: EagerPass | None
+    which: str
+
+    @property
+    def batch(self) -> PaddedBatch:
+        """The batch as runtimes accept it."""
+        x, y, mask = self.examples
+        return PaddedBatch(x=x.numpy(), y=y.numpy(), mask=mask.numpy())
 
 
 def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime) -> None:
@@ -62,150 +113,244 @@ def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime)
 
     Raises:
         UnsupportedModel: A graph differs from torch by more than the tolerance, or returns values that are not finite.
+            The message names the tensor and its module.
     """
-    app = prepared.app
     traced = example_batch(prepared)
+    cases = [
+        Case(examples=examples, twin=eager_pass(prepared, examples), exact=exact_pass(prepared, examples), which=which)
+        for examples, which in ((traced, ""), (other_batch(prepared, traced), OTHER))
+    ]
     parameters = bundle.initial_parameters()
-    step, evaluate = runtime.open_train(bundle), runtime.open_evaluate(bundle)
-    predict, predict_plainly = (each.open_predict(bundle, parameters) for each in (runtime, plain))
-    module, spread = copy.deepcopy(prepared.eager).eval(), 0.0
-    for examples, which in ((traced, ""), (other_batch(prepared, traced), OTHER)):
-        x, y, mask = examples
-        batch = PaddedBatch(x=x.numpy(), y=y.numpy(), mask=mask.numpy())
-        # (1)
-        following, _ = step(step.begin(parameters), batch, StepSettings(learning_rate=LEARNING_RATE))
-        _check_step(prepared, bundle, following, examples, which)
+    # (1)
+    _check_steps(prepared, bundle, runtime.open_train(bundle), cases)
+    evaluate = runtime.open_evaluate(bundle)
+    for case in cases:
         # (2)
-        with torch.no_grad():
-            output = module(x)
-            loss_sum = float((mask * app.loss(output, labels_of(prepared, y))).sum())
-        sums = evaluate(parameters, batch)
-        _check_loss(prepared, f"evaluation: loss{which}", sums.loss_sum, loss_sum)
-        # (3)
-        logits = predict(batch.x)
-        for rows, num in ((logits, len(batch.x)), (predict(batch.x[:1]), 1)):
-            if rows.shape != (num, *output.shape[1:]) or not np.isfinite(rows).all():
+        _check_evaluation(prepared, evaluate, parameters, case)
+    # (3), (4)
+    predict, predict_plainly = (each.open_predict(bundle, parameters) for each in (runtime, plain))
+    _check_int8(prepared, runtime.name, (predict, predict_plainly), cases)
+    # (5)
+    verify_preprocess(prepared.app, bundle, runtime)
+
+
+def _check_int8(prepared: Prepared, runtime: str, predicts: tuple[Predict, Predict], cases: list[Case]) -> None:
+    predict, predict_plainly = predicts
+    spread = 0.0
+    for case in cases:
+        x, shape = case.batch.x, tuple(case.twin.output.shape[1:])
+        logits = predict(x)
+        for rows, num in ((logits, len(x)), (predict(x[:1]), 1)):
+            if rows.shape != (num, *shape) or not np.isfinite(rows).all():
                 raise UnsupportedModel(
-                    f"App {app.name}: the int8 graph returned logits {rows.shape} for {num} samples, "
-                    f"expected finite ones of shape {(num, *output.shape[1:])}; please report the module"
+                    f"App {prepared.app.name}: the int8 graph returned logits {rows.shape} for {num} samples, "
+                    f"expected finite ones of shape {(num, *shape)}; please report the module"
                 )
-        # (4)
-        expected_logits = predict_plainly(batch.x)
+        expected = predict_plainly(x)
         # The inputs of the other batch are closer together, and so may be its logits: the wider range counts.
-        gap, spread = float(np.abs(logits - expected_logits).mean()), max(spread, float(np.ptp(expected_logits)))
+        gap, spread = float(np.abs(logits - expected).mean()), max(spread, float(np.ptp(expected)))
         if gap > INT8_TOLERANCE * spread:
             raise UnsupportedModel(
-                f"{prepared.what}: {runtime.name} returns int8 logits that differ by {gap:.1e} from those of "
+                f"{prepared.what}: {runtime} returns int8 logits that differ by {gap:.1e} from those of "
                 f"the plain graph, expected at most {INT8_TOLERANCE * spread:.1e}; please report the module"
             )
-    # (5)
-    verify_preprocess(app, bundle, runtime)
 
 
-def _check_step(prepared: Prepared, bundle: Bundle, following: TrainState, examples: ExampleBatch, which: str) -> None:
-    optimizer, table = prepared.app.recipe.optimizer, prepared.table
-    twin, before = eager_step(prepared, examples), table.views(bundle.initial_parameters())
-    noise = rounding_noise(prepared, examples, twin)
-    # Adam divides a gradient by its own size: where it should be zero, rounding errors decide a full step.
-    compared = [name for name in before if name in prepared.tracked or not optimizer.counts_steps]
-    after = table.views(following.parameters)
-    changes = {
-        name: (
-            np.subtract(after[name], before[name], dtype=np.float64),
-            np.subtract(twin.parameters[name], before[name], dtype=np.float64),
+def _check_evaluation(prepared: Prepared, evaluate: Evaluate, parameters: Float32s, case: Case) -> None:
+    sums, twin, exact = evaluate(parameters, case.batch), case.twin, case.exact
+    sure = None if exact is None else exact.loss_sum
+    _check_loss(prepared, f"evaluation: loss{case.which}", sums.loss_sum, (twin.loss_sum, sure))
+    expected = twin.output.numpy()
+    if not prepared.app.num_classes:
+        triple = _triple(sums.predicted, expected, None if exact is None else exact.output.numpy())
+        _check_tensors(prepared, "evaluation: {}" + case.which, {"predicted": triple})
+        return
+    ordered = np.sort(expected, axis=-1)
+    clear = ordered[..., -1] - ordered[..., -2] > CLEAR_MARGIN * np.ptp(expected)
+    num = int(np.count_nonzero((sums.predicted != expected.argmax(-1)) & clear))
+    if num and not prepared.app.recipe.quantization_aware:
+        raise UnsupportedModel(
+            f"{prepared.what}: evaluation: predicted{case.which}: {num} of {clear.size} classes of the exported graph "
+            "differ from torch's, expected none; please report the module, its export is wrong"
         )
-        for name in compared
-    }
-    _check_tensors(prepared, "the next {}" + which, changes, noise)
+
+
+def _check_steps(prepared: Prepared, bundle: Bundle, step: TrainStep, cases: list[Case]) -> None:
+    optimizer, table = prepared.app.recipe.optimizer, prepared.table
+    states, initial = optimizer_table(bundle.manifest), bundle.initial_parameters()
+    tracked = {name: value.numpy() for name, value in prepared.tracked.items()}
+    for num_steps in range(3 if optimizer.counts_steps else 2):
+        case = cases[num_steps % 2]
+        start = _start(prepared, case, num_steps)
+        anchor, control = (
+            table.flatten({name: value.numpy() for name, value in part.items()} | tracked)
+            for part in (start.anchor, start.control)
+        )
+        following, loss = step(
+            TrainState(
+                parameters=initial,
+                optimizer=states.flatten({name: value.numpy() for name, value in start.states.items()}),
+                num_steps=num_steps,
+            ),
+            case.batch,
+            StepSettings(learning_rate=start.learning_rate, proximal_weight=start.pull, anchor=anchor, control=control),
+        )
+        _check_step(prepared, bundle, following, (case, start))
+        sure = None if case.exact is None else case.exact.loss
+        _check_loss(prepared, f"train step {num_steps + 1}: the loss{case.which}", loss, (case.twin.loss, sure))
+
+
+def _check_step(prepared: Prepared, bundle: Bundle, following: TrainState, expected: tuple[Case, StepStart]) -> None:
+    (case, start), optimizer = expected, prepared.app.recipe.optimizer
+    what = f"train step {start.num_steps + 1}: the next {{}}{case.which}"
+    twin = eager_step(prepared, case.twin, start)
+    exact = None if case.exact is None else eager_step(prepared, case.exact, start)
     states = optimizer_table(bundle.manifest).views(following.optimizer)
     for kind in optimizer.states:
         names = [state_port(kind, name) for name in prepared.learned]
-        pairs = {name: (states[name].astype(np.float64), twin.states[name].astype(np.float64)) for name in names}
-        _check_tensors(prepared, "the next {}" + which, pairs, noise)
+        triples = {
+            name: _triple(states[name], twin.states[name], None if exact is None else exact.states[name])
+            for name in names
+        }
+        _check_tensors(prepared, what, triples)
+    after = prepared.table.views(following.parameters)
+    before = {name: value.numpy() for name, value in prepared.travelling.items()}
+    tracked = {
+        name: _triple(
+            after[name],
+            case.twin.tracked[name].numpy(),
+            None if case.exact is None else case.exact.tracked[name].numpy(),
+            before[name],
+        )
+        for name in prepared.tracked
+    }
+    _check_tensors(prepared, what, tracked)
+    changes = {
+        name: _triple(
+            after[name], twin.parameters[name], None if exact is None else exact.parameters[name], before[name]
+        )
+        for name in prepared.learned
+    }
+    if optimizer.counts_steps and not start.num_steps:
+        changes = _sure_changes(prepared, case.exact or case.twin, changes)
+    _check_tensors(prepared, what, changes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagerStep:
-    """The result of one step of eager torch: parameters by name, and optimizer states by port name."""
-
-    parameters: Mapping[str, Float32s]
-    states: Mapping[str, Float32s]
-
-
-def rounding_noise(prepared: Prepared, examples: ExampleBatch, twin: EagerStep) -> dict[str, float]:
-    """Return how far torch in float32 is from torch in float64, for each tensor.
-
-    No graph can be required to be closer than that. Empty for a module that does not run in float64.
-    """
-    try:
-        exact = eager_step(prepared, examples, torch.float64)
-    except (RuntimeError, TypeError):
+def _sure_changes(prepared: Prepared, computed: EagerPass, changes: Triples) -> dict[str, Triple]:
+    """Return the values of a first step whose gradient is not decided by rounding."""
+    if prepared.app.recipe.quantization_aware:
         return {}
-    both = ((twin.parameters, exact.parameters), (twin.states, exact.states))
+    sizes = {name: _size(value) for name, value in computed.gradients.items()}
+    least = (UNKNOWN_FLOOR if computed.output.dtype == torch.float32 else FLOOR) * max(sizes.values())
+    sure = {
+        name: np.abs(value.numpy()) >= max(SURE_SHARE * sizes[name], least, np.finfo(np.float32).tiny)
+        for name, value in computed.gradients.items()
+    }
     return {
-        name: float(np.abs(value - precise[name]).max(initial=0.0))
-        for rough, precise in both
-        for name, value in rough.items()
+        name: Triple(
+            actual=row.actual[sure[name]],
+            expected=row.expected[sure[name]],
+            exact=None if row.exact is None else row.exact[sure[name]],
+        )
+        for name, row in changes.items()
     }
 
 
-def eager_step(prepared: Prepared, examples: ExampleBatch, dtype: torch.dtype = torch.float32) -> EagerStep:
-    """Run one step of eager torch on a batch without its padding."""
-    recipe, module = prepared.app.recipe, copy.deepcopy(prepared.eager).to(dtype)
-    learned = {name: value for name, value in module.named_parameters() if value.requires_grad}
-    optimizer = recipe.optimizer.eager(learned.values(), LEARNING_RATE)
-    x, y, mask = examples
-    x, y = (part[mask > 0].to(dtype if part.is_floating_point() else part.dtype) for part in (x, y))
-    loss = prepared.app.loss(module(x), labels_of(prepared, y)).mean()
-    torch.autograd.backward(loss)
-    for value in learned.values():
-        # torch's optimizers skip a parameter without a gradient, even its decay; in a graph that gradient is 0.
-        value.grad = torch.zeros_like(value) if value.grad is None else value.grad
-    if recipe.clip_norm:
-        torch.nn.utils.clip_grad_norm_(learned.values(), recipe.clip_norm)
-    optimizer.step()
-    buffers = dict(module.named_buffers())
-    return EagerStep(
-        parameters={
-            name: (learned[name] if name in learned else buffers[name]).detach().numpy() for name in prepared.travelling
-        },
-        states={
-            state_port(state, name): optimizer.state[value][key].numpy()
-            for name, value in learned.items()
-            for state, key in recipe.optimizer.states.items()
-        },
+def _start(prepared: Prepared, case: Case, num_steps: int) -> StepStart:
+    """Return the state and the settings before a step: those of a new device, then ones of the gradients' size."""
+    computed, values = case.exact or case.twin, prepared.learned
+    sizes = {name: _size(value) for name, value in computed.gradients.items()}
+    largest = max(sizes.values())
+    generator = torch.Generator().manual_seed(SEED + num_steps)
+
+    def random() -> Tensors:
+        # Values far from zero, so that Adam's quotient of the states is well conditioned.
+        return {
+            name: (torch.rand(value.shape, generator=generator) + 0.5)
+            * torch.where(torch.rand(value.shape, generator=generator) < 0.5, -1.0, 1.0)
+            * (max(sizes[name], 1e-3 * largest) or 1.0)
+            for name, value in values.items()
+        }
+
+    rate = MIN_RATE
+    if not prepared.app.recipe.optimizer.counts_steps:
+        wanted = (_size(values[name]) / size for name, size in sizes.items() if size > UNKNOWN_FLOOR * largest)
+        rate = max(MIN_RATE, min(MIN_RATE * max(wanted, default=1.0), MAX_CHANGE / max(largest, 1e-30)))
+    pull = 0.0
+    anchor, control = dict(values), {name: torch.zeros_like(value) for name, value in values.items()}
+    if num_steps:
+        pull = max(sizes[name] / max(_size(value), 1e-3) for name, value in values.items()) or 1.0
+        offsets, control = random(), random()
+        anchor = {name: value - offsets[name] / pull for name, value in values.items()}
+    recipe = prepared.app.recipe
+    return StepStart(
+        states=warm_states(prepared, [random() for _ in range(num_steps)]),
+        num_steps=num_steps,
+        learning_rate=2.0 ** round(math.log2(rate)),
+        pull=float(np.float32(pull)) if recipe.proximal else 0.0,
+        anchor=anchor if recipe.proximal else dict(values),
+        control=control if recipe.scaffold else {name: torch.zeros_like(value) for name, value in values.items()},
     )
 
 
-def _check_tensors(prepared: Prepared, what: str, pairs: Mapping[str, TensorPair], noise: Mapping[str, float]) -> None:
-    """Compare each tensor of the graph with eager torch's, relative to its largest value.
+def _check_tensors(prepared: Prepared, what: str, triples: Triples) -> None:
+    """Compare each tensor of the graph with eager torch's by the norm of its error.
 
     Args:
         prepared: The App.
         what: What is compared, with ``{}`` for the tensor's name.
-        pairs: (tensor of the graph, tensor of eager torch) by name.
-        noise: Rounding error of torch by name. It is allowed in addition; ``FLOOR`` replaces it for other names. A
-            gradient that is zero except for rounding has no digits to compare.
+        triples: The tensors by name, all of one unit.
     """
     tolerance = ROUNDING_TOLERANCE if prepared.app.recipe.quantization_aware else TOLERANCE
-    sizes = {name: float(np.abs(expected).max(initial=0.0)) for name, (_, expected) in pairs.items()}
-    floor = FLOOR * max(sizes.values(), default=0.0)
-    for name, (actual, expected) in pairs.items():
-        error = float(np.abs(actual - expected).max(initial=0.0))
-        allowed = tolerance * sizes[name] + (NOISE_FACTOR * noise[name] if name in noise else floor)
+    sizes = {name: _norm(row.expected) for name, row in triples.items()}
+    largest = max(sizes.values(), default=0.0)
+    for name, row in triples.items():
+        floor = FLOOR if row.exact is not None else UNKNOWN_FLOOR
+        error = _norm(row.actual - row.expected)
+        allowed = tolerance * sizes[name] + NOISE_FACTOR * row.noise + floor * largest
         if not error <= allowed:
             raise UnsupportedModel(
-                f"{prepared.what}: train step: {what.format(name)} of the exported graph differs from torch's by "
-                f"{error:.1e}, expected at most {allowed:.1e} (its own largest change or value is {sizes[name]:.1e}); "
-                "please report the module, its export is wrong"
+                f"{prepared.what}: {what.format(name + _module_of(prepared, name))} of the exported graph differs from "
+                f"torch's by {error:.1e} (L2 norm), expected at most {allowed:.1e} (the norm of its own change or "
+                f"value is {sizes[name]:.1e}); please report the module, its export is wrong"
             )
 
 
-def _check_loss(prepared: Prepared, what: str, actual: float, expected: float) -> None:
+def _module_of(prepared: Prepared, port: str) -> str:
+    """Return the module of a parameter or of its state, in words; "" for another output."""
+    names = [name for name in prepared.travelling if port == name or port.endswith(f".{name}")]
+    if not names:
+        return ""
+    path = max(names, key=len).rpartition(".")[0]
+    return f" of module {path or 'itself'} ({type(prepared.eager.get_submodule(path)).__name__})"
+
+
+def _check_loss(prepared: Prepared, what: str, actual: float, expected: tuple[float, float | None]) -> None:
+    """Compare a loss with (torch's, torch's in float64), relative to itself."""
     tolerance = ROUNDED_LOSS_TOLERANCE if prepared.app.recipe.quantization_aware else LOSS_TOLERANCE
-    error = abs(actual - expected) / max(1.0, abs(expected))
-    if not error <= tolerance:
+    twin, exact = expected
+    allowed = tolerance * abs(twin) + (UNKNOWN_FLOOR if exact is None else NOISE_FACTOR * abs(twin - exact))
+    error = abs(actual - twin)
+    if not error <= allowed:
         raise UnsupportedModel(
             f"{prepared.what}: {what} of the exported graph differs from torch's by {error:.1e}, expected at most "
-            f"{tolerance:.0e}; please report the module, its export is wrong"
+            f"{allowed:.1e}; please report the module, its export is wrong"
         )
+
+
+def _triple(actual: Array, expected: Array, exact: Array | None, before: Array | float = 0.0) -> Triple:
+    """Return the three tensors in float64, less the value before the step."""
+    return Triple(
+        actual=np.subtract(actual, before, dtype=np.float64),
+        expected=np.subtract(expected, before, dtype=np.float64),
+        exact=None if exact is None else np.subtract(exact, before, dtype=np.float64),
+    )
+
+
+def _norm(values: npt.NDArray[np.float64]) -> float:
+    return float(np.linalg.norm(values.reshape(-1)))
+
+
+def _size(value: torch.Tensor) -> float:
+    """Return the root mean square of a tensor; 0.0 if it is empty."""
+    return float(value.detach().to(torch.float64).square().mean().sqrt()) if value.numel() else 0.0

@@ -5,6 +5,8 @@ autograd, as the operators that modules call; ``int8.folding`` applies ``forward
 """
 
 from collections.abc import Callable
+from types import MappingProxyType
+from typing import Final
 
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
@@ -15,35 +17,47 @@ from fanin.edge.export.decompositions.convolution import portable
 from fanin.edge.export.decompositions.convolution.layouts import Images
 from fanin.edge.export.decompositions.convolution.products import Convolutions
 from fanin.edge.export.decompositions.group_norm import group_norm, group_norm_backward
+from fanin.edge.export.decompositions.own import Decompositions, with_own
 from fanin.edge.export.decompositions.pooling import adaptive, average, forward, max_backward
 
 aten = torch.ops.aten
 Table = dict[OpOverload, Callable[..., object]]
 """The form of each operator."""
+NO_FORMS: Final[Decompositions] = MappingProxyType({})
 
 
-def backward_decompositions(graph_format: str) -> Table:
-    """Return the table for graphs that train: torch's core decompositions, with the forms of this room on top."""
+def backward_decompositions(graph_format: str, own: Decompositions = NO_FORMS) -> Table:
+    """Return the table for graphs that train.
+
+    Args:
+        graph_format: Selects the forms of this room, which are on top of torch's core decompositions.
+        own: An App's own forms, on top of these.
+    """
     table: Table = dict(core_aten_decompositions())
     table[aten.empty_permuted.default] = elementwise.empty_permuted
-    return table | _common() | adaptive.table(graph_format) | (_tflite() if graph_format == "tflite" else _onnx())
+    formed = table | _common() | adaptive.table(graph_format) | (_tflite() if graph_format == "tflite" else _onnx())
+    return with_own(formed, own)
 
 
-def forward_decompositions(graph_format: str) -> Table:
-    """Return the table for ``infer``, which only runs forward. Few operators that modules call lack a form."""
+def forward_decompositions(graph_format: str, own: Decompositions = NO_FORMS) -> Table:
+    """Return the table for ``infer``, which only runs forward: few operators that modules call lack a form.
+
+    The arguments are those of ``backward_decompositions``.
+    """
     pools: Table = {
         aten.adaptive_max_pool1d.default: adaptive.adaptive_max_pool1d,
         aten.adaptive_max_pool2d.default: adaptive.adaptive_max_pool2d,
     }
     if graph_format != "tflite":
-        return pools
-    return pools | {
+        return with_own(pools, own)
+    forms = pools | {
         **padding.forward_table(),
         aten.conv_transpose1d.default: portable.conv_transpose,
         aten.conv_transpose2d.input: portable.conv_transpose,
         aten.max_pool2d.default: forward.max_pool2d,
         aten.avg_pool2d.default: forward.avg_pool2d,
     }
+    return with_own(forms, own)
 
 
 def _common() -> Table:

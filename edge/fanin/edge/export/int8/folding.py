@@ -57,6 +57,9 @@ FINEST: Final = 2.0**-12
 A finer scale would leave no room for a bias that moves later, and adds no visible precision.
 """
 
+DECOMPOSED_TOLERANCE: Final = 1e-4
+"""Of the logits of a decomposed graph, relative to their norm: above other orders of additions."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infer:
@@ -106,10 +109,12 @@ def fold_norms(traced: Traced, prepared: Prepared, graph_format: str) -> Infer:
         names = folding.finish()
         examples = [*(torch.from_numpy(values[name]) for name in names[:-1]), traced.examples[-1]]
         program = _exported(graph_module, examples, program)
-    table = forward_decompositions(graph_format)
+    table = forward_decompositions(graph_format, prepared.app.decompositions)
     if any(node.target in table for node in program.graph.nodes):
+        operators = program
         with quiet_torch():
             program = program.run_decompositions(table)
+        _check_same(prepared, operators, program, examples)
     ports = [*map(parameter_port, names[:-1]), names[-1]]
     return Infer(
         traced=Traced(program=program, examples=examples, inputs=ports, outputs=traced.outputs),
@@ -117,6 +122,21 @@ def fold_norms(traced: Traced, prepared: Prepared, graph_format: str) -> Infer:
         derived=derived,
         scales=MappingProxyType(folding.scales),
     )
+
+
+def _check_same(
+    prepared: Prepared, before: ExportedProgram, after: ExportedProgram, examples: Sequence[Tensor]
+) -> None:
+    """Raise UnsupportedModel if decompositions changed the result: int8 would hide an error of the float graph."""
+    with torch.no_grad():
+        expected, logits = (program.module()(*examples) for program in (before, after))
+    error, size = float((logits - expected).norm()), float(expected.norm())
+    if not error <= DECOMPOSED_TOLERANCE * size:
+        raise UnsupportedModel(
+            f"{prepared.what}: infer: the logits of the decomposed graph differ from torch's by {error:.1e} (L2 norm), "
+            f"expected at most {DECOMPOSED_TOLERANCE * size:.1e}; check the App's own decompositions, or report the "
+            "module"
+        )
 
 
 def _exported(graph_module: GraphModule, examples: Sequence[Tensor], before: ExportedProgram) -> ExportedProgram:

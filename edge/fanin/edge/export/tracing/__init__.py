@@ -6,6 +6,7 @@ Modules, in reading order:
 - ``traced``: the tracer itself; every graph of an export is a ``Traced``.
 - ``train``, ``forward``: the graphs of ``train``, and of ``evaluate`` and ``infer``.
 - ``backward``: gradients as operators of the graph.
+- ``eager``: the train step of eager torch, for ``verify``.
 - ``attention``, ``kernels``: plain forms of torch's fused kernels.
 - ``reading``: the error for code that reads a tensor's value.
 - ``layers``, ``calls``: one layer or one function by itself, for ``check``.

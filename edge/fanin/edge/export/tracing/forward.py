@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
+from fanin.edge.export.decompositions.tables import backward_decompositions
 from fanin.edge.export.modules.places import call_with
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import Prepared
@@ -44,7 +45,11 @@ def trace_evaluate(prepared: Prepared, graph_format: str) -> Traced:
 
     with _evaluating(prepared.module):
         program = trace_flat(
-            f"{prepared.what}: the evaluation for {graph_format}", prepared.module, evaluate, inputs, graph_format
+            f"{prepared.what}: the evaluation for {graph_format}",
+            prepared.module,
+            evaluate,
+            inputs,
+            backward_decompositions(graph_format, prepared.app.decompositions),
         )
     return Traced(program=program, examples=inputs.examples, inputs=inputs.names, outputs=["loss_sum", "predicted"])
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fanin.edge.export.decompositions.own import Decompositions
+from fanin.edge.export.decompositions.tables import backward_decompositions
 from fanin.edge.export.modules.places import call_with
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.tracing.backward import gradients_of
@@ -12,7 +14,9 @@ from fanin.edge.export.tracing.reading import NoReading
 from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
 
 
-def trace_layer(layer: torch.nn.Module, inputs: Sequence[Tensor], graph_format: str, what: str) -> Traced:
+def trace_layer(
+    layer: torch.nn.Module, inputs: Sequence[Tensor], graph_format: str, what: str, own: Decompositions
+) -> Traced:
     """Trace the gradients of the sum of a layer's output.
 
     Args:
@@ -20,6 +24,7 @@ def trace_layer(layer: torch.nn.Module, inputs: Sequence[Tensor], graph_format: 
         inputs: Its inputs in the model.
         graph_format: Selects the decompositions.
         what: Name of the layer in error messages.
+        own: The App's own decompositions.
 
     Returns:
         The graph of the gradients of all parameters that learn and of all float inputs.
@@ -49,7 +54,13 @@ def trace_layer(layer: torch.nn.Module, inputs: Sequence[Tensor], graph_format: 
         return tuple(gradients.values())
 
     return Traced(
-        program=trace_flat(f"{what}: the layer for {graph_format}", layer, back, flat_inputs, graph_format),
+        program=trace_flat(
+            f"{what}: the layer for {graph_format}",
+            layer,
+            back,
+            flat_inputs,
+            backward_decompositions(graph_format, own),
+        ),
         examples=flat_inputs.examples,
         inputs=flat_inputs.names,
         outputs=[f"gradient.{name}" for name in (*learned, *moved)],

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fanin.edge.export.decompositions.tables import backward_decompositions
+from fanin.edge.export.decompositions.tables import Table
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import FrozenWeight
 from fanin.edge.export.refusals import Untraceable, guarded
@@ -67,7 +67,7 @@ def _dequantized(weight: FrozenWeight, codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def trace_flat(
-    what: str, root: torch.nn.Module, function: Callable[..., tuple[Tensor, ...]], inputs: FlatInputs, graph_format: str
+    what: str, root: torch.nn.Module, function: Callable[..., tuple[Tensor, ...]], inputs: FlatInputs, table: Table
 ) -> ExportedProgram:
     """Trace a function over flat tensors into a graph of core operators.
 
@@ -76,7 +76,7 @@ def trace_flat(
         root: The module that the function runs.
         function: The function. Its arguments are the inputs and then the constants.
         inputs: Names and examples of the inputs, and the frozen weights.
-        graph_format: Selects the decompositions.
+        table: The decompositions.
 
     Raises:
         UnsupportedModel: The function cannot be traced.
@@ -84,7 +84,6 @@ def trace_flat(
 
     def trace() -> ExportedProgram:
         with plain_kernels():
-            table = backward_decompositions(graph_format)
             graph = make_fx(function, decomposition_table=table)(*inputs.examples, *inputs.constants)
         _check_chance(what, graph)
         drop_aliases(graph)

@@ -8,6 +8,7 @@ operators that those of the other lack.
 import torch
 from torch import Tensor
 
+from fanin.edge.export.decompositions.tables import backward_decompositions
 from fanin.edge.export.modules.frozen_norms import FoldedNorms
 from fanin.edge.export.modules.norms import tracked_norms
 from fanin.edge.export.optimizers import Tensors, clipped
@@ -59,7 +60,11 @@ def trace_train(prepared: Prepared, graph_format: str) -> Traced:
 
     return Traced(
         program=trace_flat(
-            f"{prepared.what}: the train step for {graph_format}", prepared.module, step, inputs, graph_format
+            f"{prepared.what}: the train step for {graph_format}",
+            prepared.module,
+            step,
+            inputs,
+            backward_decompositions(graph_format, prepared.app.decompositions),
         ),
         examples=inputs.examples,
         inputs=inputs.names,

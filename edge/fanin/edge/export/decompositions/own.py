@@ -1,0 +1,155 @@
+"""An App's own decompositions: validated when the App is created, and checked on each call while a graph is traced."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+from fanin.protos.errors import UnsupportedModel
+
+Decompositions = Mapping[OpOverload, Callable[..., object]]
+"""The form of each operator. A form that returns ``NotImplemented`` leaves the operator as it is."""
+PLAIN_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "self": "x",
+        "input": "x",
+        "grad_output": "dy",
+        "grad_out": "dy",
+        "output": "y",
+        "scales": "scales_h",
+        "N": "samples",
+        "C": "channels",
+        "HxW": "positions",
+        "group": "groups",
+    }
+)
+"""Names that a form may have instead of those of the operator's schema."""
+VALUE_TOLERANCE: Final = 1e-5
+"""Error of a form in float64, relative to the norm of the operator's result: below the tolerance of an export."""
+
+
+def check_own(what: str, own: Decompositions) -> None:
+    """Raise UnsupportedModel unless each key is an operator and each value a function with its arguments.
+
+    Args:
+        what: Prefix of error messages.
+        own: The decompositions.
+    """
+    for operator, form in own.items():
+        if not isinstance(operator, OpOverload):
+            raise UnsupportedModel(
+                f"{what}: got the key {operator!r}, expected an operator overload, such as torch.ops.aten.hypot.default"
+            )
+        _check_signature(f"{what}: {operator}", operator, form)
+
+
+def _check_signature(what: str, operator: OpOverload, form: Callable[..., object]) -> None:
+    if not callable(form):
+        raise UnsupportedModel(f"{what}: got {form!r}, expected a function with the arguments {operator._schema}")
+    parameters = list(inspect.signature(form).parameters.values())
+    hidden = [str(each) for each in parameters if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    plain = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    named = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    arguments = operator._schema.arguments
+    expected = [each.name for each in arguments if not each.kwarg_only]
+    fits = len(plain) == len(expected) and all(
+        name in (argument, PLAIN_NAMES.get(argument)) for name, argument in zip(plain, expected, strict=False)
+    )
+    if hidden or not fits or named != {each.name for each in arguments if each.kwarg_only}:
+        raise UnsupportedModel(
+            f"{what}: got a function with the arguments {inspect.signature(form)}, expected those of the operator, by "
+            f"name and in order: {operator._schema}"
+        )
+
+
+def with_own(
+    table: Mapping[OpOverload, Callable[..., object]], own: Decompositions
+) -> dict[OpOverload, Callable[..., object]]:
+    """Return a decomposition table with an App's own forms on top. Each call of these checks the result."""
+    return {**table, **{operator: _checked(operator, form) for operator, form in own.items()}}
+
+
+def _checked(operator: OpOverload, form: Callable[..., object]) -> Callable[..., object]:
+    @wraps(form)
+    def checked(*args: object, **kwargs: object) -> object:
+        result = form(*args, **kwargs)
+        if result is NotImplemented:
+            return result
+        with disable_proxy_modes_tracing():
+            expected = operator(*args, **kwargs)
+        if _shapes(result) != _shapes(expected):
+            raise UnsupportedModel(
+                f"decomposition of {operator}: got {_shapes(result)}, expected {_shapes(expected)} like the operator; "
+                "return tensors of its shapes and dtypes"
+            )
+        return result
+
+    return checked
+
+
+def _tensors(result: object) -> list[object]:
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def _shapes(result: object) -> str:
+    return ", ".join(
+        f"{each.dtype} {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+        for each in _tensors(result)
+    )
+
+
+def check_decomposition(
+    operator: OpOverload, function: Callable[..., object], examples: Iterable[Sequence[object]]
+) -> None:
+    """Check a decomposition against torch's own operator: arguments, shapes, values and gradients, in float64.
+
+    Args:
+        operator: The operator overload.
+        function: Its decomposition.
+        examples: Positional arguments of some calls. Float tensors are converted to float64. Choose points at which the
+            operator is differentiable.
+
+    Raises:
+        UnsupportedModel: The arguments, or the shapes and dtypes of a result differ.
+        AssertionError: A value or a gradient differs, or no example is given. The text says by how much.
+    """
+    what = f"decomposition of {operator}"
+    _check_signature(what, operator, function)
+    num = 0
+    for num, example in enumerate(examples, start=1):
+        (values, slopes), (expected, expected_slopes) = (
+            _differentiated(call, example) for call in (_checked(operator, function), operator)
+        )
+        for kind, got, exact in (("value", values, expected), ("gradient", slopes, expected_slopes)):
+            for index, (one, other) in enumerate(zip(got, exact, strict=True)):
+                error, size = float((one - other).norm()), float(other.norm())
+                assert error <= VALUE_TOLERANCE * size + 1e-12, (
+                    f"{what}: example {num}: {kind} {index} differs from torch's by {error:.1e} (L2 norm), expected at "
+                    f"most {VALUE_TOLERANCE:.0e} of its norm {size:.1e}"
+                )
+    assert num, f"{what}: got no examples, expected at least one"
+
+
+def _differentiated(call: Callable[..., object], example: Sequence[object]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the float results of a call, and the gradients of a weighted sum of them."""
+    arguments = [
+        value.detach().double().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
+        for value in example
+    ]
+    outputs = [each for each in _tensors(call(*arguments)) if isinstance(each, Tensor)]
+    leaves = [value for value in arguments if isinstance(value, Tensor) and value.requires_grad]
+    total = torch.zeros((), dtype=torch.float64)
+    for each in outputs:
+        if each.requires_grad:
+            # Other weights than ones: the gradient of a plain sum hides a missing factor.
+            total = total + (each * torch.linspace(0.5, 1.5, each.numel(), dtype=each.dtype).reshape(each.shape)).sum()
+    slopes = (
+        torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True) if total.requires_grad else ()
+    )
+    return [each.detach().double() for each in outputs], list(slopes)

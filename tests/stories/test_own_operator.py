@@ -1,0 +1,68 @@
+"""An operator that the graph formats lack, with its form in docs/operators.md, from outside the package."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from house.tree import ROOT
+
+PAGE = (ROOT / "docs" / "operators.md").read_text()
+TRAINED = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+import numpy as np
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.export import check_app, export
+from fanin.edge.export.formats import FORMATS
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings
+from modulus_app import app
+
+name = sys.argv[1]
+print([row.operator for row in check_app(replace(app(), decompositions={}), [name])])
+bundle = export(app(), Path(sys.argv[2]), SigningKey.generate(), [name]).bundle
+step = open_runtime(FORMATS[name].runtime).open_train(bundle)
+x = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+batch = PaddedBatch(x=x, y=np.arange(8, dtype=np.int32) % 4, mask=np.ones(8, np.float32))
+state, losses = step.begin(bundle.initial_parameters()), []
+for _ in range(30):
+    state, loss = step(state, batch, StepSettings(learning_rate=0.1))
+    losses.append(loss)
+print(losses[-1] < 0.5 * losses[0])
+"""
+
+
+def run(site: Path, code: str, *words: object) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": str(site)}
+    command = [sys.executable, "-c", code, *map(str, words)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the App of the page."""
+    folder = tmp_path_factory.mktemp("site")
+    example, _ = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(example.splitlines()) < 40
+    (folder / "modulus_app.py").write_text(example)
+    return folder
+
+
+def test_the_form_of_the_page_keeps_the_contract(site: Path) -> None:
+    check = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
+    done = run(site, check)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("graph_format", ["onnx", pytest.param("tflite", marks=pytest.mark.nightly)])
+def test_an_app_with_its_own_form_is_exported_and_trains(site: Path, tmp_path: Path, graph_format: str) -> None:
+    done = run(site, TRAINED, graph_format, tmp_path / "bundle")
+    assert done.returncode == 0, done.stderr
+    lacking, trained = done.stdout.splitlines()[-2:]
+    assert trained == "True"
+    if graph_format == "onnx":
+        assert "hypot" in lacking

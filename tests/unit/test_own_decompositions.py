@@ -1,0 +1,81 @@
+"""An App's own decompositions: each mistake gets one error, and a wrong form is not exported."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from support.models import app_of, exported
+from torch import Tensor
+
+from fanin.edge.export import App, check_decomposition
+from fanin.edge.export.decompositions.own import Decompositions
+from fanin.edge.export.decompositions.tables import backward_decompositions
+from fanin.protos.errors import UnsupportedModel
+
+aten = torch.ops.aten
+HYPOT = aten.hypot.default
+
+
+def hypot(x: Tensor, other: Tensor) -> Tensor:
+    return torch.sqrt(x * x + other * other)
+
+
+def with_forms(forms: Decompositions) -> App:
+    return replace(app_of("mlp"), decompositions=forms)
+
+
+def of_one(x: Tensor) -> Tensor:
+    return x
+
+
+def of_other_names(left: Tensor, right: Tensor) -> Tensor:
+    return left + right
+
+
+def of_any(*args: Tensor) -> Tensor:
+    return args[0]
+
+
+def test_a_key_must_be_an_operator_overload() -> None:
+    with pytest.raises(UnsupportedModel, match=r"App mlp: decompositions: got the key .*expected an operator overload"):
+        with_forms({aten.hypot: hypot})  # type: ignore[dict-item]  # the mistake itself
+
+
+@pytest.mark.parametrize("form", [of_one, of_other_names, of_any])
+def test_a_form_must_have_the_arguments_of_its_operator(form: Callable[..., object]) -> None:
+    with pytest.raises(UnsupportedModel, match=r"aten\.hypot\.default: got a function with the arguments .* by name"):
+        with_forms({HYPOT: form})
+
+
+@pytest.mark.parametrize("wrong", [lambda value: value.double(), lambda value: value[:1]], ids=["dtype", "shape"])
+def test_a_form_must_return_what_its_operator_returns(wrong: Callable[[Tensor], Tensor]) -> None:
+    def form(x: Tensor, other: Tensor) -> Tensor:
+        return wrong(hypot(x, other))
+
+    table = backward_decompositions("onnx", {HYPOT: form})
+    with pytest.raises(UnsupportedModel, match=r"decomposition of aten\.hypot\.default: got torch\.float.*expected"):
+        table[HYPOT](torch.ones(3), torch.ones(3))
+
+
+def test_an_own_form_takes_precedence_and_a_wrong_one_is_not_exported() -> None:
+    def doubled(dy: Tensor, x: Tensor, threshold: float) -> Tensor:
+        return 2.0 * dy * (x > threshold).to(dy.dtype)
+
+    error = (
+        r"train step 1: the next momentum\.1\.bias of module 1 \(Linear\) of the exported graph differs from torch's"
+    )
+    forms = {aten.threshold_backward.default: doubled}
+    with pytest.raises(UnsupportedModel, match=error):
+        exported(with_forms({**forms}))
+
+
+def test_the_contract_compares_values_and_gradients() -> None:
+    pairs = [(torch.tensor([3.0, 1.0]), torch.tensor([4.0, 2.0]))]
+    check_decomposition(HYPOT, hypot, pairs)
+    with pytest.raises(AssertionError, match=r"example 1: value 0 differs"):
+        check_decomposition(HYPOT, lambda x, other: hypot(x, other) + 1.0, pairs)
+    with pytest.raises(AssertionError, match=r"example 1: gradient 1 differs"):
+        check_decomposition(HYPOT, lambda x, other: hypot(x, other.detach()), pairs)
+    with pytest.raises(AssertionError, match=r"got no examples"):
+        check_decomposition(HYPOT, hypot, [])
