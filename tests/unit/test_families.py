@@ -88,6 +88,17 @@ def test_a_package_that_is_broken_or_missing_is_named(
         model_named(str(path))
 
 
+def test_two_packages_with_one_family_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first", "second"):
+        info = tmp_path / name / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\nmine = {name}_family:FAMILY\n")
+        monkeypatch.syspath_prepend(tmp_path / name)
+    with pytest.raises(InvalidInput, match=r"model: family: 'mine' is in each of the packages \['first', 'second'\]"):
+        family_named("mine")
+
+
 def test_a_package_adds_a_family_and_replaces_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sites = tmp_path / "first", tmp_path / "second"
     for site, name in zip(sites, ("decoder", "mine"), strict=True):

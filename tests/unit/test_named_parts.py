@@ -68,6 +68,26 @@ def test_an_error_of_the_system_names_no_file_of_the_coordinator() -> None:
         created("aggregation.rule", "own", {"own": opening}, "fanin.rules", plan())
 
 
+def install(folder: Path, name: str, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a distribution with an entry point ``own`` in a group."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\nown = {name}_parts:own\n")
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.mark.parametrize("key", ["rule", "outer_optimizer"])
+def test_two_packages_with_one_name_are_both_named(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first", "second"):
+        install(tmp_path / name, name, f"fanin.{key}s", monkeypatch)
+    wanted = replace(plan(), aggregation=AggregationPlan(**{key: "own"}))
+    factory = {"rule": rule_of, "outer_optimizer": optimizer_of}[key]
+    text = "'own' is in each of the packages ['first', 'second'], expected one of them; uninstall the others"
+    with raises(InvalidPlan, f"plan: aggregation.{key}: {text}"):
+        factory(wanted)
+
+
 @pytest.mark.parametrize("key", ["rule", "outer_optimizer"])
 def test_the_factory_of_another_distribution_that_fails_is_named(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

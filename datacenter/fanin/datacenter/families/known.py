@@ -10,8 +10,8 @@ from fanin.datacenter.families.decoders import DECODER
 from fanin.datacenter.families.encoders import ENCODER
 from fanin.datacenter.families.family import AnyFamily, Family, FamilyModel
 from fanin.datacenter.families.folders import PRETRAINED
-from fanin.protos.errors import InvalidInput
-from fanin.protos.plans.named import installed
+from fanin.protos.errors import InvalidInput, InvalidPlan
+from fanin.protos.plans.named import check_single, installed
 
 GROUP: Final = "fanin.families"
 FAMILIES: Final[Mapping[str, AnyFamily]] = MappingProxyType(
@@ -34,7 +34,8 @@ def family_named(name: str) -> AnyFamily:
     """Return a family by name.
 
     Raises:
-        InvalidInput: no family has this name, its package cannot be imported, or its entry point is no Family.
+        InvalidInput: no family has this name, two packages have it, its package cannot be imported, or its entry point
+            is no Family.
     """
     if name in FAMILIES:
         return FAMILIES[name]
@@ -43,6 +44,10 @@ def family_named(name: str) -> AnyFamily:
         near = get_close_matches(name, family_names(), 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise InvalidInput(f"model: got family {name!r}, expected one of {', '.join(family_names())}{hint}")
+    try:
+        check_single("model: family", name, GROUP)
+    except InvalidPlan as exc:
+        raise InvalidInput(str(exc)) from exc
     try:
         family: object = entry.load()
     except Exception as exc:  # Of any kind: the code is another package's.

@@ -22,7 +22,7 @@ from fanin.edge.runtimes.graphs import GraphEvaluate, GraphPredict, fits
 from fanin.edge.runtimes.models import GraphModel
 from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
 from fanin.edge.tensors import Array, Float32s
-from fanin.protos.errors import FaninError, InvalidBundle
+from fanin.protos.errors import FaninError, InvalidBundle, InvalidInput
 
 
 class GraphRuntime:
@@ -81,7 +81,11 @@ class GraphRuntime:
             values=values,
             is_exact=parameters is not None,
         )
-        loaded = self._load(file)
+        try:
+            loaded = self._load(file)
+        except InvalidInput as exc:
+            # The file lacks the Signature. A user asked for it by name only in ``open_model``.
+            raise InvalidBundle(str(exc)) from exc
         ports = manifest.signatures[signature]
         _check_ports(f"{what}: inputs", loaded.inputs, ports.inputs)
         _check_ports(f"{what}: outputs", loaded.outputs, ports.outputs)

@@ -26,12 +26,13 @@ def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
         group: The entry point group of the others.
 
     Raises:
-        InvalidPlan: Nothing has this name, or its package cannot be imported.
+        InvalidPlan: Nothing has this name, two packages have it, or its package cannot be imported.
     """
     if name in ours:
         return ours[name]
     entries = installed(group)
     if name in entries:
+        check_single(f"plan: {key}", name, group)
         try:
             theirs: T = entries[name].load()
         except Exception as exc:  # Of any kind: the code is another package's.
@@ -82,6 +83,18 @@ def blamed(what: str, advice: str) -> Iterator[None]:
         # An error of the system names files of this machine, and the text may reach operators elsewhere.
         text = "" if isinstance(exc, OSError) else f": {' '.join(str(exc).split())[:MAX_ERROR_CHARS]}"
         raise InvalidPlan(f"{what} raised {type(exc).__name__}{text}; {advice}") from exc
+
+
+def check_single(what: str, name: str, group: str) -> None:
+    """Raise InvalidPlan if two packages have an entry point of one name in a group: which one runs would be chance."""
+    from importlib.metadata import entry_points
+
+    entries = entry_points(group=group, name=name)
+    packages = sorted({str(entry.dist.name if entry.dist else entry.value) for entry in entries})
+    if len(packages) > 1:
+        raise InvalidPlan(
+            f"{what}: {name!r} is in each of the packages {packages}, expected one of them; uninstall the others"
+        )
 
 
 def installed(group: str) -> "Mapping[str, EntryPoint]":
