@@ -3,6 +3,7 @@
 import copy
 import csv
 import math
+import pickle
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,15 @@ def test_the_rows_say_what_happened(simulated: tuple[Result, list[RoundRow]]) ->
     weighted = sum(row.num_examples * row.train_loss for row in clients) / rows[2].num_examples
     assert abs(weighted - rows[2].train_loss) < 1e-3
     assert all(0.0 <= row.validation_accuracy <= 1.0 for row in clients)
+
+
+def test_a_result_can_be_kept_in_a_file(simulated: tuple[Result, list[RoundRow]]) -> None:
+    result, _ = simulated
+    kept = pickle.loads(pickle.dumps(result))
+    assert kept.rounds[1:] == result.rounds[1:]
+    assert kept.digests == result.digests
+    ours, theirs = result.module.state_dict(), kept.module.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 def test_a_result_is_written_and_drawn(simulated: tuple[Result, list[RoundRow]], tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def simulate(
             trainings.close()
     return Result(
         app=app,
-        bundle=bundle,
+        table=bundle.manifest.table,
         rounds=tuple(rows.rounds),
         clients=tuple(rows.clients),
         failures=tuple(rows.failures),

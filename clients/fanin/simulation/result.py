@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.tensors import Float32s
+from fanin.edge.tensors import Float32s, TensorTable
 from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ class Result:
 
     Attributes:
         app: The App that was trained.
-        bundle: Its Bundle. The files are removed; manifest and parameters are in memory.
+        table: The layout of the parameters.
         rounds: The Rounds, the initial model first.
         clients: The clients of each Round.
         failures: Errors in the training of clients.
@@ -33,7 +32,7 @@ class Result:
     """
 
     app: "App"
-    bundle: Bundle
+    table: TensorTable
     rounds: tuple[RoundRow, ...]
     clients: tuple[ClientRow, ...]
     failures: tuple[ClientFailure, ...]
@@ -46,7 +45,7 @@ class Result:
         """A copy of the App's module with the final parameters, for evaluation."""
         from fanin.edge.export.prepare import with_parameters
 
-        return with_parameters(self.app, self.bundle.manifest.table.views(self.parameters))
+        return with_parameters(self.app, self.table.views(self.parameters))
 
     def plot(self, path: Path | str | None = None) -> object:
         """Draw loss and accuracy over the Rounds.
