@@ -147,7 +147,10 @@ def test_what_makes_no_sense_is_told(text: str, said: str) -> None:
             {"training": {"optimizer": "adamw"}},
             "optimizer 'adamw' and precision 'full', expected sgd, and full",
         ),
-        ({"parallel": {"precision": "fp16"}}, "optimizer 'sgd' and precision 'fp16', expected sgd, and full or bf16"),
+        (
+            {"parallel": {"precision": "fp16"}},
+            "optimizer 'sgd' and precision 'fp16', expected sgd, and full, double or bf16",
+        ),
         ({"training": {"accumulate": 2}}, "base_batch 2 and batch_size 8, expected a batch of 2 or more times base"),
         ({"rate": {"base_batch": 8}, "training": {"accumulate": 1}}, "a part for each of 1 copies x 1 turns; change"),
         (

@@ -157,7 +157,7 @@ def test_a_pipeline_is_refused_with_its_settings() -> None:
             "got sequence_parallel and mesh dp_shard=2, expected tp above 1: the ranks of tp split the sequence",
         ),
         ({"recompute": "some"}, "recompute: got 'some', expected one of none, full, selective"),
-        ({"precision": "int8"}, "precision: got 'int8', expected one of full, bf16, fp16"),
+        ({"precision": "int8"}, "precision: got 'int8', expected one of full, double, bf16, fp16"),
         ({"replicate": "copy"}, "replicate: got 'copy', expected one of ddp, hsdp"),
         ({"microbatches": 0}, "got 0 microbatches"),
         ({"stages_per_rank": -1}, "got stages_per_rank -1"),

@@ -79,6 +79,19 @@ def test_the_family_trains_on_a_mesh_as_in_one_process(fanin: Fanin, config: Pat
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_the_family_trains_in_double_precision(fanin: Fanin, config: Path, tmp_path: Path) -> None:
+    config.write_text(config.read_text() + 'precision = "double"\n')
+    losses = []
+    for mesh in ("none", "pp=2"):
+        out = tmp_path / f"{mesh}.json"
+        done = fanin("train", config, "--mesh", mesh, "--json", out)
+        assert (done.status, done.err) == (0, "")
+        losses.append(json.loads(out.read_text())["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=0, abs=1e-10)
+
+
 def test_an_axis_that_the_layout_says_nothing_of_is_refused(fanin: Fanin, config: Path) -> None:
     error = one_line(fanin("train", config, "--mesh", "tp=2"), "train")
     assert error == (

@@ -96,3 +96,8 @@ def test_a_cpu_is_measured() -> None:
     found = cpu_hardware(5)
     assert (found.name, found.memory_bytes) == ("cpu", 5)
     assert found.memory_bytes_per_second > 1e6
+
+
+def test_peak_is_that_of_the_jobs_precision() -> None:
+    peaks = [HARDWARE["b200"].peak_in(precision) for precision in ("bf16", "fp16", "full", "double")]
+    assert peaks == [2250e12, 2250e12, 75e12, 37e12]

@@ -200,6 +200,17 @@ def test_memory_falls_as_it_should() -> None:
         assert memory(mesh, sequence_parallel=True, **pieces) < 0.95 * memory(mesh, **pieces)
 
 
+@pytest.mark.parametrize("mesh", ["dp_shard=8", "dp_replicate=8", "dp_shard=2,tp=4", "pp=2,dp_shard=4"])
+def test_double_precision_needs_twice_the_bytes_of_full_precision(mesh: str) -> None:
+    full, double = (
+        wanted(batch_size=64).job(ParallelSettings(mesh=MeshShape.parse(mesh), microbatches=2, precision=precision))
+        for precision in ("full", "double")
+    )
+    assert worst_memory(double).total == 2 * worst_memory(full).total
+    timings = [predict_timing(job, MACHINE) for job in (full, double)]
+    assert timings[1].optimizer_s == 2 * timings[0].optimizer_s
+
+
 def predicted(mesh: str, machine: Machine = MACHINE, **changes: object) -> Timing:
     return predict_timing(wanted(batch_size=64).job(parallel(mesh, **changes)), machine)
 
@@ -370,7 +381,7 @@ def test_a_thousand_ranks_take_ten_seconds_of_a_processor() -> None:
         (["--memory", "-1", "--device", "cpu"], "--memory: got -1.0, expected"),
         (["--device", "abacus"], "--device: got 'abacus', expected cpu or one of a100"),
         (["--device", "cpu"], "--memory: missing, expected gigabytes"),
-        (["--precision", "int3"], "--precision: got 'int3', expected one of bf16, full"),
+        (["--precision", "int3"], "--precision: got 'int3', expected one of bf16, full, double"),
         (["--link", "string"], "link: got 'string', expected gigabytes a second or one of nvlink3"),
     ],
 )

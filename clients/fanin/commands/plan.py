@@ -56,7 +56,7 @@ def plan(
     ] = "h100",
     batch: Annotated[int, typer.Option("--batch", min=1, help="Samples a step, over all ranks.")] = 256,
     sequence: Annotated[int, typer.Option("--sequence", min=1, help="Tokens a sample.")] = 2048,
-    precision: Annotated[str, typer.Option("--precision", help="bf16, or full: float32.")] = "bf16",
+    precision: Annotated[str, typer.Option("--precision", help="bf16, full: float32, or double: float64.")] = "bf16",
     efficiency: Annotated[
         float | None,
         typer.Option(

@@ -68,6 +68,11 @@ def check_communication(settings: CommunicationSettings, parallel: ParallelSetti
             f"{parallel.mesh} (replicate {parallel.replicate!r}), expected a mesh of dp_replicate only, "
             "with replicate 'ddp'"
         )
+    if parallel.precision == "double" and settings.hook in ("fp16", "bf16"):
+        raise InvalidInput(
+            f"communication: got hook {settings.hook!r} and precision 'double', expected hook 'none' or 'powersgd': "
+            "the hook would round float64 gradients to 16 bits; omit the hook, or use precision 'full'"
+        )
     period = settings.local_period
     if period and (every[0] == 0 or any(steps % period for steps in every)):
         raise InvalidInput(

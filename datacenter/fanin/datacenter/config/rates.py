@@ -74,7 +74,7 @@ def check_rate(settings: RateSettings, training: TrainingSettings, parallel: Par
     if training.optimizer != "sgd" or parallel.precision == "fp16":
         raise InvalidInput(
             f"rate: got scale 'adascale', optimizer {training.optimizer!r} and precision {parallel.precision!r}, "
-            "expected sgd, and full or bf16: the gain is that of plain gradients"
+            "expected sgd, and full, double or bf16: the gain is that of plain gradients"
         )
     num_parts = parallel.mesh.dp_replicate * training.accumulate
     if num_parts == 1 or training.batch_size != num_parts * settings.base_batch:

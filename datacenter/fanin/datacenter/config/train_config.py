@@ -66,6 +66,7 @@ class TrainConfig:
         folder, weights = _folder(self.model), self.checkpoints.weights
         if folder is not None and weights is not None:
             _check_export(folder, weights)
+        _check_precision(self.model, self.parallel)
         check_communication(self.communication, self.parallel, (self.evaluation.every, self.checkpoints.every))
         check_traffic(self.communication, counted=self.watch.traffic)
         check_skips(self.communication, self.training.max_skips)
@@ -202,6 +203,19 @@ def _folder(model: ModelSettings) -> Path | None:
     """Return the folder that a pretrained model comes from."""
     config = None if model.family is None else model.family.config
     return config.folder if isinstance(config, PretrainedSettings) else None
+
+
+def _check_precision(model: ModelSettings, parallel: ParallelSettings) -> None:
+    """Raise InvalidInput unless a pretrained model in double precision has float64 as its dtype.
+
+    The config that is written beside its weights names that dtype.
+    """
+    config = None if model.family is None else model.family.config
+    if parallel.precision == "double" and isinstance(config, PretrainedSettings) and config.dtype != "float64":
+        raise InvalidInput(
+            f"parallel: got precision 'double' and dtype {config.dtype!r} in [model.pretrained], expected dtype "
+            "'float64'; set it, or use precision 'full'"
+        )
 
 
 def _check_export(folder: Path, weights: Path) -> None:

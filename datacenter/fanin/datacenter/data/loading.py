@@ -46,9 +46,10 @@ def load_data(config: TrainConfig, app: "App | None", model: TokenModel) -> Data
     data, per_token = config.data, app is None and config.model.mean_over != "samples"
     if not data.windows:
         train_examples, held_out_examples = _load_examples(data, config, app, model)
+        dtype = torch.float64 if config.parallel.precision == "double" else torch.float32
         return DataSplit(
-            train=ExampleSamples(train_examples, per_token=per_token),
-            held_out=ExampleSamples(held_out_examples, per_token=per_token),
+            train=ExampleSamples(train_examples, per_token=per_token, dtype=dtype),
+            held_out=ExampleSamples(held_out_examples, per_token=per_token, dtype=dtype),
         )
     if data.tokens is not None:
         flat, where = read_tokens(data.tokens), str(data.tokens)

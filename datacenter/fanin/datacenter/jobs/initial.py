@@ -100,7 +100,7 @@ def _values(config: TrainConfig, job: JobModel, alive: Callable[[], None], seed_
     if any(each is not None and (each / MARKER).exists() for each in (checkpoints.folder, checkpoints.resume)):
         return InitialValues()
     if initial is not None and initial.suffix == SAFETENSORS:
-        return InitialValues(path=initial)
+        return InitialValues(path=initial, cast=config.parallel.precision == "double")
     if job.files.weights is not None:
         return InitialValues(path=job.files.weights, aside=job.files.aside, cast=True)
     if seed_file is None:
@@ -119,6 +119,7 @@ def seed_digest(config: TrainConfig, job: JobModel) -> str:
         "format": SEED_FORMAT,
         "model": row_of(settings),
         "seed": config.seed,
+        "double": config.parallel.precision == "double",
         "torch": torch.__version__,
         "app": _file_digest(_source_of(settings.app)) if settings.app else "",
         "initial": "" if initial is None else _file_digest(initial),

@@ -160,10 +160,9 @@ def _scale(config: TrainConfig, engine: Engine) -> Scale:
         flops = float(work.flops_per_token(config.data.length))
     if device.type == "cuda":
         hardware = hardware_of(torch.cuda.get_device_name(device))
-        full = parallel.precision == "full"
-        peak = 0.0 if hardware is None else hardware.float32_flops_per_second if full else hardware.flops_per_second
+        peak = 0.0 if hardware is None else hardware.peak_in(parallel.precision)
     elif config.watch.mfu:
-        peak = best_gemm()
+        peak = best_gemm(torch.float64 if parallel.precision == "double" else torch.float32)
     return Scale(
         num_ranks=parallel.mesh.num_ranks,
         flops_per_token=flops,

@@ -10,6 +10,8 @@
 8. optimizer        over the parameters as step 7 left them
 9. schedule         around all of it
 
+A model in ``double`` precision is converted to float64 before the first step.
+
 Parameters may be on the meta device. They are then allocated as late as possible: before DistributedDataParallel in
 step 7, or after FSDP2 has split them. Their values are uninitialized, so load them before the first step.
 """
@@ -29,7 +31,7 @@ from fanin.datacenter.parallel.layout import Layout, check_layout
 from fanin.datacenter.parallel.objective import TOKENS, Objective
 from fanin.datacenter.parallel.pipelines.stages import Skip, StageModule, clone_view_output, split, stage_of_parameters
 from fanin.datacenter.parallel.pipelines.torch_stage import ObservedStage, check_torch
-from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.settings import ParallelSettings, Precision, TrainingSettings
 from fanin.datacenter.parallel.steps.optimizer import build_optimizer
 from fanin.datacenter.parallel.transforms.data import HALF, apply_data_parallel
 from fanin.datacenter.parallel.transforms.meta import is_on_meta, materialize
@@ -137,6 +139,7 @@ def build(
     check_layout(layout, {name for name, _ in model.module.named_modules(remove_duplicate=False)})
     if parallel.offload and mesh is None:
         raise InvalidInput("parallel: got offload and no mesh, expected one, of one rank or more: FSDP2 needs a mesh")
+    apply_precision(model.module, parallel.precision)
     apply_freeze(model.module, training.freeze)
     table, shared = parameter_table(model, parallel), shared_names(model.module)
     sharded = _sharded_objective(model, mesh if parallel.mesh.tp > 1 else None)
@@ -180,6 +183,12 @@ def parameter_table(model: TrainableModel, parallel: ParallelSettings) -> dict[s
         name: ParameterEntry(stage=stage_of[name], shape=value.shape, dtype=value.dtype)
         for name, value in model.module.named_parameters()
     }
+
+
+def apply_precision(module: nn.Module, precision: Precision) -> None:
+    """Convert the parameters and floating-point buffers of a module to float64 if the precision is ``double``."""
+    if precision == "double":
+        module.double()
 
 
 def apply_freeze(module: nn.Module, patterns: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import InvalidInput
 
 Recompute = Literal["none", "full", "selective"]
-Precision = Literal["full", "bf16", "fp16"]
+Precision = Literal["full", "double", "bf16", "fp16"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 OptimizerName = Literal["adamw", "sgd"]
 DEFAULT_SCHEDULE: Final = "1F1B"
@@ -37,7 +37,8 @@ class ParallelSettings:
         compile: whether each layer is compiled.
         reshard: whether the ranks of dp_shard free a layer's gathered parameters between forward and backward. None is
             True without a pipeline, and False with one, which would otherwise gather them for each microbatch.
-        precision: dtype of the computation. Parameters and the sums of their gradients keep the dtype of the model.
+        precision: dtype of the computation. ``full`` is the dtype of the model. ``double`` converts the model to
+            float64. With ``bf16`` and ``fp16``, parameters and the sums of their gradients keep the dtype of the model.
         offload: whether parameters, gradients and optimizer state are stored in the CPU's memory.
         replicate: what synchronizes full copies of the model. With pp, tp or dp_shard it is always ``hsdp``.
         sequence_parallel: whether the ranks of tp also split the activations between the matrices of a layer, along the

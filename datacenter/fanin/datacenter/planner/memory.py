@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fanin.datacenter.planner.bubble import max_in_flight
-from fanin.datacenter.planner.spread import FULL_BYTES, HALF_BYTES, Job, StageSizes
+from fanin.datacenter.planner.spread import HALF_BYTES, Job, StageSizes
 
 STATE_VALUES = {"adamw": 2, "sgd": 1}
 """State values that the optimizer stores for each parameter."""
@@ -57,7 +57,7 @@ class Activations:
         stream: the output of a layer.
         norm: a norm.
         logits: the logits in the precision of the matrix products.
-        scores: the logits in float32.
+        scores: the logits in the precision of the loss: float32 or wider.
     """
 
     layer: int
@@ -74,7 +74,7 @@ def activations_of(job: Job, *, fused_norms: bool = False) -> Activations:
 
     Args:
         job: the model and its layout.
-        fused_norms: whether norms are fused, as on CUDA. On a CPU a norm keeps its input twice, in float32.
+        fused_norms: whether norms are fused, as on CUDA. On a CPU a norm keeps its input twice.
     """
     facts, tp, product, stream = job.facts, job.tp, job.product_bytes, job.stream_bytes
     width, heads = facts.width, facts.sizes.num_heads / tp
@@ -83,16 +83,16 @@ def activations_of(job: Job, *, fused_norms: bool = False) -> Activations:
     forward = facts.sizes.feed_forward / tp
     split = tp if job.parallel.sequence_parallel else 1
     # The output of a norm is always whole, because the matrices after it need it.
-    norm = ((stream * width if fused_norms else 2 * FULL_BYTES * width) + FULL_BYTES) / split + product * width
+    norm = ((stream * width if fused_norms else 2 * job.full_bytes * width) + job.full_bytes) / split + product * width
     # Rotated keys and queries, values, the output of attention (twice: transposed for the next product), and its sums.
-    attention = product * (2 * keys + 3 * attended) + FULL_BYTES * heads
+    attention = product * (2 * keys + 3 * attended) + job.full_bytes * heads
     # Both projections, the sigmoid of one, and their product.
     layer = 2 * norm + attention + product * 4 * forward
     # For both sums over tp: the summand, the sum, and the gathered sequence if it is split.
     sums = 2 * product * width * (1 + (1 / split if tp > 1 else 0)) + (2 * stream * width if split > 1 else 0)
     layer_input = stream * width / split
     selected = layer_input + product * (2 * attended + 2 * keys + 2 * forward) + sums
-    kept = {"none": layer, "full": layer_input, "selective": selected + FULL_BYTES * heads}[job.parallel.recompute]
+    kept = {"none": layer, "full": layer_input, "selective": selected + job.full_bytes * heads}[job.parallel.recompute]
     recomputed = {
         "none": 0.0,
         "full": layer,
@@ -101,7 +101,7 @@ def activations_of(job: Job, *, fused_norms: bool = False) -> Activations:
     # The loss keeps the logits split over tp.
     tokens, columns = job.chunk_tokens, -(-facts.vocabulary // tp)
     # Sines and cosines are shared by all samples.
-    rotations = FULL_BYTES * facts.head_width * job.sequence
+    rotations = job.full_bytes * facts.head_width * job.sequence
     return Activations(
         layer=round(layer * tokens) + rotations,
         kept=round(kept * tokens) + (rotations if job.parallel.recompute == "none" else 0),
@@ -109,7 +109,7 @@ def activations_of(job: Job, *, fused_norms: bool = False) -> Activations:
         stream=job.stream_tokens * width * stream,
         norm=round(tokens * norm),
         logits=tokens * columns * product,
-        scores=tokens * columns * FULL_BYTES,
+        scores=tokens * columns * job.full_bytes,
     )
 
 
@@ -126,7 +126,7 @@ def predict_memory(job: Job, rank: int = 0, *, fused_norms: bool = False) -> Mem
     stages = job.stages(rank)
     sizes = activations_of(job, fused_norms=fused_norms)
     static = _static(job, stages)
-    whole = (job.stage_values(stages)[1] + sum(_other_ranks_rows(job, stage) for stage in stages)) * FULL_BYTES
+    whole = (job.stage_values(stages)[1] + sum(_other_ranks_rows(job, stage) for stage in stages)) * job.full_bytes
     peaks = []
     for in_flight, waiting, last in _backward_passes(job, rank):
         moments = [moment for stage in stages for moment in _moments(job, stage, sizes, waiting=waiting, last=last)]
@@ -150,17 +150,17 @@ def worst_memory(job: Job, *, fused_norms: bool = False) -> Memory:
 
 
 def _static(job: Job, stages: list[StageSizes]) -> Memory:
-    stored, whole = (values * FULL_BYTES for values in job.stage_values(stages))
+    stored, whole = (values * job.full_bytes for values in job.stage_values(stages))
     parallel = job.parallel
     replicated = not parallel.sharded and parallel.mesh.dp_replicate > 1
     # DistributedDataParallel sums gradients in its own buffers.
     gradients = whole if replicated else 0
     working = 0
     if parallel.sharded and not parallel.reshards:
-        working += whole * job.stream_bytes // FULL_BYTES
+        working += whole * job.stream_bytes // job.full_bytes
     if job.half and not parallel.sharded:
         # Autocast keeps its copies of the weights until their gradients are computed.
-        working += whole * HALF_BYTES // FULL_BYTES
+        working += whole * HALF_BYTES // job.full_bytes
     on_device = 0 if parallel.offload else 1
     return Memory(
         parameters=stored * on_device,
@@ -195,9 +195,9 @@ def _moments(
         # The head, gathered again: its buffer, its parameters, and the gradient of the logits.
         yield layers + sizes.norm + 2 * held, 0, 2 * root if fetched else fetch
     inside = max(sizes.recomputed + _feed_forward_gradients(job), unit + sizes.layer // 4)
-    whole = shards * job.layer_values * FULL_BYTES
+    whole = shards * job.layer_values * job.full_bytes
     # FSDP2 sums gradients only in the last chunk. Before it the gradients of a layer stay whole.
-    layer_gradients = job.layer_values * FULL_BYTES if sharded and last else whole
+    layer_gradients = job.layer_values * job.full_bytes if sharded and last else whole
     summed = whole if sharded and last else 0
     # In between the total is linear in ``done``, so its maximum is at an end.
     for done in sorted({0, 1, num_layers - 2, num_layers - 1} & set(range(num_layers))):
@@ -210,7 +210,7 @@ def _moments(
     table = _other_ranks_rows(job, stage) * job.stream_bytes
     if table and sharded and job.half and not last:
         # Its gradient in half precision, and in float32 for the following chunks.
-        table += job.facts.vocabulary * job.facts.width * FULL_BYTES
+        table += job.facts.vocabulary * job.facts.width * job.full_bytes
     yield held, done_all + summed + root + table, root if fetched else 0
 
 

@@ -21,7 +21,7 @@ from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.watch.flops import HARDWARE, Hardware, cpu_hardware
 from fanin.protos.errors import InvalidInput
 
-PRECISIONS: Final[dict[str, Precision]] = {"bf16": "bf16", "full": "full"}
+PRECISIONS: Final[dict[str, Precision]] = {"bf16": "bf16", "full": "full", "double": "double"}
 """Precisions that the planner has formulas for."""
 USABLE_MEMORY: Final = 0.9
 """Share of a device's memory that tensors can use. CUDA, NCCL and fragmentation need the rest."""
@@ -42,7 +42,7 @@ class PlanOptions:
         device: Name of an accelerator, or ``cpu`` to measure this machine.
         batch_size: Samples in a step over all ranks.
         sequence: Tokens in a sample.
-        precision: ``bf16``, or ``full`` for float32.
+        precision: ``bf16``, ``full`` for float32, or ``double`` for float64.
         efficiency: Share of the peak that matrix products reach; by default the device's.
     """
 

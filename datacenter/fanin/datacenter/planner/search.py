@@ -12,7 +12,7 @@ from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES
 from fanin.datacenter.parallel.settings import DEFAULT_SCHEDULE, ParallelSettings, Recompute
 from fanin.datacenter.planner.choices import LayoutChoice, LayoutRequest, describe, gigabytes
 from fanin.datacenter.planner.memory import STATE_VALUES, Memory, worst_memory
-from fanin.datacenter.planner.spread import FULL_BYTES, Job
+from fanin.datacenter.planner.spread import Job
 from fanin.datacenter.planner.timing import predict_timing
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.protos.errors import InvalidInput
@@ -152,7 +152,7 @@ def _least_parameter_bytes(job: Job) -> int:
     """Return a lower bound of a rank's parameters and optimizer state, for every schedule on the mesh of the job."""
     facts, pp = job.facts, job.parallel.mesh.pp
     layers = facts.sizes.num_layers // pp * job.layer_values
-    return (1 + STATE_VALUES[job.training.optimizer]) * FULL_BYTES * layers
+    return (1 + STATE_VALUES[job.training.optimizer]) * job.full_bytes * layers
 
 
 def _nothing_fits(request: LayoutRequest) -> InvalidInput:

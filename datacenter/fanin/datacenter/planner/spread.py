@@ -4,21 +4,29 @@ A *chunk* is the part of a batch that a rank computes at once: one microbatch of
 ``traffic``, ``memory`` and ``timing`` all use this module, so their predictions describe the same job.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 from typing import Literal
 
 from fanin.datacenter.parallel.pipelines.schedules import SCHEDULES, Pipeline
 from fanin.datacenter.parallel.pipelines.stages import cut
-from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
+from fanin.datacenter.parallel.settings import ParallelSettings, Precision, TrainingSettings
 from fanin.datacenter.planner.facts import ModelFacts, Weight
 
 FULL_BYTES = 4
-"""Bytes of a value in the precision of the parameters, float32."""
+"""Bytes of a float32 value."""
+DOUBLE_BYTES = 8
+"""Bytes of a float64 value."""
 HALF_BYTES = 2
 """Bytes of a value in bf16 or fp16."""
 SUM_BYTES = 8
 """Bytes of a loss, a count or a norm, which ranks sum in float64."""
+BYTES: Mapping[Precision, int] = MappingProxyType(
+    {"full": FULL_BYTES, "double": DOUBLE_BYTES, "bf16": HALF_BYTES, "fp16": HALF_BYTES}
+)
+"""Bytes of a value in the output of a matrix product."""
 Section = Literal["inputs", "layer", "outputs"]
 """The parameters before the layers, of one layer, or after the layers."""
 
@@ -90,7 +98,7 @@ class Job:
     def __post_init__(self) -> None:
         sharded = self.parallel.sharded
         object.__setattr__(self, "num_shards", self.parallel.mesh.dp_shard if sharded else 1)
-        object.__setattr__(self, "stream_bytes", HALF_BYTES if self.half and sharded else FULL_BYTES)
+        object.__setattr__(self, "stream_bytes", HALF_BYTES if self.half and sharded else self.full_bytes)
 
     @property
     def tp(self) -> int:
@@ -120,12 +128,17 @@ class Job:
     @property
     def half(self) -> bool:
         """Whether matrix products use half precision."""
-        return self.parallel.precision != "full"
+        return self.product_bytes == HALF_BYTES
 
     @property
     def product_bytes(self) -> int:
         """Bytes of a value in the output of a matrix product."""
-        return HALF_BYTES if self.half else FULL_BYTES
+        return BYTES[self.parallel.precision]
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes of a value in the precision of the parameters: float64 for ``double``, otherwise float32."""
+        return max(self.product_bytes, FULL_BYTES)
 
     def stages(self, rank: int) -> list[StageSizes]:
         """Return the stages of a pipeline rank, first to last."""

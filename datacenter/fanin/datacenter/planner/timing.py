@@ -16,7 +16,7 @@ from typing import Final
 from fanin.datacenter.network.counters import Counts
 from fanin.datacenter.network.links import Topology
 from fanin.datacenter.planner.bubble import bubble_units
-from fanin.datacenter.planner.spread import FULL_BYTES, HALF_BYTES, Job, StageSizes
+from fanin.datacenter.planner.spread import Job, StageSizes
 from fanin.datacenter.planner.traffic import predict_traffic
 from fanin.datacenter.ranks.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
 from fanin.datacenter.watch.flops import PASSES, Hardware
@@ -43,8 +43,7 @@ class Machine:
 
     def flops_per_second(self, job: Job) -> float:
         """Return the FLOPs a second of matrix products in the precision of the job."""
-        hardware = self.hardware
-        return (hardware.flops_per_second if job.half else hardware.float32_flops_per_second) * self.efficiency
+        return self.hardware.peak_in(job.parallel.precision) * self.efficiency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +105,7 @@ def _rank_timing(job: Job, machine: Machine, rank: int) -> Timing:
         idle_share = bubble_units(pipeline) / (pipeline.microbatches * pipeline.stages_per_rank)
         waiting_s = idle_share * (compute_s + tensor_s + pipeline_s)
     stored, _ = job.stage_values(job.stages(rank))
-    touched = stored * FULL_BYTES * TOUCHED_VALUES[job.training.optimizer]
+    touched = stored * job.full_bytes * TOUCHED_VALUES[job.training.optimizer]
     return Timing(
         compute_s=compute_s,
         tensor_s=tensor_s,
@@ -120,7 +119,7 @@ def _rank_timing(job: Job, machine: Machine, rank: int) -> Timing:
 
 def _chunk_seconds(job: Job, machine: Machine, stage: StageSizes) -> float:
     """Return the seconds of computation for one chunk in one stage."""
-    width = HALF_BYTES if job.half else FULL_BYTES
+    width = job.product_bytes
     bytes_read = width * multiplied_values(job, stage, attended=0) / job.tp
     flops = chunk_flops(job, stage) / job.tp
     return max(flops / machine.flops_per_second(job), bytes_read / machine.hardware.memory_bytes_per_second)

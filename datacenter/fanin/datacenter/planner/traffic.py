@@ -17,7 +17,7 @@ pipeline have.
 """
 
 from fanin.datacenter.network.counters import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, Amount, Counts
-from fanin.datacenter.planner.spread import FULL_BYTES, SUM_BYTES, Job, StageSizes
+from fanin.datacenter.planner.spread import SUM_BYTES, Job, StageSizes
 from fanin.datacenter.ranks.mesh import LOSS_AXES, PIPELINE, REPLICATE, SHARD, TENSOR
 
 BUCKET_BYTES = 25 * 2**20
@@ -67,9 +67,9 @@ def _tensor(counts: Counts, job: Job, stage: StageSizes) -> None:
         _add(counts, gather, num_chunks * times, values * job.stream_bytes)
     # The loss of split logits: the largest one, then the sum of the exponentials with the target's logit.
     for num_values in (1, 2):
-        _add(counts, (TENSOR, ALL_REDUCE), num_chunks * stage.last, num_values * job.chunk_tokens * FULL_BYTES)
+        _add(counts, (TENSOR, ALL_REDUCE), num_chunks * stage.last, num_values * job.chunk_tokens * job.full_bytes)
     # FSDP2 sums the gradients of several chunks in float32, and in a pipeline also those of one chunk.
-    summed = job.stream_bytes if num_chunks == 1 and not job.parallel.pipelined else FULL_BYTES
+    summed = job.stream_bytes if num_chunks == 1 and not job.parallel.pipelined else job.full_bytes
     for weights, number in ((job.facts.layer, layers), (job.ends(stage), 1)):
         for weight in weights:
             if weight.is_partial(job.tp, job.facts.sizes.num_kv_heads, split=split):
@@ -95,13 +95,13 @@ def _shard(counts: Counts, job: Job, stage: StageSizes) -> None:
             continue
         if mesh.dp_shard > 1:
             _add(counts, (SHARD, ALL_GATHER), number * times, values * gathered)
-            _add(counts, (SHARD, REDUCE_SCATTER), number * _syncs(job), values * FULL_BYTES)
+            _add(counts, (SHARD, REDUCE_SCATTER), number * _syncs(job), values * job.full_bytes)
         if mesh.dp_replicate > 1:
-            _add(counts, (REPLICATE, ALL_REDUCE), number * _syncs(job), values // mesh.dp_shard * FULL_BYTES)
+            _add(counts, (REPLICATE, ALL_REDUCE), number * _syncs(job), values // mesh.dp_shard * job.full_bytes)
 
 
 def _replicate(counts: Counts, job: Job, stage: StageSizes) -> None:
-    size = job.stage_values([stage])[1] * FULL_BYTES
+    size = job.stage_values([stage])[1] * job.full_bytes
     syncs = job.training.accumulate if job.parallel.pipelined else 1
     calls = -(-size // BUCKET_BYTES)
     key = (REPLICATE, ALL_REDUCE)
@@ -116,7 +116,7 @@ def _pipeline(counts: Counts, job: Job, stage: StageSizes, rank: int) -> None:
             _add(counts, (PIPELINE, SEND), job.num_chunks, size)
     first, last = pipeline.rank_of(0), pipeline.rank_of(pipeline.num_stages - 1)
     if job.facts.tied and first != last and (stage.first or stage.last):
-        _add(counts, (PIPELINE, SEND), 1, job.section_values("inputs") * FULL_BYTES)
+        _add(counts, (PIPELINE, SEND), 1, job.section_values("inputs") * job.full_bytes)
 
 
 def _small(counts: Counts, job: Job, rank: int) -> None:
@@ -130,6 +130,6 @@ def _small(counts: Counts, job: Job, rank: int) -> None:
         measured -= len(job.facts.inputs)
     for axis in (TENSOR, SHARD):
         if sizes[axis] > 1:
-            _add(counts, (axis, ALL_REDUCE), 1, measured * FULL_BYTES)
+            _add(counts, (axis, ALL_REDUCE), 1, measured * job.full_bytes)
     if sizes[PIPELINE] > 1:
         _add(counts, (PIPELINE, ALL_REDUCE), 1, SUM_BYTES)

@@ -23,7 +23,7 @@ from fanin.datacenter.data.loading import load_data
 from fanin.datacenter.data.samples import DataSplit
 from fanin.datacenter.families.family import FamilyModel, ModelFiles, TokenModel
 from fanin.datacenter.files.jobfiles import read_parameters
-from fanin.datacenter.parallel.build import TrainableModel
+from fanin.datacenter.parallel.build import TrainableModel, apply_precision
 from fanin.datacenter.parallel.objective import ScoredObjective, padded_objective, token_objective
 from fanin.datacenter.parallel.transforms.meta import drop_values, parameters_on_meta
 from fanin.datacenter.training.parameters import load_parameters, trained_module
@@ -83,6 +83,7 @@ def build_job_model(config: TrainConfig, *, rank: int = 0, num_ranks: int = 1) -
     settings, spread = config.model, num_ranks > 1
     app = load_rank_app(settings.app, with_values=rank == 0 or not spread) if settings.app else None
     module = trained_module(app) if app is not None else _family_module(config, with_values=not spread)
+    apply_precision(module, config.parallel.precision)
     tokens = TokenModel(vocabulary=app.num_classes) if app is not None else _family(settings).tokens
     check_tokens(config)
     data = load_data(config, app, tokens)
@@ -171,6 +172,7 @@ def _with_values(config: TrainConfig, module: torch.nn.Module | None) -> torch.n
     """Return ``module``, or build the model of a family, with its initial values."""
     if module is None:
         module = _family_module(config, with_values=True)
+        apply_precision(module, config.parallel.precision)
     _load_canonical(config.model, module)
     return module
 

@@ -20,6 +20,7 @@ from typing import Final
 
 import torch
 
+from fanin.datacenter.parallel.settings import Precision
 from fanin.protos.errors import InvalidInput
 
 PASSES: Final = 3
@@ -50,6 +51,7 @@ class Hardware:
         name: Name in the table, such as ``h100``.
         flops_per_second: Peak of dense bfloat16 products.
         float32_flops_per_second: Peak of float32 products.
+        float64_flops_per_second: Peak of float64 products, on tensor cores.
         memory_bytes: Size of its memory.
         memory_bytes_per_second: Bandwidth of its memory.
         source: Source of these numbers.
@@ -60,20 +62,27 @@ class Hardware:
     name: str
     flops_per_second: float
     float32_flops_per_second: float
+    float64_flops_per_second: float
     memory_bytes: int
     memory_bytes_per_second: float
     source: str
     efficiency: float
 
+    def peak_in(self, precision: Precision) -> float:
+        """Return the peak FLOPs a second of a job in this precision."""
+        wide = {"full": self.float32_flops_per_second, "double": self.float64_flops_per_second}
+        return wide.get(precision, self.flops_per_second)
+
 
 def _gpu(
-    name: str, teraflops: tuple[float, float], memory: tuple[int, float], efficiency: float, source: str
+    name: str, teraflops: tuple[float, float, float], memory: tuple[int, float], efficiency: float, source: str
 ) -> Hardware:
-    """Return a row from (bf16, float32) teraFLOPs and ``memory`` as (gigabytes, terabytes a second)."""
+    """Return a row from (bf16, float32, float64) teraFLOPs and ``memory`` as (gigabytes, terabytes a second)."""
     return Hardware(
         name=name,
         flops_per_second=teraflops[0] * 1e12,
         float32_flops_per_second=teraflops[1] * 1e12,
+        float64_flops_per_second=teraflops[2] * 1e12,
         memory_bytes=memory[0] * 10**9,
         memory_bytes_per_second=memory[1] * 1e12,
         source=source,
@@ -87,20 +96,28 @@ HARDWARE: Final[Mapping[str, Hardware]] = MappingProxyType(
         for each in (
             _gpu(
                 "a100",
-                (312, 19.5),
+                (312, 19.5, 19.5),
                 (80, 2.039),
                 0.6,
                 "NVIDIA A100 80 GB SXM data sheet; peak as torchtitan/tools/utils.py has it",
             ),
             _gpu(
-                "h100", (989, 67), (80, 3.35), 0.42, "NVIDIA H100 SXM data sheet, without sparsity; torchtitan likewise"
+                "h100",
+                (989, 67, 67),
+                (80, 3.35),
+                0.42,
+                "NVIDIA H100 SXM data sheet, without sparsity; torchtitan likewise",
             ),
             _gpu(
-                "h200", (989, 67), (141, 4.8), 0.5, "NVIDIA H200 SXM data sheet, without sparsity; torchtitan likewise"
+                "h200",
+                (989, 67, 67),
+                (141, 4.8),
+                0.5,
+                "NVIDIA H200 SXM data sheet, without sparsity; torchtitan likewise",
             ),
             _gpu(
                 "b200",
-                (2250, 75),
+                (2250, 75, 37),
                 (180, 8.0),
                 # The H100's value: no published run of a dense model in bf16 was available to fit it.
                 0.42,
@@ -159,6 +176,8 @@ def cpu_hardware(memory_bytes: int) -> Hardware:
         name="cpu",
         flops_per_second=best,
         float32_flops_per_second=best,
+        # A vector register has half as many float64 values.
+        float64_flops_per_second=best / 2,
         memory_bytes=memory_bytes,
         memory_bytes_per_second=_copy_speed(),
         source="measured: the best of square products and of copies",
