@@ -30,6 +30,7 @@ import numpy.typing as npt
 import torch
 
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.preprocess import verify_preprocess
@@ -115,23 +116,45 @@ def verify(prepared: Prepared, bundle: Bundle, runtime: Runtime, plain: Runtime)
         UnsupportedModel: A graph differs from torch by more than the tolerance, or returns values that are not finite.
             The message names the tensor and its module.
     """
-    traced = example_batch(prepared)
-    cases = [
-        Case(examples=examples, twin=eager_pass(prepared, examples), exact=exact_pass(prepared, examples), which=which)
-        for examples, which in ((traced, ""), (other_batch(prepared, traced), OTHER))
-    ]
+    cases = cases_of(prepared)
+    # (1), (2)
+    verify_training(prepared, bundle.manifest, runtime.open_train(bundle), runtime.open_evaluate(bundle), cases)
     parameters = bundle.initial_parameters()
-    # (1)
-    _check_steps(prepared, bundle, runtime.open_train(bundle), cases)
-    evaluate = runtime.open_evaluate(bundle)
-    for case in cases:
-        # (2)
-        _check_evaluation(prepared, evaluate, parameters, case)
     # (3), (4)
     predict, predict_plainly = (each.open_predict(bundle, parameters) for each in (runtime, plain))
     _check_int8(prepared, runtime.name, (predict, predict_plainly), cases)
     # (5)
     verify_preprocess(prepared.app, bundle, runtime)
+
+
+def cases_of(prepared: Prepared) -> list[Case]:
+    """Return the two batches of a verification with torch's results: the traced batch and another one."""
+    traced = example_batch(prepared)
+    return [
+        Case(examples=examples, twin=eager_pass(prepared, examples), exact=exact_pass(prepared, examples), which=which)
+        for examples, which in ((traced, ""), (other_batch(prepared, traced), OTHER))
+    ]
+
+
+def verify_training(
+    prepared: Prepared, manifest: Manifest, step: TrainStep, evaluate: Evaluate, cases: list[Case]
+) -> None:
+    """Check the float graphs against eager torch: the checks 1 and 2 of this module.
+
+    Args:
+        prepared: The App that was exported.
+        manifest: Has the ports of the graphs.
+        step: The exported train step.
+        evaluate: The exported evaluation.
+        cases: The batches, from ``cases_of``.
+
+    Raises:
+        UnsupportedModel: A result differs from torch's by more than the tolerance.
+    """
+    initial = prepared.table.flatten({name: value.numpy() for name, value in prepared.travelling.items()})
+    _check_steps(prepared, manifest, (step, initial), cases)
+    for case in cases:
+        _check_evaluation(prepared, evaluate, initial, case)
 
 
 def _check_int8(prepared: Prepared, runtime: str, predicts: tuple[Predict, Predict], cases: list[Case]) -> None:
@@ -175,9 +198,9 @@ def _check_evaluation(prepared: Prepared, evaluate: Evaluate, parameters: Float3
         )
 
 
-def _check_steps(prepared: Prepared, bundle: Bundle, step: TrainStep, cases: list[Case]) -> None:
+def _check_steps(prepared: Prepared, manifest: Manifest, begin: tuple[TrainStep, Float32s], cases: list[Case]) -> None:
+    (step, initial), states = begin, optimizer_table(manifest)
     optimizer, table = prepared.app.recipe.optimizer, prepared.table
-    states, initial = optimizer_table(bundle.manifest), bundle.initial_parameters()
     tracked = {name: value.numpy() for name, value in prepared.tracked.items()}
     for num_steps in range(3 if optimizer.counts_steps else 2):
         case = cases[num_steps % 2]
@@ -195,17 +218,18 @@ def _check_steps(prepared: Prepared, bundle: Bundle, step: TrainStep, cases: lis
             case.batch,
             StepSettings(learning_rate=start.learning_rate, proximal_weight=start.pull, anchor=anchor, control=control),
         )
-        _check_step(prepared, bundle, following, (case, start))
+        _check_step(prepared, states.views(following.optimizer), following, (case, start))
         sure = None if case.exact is None else case.exact.loss
         _check_loss(prepared, f"train step {num_steps + 1}: the loss{case.which}", loss, (case.twin.loss, sure))
 
 
-def _check_step(prepared: Prepared, bundle: Bundle, following: TrainState, expected: tuple[Case, StepStart]) -> None:
+def _check_step(
+    prepared: Prepared, states: Mapping[str, Array], following: TrainState, expected: tuple[Case, StepStart]
+) -> None:
     (case, start), optimizer = expected, prepared.app.recipe.optimizer
     what = f"train step {start.num_steps + 1}: the next {{}}{case.which}"
     twin = eager_step(prepared, case.twin, start)
     exact = None if case.exact is None else eager_step(prepared, case.exact, start)
-    states = optimizer_table(bundle.manifest).views(following.optimizer)
     for kind in optimizer.states:
         names = [state_port(kind, name) for name in prepared.learned]
         triples = {

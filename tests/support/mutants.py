@@ -1,0 +1,212 @@
+"""Mutants of an export: graphs in which one part is replaced by zero, twice or minus itself, held to eager torch."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from fanin.edge.bundles.manifest import Manifest, Signature
+from fanin.edge.export import Adam, App, Loss, Optimizer, Recipe, Sgd, cross_entropy, next_token, squared_error
+from fanin.edge.export.formats import ports_of
+from fanin.edge.export.optimizers import Tensors
+from fanin.edge.export.prepare import Prepared, prepare
+from fanin.edge.export.tracing.forward import trace_evaluate
+from fanin.edge.export.tracing.traced import Traced
+from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.verify import cases_of, verify_training
+from fanin.edge.runtimes.engine import Feed, RunGraph
+from fanin.edge.runtimes.graphs import GraphEvaluate
+from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
+from fanin.edge.tensors import Array
+from fanin.protos.chunks import artifact_of
+from fanin.protos.errors import UnsupportedModel
+
+FACTORS: Final = MappingProxyType({"zero": 0.0, "twice": 2.0, "negative": -1.0})
+"""The factor of each kind of mutant."""
+MOVE: Final = "value"
+"""The target of a mutant of an optimizer that changes the parameter and not a state."""
+OPTIMIZERS: Final[Mapping[str, Optimizer]] = MappingProxyType(
+    {
+        "sgd": Sgd(momentum=0.0),
+        "sgd-decay": Sgd(momentum=0.0, weight_decay=0.1),
+        "momentum": Sgd(),
+        "nesterov": Sgd(nesterov=True),
+        "adam": Adam(),
+        "adam-decay": Adam(weight_decay=0.1),
+        "adamw": Adam(weight_decay=0.1, decoupled=True),
+    }
+)
+LOSSES: Final[Mapping[str, Loss]] = MappingProxyType(
+    {"cross_entropy": cross_entropy, "next_token": next_token, "squared_error": squared_error}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MutantOptimizer:
+    """An optimizer whose update of the parameter, or one of its states, is multiplied by a factor."""
+
+    of: Optimizer
+    target: str
+    factor: float
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """The states of the true optimizer."""
+        return self.of.states
+
+    @property
+    def counts_steps(self) -> bool:
+        """As the true optimizer."""
+        return self.of.counts_steps
+
+    def move(
+        self, value: Tensor, gradient: Tensor, state: Mapping[str, Tensor], learning_rate: Tensor, step: Tensor | None
+    ) -> tuple[Tensor, Tensors]:
+        """The true results, with one of them mutated."""
+        moved, states = self.of.move(value, gradient, state, learning_rate, step)
+        if self.target == MOVE:
+            return value + self.factor * (moved - value), states
+        return moved, states | {self.target: self.factor * states[self.target]}
+
+    def eager(self, parameters: Sequence[Tensor], learning_rate: float) -> torch.optim.Optimizer:
+        """torch's optimizer, not mutated."""
+        return self.of.eager(parameters, learning_rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """A true App, and the same App with one mutated part.
+
+    Attributes:
+        kind: ``optimizer``, ``loss`` or ``decomposition``.
+        part: The mutated part.
+        change: A key of ``FACTORS``.
+        app: The true App.
+        mutated: The App that is traced.
+        graph_format: Selects the built-in decompositions.
+    """
+
+    kind: str
+    part: str
+    change: str
+    app: App
+    mutated: App
+    graph_format: str = "onnx"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.part} {self.change}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of a mutant: the error that refuses it, or "" for a survivor; and the seconds it took."""
+
+    error: str
+    seconds: float
+
+
+def outcome_of(mutant: Mutant) -> Outcome:
+    """Trace the mutated App and hold its float graphs to the true one, by the code of an export."""
+    began_s = time.perf_counter()
+    try:
+        verify_traced(prepare(mutant.mutated), mutant.app, mutant.graph_format)
+    except UnsupportedModel as exc:
+        return Outcome(error=str(exc), seconds=time.perf_counter() - began_s)
+    return Outcome(error="", seconds=time.perf_counter() - began_s)
+
+
+def verify_traced(prepared: Prepared, app: App, graph_format: str) -> None:
+    """Verify the traced float graphs of a prepared App against an App, without a conversion.
+
+    Raises:
+        UnsupportedModel: A graph differs from torch.
+    """
+    graphs = {"train": trace_train(prepared, graph_format), "evaluate": trace_evaluate(prepared, graph_format)}
+    ports = {name: ports_of(prepared, graph) for name, graph in graphs.items()}
+    manifest = Manifest(
+        name=app.name,
+        batch_size=app.batch_size,
+        num_classes=app.num_classes,
+        num_tokens=0,
+        table=prepared.table,
+        signatures={"infer": Signature(inputs=(), outputs=(), graphs={})}
+        | {name: Signature(inputs=inputs, outputs=outputs, graphs={}) for name, (inputs, outputs) in ports.items()},
+        slots={},
+        artifacts={"parameters": artifact_of(b"")},
+        initial="parameters",
+    )
+    true = replace(prepared, app=app)
+    step = GraphTrainStep(manifest, bind_by_copy(_run(graphs["train"])))
+    evaluate = GraphEvaluate(manifest, _run(graphs["evaluate"]))
+    verify_training(true, manifest, step, evaluate, cases_of(true))
+
+
+def _run(traced: Traced) -> RunGraph:
+    module = traced.program.module()
+
+    def run(outputs: Sequence[str], feed: Feed) -> Sequence[Array]:
+        with torch.no_grad():
+            results = module(*(torch.tensor(feed[name]) for name in traced.inputs))
+        return [dict(zip(traced.outputs, results, strict=True))[name].numpy() for name in outputs]
+
+    return run
+
+
+def optimizer_mutants() -> Iterator[Mutant]:
+    """Every update of a parameter and every state of every optimizer."""
+    for name, optimizer in OPTIMIZERS.items():
+        app = replace(_classifier(), recipe=Recipe(optimizer=optimizer))
+        for target in (MOVE, *optimizer.states):
+            for change, factor in FACTORS.items():
+                recipe = Recipe(optimizer=MutantOptimizer(of=optimizer, target=target, factor=factor))
+                mutated = replace(app, recipe=recipe)
+                yield Mutant(kind="optimizer", part=f"{name}: {target}", change=change, app=app, mutated=mutated)
+
+
+def loss_mutants() -> Iterator[Mutant]:
+    """Every loss."""
+    apps = {"cross_entropy": _classifier(), "next_token": _decoder(), "squared_error": _regression()}
+    for name, loss in LOSSES.items():
+        for change, factor in FACTORS.items():
+            app = replace(apps[name], loss=loss)
+            yield Mutant(
+                kind="loss", part=name, change=change, app=app, mutated=replace(app, loss=_times(loss, factor))
+            )
+
+
+def _times(loss: Loss, factor: float) -> Callable[[Tensor, Tensor], Tensor]:
+    def mutated(outputs: Tensor, targets: Tensor) -> Tensor:
+        return factor * loss(outputs, targets)
+
+    return mutated
+
+
+def _app(module: nn.Module, calibration: Tensor, num_classes: int) -> App:
+    return App(
+        name="mutant",
+        module=module,
+        calibration=calibration,
+        batch_size=4,
+        num_classes=num_classes,
+        recipe=Recipe(optimizer=Sgd(momentum=0.0)),
+    )
+
+
+def _classifier() -> App:
+    torch.manual_seed(0)
+    return _app(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), torch.randn(8, 6), 3)
+
+
+def _regression() -> App:
+    torch.manual_seed(0)
+    return _app(nn.Linear(6, 3), torch.randn(8, 6), 0)
+
+
+def _decoder() -> App:
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 7, (8, 5), dtype=torch.int32)
+    return _app(nn.Sequential(nn.Embedding(7, 6), nn.Linear(6, 7)), tokens, 7)
