@@ -150,6 +150,12 @@ WIDE = (
             ),
         ),
         (2, lambda *_: [np.arange(3)], "partition: the partitioner returned 1 clients, expected 2; correct it"),
+        (2, lambda *_: {}["x"], "partition: the partitioner raised KeyError: 'x'; correct it"),
+        (
+            2,
+            "iid",
+            "partition: got by 'iid', expected a partitioner such as Iid() or Dirichlet(alpha=0.3)",
+        ),
         (
             2,
             lambda *_: [np.arange(3), np.arange(2, 5)],

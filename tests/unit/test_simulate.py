@@ -211,6 +211,15 @@ def test_raw_examples_are_preprocessed_for_clients_and_test() -> None:
     assert abs(result.rounds[2].test_loss - scaled.rounds[2].test_loss) < 1e-3
 
 
+def test_a_module_is_no_app() -> None:
+    error = (
+        "simulate: got Sequential and Partition, expected an App and a Partition; see fanin.edge.export.App and "
+        "fanin.simulation.partition"
+    )
+    with raises(InvalidInput, error):
+        simulate(network(), clients_of(), cohort=2, rounds=1)  # type: ignore[arg-type]
+
+
 FAILURE = (
     r"client \d in round 1: loss became nan after \d steps, expected a finite one; lower the learning rate \(1e\+30\)"
 )
@@ -255,6 +264,24 @@ WHOLE = parse_plan('bundle = "b"\ncohort = {concurrency = 2}\ntraining = {learni
             SimulationSettings(plan=PLAN, test=Examples(x=np.zeros((4, 64), np.float32), y=np.zeros(4, np.int32))),
             InvalidInput,
             "simulate: test: got inputs of shape (64,), expected (1, 8, 8)",
+        ),
+        (
+            {"cohort": 2, "rounds": 1},
+            SimulationSettings(plan=PLAN, test=Examples(x=np.zeros((4, 1, 8, 8), np.int32), y=np.zeros(4, np.int32))),
+            InvalidInput,
+            (
+                "simulate: test: got x int32, expected float32 as in the App's calibration or raw data; convert it "
+                "with astype"
+            ),
+        ),
+        (
+            {"cohort": 2, "rounds": 1},
+            SimulationSettings(plan=PLAN, validation_fraction=0.0),
+            InvalidInput,
+            (
+                "simulate: got validation_fraction 0.0, expected between 0 and 1: each client evaluates the Versions "
+                "on a part of its examples"
+            ),
         ),
         (
             {"cohort": 2, "rounds": 1},

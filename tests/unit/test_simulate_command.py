@@ -53,6 +53,23 @@ def test_too_small_an_alpha_names_clients_and_one_that_works(capsys: pytest.Capt
     assert main(["partition", "--clients", "100", "--by", "label_skew", "--alpha", text.split()[-1]]) == 0
 
 
+@pytest.mark.parametrize(
+    ("option", "name", "error"),
+    [
+        ("--plot", "nowhere/x.png", "plot: {} cannot be written, {}/nowhere is not a folder; create it"),
+        ("--csv", "nowhere/x.csv", "--csv: {} cannot be written, {}/nowhere is not a folder; create it"),
+        ("--plot", "x.foo", "plot: got the file {}, expected a name that ends in one of: "),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_found_before_the_training(
+    option: str, name: str, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["simulate", "nowhere:app", option, str(tmp_path / name)]) == 1
+    text = capsys.readouterr().err
+    assert text.startswith(f"fanin simulate: {error.format(tmp_path / name, tmp_path)}")
+
+
 def test_a_wrong_key_is_refused_before_the_app_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "nowhere:app", "--set", "training.epoch=2"]) == 1
     assert "did you mean training.epochs?" in capsys.readouterr().err

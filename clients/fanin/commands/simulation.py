@@ -105,6 +105,7 @@ def _simulate(
     from fanin.simulation import SimulationSettings
     from fanin.simulation import simulate as run_simulation
 
+    _check_files(plot, csv)
     limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds}
     wanted = _plan(app, plan, limits, overrides or ())
     split = load_data(data, seed=seed)
@@ -119,13 +120,25 @@ def _simulate(
         step(f"loading the App {app}")
         settings = SimulationSettings(test=split.test, plan=wanted, seed=seed, processes=processes, on_round=show)
         result = run_simulation(load_app(app), parts, settings=settings)
-    if plot is not None:
-        result.plot(plot)
     if csv is not None:
         result.write_csv(csv)
     if json:
         write_json(json, {"rounds": [asdict(row) for row in result.rounds], "versions": list(result.digests)})
+    if plot is not None:
+        result.plot(plot)
+    if not result.is_complete:
+        sys.stderr.write(f"fanin simulate: stopped after round {result.rounds[-1].round}; the files have it\n")
     return 0 if result.is_complete else INTERRUPTED
+
+
+def _check_files(plot: Path | None, csv: Path | None) -> None:
+    """Raise InvalidInput unless the results can be written: a training may take long."""
+    if csv is not None and not csv.parent.is_dir():
+        raise InvalidInput(f"--csv: {csv} cannot be written, {csv.parent} is not a folder; create it")
+    if plot is not None:
+        from fanin.simulation.plots import check_figure_file
+
+        check_figure_file(plot)
 
 
 def _plan(app: str, path: Path | None, limits: dict[str, int | None], overrides: Sequence[str]) -> Plan:
@@ -133,7 +146,7 @@ def _plan(app: str, path: Path | None, limits: dict[str, int | None], overrides:
     first = [f'app="{app}"', *(f"{key}={value}" for key, value in limits.items() if value is not None)]
     if path is not None:
         return read_plan(path, [*first, *overrides]).plan
-    defaults = ["cohort.concurrency=10", "stop.max_rounds=20", "training.learning_rate=0.05"]
+    defaults = ["cohort.concurrency=10", "stop.max_rounds=20", "training.learning_rate=0.01"]
     return parse_plan("", "plan", [*defaults, *first, *overrides]).plan
 
 

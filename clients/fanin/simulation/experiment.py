@@ -98,6 +98,7 @@ def simulate(
     """
     from fanin.edge.export.build import export
 
+    _check_kinds(app, clients)
     settings = settings or SimulationSettings()
     _check_data(app, clients, settings.test)
     plan = _plan(app, cohort, rounds, settings)
@@ -141,6 +142,11 @@ def simulate(
 
 def _plan(app: "App", cohort: int | None, rounds: int | None, settings: SimulationSettings) -> Plan:
     """Return the Plan of a simulation. Raises InvalidPlan and InvalidInput."""
+    if not 0.0 < settings.validation_fraction < 1.0:
+        raise InvalidInput(
+            f"simulate: got validation_fraction {settings.validation_fraction}, expected between 0 and 1: each client "
+            "evaluates the Versions on a part of its examples"
+        )
     if settings.processes < 1:
         raise InvalidInput(f"simulate: got {settings.processes} processes, expected at least 1")
     if settings.seed < 0:
@@ -178,12 +184,29 @@ def _toml(value: object) -> str:
             return str(value)
 
 
+def _check_kinds(app: object, clients: object) -> None:
+    """Raise InvalidInput unless these are an App and a Partition."""
+    from fanin.edge.export.app import App
+
+    if not isinstance(app, App) or not isinstance(clients, Partition):
+        raise InvalidInput(
+            f"simulate: got {type(app).__name__} and {type(clients).__name__}, expected an App and a Partition; see "
+            "fanin.edge.export.App and fanin.simulation.partition"
+        )
+
+
 def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
-    """Raise InvalidInput unless the model can use the examples. Raw examples are checked by ``preprocess``."""
-    if app.preprocess is not None:
-        return
+    """Raise InvalidInput unless the model can use the examples. ``preprocess`` checks the shape of raw ones."""
+    accepted = {str(part.dtype).removeprefix("torch.") for part in (app.calibration, app.raw) if part is not None}
     for what, examples in (("clients", clients.examples), ("test", test)):
         if examples is None:
+            continue
+        if str(examples.x.dtype) not in accepted:
+            raise InvalidInput(
+                f"simulate: {what}: got x {examples.x.dtype}, expected {' or '.join(sorted(accepted))} as in the App's "
+                "calibration or raw data; convert it with astype"
+            )
+        if app.preprocess is not None:
             continue
         try:
             check_examples(examples, tuple(app.calibration.shape[1:]), app.num_classes)

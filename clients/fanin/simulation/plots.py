@@ -120,13 +120,19 @@ def save_figure(figure: "Figure", path: Path | str | None) -> None:
     Raises:
         InvalidInput: matplotlib does not know the format.
     """
-    if path is None:
-        return
-    try:
+    if path is not None:
+        check_figure_file(path)
         figure.savefig(path)
-    except ValueError as exc:
-        known = ", ".join(sorted(figure.canvas.get_supported_filetypes()))
-        raise InvalidInput(f"plot: got the file {path}, expected a name that ends in one of: {known}") from exc
+
+
+def check_figure_file(path: Path | str) -> None:
+    """Raise InvalidInput unless matplotlib knows the format of a file's suffix and its folder exists."""
+    figure, _ = new_figure()
+    known = sorted(figure.canvas.get_supported_filetypes())
+    if Path(path).suffix.removeprefix(".").lower() not in known:
+        raise InvalidInput(f"plot: got the file {path}, expected a name that ends in one of: {', '.join(known)}")
+    if not Path(path).parent.is_dir():
+        raise InvalidInput(f"plot: {path} cannot be written, {Path(path).parent} is not a folder; create it")
 
 
 def _counts(partition: "Partition") -> Int64s | None:

@@ -17,6 +17,7 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.data.npz import read_npz
 from fanin.clients.data.partitions import hold_out
 from fanin.clients.data.public import Cutting, fashion_mnist, shakespeare
+from fanin.edge.runtimes.base import Inputs
 from fanin.protos.errors import InvalidInput
 
 TEST_FRACTION: Final = 0.2
@@ -131,14 +132,22 @@ def _pair(item: object, index: int, x: str, y: str) -> tuple[object, object]:
     raise InvalidInput(f"data: item {index} is a {type(item).__name__}, expected a pair (input, target) or a mapping")
 
 
-def _stacked(what: str, values: tuple[object, ...]) -> npt.NDArray[np.float32] | npt.NDArray[np.int32]:
-    """Return values as one array: floats as float32, integers as int32."""
+def _stacked(what: str, values: tuple[object, ...]) -> Inputs:
+    """Return values as one array: floats as float32, bytes of ``x`` as they are, other integers as int32."""
     try:
         stacked = np.stack([np.asarray(value) for value in values])
     except ValueError as exc:
         raise InvalidInput(f"data: the items have {what} of different shapes ({exc}); give them one shape") from exc
     if stacked.dtype.kind == "f":
         return stacked.astype(np.float32)
+    if what == "x" and stacked.dtype == np.uint8:
+        return stacked
     if stacked.dtype.kind in "iub":
+        limits = np.iinfo(np.int32)
+        if stacked.size and not limits.min <= stacked.min() <= stacked.max() <= limits.max:
+            raise InvalidInput(
+                f"data: got {what} from {stacked.min()} to {stacked.max()}, expected integers of 32 bits; number the "
+                "labels or tokens from 0"
+            )
         return stacked.astype(np.int32)
     raise InvalidInput(f"data: got {what} of {stacked.dtype}, expected numbers; convert them first")

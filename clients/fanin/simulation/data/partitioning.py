@@ -107,6 +107,7 @@ def partition(examples: Examples, num_clients: int, by: Partitioner, *, seed: in
         )
     if seed < 0:
         raise InvalidInput(f"partition: got seed {seed}, expected 0 or more")
+    _check_partitioner(by)
     indices = _drawn(examples, num_clients, by, seed)
     small = _small(indices)
     if small:
@@ -118,9 +119,19 @@ def partition(examples: Examples, num_clients: int, by: Partitioner, *, seed: in
     return Partition(examples=examples, indices=indices)
 
 
+def _check_partitioner(by: object) -> None:
+    if not callable(by) or isinstance(by, type):
+        raise InvalidInput(f"partition: got by {by!r}, expected a partitioner such as Iid() or Dirichlet(alpha=0.3)")
+
+
 def _drawn(examples: Examples, num_clients: int, by: Partitioner, seed: int) -> tuple[Int64s, ...]:
     rng = np.random.default_rng((STREAM, seed))
-    indices = tuple(np.sort(np.asarray(part)) for part in by(examples, num_clients, rng))
+    try:
+        indices = tuple(np.sort(np.asarray(part)) for part in by(examples, num_clients, rng))
+    except InvalidInput:
+        raise
+    except Exception as exc:  # Of any kind: a partitioner may be the user's code.
+        raise InvalidInput(f"partition: the partitioner raised {type(exc).__name__}: {exc}; correct it") from exc
     if len(indices) != num_clients:
         raise InvalidInput(
             f"partition: the partitioner returned {len(indices)} clients, expected {num_clients}; correct it"
