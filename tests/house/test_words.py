@@ -14,6 +14,7 @@ BARE_IGNORE = re.compile(r"#\s*type:\s*ig" + r"nore(?!\[)")
 PATCHES = re.compile(r"\b(mock\s*\.\s*pa" + r"tch|(from|import) unit" + r"test|monkeypatch\s*\.\s*seta" + r"ttr)\b")
 BROAD = ("Exception", "BaseException")
 PRINTING = "fanin.commands"
+GRAPH_FORMATS = ("onnx", "tflite")
 
 Found = Iterator[str]
 
@@ -74,6 +75,15 @@ def anything(module: Module) -> Found:
                 yield f"{module.path}:{annotation.lineno}: got Any, expected a type"
 
 
+def compared_formats(module: Module) -> Found:
+    """A comparison with the name of a graph format in the edge: the format's record says what differs."""
+    comparisons = (node for node in ast.walk(module.tree()) if isinstance(node, ast.Compare))
+    for node in comparisons if module.name.startswith("fanin.edge.") else ():
+        for constant in (part for each in (node.left, *node.comparators) for part in ast.walk(each)):
+            if isinstance(constant, ast.Constant) and constant.value in GRAPH_FORMATS:
+                yield f"{module.path}:{node.lineno}: got a comparison with {constant.value!r}, expected a record"
+
+
 def _public_annotations(node: ast.AST) -> Iterator[ast.expr]:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
         given = node.args
@@ -99,7 +109,7 @@ def _lines(module: Module, pattern: re.Pattern[str]) -> Found:
 
 
 EVERYWHERE = (later, hidden, patched, without_docstring, broad)
-IN_THE_PACKAGE = (printed, anything)
+IN_THE_PACKAGE = (printed, anything, compared_formats)
 
 
 @pytest.mark.parametrize("rule", EVERYWHERE)
@@ -148,3 +158,9 @@ def test_each_rule_sees_its_case(rule: Callable[[Module], Found], text: str) -> 
 )
 def test_each_rule_lets_the_rest_be(rule: Callable[[Module], Found], text: str) -> None:
     assert list(rule(Module(path="x.py", name="fanin.server.x", text=text))) == []
+
+
+@pytest.mark.parametrize(("name", "number"), [("fanin.edge.x", 2), ("fanin.clients.x", 0)])
+def test_a_comparison_with_the_name_of_a_graph_format_is_seen(name: str, number: int) -> None:
+    text = "x == 'onnx'\ny in ('tflite',)\nz = {'onnx': 1}"
+    assert len(list(compared_formats(Module(path="x.py", name=name, text=text)))) == number

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fanin.edge.bundles.formats import file_format
 from fanin.edge.export.app import App
+from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.losses import cross_entropy, next_token
-from fanin.edge.export.onnx.writer import to_onnx
 from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.graphs import next_port
@@ -55,11 +55,10 @@ class Course:
             num_classes=int(self.ys.max()) + 1,
             loss=next_token if self.ys.dim() > 2 else cross_entropy,
         )
-        traced = trace_train(prepare(app), graph_format)
-        if graph_format == "onnx":
-            data, signature = to_onnx(traced, "layers").SerializeToString(), ""
-        else:
-            data, signature = to_tflite({"train": traced}, "layers"), "train"
+        row = FORMATS[graph_format]
+        traced = trace_train(prepare(app), row.forms)
+        data = row.encode("train", traced, "layers")
+        signature = "train" if file_format(graph_format).has_signatures else ""
         found = {}
         for runtime in RUNTIMES[graph_format]:
             got = self._in_graph(traced, runtime, data, signature)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fanin.edge.export import Adam, App, Optimizer, Recipe, Sgd, next_token
+from fanin.edge.export.decompositions.tables import ONNX
 from fanin.edge.export.onnx.fuse import fuse
 from fanin.edge.export.onnx.writer import as_exported, to_onnx
 from fanin.edge.export.prepare import prepare
@@ -58,7 +59,7 @@ def traced(recipe: Recipe) -> Traced:
     app = App(
         name="tokens", module=Tokens(), calibration=x, batch_size=4, num_classes=9, loss=next_token, recipe=recipe
     )
-    return trace_train(prepare(app), "onnx")
+    return trace_train(prepare(app), ONNX)
 
 
 def trained(model: onnx.ModelProto, step: Traced) -> dict[str, np.ndarray]:

@@ -22,6 +22,7 @@ from fanin.edge.assembly.assemble import AssembledGraphs, assemble
 from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.formats import FILE_FORMATS
 from fanin.edge.bundles.slots import Slot, SlotKind, check_slots
+from fanin.edge.export.decompositions.tables import TFLITE
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.forward import trace_evaluate
@@ -113,8 +114,8 @@ def tflite_spec() -> AssembledGraphs:
     prepared, x = prepare(app), app.examples(app.batch_size)
     infer = torch.export.export(copy.deepcopy(app.module).eval(), (x,))
     graphs = {
-        "train": trace_train(prepared, "tflite"),
-        "evaluate": trace_evaluate(prepared, "tflite"),
+        "train": trace_train(prepared, TFLITE),
+        "evaluate": trace_evaluate(prepared, TFLITE),
         "infer": Traced(program=infer, examples=[x], inputs=["x"], outputs=["logits"]),
     }
     data = to_tflite(graphs, "mlp")
@@ -186,7 +187,7 @@ def test_a_tflite_file_needs_its_slots_and_its_signatures(tmp_path: Path) -> Non
         InvalidBundle, match=r"infer graph \(tflite\): the values of '1.bias' occur at \d+ positions in the"
     ):
         assemble(replace(spec, slots={}, parameters=flat), tmp_path, PUBLISHER)
-    alone = to_tflite({"other": trace_evaluate(prepare(app_of("mlp")), "tflite")}, "mlp")
+    alone = to_tflite({"other": trace_evaluate(prepare(app_of("mlp")), TFLITE)}, "mlp")
     graphs = {"tflite": {**spec.graphs["tflite"], "train": alone}}
     with pytest.raises(
         InvalidInput, match=r"train graph \(tflite\): got signature 'train', expected one of \['other'\]"

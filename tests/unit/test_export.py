@@ -16,6 +16,7 @@ from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.manifest import Port
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import App, cross_entropy, export
+from fanin.edge.export.decompositions.tables import ONNX
 from fanin.edge.export.onnx.writer import quiet_exporter
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tracing.train import trace_train
@@ -241,13 +242,13 @@ def plain(*layers: nn.Module) -> nn.Module:
 )
 def test_a_module_that_no_graph_can_train_is_refused(module: nn.Module, message: str) -> None:
     with pytest.raises(UnsupportedModel, match=rf"App mlp.*{message}"):
-        trace_train(prepare(replace(app_of("mlp"), module=module)), "onnx")
+        trace_train(prepare(replace(app_of("mlp"), module=module)), ONNX)
 
 
 def test_frozen_dropout_and_batchnorm_are_fine() -> None:
     module = plain(nn.BatchNorm2d(1).eval(), nn.Dropout(0.25).eval(), nn.Dropout(0.0))
     prepared = prepare(replace(app_of("mlp"), module=module))
-    assert trace_train(prepared, "onnx").inputs[-1] == "learning_rate"
+    assert trace_train(prepared, ONNX).inputs[-1] == "learning_rate"
     assert not prepared.notes
     assert not prepared.tracked
 
@@ -257,7 +258,7 @@ def test_a_loss_must_be_one_number_a_sample() -> None:
         UnsupportedModel, match=r"the loss returned shape \(\), expected \(8,\): one loss for each sample"
     ):
         app = replace(app_of("mlp"), loss=lambda logits, labels: cross_entropy(logits, labels).mean())
-        trace_train(prepare(app), "onnx")
+        trace_train(prepare(app), ONNX)
 
 
 class Untouched(nn.Linear):

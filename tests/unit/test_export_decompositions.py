@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.convolutions import Convolution, convolutions
+from torch import Tensor
 
 from fanin.edge.export.decompositions.convolution.bands import bands_of
 from fanin.edge.export.decompositions.convolution.form import ConvForm
@@ -16,29 +17,29 @@ from fanin.edge.export.decompositions.group_norm import group_norm, group_norm_b
 from fanin.edge.export.decompositions.own import PLAIN_NAMES
 from fanin.edge.export.decompositions.pooling.max_backward import max_pool2d_backward
 from fanin.edge.export.decompositions.resampling import table
-from fanin.edge.export.decompositions.tables import backward_decompositions, forward_decompositions
+from fanin.edge.export.decompositions.tables import ONNX, TFLITE, Forms
 
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
-@pytest.mark.parametrize("graph_format", ["onnx", "tflite"])
-def test_a_form_has_the_arguments_of_its_operator(graph_format: str) -> None:
-    num_forms = 0
-    for operator, form in {**backward_decompositions(graph_format), **forward_decompositions(graph_format)}.items():
-        parameters = [
-            parameter.name
-            for parameter in inspect.signature(form).parameters.values()
-            if parameter.kind is not parameter.KEYWORD_ONLY
-        ]
-        # Positionwise operators share one wrapper, and autograd's bookkeeping has one argument.
-        if not str(getattr(form, "__module__", type(form).__module__)).startswith("fanin") or parameters[0] == "args":
+@pytest.mark.parametrize("forms", [ONNX, TFLITE], ids=lambda forms: forms.graph_format)
+def test_a_form_has_the_arguments_of_its_operator(forms: Forms) -> None:
+    num_forms, variadic = 0, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for operator, form in {**forms.for_training(), **forms.for_inference()}.items():
+        if not str(getattr(form, "__module__", type(form).__module__)).startswith("fanin"):
             continue
-        schema = [argument.name for argument in operator._schema.arguments if not argument.kwarg_only]
-        expected = [PLAIN_NAMES.get(name, name) for name in schema]
-        assert parameters[: len(expected)] == expected or parameters == ["image"], operator
+        rows = inspect.signature(form).parameters.values()
+        assert not [row for row in rows if row.kind in variadic], operator
+        parameters = [PLAIN_NAMES.get(row.name, row.name) for row in rows if row.kind is not row.KEYWORD_ONLY]
+        schema = operator._schema.arguments
+        expected = [PLAIN_NAMES.get(argument.name, argument.name) for argument in schema if not argument.kwarg_only]
+        # One form computes the 1-D and the 2-D operator: it may have more arguments than the former.
+        assert parameters[: len(expected)] == expected, operator
+        named = {row.name for row in rows if row.kind is row.KEYWORD_ONLY}
+        assert named >= {argument.name for argument in schema if argument.kwarg_only}, operator
         num_forms += 1
-    assert num_forms > 10
+    assert num_forms > 20
 
 
 @given(case=convolutions())
@@ -61,6 +62,14 @@ def test_a_convolution_in_another_form_is_the_same(case: Convolution) -> None:
         torch.testing.assert_close(found, aten.convolution(x, weight, bias, *form), **CLOSE)
 
 
+def relu(x: Tensor) -> Tensor:
+    return x.clamp(min=0.0)
+
+
+def negative(x: Tensor) -> Tensor:
+    return -x
+
+
 @given(size=st.tuples(st.integers(3, 13), st.integers(3, 12)), stride=st.integers(1, 2), outs=st.integers(1, 4))
 def test_a_product_takes_the_image_as_a_depthwise_convolution_left_it(
     size: tuple[int, int], stride: int, outs: int
@@ -71,7 +80,7 @@ def test_a_product_takes_the_image_as_a_depthwise_convolution_left_it(
     kernel, weight = torch.randn(3, 1, 3, 3, dtype=torch.float64), torch.randn(outs, 3, 1, 1, dtype=torch.float64)
     images = Images()
     forms = Convolutions(images)
-    hidden = images.positionwise(torch.relu)(forms.forward(x, kernel, None, *deep))
+    hidden = images.positionwise(relu)(forms.forward(x, kernel, None, *deep))
     wanted = torch.relu(aten.convolution(x, kernel, None, *deep))
     torch.testing.assert_close(hidden, wanted, **CLOSE)
     y = forms.forward(hidden, weight, torch.ones(outs), *flat)
@@ -79,7 +88,7 @@ def test_a_product_takes_the_image_as_a_depthwise_convolution_left_it(
         assert y is NotImplemented
         return
     torch.testing.assert_close(y, aten.convolution(wanted, weight, torch.ones(outs).double(), *flat), **CLOSE)
-    dy = images.positionwise(torch.neg)(y)
+    dy = images.positionwise(negative)(y)
     arguments = ([outs], *flat, [True, True, True])
     expected = aten.convolution_backward(-y, wanted, weight, *arguments)
     for got, exact in zip(forms.backward(dy, hidden, weight, *arguments), expected, strict=True):

@@ -9,6 +9,7 @@ from support.models import NUM_CLASSES, app_of, exported, samples
 from torch import Tensor, nn
 
 from fanin.edge.export import Adam, Adapters, Recipe, Sgd
+from fanin.edge.export.decompositions.tables import ONNX
 from fanin.edge.export.prepare import prepare
 from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
 from fanin.edge.export.tracing.train import trace_train
@@ -80,11 +81,11 @@ def test_a_module_is_traced_as_it_was_for_the_next_format() -> None:
     module = nn.Sequential(*norms, nn.Flatten(), nn.Linear(64, NUM_CLASSES))
     prepared = prepare(replace(app_of("mlp"), module=module))
     modes = [layer.training for layer in prepared.module.modules()]
-    first = trace_train(prepared, "onnx")
-    trace_evaluate(prepared, "onnx")
+    first = trace_train(prepared, ONNX)
+    trace_evaluate(prepared, ONNX)
     trace_infer(prepared)
     assert [layer.training for layer in prepared.module.modules()] == modes
-    again = trace_train(prepared, "onnx")
+    again = trace_train(prepared, ONNX)
     for got, expected in zip(
         again.program.module()(*first.examples), first.program.module()(*first.examples), strict=True
     ):

@@ -36,4 +36,6 @@ def test_other_padding_stays() -> None:
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
 def test_a_convolution_padded_so_has_a_form_in_tflite(mode: str) -> None:
     layer = torch.nn.Conv2d(2, 3, 3, padding=1, padding_mode=mode)
-    assert FORMATS["tflite"].convert(trace_layer(layer, [torch.randn(2, 2, 5, 4)], "tflite", "Conv2d"), "Conv2d")
+    tflite = FORMATS["tflite"]
+    traced = trace_layer(layer, [torch.randn(2, 2, 5, 4)], tflite.forms, "Conv2d", {})
+    assert tflite.encode("layer", traced, "Conv2d")

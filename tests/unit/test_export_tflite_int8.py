@@ -22,6 +22,7 @@ from fanin.edge.bundles.formats import fill_offsets
 from fanin.edge.bundles.quantize import fill_slots, with_derived
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import Adapters, App, Recipe, next_token
+from fanin.edge.export.decompositions.tables import TFLITE
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.prepare import Prepared, prepare
 from fanin.edge.export.tflite.flatgraph import FlatGraph
@@ -209,7 +210,7 @@ def made(name: str) -> Made:
         name=name, module=module, calibration=x, batch_size=4, num_classes=num_classes, recipe=case.recipe, **loss
     )
     prepared = prepare(app)
-    infer = fold_norms(trace_infer(prepared, 1), prepared, "tflite")
+    infer = fold_norms(trace_infer(prepared, 1), prepared, TFLITE)
     data = to_tflite({INFER: infer.traced}, name)
     empty = quantize_infer(data, infer, x.numpy(), prepared.kept_float)
     return Made(prepared=prepared, infer=infer, data=data, empty=empty, calibration=x.numpy())

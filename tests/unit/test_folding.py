@@ -21,6 +21,7 @@ from fanin.edge.bundles.initializers import fill_constants
 from fanin.edge.bundles.quantize import fill_slots, weight_codes, weight_scales, with_derived
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export import App, Recipe
+from fanin.edge.export.decompositions.tables import ONNX
 from fanin.edge.export.formats import onnx_infer
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.onnx.int8 import Int8Model
@@ -76,7 +77,7 @@ def made(name: str) -> Made:
     module, x = Normed().train(name != "kept"), torch.randn(24, 3, 8, 8)
     app = App(name=name, module=module, calibration=x, batch_size=4, num_classes=4, recipe=RECIPES[name])
     prepared = prepare(app)
-    infer = fold_norms(trace_infer(prepared), prepared, "onnx")
+    infer = fold_norms(trace_infer(prepared), prepared, ONNX)
     return Made(prepared=prepared, infer=infer, int8=onnx_infer(prepared, infer), x=x.numpy())
 
 
@@ -226,7 +227,7 @@ def test_a_frozen_bias_of_two_layers_is_one_input_and_a_computed_weight_stays() 
     torch.manual_seed(0)
     x = torch.randn(8, 8)
     prepared = prepare(App(name="shared", module=Shared(), calibration=x, batch_size=4, num_classes=4))
-    infer = fold_norms(trace_infer(prepared), prepared, "onnx")
+    infer = fold_norms(trace_infer(prepared), prepared, ONNX)
     (bias,) = infer.derived.constants  # by one of its two names
     assert bias in ("first.bias", "second.bias")
     assert Counter(infer.traced.inputs)[bias] == 1
@@ -246,7 +247,7 @@ def test_a_norm_whose_statistics_are_not_finite_is_refused() -> None:
     app = App(name="nan", module=module, calibration=torch.randn(8, 3, 8, 8), batch_size=4, num_classes=4)
     prepared = prepare(app)
     with pytest.raises(UnsupportedModel, match=r"constant 'norm.running_mean': got 32 bytes, expected finite float32s"):
-        fold_norms(trace_infer(prepared), prepared, "onnx")
+        fold_norms(trace_infer(prepared), prepared, ONNX)
 
 
 class Kept(nn.Module):
@@ -269,7 +270,7 @@ def test_a_norm_that_cannot_be_part_of_a_product_stays() -> None:
     torch.manual_seed(0)
     app = App(name="kept", module=Kept(), calibration=torch.randn(8, 3, 4, 4), batch_size=4, num_classes=4)
     prepared = prepare(app)
-    infer = fold_norms(trace_infer(prepared), prepared, "onnx")
+    infer = fold_norms(trace_infer(prepared), prepared, ONNX)
     kinds = Counter(str(node.target) for node in infer.traced.program.graph.nodes)
     assert kinds["aten.batch_norm.default"] == 3
     assert not infer.derived.folded

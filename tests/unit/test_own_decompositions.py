@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fanin.edge.export import App, check_decomposition
 from fanin.edge.export.decompositions.own import Decompositions
-from fanin.edge.export.decompositions.tables import backward_decompositions
+from fanin.edge.export.decompositions.tables import ONNX
 from fanin.protos.errors import UnsupportedModel
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ def test_a_form_must_return_what_its_operator_returns(wrong: Callable[[Tensor], 
     def form(x: Tensor, other: Tensor) -> Tensor:
         return wrong(hypot(x, other))
 
-    table = backward_decompositions("onnx", {HYPOT: form})
+    table = ONNX.for_training({HYPOT: form})
     with pytest.raises(UnsupportedModel, match=r"decomposition of aten\.hypot\.default: got torch\.float.*expected"):
         table[HYPOT](torch.ones(3), torch.ones(3))
 

@@ -20,8 +20,7 @@ from fanin.clients.device.training import RuntimeTrainer
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Port
 from fanin.edge.export import App, inputs_of
-from fanin.edge.export.formats import FORMATS
-from fanin.edge.export.preprocess import ENCODERS, trace_preprocess, verify_preprocess
+from fanin.edge.export.preprocess import encode_preprocess, trace_preprocess, verify_preprocess
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import LoadedModel, ModelPort, Runtime
 from fanin.edge.runtimes.models import model_inputs, open_preprocess, run_rows
@@ -63,11 +62,7 @@ def test_the_graph_is_the_module(name: str, runtime: str, graph_format: str) -> 
 @cache
 def file_of(name: str, graph_format: str) -> bytes:
     """The graph in a format."""
-    return ENCODERS[graph_format](raw_app(name), name)
-
-
-def test_every_format_has_it() -> None:
-    assert set(FORMATS) <= set(ENCODERS)
+    return encode_preprocess(raw_app(name), graph_format, name)
 
 
 @pytest.mark.parametrize("name", nightly_but(PREPROCESS, ("pixels",)))
@@ -243,7 +238,7 @@ class Branch(Pixels):
 )
 def test_a_graph_that_differs_from_its_module_is_refused(module: nn.Module, message: str) -> None:
     app = replace(raw_app("pixels"), preprocess=module)
-    made = with_artifact(bundle("pixels"), "preprocess.onnx", ENCODERS["onnx"](app, "graph"))
+    made = with_artifact(bundle("pixels"), "preprocess.onnx", encode_preprocess(app, "onnx", "graph"))
     with pytest.raises(UnsupportedModel, match=f"App pixels: {message}"):
         verify_preprocess(app, made, open_runtime("onnx"))
 

@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fanin.commands.console.terminal import write_json
 from fanin.edge.bundles.derived import Derived
 from fanin.edge.export import App, Recipe, check_app, export, next_token, squared_error
+from fanin.edge.export.decompositions.tables import ONNX
 from fanin.edge.export.formats import onnx_infer
 from fanin.edge.export.int8.folding import Infer
 from fanin.edge.export.onnx.int8 import Calibration, _quantize
@@ -68,7 +69,7 @@ def test_a_value_that_is_read_while_a_graph_is_made_is_refused(name: str) -> Non
     prepared = prepare(odd(READS[name]))
     said = r"cannot be traced: module 1 \(Odd\) at test_refusals\.py:\d+ reads the value of a tensor, by \S+\(\); "
     with pytest.raises(UnsupportedModel, match=rf"App odd \(Sequential\): the train step for onnx {said}"):
-        trace_train(prepared, "onnx")
+        trace_train(prepared, ONNX)
     with pytest.raises(UnsupportedModel, match=rf"App odd \(Sequential\): the inference {said}"):
         trace_infer(prepared, 1)
 
@@ -76,7 +77,7 @@ def test_a_value_that_is_read_while_a_graph_is_made_is_refused(name: str) -> Non
 def test_a_loss_must_not_read_either() -> None:
     app = odd(lambda x: x, loss=lambda logits, labels: logits.sum(1) * labels.tolist()[0])
     with pytest.raises(UnsupportedModel, match=r"App odd: the loss cannot be traced: .*, by Tensor\.tolist\(\)"):
-        trace_train(prepare(app), "onnx")
+        trace_train(prepare(app), ONNX)
 
 
 def test_constants_may_be_read_and_data_is_detached() -> None:

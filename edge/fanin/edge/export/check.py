@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fanin.edge.export.app import App
 from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.prepare import Prepared, prepare
-from fanin.edge.export.preprocess import ENCODERS
+from fanin.edge.export.preprocess import encode_preprocess
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.refusals import REPLACE, NoForm, Untraceable
 from fanin.edge.export.tracing.calls import calls_between_layers
@@ -129,7 +129,7 @@ def _of_format(prepared: Prepared, name: str) -> list[Finding]:
         findings += [*_failing_layers(prepared, name), *_failing_calls(prepared, name)] or [whole]
     if app.preprocess is not None:
         try:
-            ENCODERS[name](app, f"{prepared.what}: the {PREPROCESS} graph")
+            encode_preprocess(app, name, prepared.what)
         except UnsupportedModel as exc:
             findings.append(_finding(PREPROCESS, type(app.preprocess).__name__, name, str(exc), REWRITE))
     return findings
@@ -179,9 +179,9 @@ def _failure(prepared: Prepared, layer: nn.Module, inputs: Sequence[Tensor], whe
         where: The graph format, and the name of the layer in messages.
     """
     graph_format, what = where
-    convert = FORMATS[graph_format].convert
+    row = FORMATS[graph_format]
     try:
-        convert(trace_layer(layer, inputs, graph_format, what, prepared.app.decompositions), what)
+        row.encode(what, trace_layer(layer, inputs, row.forms, what, prepared.app.decompositions), what)
     except UnsupportedModel as exc:
         reason = str(exc)
     else:
@@ -191,7 +191,7 @@ def _failure(prepared: Prepared, layer: nn.Module, inputs: Sequence[Tensor], whe
             program = torch.export.export(layer, tuple(inputs), strict=False)
         names = [f"in.{index}" for index in range(len(inputs))]
         outputs = [f"out.{index}" for index in range(len(program.graph_signature.user_outputs))]
-        convert(Traced(program=program, examples=list(inputs), inputs=names, outputs=outputs), what)
+        row.encode(what, Traced(program=program, examples=list(inputs), inputs=names, outputs=outputs), what)
     except (UnsupportedModel, RuntimeError, TypeError, ValueError):
         return reason, LACKING
     return reason, FREEZE

@@ -1,7 +1,8 @@
 """The graph formats: each builds its graphs from the prepared module.
 
-A format yields files, the file of each Signature, the ports, and the slots of its ``infer`` graph. Ports and derived
-constants are equal in all formats; ``build`` checks this.
+``FORMATS`` has one record for each format, with all that differs between formats in an export. A format yields files,
+the file of each Signature, the ports, and the slots of its ``infer`` graph. Ports and derived constants are equal in
+all formats; ``build`` checks this.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ import torch
 from fanin.edge.bundles.derived import Derived
 from fanin.edge.bundles.manifest import Port, Ports
 from fanin.edge.bundles.slots import Slot
+from fanin.edge.export.decompositions.tables import ONNX, TFLITE, Forms
 from fanin.edge.export.int8.folding import Infer, fold_norms
 from fanin.edge.export.onnx.int8 import Calibration, Int8Model, to_int8
 from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
@@ -28,8 +30,6 @@ from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.graphs import parameter_port
 from fanin.protos.errors import UnsupportedModel
 
-ONNX: Final = "onnx"
-TFLITE: Final = "tflite"
 MODEL_FILE: Final = "model.tflite"
 DTYPES: Final[Mapping[torch.dtype, str]] = {torch.float32: "float32", torch.int32: "int32"}
 """The element types that a port can have."""
@@ -50,14 +50,22 @@ class Graphs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphFormat:
-    """The functions of one graph format."""
+    """One graph format.
 
+    Attributes:
+        forms: Its decompositions.
+        make: Builds all graphs of an App. Raises UnsupportedModel.
+        encode: (Signature, graph, prefix of error messages) -> a file with this graph alone: ``preprocess``, or a layer
+            whose form is tested. Raises UnsupportedModel.
+        num_samples: Samples that a graph which only runs forward accepts at a time; 0 for any number.
+        runtime: Name of the runtime that verifies the graphs.
+    """
+
+    forms: Forms
     make: Callable[[Prepared], Graphs]
-    """Builds all graphs of an App. Raises UnsupportedModel."""
-    convert: Callable[[Traced, str], object]
-    """(graph, prefix of error messages): converts one graph by itself, to test whether it has a form."""
+    encode: Callable[[str, Traced, str], bytes]
+    num_samples: int
     runtime: str
-    """Name of the runtime that verifies the graphs."""
 
 
 def onnx_graphs(prepared: Prepared) -> Graphs:
@@ -146,13 +154,22 @@ def infer_ports(prepared: Prepared, traced: Traced) -> Ports:
     )
 
 
+def _onnx_file(signature: str, traced: Traced, what: str) -> bytes:
+    data: bytes = to_onnx(traced, what).SerializeToString(deterministic=True)
+    return data
+
+
+def _tflite_file(signature: str, traced: Traced, what: str) -> bytes:
+    return to_tflite({signature: traced}, what)
+
+
 FORMATS: Final[Mapping[str, GraphFormat]] = MappingProxyType(
     {
-        ONNX: GraphFormat(make=onnx_graphs, convert=to_onnx, runtime="onnx"),
-        TFLITE: GraphFormat(
-            make=tflite_graphs,
-            convert=lambda traced, what: to_tflite({what: traced}, what),
-            runtime="litert",
-        ),
+        row.forms.graph_format: row
+        for row in (
+            GraphFormat(forms=ONNX, make=onnx_graphs, encode=_onnx_file, num_samples=0, runtime="onnx"),
+            GraphFormat(forms=TFLITE, make=tflite_graphs, encode=_tflite_file, num_samples=1, runtime="litert"),
+        )
     }
 )
+"""The graph formats by name."""

@@ -1,14 +1,12 @@
 """``preprocess``: the path from raw data to the model's input, exported as a graph, because code does not travel.
 
 The module has no parameters that learn: its state becomes constants of the file. Like ``infer`` its graph accepts any
-number of samples in ONNX and one at a time in TFLite. ``torch.stft`` is complex, which no device supports. Frames times
-a matrix of cosines and sines give the same spectrum with plain products.
+number of samples in ONNX and one at a time in TFLite (``GraphFormat.num_samples``). ``torch.stft`` is complex, which no
+device supports. Frames times a matrix of cosines and sines give the same spectrum with plain products.
 """
 
 import copy
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -19,10 +17,8 @@ from torch.export import Dim
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Port, Ports
 from fanin.edge.export.app import App, inputs_of
-from fanin.edge.export.formats import ONNX, TFLITE, Graphs
-from fanin.edge.export.onnx.writer import to_onnx
+from fanin.edge.export.formats import FORMATS, Graphs
 from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.tflite.writer import to_tflite
 from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
@@ -33,19 +29,6 @@ TOLERANCE: Final = 1e-4
 VERIFIED_SAMPLES: Final = 16
 
 
-def _onnx(app: App, what: str) -> bytes:
-    data: bytes = to_onnx(trace_preprocess(app, batch_size=0), what).SerializeToString(deterministic=True)
-    return data
-
-
-def _tflite(app: App, what: str) -> bytes:
-    return to_tflite({PREPROCESS: trace_preprocess(app, batch_size=1)}, what)
-
-
-ENCODERS: Final[Mapping[str, Callable[[App, str], bytes]]] = MappingProxyType({ONNX: _onnx, TFLITE: _tflite})
-"""(App, prefix of error messages) -> bytes of the file, by graph format."""
-
-
 def with_preprocess(prepared: Prepared, graph_format: str, graphs: Graphs) -> Graphs:
     """Add the graph of the App's ``preprocess``, if it has one. Raises UnsupportedModel."""
     app = prepared.app
@@ -54,10 +37,25 @@ def with_preprocess(prepared: Prepared, graph_format: str, graphs: Graphs) -> Gr
     name = f"{PREPROCESS}.{graph_format}"
     return replace(
         graphs,
-        files={**graphs.files, name: ENCODERS[graph_format](app, f"{prepared.what}: the {PREPROCESS} graph")},
+        files={**graphs.files, name: encode_preprocess(app, graph_format, prepared.what)},
         signatures={**graphs.signatures, PREPROCESS: name},
         ports={**graphs.ports, PREPROCESS: _ports(app, graphs.ports["infer"][0])},
     )
+
+
+def encode_preprocess(app: App, graph_format: str, what: str) -> bytes:
+    """Return the file of an App's ``preprocess`` in a graph format.
+
+    Args:
+        app: The App.
+        graph_format: A key of ``FORMATS``.
+        what: Prefix of error messages.
+
+    Raises:
+        UnsupportedModel: The module cannot be traced, or the format cannot express it.
+    """
+    row = FORMATS[graph_format]
+    return row.encode(PREPROCESS, trace_preprocess(app, row.num_samples), f"{what}: the {PREPROCESS} graph")
 
 
 def _ports(app: App, x: tuple[Port, ...]) -> Ports:

@@ -11,6 +11,14 @@ def threshold_backward(dy: Tensor, x: Tensor, threshold: float) -> Tensor:
     return dy * (x > threshold).to(dy.dtype)
 
 
-def empty_permuted(size: Sequence[int], physical_layout: Sequence[int], *, dtype: torch.dtype, **_: object) -> Tensor:
+def empty_permuted(
+    size: Sequence[int],
+    physical_layout: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
     """Replace ``aten.empty_permuted`` by zeros: only its shape is read, by ``full_like``."""
-    return torch.zeros(size, dtype=dtype)
+    return torch.zeros(size, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory)

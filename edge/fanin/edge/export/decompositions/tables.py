@@ -1,10 +1,12 @@
 """Decomposition tables: the form that replaces each operator, for a train step and for ``infer``, by graph format.
 
-``tracing`` passes ``backward_decompositions`` to the tracer of ``train`` and ``evaluate``. ``infer`` is traced without
-autograd, as the operators that modules call; ``int8.folding`` applies ``forward_decompositions`` to it.
+``ONNX`` and ``TFLITE`` are the forms of the two formats. ``tracing`` passes those for training to the tracer of
+``train`` and ``evaluate``. ``infer`` is traced without autograd, as the operators that modules call; ``int8.folding``
+applies the forms for inference to it.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -26,43 +28,34 @@ Table = dict[OpOverload, Callable[..., object]]
 NO_FORMS: Final[Decompositions] = MappingProxyType({})
 
 
-def backward_decompositions(graph_format: str, own: Decompositions = NO_FORMS) -> Table:
-    """Return the table for graphs that train.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forms:
+    """The forms of one graph format. Each call builds a new table, because the forms of one trace share a state.
 
-    Args:
-        graph_format: Selects the forms of this room, which are on top of torch's core decompositions.
-        own: An App's own forms, on top of these.
+    Attributes:
+        graph_format: Name of the format.
+        backward: Builds the forms for graphs that train, which are on top of torch's core decompositions.
+        forward: Builds the forms for ``infer``, which only runs forward: few operators that modules call lack one.
     """
-    table: Table = dict(core_aten_decompositions())
-    table[aten.empty_permuted.default] = elementwise.empty_permuted
-    formed = table | _common() | adaptive.table(graph_format) | (_tflite() if graph_format == "tflite" else _onnx())
-    return with_own(formed, own)
 
+    graph_format: str
+    backward: Callable[[], Table]
+    forward: Callable[[], Table]
 
-def forward_decompositions(graph_format: str, own: Decompositions = NO_FORMS) -> Table:
-    """Return the table for ``infer``, which only runs forward: few operators that modules call lack a form.
+    def for_training(self, own: Decompositions = NO_FORMS) -> Table:
+        """Return the decomposition table for graphs that train, with an App's own forms on top."""
+        core: Table = dict(core_aten_decompositions())
+        return with_own(core | self.backward(), own)
 
-    The arguments are those of ``backward_decompositions``.
-    """
-    pools: Table = {
-        aten.adaptive_max_pool1d.default: adaptive.adaptive_max_pool1d,
-        aten.adaptive_max_pool2d.default: adaptive.adaptive_max_pool2d,
-    }
-    if graph_format != "tflite":
-        return with_own(pools, own)
-    forms = pools | {
-        **padding.forward_table(),
-        aten.conv_transpose1d.default: portable.conv_transpose,
-        aten.conv_transpose2d.input: portable.conv_transpose,
-        aten.max_pool2d.default: forward.max_pool2d,
-        aten.avg_pool2d.default: forward.avg_pool2d,
-    }
-    return with_own(forms, own)
+    def for_inference(self, own: Decompositions = NO_FORMS) -> Table:
+        """Return the decomposition table for ``infer``, with an App's own forms on top."""
+        return with_own(self.forward(), own)
 
 
 def _common() -> Table:
     return {
         **resampling.table(),
+        aten.empty_permuted.default: elementwise.empty_permuted,
         aten.threshold_backward.default: elementwise.threshold_backward,
         aten.avg_pool2d_backward.default: average.avg_pool2d_backward,
         aten._adaptive_avg_pool2d.default: average.adaptive_avg_pool2d,
@@ -70,13 +63,15 @@ def _common() -> Table:
     }
 
 
-def _onnx() -> Table:
+def _onnx_backward() -> Table:
     """Return the ONNX forms. Some forward operators are replaced only because the runtime's kernel is slower."""
     images = Images()
     convolutions = Convolutions(images)
     # The exporter's own gradient of ReLU6 is 1, not 0, where an input is exactly 0 or 6.
     hardtanh_backward = core_aten_decompositions()[aten.hardtanh_backward.default]
     return {
+        **_common(),
+        **adaptive.table(max_backward.max_pool2d_backward),
         **{each: images.positionwise(each) for each in (aten.relu.default, aten.hardtanh.default, aten.add.Tensor)},
         aten.hardtanh_backward.default: images.positionwise(hardtanh_backward),
         **sequences.table(),
@@ -90,9 +85,11 @@ def _onnx() -> Table:
     }
 
 
-def _tflite() -> Table:
+def _tflite_backward() -> Table:
     """Return the TFLite forms. The converter lacks some forward operators and converts others incorrectly."""
     return {
+        **_common(),
+        **adaptive.table(max_backward.portable_max_pool2d_backward),
         **_plain_norms(),
         **padding.backward_table(),
         aten.convolution.default: portable.convolution,
@@ -115,3 +112,25 @@ def _plain_norms() -> Table:
     """Return torch's decompositions of norms: the converter's layout pass fails on operators with several results."""
     norms = get_decompositions([aten.native_group_norm, aten.native_layer_norm, aten.native_batch_norm])
     return {operator: form for operator, form in norms.items() if isinstance(operator, OpOverload)}
+
+
+def _onnx_forward() -> Table:
+    return {
+        aten.adaptive_max_pool1d.default: adaptive.adaptive_max_pool1d,
+        aten.adaptive_max_pool2d.default: adaptive.adaptive_max_pool2d,
+    }
+
+
+def _tflite_forward() -> Table:
+    return {
+        **_onnx_forward(),
+        **padding.forward_table(),
+        aten.conv_transpose1d.default: portable.conv_transpose,
+        aten.conv_transpose2d.input: portable.conv_transpose,
+        aten.max_pool2d.default: forward.max_pool2d,
+        aten.avg_pool2d.default: forward.avg_pool2d,
+    }
+
+
+ONNX: Final = Forms(graph_format="onnx", backward=_onnx_backward, forward=_onnx_forward)
+TFLITE: Final = Forms(graph_format="tflite", backward=_tflite_backward, forward=_tflite_forward)

@@ -29,7 +29,7 @@ from torch.fx.graph import CodeGen
 
 from fanin.edge.bundles.derived import Derived, FoldedTensor
 from fanin.edge.bundles.quantize import MIN_SCALE, weight_scales, with_derived
-from fanin.edge.export.decompositions.tables import forward_decompositions
+from fanin.edge.export.decompositions.tables import Forms
 from fanin.edge.export.prepare import Prepared
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.tracing.traced import Traced
@@ -78,13 +78,13 @@ class Infer:
     scales: Mapping[str, str]
 
 
-def fold_norms(traced: Traced, prepared: Prepared, graph_format: str) -> Infer:
+def fold_norms(traced: Traced, prepared: Prepared, forms: Forms) -> Infer:
     """Fold the norms of a traced ``infer`` graph into its products.
 
     Args:
         traced: The graph of ``trace_infer``.
         prepared: The App.
-        graph_format: Selects the decompositions.
+        forms: The decompositions of a graph format.
 
     Raises:
         UnsupportedModel: A derived tensor is invalid, for example because a norm has an invalid variance.
@@ -109,7 +109,7 @@ def fold_norms(traced: Traced, prepared: Prepared, graph_format: str) -> Infer:
         names = folding.finish()
         examples = [*(torch.from_numpy(values[name]) for name in names[:-1]), traced.examples[-1]]
         program = _exported(graph_module, examples, program)
-    table = forward_decompositions(graph_format, prepared.app.decompositions)
+    table = forms.for_inference(prepared.app.decompositions)
     if any(node.target in table for node in program.graph.nodes):
         operators = program
         with quiet_torch():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from fanin.edge.export.decompositions.tables import backward_decompositions
+from fanin.edge.export.decompositions.tables import Forms
 from fanin.edge.export.modules.places import call_with
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.prepare import Prepared
@@ -30,7 +30,7 @@ from fanin.edge.runtimes.graphs import parameter_port
 Module = TypeVar("Module", bound=torch.nn.Module)
 
 
-def trace_evaluate(prepared: Prepared, graph_format: str) -> Traced:
+def trace_evaluate(prepared: Prepared, forms: Forms) -> Traced:
     """Trace the summed loss over the unmasked samples of one batch, and the prediction for each sample."""
     x, y, mask = example_batch(prepared)
     ports = {parameter_port(name): value for name, value in prepared.travelling.items()}
@@ -45,11 +45,11 @@ def trace_evaluate(prepared: Prepared, graph_format: str) -> Traced:
 
     with _evaluating(prepared.module):
         program = trace_flat(
-            f"{prepared.what}: the evaluation for {graph_format}",
+            f"{prepared.what}: the evaluation for {forms.graph_format}",
             prepared.module,
             evaluate,
             inputs,
-            backward_decompositions(graph_format, prepared.app.decompositions),
+            forms.for_training(prepared.app.decompositions),
         )
     return Traced(program=program, examples=inputs.examples, inputs=inputs.names, outputs=["loss_sum", "predicted"])
 

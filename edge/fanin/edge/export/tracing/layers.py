@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fanin.edge.export.decompositions.own import Decompositions
-from fanin.edge.export.decompositions.tables import backward_decompositions
+from fanin.edge.export.decompositions.tables import Forms
 from fanin.edge.export.modules.places import call_with
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.tracing.backward import gradients_of
@@ -15,14 +15,14 @@ from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
 
 
 def trace_layer(
-    layer: torch.nn.Module, inputs: Sequence[Tensor], graph_format: str, what: str, own: Decompositions
+    layer: torch.nn.Module, inputs: Sequence[Tensor], forms: Forms, what: str, own: Decompositions
 ) -> Traced:
     """Trace the gradients of the sum of a layer's output.
 
     Args:
         layer: The layer.
         inputs: Its inputs in the model.
-        graph_format: Selects the decompositions.
+        forms: The decompositions of a graph format.
         what: Name of the layer in error messages.
         own: The App's own decompositions.
 
@@ -55,11 +55,11 @@ def trace_layer(
 
     return Traced(
         program=trace_flat(
-            f"{what}: the layer for {graph_format}",
+            f"{what}: the layer for {forms.graph_format}",
             layer,
             back,
             flat_inputs,
-            backward_decompositions(graph_format, own),
+            forms.for_training(own),
         ),
         examples=flat_inputs.examples,
         inputs=flat_inputs.names,

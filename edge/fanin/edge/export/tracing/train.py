@@ -8,7 +8,7 @@ operators that those of the other lack.
 import torch
 from torch import Tensor
 
-from fanin.edge.export.decompositions.tables import backward_decompositions
+from fanin.edge.export.decompositions.tables import Forms
 from fanin.edge.export.modules.frozen_norms import FoldedNorms
 from fanin.edge.export.modules.norms import tracked_norms
 from fanin.edge.export.optimizers import Tensors, clipped
@@ -21,12 +21,12 @@ from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, STEP, next_port, parameter_port, state_port
 
 
-def trace_train(prepared: Prepared, graph_format: str) -> Traced:
+def trace_train(prepared: Prepared, forms: Forms) -> Traced:
     """Trace the train step: one optimizer step on one masked batch.
 
     Args:
         prepared: The App.
-        graph_format: Selects the decompositions.
+        forms: The decompositions of a graph format.
 
     Raises:
         UnsupportedModel: The step cannot be traced.
@@ -60,11 +60,11 @@ def trace_train(prepared: Prepared, graph_format: str) -> Traced:
 
     return Traced(
         program=trace_flat(
-            f"{prepared.what}: the train step for {graph_format}",
+            f"{prepared.what}: the train step for {forms.graph_format}",
             prepared.module,
             step,
             inputs,
-            backward_decompositions(graph_format, prepared.app.decompositions),
+            forms.for_training(prepared.app.decompositions),
         ),
         examples=inputs.examples,
         inputs=inputs.names,

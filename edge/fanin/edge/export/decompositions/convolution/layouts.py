@@ -11,6 +11,7 @@ which it was built. The next form starts from those values. Nothing uses the con
 it, and both conversions with it.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -92,8 +93,8 @@ class Images:
             function: An operator, or a decomposition of one.
 
         Returns:
-            A form of the operator. If no argument is a known image, or if shapes differ, a decomposition is called as
-            it is and an operator is kept (``NotImplemented``).
+            A form of the operator, with the arguments of ``function``. If no argument is a known image, or if shapes
+            differ, a decomposition is called as it is and an operator is kept (``NotImplemented``).
         """
 
         def form(*args: object, **kwargs: object) -> object:
@@ -106,14 +107,15 @@ class Images:
             assert isinstance(result, Tensor), "a positionwise function returns one tensor"
             return self.image(result, layout)
 
+        form.__signature__ = _signature(function)  # type: ignore[attr-defined]  # read by inspect.signature
         return form
 
-    def detach(self, image: Tensor) -> object:
+    def detach(self, x: Tensor) -> object:
         """Compute ``aten.detach``, with which autograd saves results, as an alias that stays known."""
-        known = self._find(image)
+        known = self._find(x)
         if known is None:
             return NotImplemented
-        return self._keep(torch.ops.aten.alias.default(image), known.values, known.layout)
+        return self._keep(torch.ops.aten.alias.default(x), known.values, known.layout)
 
     def _keep(self, image: Tensor, values: Tensor, layout: BlockLayout) -> Tensor:
         if layout.is_exact:
@@ -124,3 +126,12 @@ class Images:
         """Return the record of an image; None if it is not known or was written to since."""
         known = self._known.get(id(image))
         return known if known is not None and image._version == known.version else None
+
+
+def _signature(function: Callable[..., object]) -> inspect.Signature:
+    """Return the arguments of a function, or those of an operator's schema by name."""
+    if not isinstance(function, OpOverload):
+        return inspect.signature(function)
+    plain, named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    arguments = function._schema.arguments
+    return inspect.Signature([inspect.Parameter(each.name, named if each.kwarg_only else plain) for each in arguments])

@@ -9,27 +9,23 @@ torch, dy goes to the first maximum of a window.
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Final
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from fanin.edge.export.decompositions.pooling.max_backward import max_pool2d_backward, portable_max_pool2d_backward
-
 aten = torch.ops.aten
 Form = Callable[..., object]
 Windows = list[tuple[int, int]]
 """Where each window along a dimension begins and ends."""
-MAX_BACKWARD: Final[dict[str, Callable[..., Tensor]]] = {
-    "onnx": max_pool2d_backward,
-    "tflite": portable_max_pool2d_backward,
-}
 
 
-def table(graph_format: str) -> dict[OpOverload, Form]:
-    """Return the forms of adaptive max pools for graphs that train."""
-    max_backward = MAX_BACKWARD[graph_format]
+def table(max_backward: Callable[..., Tensor]) -> dict[OpOverload, Form]:
+    """Return the forms of adaptive max pools for graphs that train.
+
+    Args:
+        max_backward: The graph format's form of ``aten.max_pool2d_with_indices_backward``.
+    """
 
     def adaptive_max_pool2d_backward(dy: Tensor, x: Tensor, indices: Tensor) -> Tensor:
         kernel = _even(x.shape[-2:], dy.shape[-2:])
