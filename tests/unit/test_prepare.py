@@ -302,7 +302,7 @@ def with_nan() -> nn.Module:
             "full",
             r"parameter 1.weight is torch.float64, expected torch.float32; call module.f",
         ),
-        (lambda: plain().to("meta"), "full", r"parameter 1.weight is on meta, expected cpu; call module.cpu\(\)"),
+        (lambda: plain().to("meta"), "full", r"parameter 1.weight is on meta, expected cpu; load its values"),
         (with_nan, "full", "parameter 1.weight holds NaN or infinity, expected finite values"),
         (lazy, "full", "parameter 0.weight has no shape yet, expected one; call the module once on an example"),
         (

@@ -5,15 +5,20 @@ created: what can be wrong without tracing the module raises UnsupportedModel he
 """
 
 import copy
+import math
+import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from types import MappingProxyType
+from typing import Final, Literal, SupportsIndex
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fanin.edge.export.decompositions.own import Decompositions, check_own
 from fanin.edge.export.losses import Loss, cross_entropy
-from fanin.edge.export.optimizers import Optimizer, Sgd
+from fanin.edge.export.optimizers import Optimizer, Sgd, check_optimizer
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.protos.names import check_name
 
@@ -50,6 +55,21 @@ class Adapters:
 
 PREPROCESSED_AT_ONCE: Final = 1024
 """Most samples that are preprocessed together: spectrograms of more would not fit into memory."""
+AS_FLOAT32: Final = "convert it by x.float(), or x.astype('float32') for an array"
+CONVERSIONS: Final[Mapping[torch.dtype, str]] = MappingProxyType(
+    {
+        torch.float64: AS_FLOAT32,
+        torch.float16: AS_FLOAT32,
+        torch.bfloat16: AS_FLOAT32,
+        torch.int64: "convert tokens by x.int(), values by x.float()",
+        torch.uint8: "convert pixels by x.float() / 255, on devices too, or pass them as raw= with preprocess=",
+    }
+)
+"""What to do with data of a common dtype that no graph accepts."""
+INNER: Final[Mapping[str, str]] = MappingProxyType(
+    {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+)
+"""The attribute with the module itself, by the class of torch that wraps it."""
 Trains = Literal["full", "head", "bias"] | Adapters
 """The part that learns: all parameters that require a gradient, the last layer, the biases, or adapters."""
 
@@ -77,6 +97,7 @@ class Recipe:
     quantization_aware: bool = False
 
     def __post_init__(self) -> None:
+        check_optimizer(self.optimizer)
         if self.scaffold and self.optimizer.states:
             # A device computes its mean gradient from the change: change / (steps x learning rate).
             raise UnsupportedModel(
@@ -87,8 +108,10 @@ class Recipe:
             raise UnsupportedModel(
                 f"recipe: got trains {self.trains!r}, expected 'full', 'head', 'bias' or Adapters(rank=...)"
             )
-        if not 0.0 <= self.clip_norm < float("inf"):
-            raise UnsupportedModel(f"recipe: got clip_norm {self.clip_norm}, expected 0.0 (none) or a positive number")
+        if not _is_bound(self.clip_norm):
+            raise UnsupportedModel(
+                f"recipe: got clip_norm {self.clip_norm!r}, expected 0.0 (none) or a positive number"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +124,7 @@ class App:
             (B, T, num_classes), or with ``num_classes`` 0 to values (B, ...). The parameters that learn travel between
             server and devices. The others are constants of the Bundle.
         calibration: Real inputs (n, ...), n at least 2. The activation scales of the int8 graph are computed from them.
-            They never leave this machine.
+            They never leave this machine. For all data, a numpy array is as good as a tensor: it is copied into one.
         batch_size: Samples of one train step, at least 1.
         num_classes: Number of classes or tokens, 0 for a module that returns values.
         loss: Maps the output of the module and y (B, ...) to one loss for each sample (B,).
@@ -140,26 +163,19 @@ class App:
             check_name("App: name", self.name)
         except InvalidInput as exc:
             raise UnsupportedModel(str(exc)) from exc
+        for number in ("batch_size", "num_classes"):
+            object.__setattr__(self, number, _integer(f"App {self.name}: {number}", getattr(self, number)))
         if self.batch_size < 1 or self.num_classes < 0 or self.num_classes == 1:
             raise UnsupportedModel(
                 f"App {self.name}: got batch_size {self.batch_size} and num_classes {self.num_classes}, "
                 "expected a batch_size of at least 1 and num_classes of at least 2, or 0 for values"
             )
-        if not isinstance(self.module, torch.nn.Module):
-            raise UnsupportedModel(
-                f"App {self.name}: got a module of type {type(self.module).__name__}, expected a torch.nn.Module"
-            )
+        _check_parts(self)
+        object.__setattr__(self, "calibration", _tensor(f"App {self.name}: calibration data", self.calibration))
         _check_inputs(f"App {self.name}: calibration data", self.calibration)
         if self.validation is not None:
-            x, y = self.validation
-            _check_inputs(f"App {self.name}: validation data", x)
-            if x.shape[1:] != self.calibration.shape[1:] or x.dtype != self.calibration.dtype or len(x) != len(y):
-                raise UnsupportedModel(
-                    f"App {self.name}: got validation data x {x.dtype} {tuple(x.shape)} and y {tuple(y.shape)}, "
-                    f"expected one y for each x, and x like the calibration data {self.calibration.dtype} "
-                    f"{tuple(self.calibration.shape)} except for the number of samples"
-                )
-            _check_labels(self, y)
+            object.__setattr__(self, "validation", _pair(f"App {self.name}: validation data", self.validation))
+            _check_validation(self, *self.validation)
         _check_preprocess(self)
         check_own(f"App {self.name}: decompositions", self.decompositions)
 
@@ -171,6 +187,81 @@ class App:
     def examples(self, num: int) -> Tensor:
         """Return ``num`` inputs (num, ...): the calibration data, repeated as often as needed."""
         return self.calibration[torch.arange(num) % len(self.calibration)].detach().clone()
+
+
+def _is_bound(value: object) -> bool:
+    return isinstance(value, int | float) and 0.0 <= value < math.inf
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
+def _integer(what: str, value: object) -> int:
+    """Return a number of the App as an int: those of numpy and torch are accepted. Raises UnsupportedModel."""
+    if not isinstance(value, SupportsIndex):
+        raise UnsupportedModel(f"{what}: got {value!r}, expected an int")
+    return operator.index(value)
+
+
+def _tensor(what: str, value: object) -> Tensor:
+    """Return data as a tensor without a gradient. Raises UnsupportedModel unless it is a tensor or a numpy array."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biuf":
+            raise UnsupportedModel(f"{what}: got a numpy array of {value.dtype}, expected one of numbers")
+        # A copy: torch would share the memory of an array that is read-only or that changes later.
+        value = torch.from_numpy(np.array(value, order="C"))
+    if not isinstance(value, Tensor):
+        advice = (
+            "pass x alone, without labels; a list of samples becomes a tensor by torch.stack"
+            if isinstance(value, tuple | list)
+            else "collect the inputs of some batches by torch.cat"
+        )
+        raise UnsupportedModel(
+            f"{what}: got {type(value).__name__}, expected one tensor or numpy array (n, ...); {advice}"
+        )
+    if value.device.type != "cpu":
+        raise UnsupportedModel(f"{what}: is on {value.device}, expected cpu; call .cpu()")
+    return value.detach()
+
+
+def _pair(what: str, value: object) -> tuple[Tensor, Tensor]:
+    """Return x and y as tensors. Raises UnsupportedModel."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        received = (
+            f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
+        )
+        raise UnsupportedModel(f"{what}: got {received}, expected a pair (x, y) of tensors or numpy arrays")
+    return _tensor(f"{what} x", value[0]), _tensor(f"{what} y", value[1])
+
+
+def _check_parts(app: App) -> None:
+    """Raise UnsupportedModel unless module, loss, recipe and preprocess have their types."""
+    what, module = f"App {app.name}", app.module
+    if isinstance(module, type):
+        raise UnsupportedModel(
+            f"{what}: got the class {module.__name__} as module, expected an instance; write {module.__name__}(...)"
+        )
+    if not isinstance(module, torch.nn.Module):
+        raise UnsupportedModel(f"{what}: got a module of type {type(module).__name__}, expected a torch.nn.Module")
+    kind = type(module).__name__
+    if kind in INNER or isinstance(module, torch.jit.ScriptModule):
+        advice = f"pass module.{INNER[kind]}" if kind in INNER else "pass the module that torch.jit was given"
+        raise UnsupportedModel(f"{what}: got a module inside torch's {kind}, expected the module itself; {advice}")
+    if not isinstance(app.recipe, Recipe):
+        raise UnsupportedModel(
+            f"{what}: recipe: got {app.recipe!r}, expected a Recipe; write recipe=Recipe(optimizer=...)"
+        )
+    if not _is_function(app.loss):
+        raise UnsupportedModel(
+            f"{what}: loss: got {app.loss!r}, expected a function of (output, y) that returns one loss for each "
+            "sample, such as fanin.edge.export.cross_entropy or torch.nn.CrossEntropyLoss(reduction='none')"
+        )
+    if app.preprocess is not None and not isinstance(app.preprocess, torch.nn.Module):
+        raise UnsupportedModel(
+            f"{what}: preprocess: got {type(app.preprocess).__name__}, expected a torch.nn.Module; call the function "
+            "in the forward of one"
+        )
 
 
 def _preprocessed(app: App, raw: Tensor) -> object:
@@ -185,10 +276,10 @@ def _check_inputs(what: str, values: Tensor, *others: torch.dtype) -> None:
     if known and len(values.shape) > 1:
         _check_finite(what, values)
     if not known or values.dim() < 2 or len(values) < 2:
+        advice = "use some real inputs" if known else CONVERSIONS.get(values.dtype, AS_FLOAT32)
         raise UnsupportedModel(
             f"{what}: got {values.dtype} {tuple(values.shape)}, expected float32 values or int32 tokens "
-            f"{'or uint8 bytes ' if others else ''}(n, ...) with n of at least 2; "
-            "use some real inputs"
+            f"{'or uint8 bytes ' if others else ''}(n, ...) with n of at least 2; {advice}"
         )
 
 
@@ -203,6 +294,18 @@ def _check_finite(what: str, values: Tensor) -> None:
         )
 
 
+def _check_validation(app: App, x: Tensor, y: Tensor) -> None:
+    """Raise UnsupportedModel unless x is like the calibration data, and y has a target for each x."""
+    _check_inputs(f"App {app.name}: validation data", x)
+    if x.shape[1:] != app.calibration.shape[1:] or x.dtype != app.calibration.dtype or not y.dim() or len(x) != len(y):
+        raise UnsupportedModel(
+            f"App {app.name}: got validation data x {x.dtype} {tuple(x.shape)} and y {tuple(y.shape)}, "
+            f"expected one y for each x, and x like the calibration data {app.calibration.dtype} "
+            f"{tuple(app.calibration.shape)} except for the number of samples"
+        )
+    _check_labels(app, y)
+
+
 def _check_preprocess(app: App) -> None:
     """Raise UnsupportedModel unless ``preprocess`` maps ``raw`` to inputs of the model, or both are None."""
     if app.preprocess is None and app.raw is None:
@@ -210,6 +313,7 @@ def _check_preprocess(app: App) -> None:
     what = f"App {app.name}: preprocess"
     if app.preprocess is None or app.raw is None:
         raise UnsupportedModel(f"{what}: got only one of preprocess and raw, expected both or neither")
+    object.__setattr__(app, "raw", _tensor(f"{what}: raw inputs", app.raw))
     _check_inputs(f"{what}: raw inputs", app.raw, torch.uint8)
     if (app.raw.dtype, app.raw.shape[1:]) == (app.calibration.dtype, app.calibration.shape[1:]):
         raise UnsupportedModel(
@@ -251,6 +355,8 @@ def _check_labels(app: App, y: Tensor) -> None:
     in_range = is_values or (int(y.min()) >= least and int(y.max()) < app.num_classes)
     if is_values != (app.num_classes == 0) or not in_range:
         allowed = f"integers from {least} to {app.num_classes - 1}" if app.num_classes else "finite float values"
+        if is_values and tuple(y.shape) == (len(y), app.num_classes):
+            allowed += "; convert one-hot rows by y.argmax(-1)"
         raise UnsupportedModel(
             f"App {app.name}: got validation data y {y.dtype} {tuple(y.shape)} from {y.min()} to {y.max()}, "
             f"expected {allowed}"

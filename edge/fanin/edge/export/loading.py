@@ -53,8 +53,14 @@ def load_app(where: str, call: Callable[[Callable[[], object]], object] = _call)
         )
     app = _guarded("App", where, lambda: call(candidate)) if callable(candidate) else candidate
     if not isinstance(app, App):
+        advice = ""
+        if isinstance(app, torch.nn.Module):
+            advice = "; put the module into an App, with calibration data"
+        elif app is None:
+            advice = "; end the function with return App(...)"
         raise UnsupportedModel(
             f"App {where!r}: got {type(app).__name__}, expected a fanin.edge.export.App or a function that returns one"
+            f"{advice}"
         )
     return app
 
@@ -84,6 +90,10 @@ def _guarded(kind: str, where: str, call: Callable[[], T]) -> T:
     """Return the result of a call that runs code of others. Raises UnsupportedModel."""
     try:
         return call()
+    except UnsupportedModel as exc:
+        # An App that its own code creates is refused there; an error of this module has no such line.
+        line = own_line(exc)
+        raise UnsupportedModel(f"{exc} (at {line})" if line else str(exc)) from exc
     except FaninError:
         raise
     except (Exception, SystemExit) as exc:

@@ -52,6 +52,25 @@ class Optimizer(Protocol):
         ...
 
 
+def check_optimizer(optimizer: object) -> None:
+    """Raise UnsupportedModel for an object that is not an ``Optimizer``, such as one of torch's."""
+    methods = ("states", "counts_steps", "move", "eager")
+    if not isinstance(optimizer, type) and all(hasattr(optimizer, name) for name in methods):
+        return
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    form = "the class" if isinstance(optimizer, type) else "an object of"
+    advice = f"write {kind.__name__}()" if all(hasattr(kind, name) for name in methods) else "write optimizer=Sgd()"
+    if issubclass(kind, torch.optim.Optimizer):
+        advice = (
+            "write optimizer=Sgd(momentum=0.9), without parameters and learning rate: the rule becomes a part of the "
+            "graph, and the Plan sets the learning rate"
+        )
+    raise UnsupportedModel(
+        f"recipe: optimizer: got {form} {kind.__module__}.{kind.__name__}, expected an optimizer of fanin.edge.export; "
+        f"{advice}"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sgd:
     """Gradient descent with momentum: ``m = momentum * m + g``, ``p = p - learning_rate * m``.

@@ -138,10 +138,17 @@ def _check_parameters(app: App, module: nn.Module) -> None:
             raise UnsupportedModel(f"{what} has no shape yet, expected one; call the module once on an example")
         if parameter.dtype != torch.float32:
             raise UnsupportedModel(f"{what} is {parameter.dtype}, expected torch.float32; call module.float()")
-        if parameter.device.type != "cpu":
-            raise UnsupportedModel(f"{what} is on {parameter.device}, expected cpu; call module.cpu()")
+        _check_device(what, parameter)
         if not bool(parameter.isfinite().all()):
             raise UnsupportedModel(f"{what} holds NaN or infinity, expected finite values; train it again or reset it")
+    for name, buffer in module.named_buffers():
+        _check_device(f"App {app.name}: buffer {name}", buffer)
+
+
+def _check_device(what: str, tensor: Tensor) -> None:
+    if tensor.device.type != "cpu":
+        advice = "load its values" if tensor.is_meta else "call module.cpu()"
+        raise UnsupportedModel(f"{what} is on {tensor.device}, expected cpu; {advice}")
 
 
 def with_parameters(app: App, values: Mapping[str, Float32s]) -> nn.Module:
@@ -185,7 +192,8 @@ def _check_learned(app: App, learned: Tensors) -> None:
     if not learned:
         raise UnsupportedModel(
             f"App {app.name}: no parameter requires a gradient (trains: {app.recipe.trains!r}), "
-            "expected at least one to train"
+            "expected at least one to train; call requires_grad_() on what must learn, or choose "
+            "Recipe(trains='head') or Recipe(trains=Adapters(rank=4))"
         )
 
 

@@ -58,7 +58,21 @@ def check_output(app: App, output: object) -> Tensor:
         return output
     got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     expected = f"logits of shape (batch, {app.num_classes})" if app.num_classes else "a tensor (batch, ...)"
-    raise Untraceable(f"App {app.name}: the module returned {got}, expected {expected}")
+    raise Untraceable(f"App {app.name}: the module returned {got}, expected {expected}", _output_advice(app, output))
+
+
+def _output_advice(app: App, output: object) -> str:
+    """Return the remedy for an output of a wrong form."""
+    if not isinstance(output, Tensor):
+        return "return that tensor alone in forward, not inside a tuple, list or other object"
+    if not app.num_classes:
+        return "return output.unsqueeze(-1) in forward"
+    if app.num_classes in output.shape[1:-1]:
+        dim = list(output.shape).index(app.num_classes, 1)
+        return f"the classes are dimension {dim}, and must be the last one: return output.movedim({dim}, -1) in forward"
+    if output.dim() < 2:
+        return "return one row of logits for each sample"
+    return f"set num_classes={output.shape[-1]} in the App, or give the last layer {app.num_classes} outputs"
 
 
 def other_batch(prepared: Prepared, examples: ExampleBatch) -> ExampleBatch:
@@ -100,7 +114,8 @@ def _output(prepared: Prepared, x: Tensor) -> object:
     module = copy.deepcopy(prepared.eager).eval()
     before = {name: value._version for name, value in module.named_parameters()}
     with torch.no_grad(), plain_kernels():
-        what = f"{prepared.what}: the inference"
+        kind = str(x.dtype).removeprefix("torch.")
+        what = f"{prepared.what}: the inference of calibration data {kind} {tuple(x[:MIN_TRACE_BATCH].shape)}"
         try:
             output: object = guarded(what, module, lambda: module(x[:MIN_TRACE_BATCH]))
         except Untraceable as exc:

@@ -1,0 +1,168 @@
+"""Mistakes in a first App: one error each, with the remedy and the line. Numpy arrays are no mistake."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fanin.edge.export import App, Recipe, Sgd, cross_entropy, load_app
+from fanin.edge.export.prepare import prepare
+from fanin.edge.export.tracing.examples import example_batch
+from fanin.protos.errors import UnsupportedModel
+
+X = torch.linspace(0.0, 1.0, 8 * 4).reshape(8, 4)
+Y = torch.arange(8) % 3
+
+
+class Wrapped(nn.Module):
+    """A module whose output has another form than logits."""
+
+    def __init__(self, change: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.inner, self.change = nn.Linear(4, 3), change
+
+    def forward(self, x: Tensor) -> object:
+        return self.change(self.inner(x))
+
+
+def app(**fields: Any) -> App:
+    """An App of one linear layer, with some fields changed."""
+    return App(
+        **{
+            "name": "first",
+            "module": nn.Linear(4, 3),
+            "calibration": X,
+            "batch_size": 4,
+            "num_classes": 3,
+            **fields,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"calibration": (X, Y)}, "calibration data: got tuple, expected one tensor .*; pass x alone, without labels"),
+        ({"calibration": torch.utils.data.DataLoader(X)}, "got DataLoader, expected .* of some batches by torch.cat"),  # type: ignore[arg-type]  # a tensor is a data set
+        ({"calibration": None}, "calibration data: got NoneType, expected one tensor or numpy array"),
+        ({"calibration": X.double()}, r"got torch.float64 \(8, 4\), expected float32 .*; convert it by x.float\(\)"),
+        ({"calibration": X.numpy().astype(np.float64)}, r"got torch.float64 .* or x.astype\('float32'\) for an array"),
+        ({"calibration": X.long()}, r"got torch.int64 .*; convert tokens by x.int\(\), values by x.float\(\)"),
+        ({"calibration": X.to(torch.uint8)}, r"got torch.uint8 .*; convert pixels by x.float\(\) / 255.* preprocess="),
+        ({"calibration": np.array([["a"], ["b"]])}, "got a numpy array of <U1, expected one of numbers"),
+        ({"calibration": X.to("meta")}, "calibration data: is on meta, expected cpu"),
+        ({"validation": X}, r"validation data: got Tensor, expected a pair \(x, y\)"),
+        ({"validation": (X, Y, Y)}, "validation data: got tuple of 3, expected a pair"),
+        ({"validation": (X, torch.eye(3)[Y])}, r"expected integers .*; convert one-hot rows by y.argmax\(-1\)"),
+        ({"validation": (X, torch.tensor(1))}, "expected one y for each x"),
+        ({"batch_size": "4"}, "batch_size: got '4', expected an int"),
+        ({"batch_size": 4.0}, "batch_size: got 4.0, expected an int"),
+        ({"num_classes": "3"}, "num_classes: got '3', expected an int"),
+        ({"module": nn.Linear}, r"got the class Linear as module, expected an instance; write Linear\(...\)"),
+        ({"module": nn.DataParallel(nn.Linear(4, 3))}, "inside torch's DataParallel, .*; pass module.module"),
+        ({"recipe": Sgd()}, r"recipe: got Sgd\(.*\), expected a Recipe; write recipe=Recipe\(optimizer=...\)"),
+        ({"loss": "cross_entropy"}, "loss: got 'cross_entropy', expected a function"),
+        ({"loss": nn.CrossEntropyLoss}, r"loss: got <class .*>, expected .*reduction='none'"),
+        ({"preprocess": lambda raw: raw / 255, "raw": X}, "preprocess: got function, expected a torch.nn.Module"),
+    ],
+)
+def test_a_mistake_in_a_field_is_named_with_its_remedy(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"App first: .*{message}"):
+        app(**fields)
+
+
+def test_a_scripted_module_is_refused() -> None:
+    with pytest.warns(DeprecationWarning):
+        scripted = torch.jit.script(nn.Linear(4, 3))  # type: ignore[no-untyped-call]  # torch's
+    with pytest.raises(UnsupportedModel, match=r"inside torch's RecursiveScriptModule, .* torch.jit was given"):
+        app(module=scripted)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (torch.optim.SGD([X], lr=0.1), r"an object of torch.optim.sgd.SGD, .* without parameters and learning rate"),
+        (torch.optim.AdamW, "the class torch.optim.adamw.AdamW, .* the Plan sets the learning rate"),
+        (Sgd, r"the class fanin.edge.export.optimizers.Sgd, .*; write Sgd\(\)"),
+        ("sgd", r"an object of builtins.str, expected an optimizer of fanin.edge.export; write optimizer=Sgd\(\)"),
+    ],
+)
+def test_an_optimizer_of_torch_is_refused(optimizer: Any, message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"recipe: optimizer: got {message}"):
+        Recipe(optimizer=optimizer)
+
+
+def test_a_clip_norm_that_is_no_number_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="clip_norm '1', expected"):
+        Recipe(clip_norm="1")  # type: ignore[arg-type]  # the mistake
+
+
+def test_numpy_arrays_are_as_good_as_tensors() -> None:
+    x = X.numpy().copy()
+    x.flags.writeable = False
+    numpy = app(calibration=x[::-1], validation=[x, Y.numpy()], num_classes=np.int64(3))
+    torch.testing.assert_close(numpy.calibration, X.flip(0), rtol=0.0, atol=0.0)
+    assert numpy.validation is not None
+    torch.testing.assert_close(numpy.validation, (X, Y), rtol=0.0, atol=0.0)
+    assert type(numpy.num_classes) is int
+
+
+def test_data_with_a_gradient_loses_it() -> None:
+    assert not app(calibration=X.clone().requires_grad_()).calibration.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("change", "num_classes", "message"),
+    [
+        (lambda y: [y], 3, r"returned list, expected logits of shape \(batch, 3\); return that tensor alone"),
+        (lambda y: y, 5, r"returned \(2, 3\), expected logits of shape \(batch, 5\); set num_classes=3 in the App"),
+        (lambda y: y[:, :, None], 3, r"the classes are dimension 1, .* return output.movedim\(1, -1\) in forward"),
+        (lambda y: y[:, 0], 3, r"returned \(2,\), .*; return one row of logits for each sample"),
+        (lambda y: y[:, 0], 0, r"returned \(2,\), .*; return output.unsqueeze\(-1\) in forward"),
+    ],
+)
+def test_an_output_of_another_form_is_explained(
+    change: Callable[[Tensor], object], num_classes: int, message: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        example_batch(prepare(app(module=Wrapped(change), num_classes=num_classes)))
+
+
+def test_inputs_that_the_module_does_not_accept_are_shown() -> None:
+    with pytest.raises(UnsupportedModel, match=r"the inference of calibration data int32 \(2, 4\) fails in module its"):
+        example_batch(prepare(app(calibration=X.int())))
+
+
+def test_a_buffer_without_values_is_named() -> None:
+    module = nn.Linear(4, 3)
+    module.register_buffer("mean", torch.zeros(3, device="meta"))
+    with pytest.raises(UnsupportedModel, match="App first: buffer mean is on meta, expected cpu; load its values"):
+        prepare(app(module=module))
+
+
+def test_an_error_of_an_app_names_the_line_that_creates_it(tmp_path: Path) -> None:
+    path = tmp_path / "mistaken.py"
+    text = "import torch\nfrom fanin.edge.export import App\n\n\ndef app():\n    return App(\n        {}\n    )\n"
+    path.write_text(text.format('name="a", module=torch.nn.Linear(4, 3), calibration=None, batch_size=2.0'))
+    with pytest.raises(UnsupportedModel, match=rf"^App a: batch_size: got 2.0, .* \(at {path}:6\)$"):
+        load_app(f"{path}:app")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [("return torch.nn.Linear(4, 3)", "got Linear, .*; put the module into an App"), ("pass", "end the function with")],
+)
+def test_a_function_that_returns_no_app_is_explained(tmp_path: Path, body: str, message: str) -> None:
+    path = tmp_path / "without_app.py"
+    path.write_text(f"import torch\n\n\ndef app():\n    {body}\n")
+    with pytest.raises(UnsupportedModel, match=message):
+        load_app(f"{path}:app")
+
+
+def test_the_loss_of_torch_without_reduction_is_accepted() -> None:
+    own = nn.CrossEntropyLoss(reduction="none")
+    torch.testing.assert_close(app(loss=own).loss(X[:, :3], Y), cross_entropy(X[:, :3], Y))
