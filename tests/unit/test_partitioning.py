@@ -205,8 +205,8 @@ def test_sequences_have_no_labels(by: Partitioner) -> None:
             "dirichlett",
             {},
             (
-                "partition: by: got 'dirichlett', expected one of ['dirichlet', 'iid', 'label_skew', 'pathological', "
-                "'quantity', 'shards'], which are installed here; did you mean dirichlet?"
+                "partition: by: got 'dirichlett', expected one of ['dirichlet', 'iid', 'label_skew', 'natural', "
+                "'pathological', 'quantity', 'shards'], which are installed here; did you mean dirichlet?"
             ),
         ),
         ("iid", {"alpha": 1.0}, "partition: iid: got the options ['alpha'], expected none; remove them"),

@@ -300,7 +300,7 @@ WHOLE = parse_plan('bundle = "b"\ncohort = {concurrency = 2}\ntraining = {learni
             SimulationSettings(plan={"training.learning_rat": 0.1}),
             InvalidPlan,
             (
-                "--set: training.learning_rat: unknown key, expected one of epochs, learning_rate, seed, "
+                "simulate: plan: training.learning_rat: unknown key, expected one of epochs, learning_rate, seed, "
                 "proximal_weight, batch_size; did you mean training.learning_rate?"
             ),
         ),

@@ -31,7 +31,10 @@ def test_a_partition_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--option", "alpha"], "--option alpha: expected NAME=NUMBER, for example --option per_client=2"),
         (
             ["--by", "natural"],
-            "--by natural: expected data whose examples have an id, such as tinyshakespeare, and no options",
+            (
+                "--by natural: expected data whose examples have an id, such as tinyshakespeare, and no options; in "
+                "Python, use Natural(ids=...)"
+            ),
         ),
         (
             ["--data", "mnist"],

@@ -16,6 +16,7 @@ from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import PAGE, Fields, Key, KeyField, SectionField, fields_of, joined, keys_of, shown
 
 T = TypeVar("T")
+SET: Final = "--set"
 MAX_FLOAT_BITS: Final = 1000
 """A longer integer has no float. As infinity it is out of the range of its key."""
 
@@ -40,14 +41,29 @@ ROOT: Final[Fields] = {field.name: field for field in keys_of(PlanFile)} | dict(
 """The keys and sections at the top level of a file."""
 
 
-def parse_plan(text: str, where: str, overrides: Sequence[str] = ()) -> PlanFile:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """A value that replaces a key of a document.
+
+    Attributes:
+        path: The dotted key.
+        value: Its value, as TOML reads it.
+        source: The name of the option or argument in error messages.
+    """
+
+    path: str
+    value: object
+    source: str = SET
+
+
+def parse_plan(text: str, where: str, overrides: Sequence[str | Override] = ()) -> PlanFile:
     """Parse a Plan from TOML.
 
     Args:
         text: The TOML document.
         where: Name of the document in error messages.
-        overrides: Keys that replace those of the document, each as ``key=value`` with a dotted key. The value is a TOML
-            value; any other text is a string. A later override of the same key wins.
+        overrides: Keys that replace those of the document. A text is one of ``--set`` (see ``override_of``). A later
+            override of the same key wins.
 
     Raises:
         InvalidPlan: The document is not TOML, has an unknown key or a wrong value, or is not a valid Plan.
@@ -57,7 +73,8 @@ def parse_plan(text: str, where: str, overrides: Sequence[str] = ()) -> PlanFile
     except (ValueError, RecursionError) as exc:
         # A ValueError that is no TOMLDecodeError: Python refuses integers of thousands of digits.
         raise InvalidPlan(f"{where}: not TOML ({exc})") from exc
-    reader = _Reader(where, tuple(map(_parse_override, overrides)))
+    parsed = (override_of(each) if isinstance(each, str) else each for each in overrides)
+    reader = _Reader(where, tuple(parsed))
     reader.override(tables)
     row = reader.row(ROOT, tables, "")
     app, bundle = str(row.pop("app")), str(row.pop("bundle"))
@@ -66,7 +83,7 @@ def parse_plan(text: str, where: str, overrides: Sequence[str] = ()) -> PlanFile
     return PlanFile(plan=reader.build(Plan, row), app=app, bundle=bundle)
 
 
-def read_plan(path: Path, overrides: Sequence[str] = ()) -> PlanFile:
+def read_plan(path: Path, overrides: Sequence[str | Override] = ()) -> PlanFile:
     """Read a Plan from a TOML file. Raises InvalidPlan (see ``parse_plan``)."""
     try:
         text = path.read_text()
@@ -75,23 +92,26 @@ def read_plan(path: Path, overrides: Sequence[str] = ()) -> PlanFile:
     return parse_plan(text, str(path), overrides)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Override:
-    path: str
-    value: object
+def override_of(text: str, source: str = SET) -> Override:
+    """Return the override that ``key=value`` describes.
 
+    Args:
+        text: A dotted key and a TOML value; any other value is a string.
+        source: The name of the option or argument in error messages.
 
-def _parse_override(text: str) -> _Override:
+    Raises:
+        InvalidPlan: The text has no key or no value.
+    """
     path, equals, value = text.partition("=")
     if not equals or not path.strip():
-        raise InvalidPlan(f"--set {text}: expected KEY=VALUE, for example --set cohort.concurrency=8")
+        raise InvalidPlan(f"{source} {text}: expected KEY=VALUE, for example {source} cohort.concurrency=8")
     try:
         tables = tomllib.loads(f"value = {value}")
     except (ValueError, RecursionError):
         tables = {}
     # A line break in the text could begin another key.
     parsed = tables["value"] if set(tables) == {"value"} else value
-    return _Override(path=path.strip(), value=parsed)
+    return Override(path=path.strip(), value=parsed, source=source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +119,18 @@ class _Reader:
     """Reads the tables of a document, and knows the source of each key for error messages."""
 
     where: str
-    overrides: tuple[_Override, ...]
+    overrides: tuple[Override, ...]
 
     @property
     def sources(self) -> str:
         """The sources of a condition on several keys."""
-        return f"{self.where} with --set" if self.overrides else self.where
+        names = list(dict.fromkeys(override.source for override in self.overrides if override.source != self.where))
+        return f"{self.where} with {', '.join(names)}" if names else self.where
 
     def source(self, path: str) -> str:
-        """Return the source of a key: ``--set`` if an option has set it or a section around it."""
-        is_overridden = any(f"{path}.".startswith(f"{override.path}.") for override in self.overrides)
-        return "--set" if is_overridden else self.where
+        """Return the source of a key: the option or argument that has set it or a section around it, or the file."""
+        owners = [override.source for override in self.overrides if f"{path}.".startswith(f"{override.path}.")]
+        return owners[-1] if owners else self.where
 
     def override(self, root: dict[str, object]) -> None:
         """Write the values of the options into the tables of the document."""
@@ -118,10 +139,12 @@ class _Reader:
             table: object = root
             fields, path = ROOT, ""
             for section in sections:
-                field = _declaration(section, fields, path, "--set: {}: unknown section")
+                field = _declaration(section, fields, path, f"{override.source}: {{}}: unknown section")
                 path = joined(path, section)
                 if isinstance(field, KeyField) or field.is_list:
-                    raise InvalidPlan(f"--set: {override.path}: {path} is not a section; set {path} as a whole")
+                    raise InvalidPlan(
+                        f"{override.source}: {override.path}: {path} is not a section; set {path} as a whole"
+                    )
                 fields = fields_of(field.section)
                 table = table.setdefault(section, {}) if isinstance(table, dict) else None
             # A value in place of a table is an error of the document: ``row`` reports it.
@@ -160,8 +183,11 @@ class _Reader:
 
     def _form(self, path: str) -> str:
         """Return the form of a list of sections in words, as the source of the key writes it."""
-        if self.source(path) == "--set":
+        source = self.source(path)
+        if source == SET:
             return f"a list of tables, as in --set '{path}=[{{name=\"NAME\"}}]'"
+        if any(override.source == source for override in self.overrides):
+            return f'a list of mappings, as in {{"{path}": [{{"name": "NAME"}}]}}'
         return f"a list of sections [[{path}]]; write it with double brackets"
 
     def _table(self, field: SectionField, value: object, path: str) -> object:

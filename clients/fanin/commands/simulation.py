@@ -1,8 +1,10 @@
 """``fanin simulate`` and ``fanin partition``: a federation on this machine, and how its data is spread."""
 
 import math
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +16,7 @@ from fanin.commands.console.terminal import JsonOption, QuietOption, progress, r
 from fanin.protos.errors import InvalidInput
 from fanin.protos.plans import Plan
 from fanin.simulation import LoadedData, Natural, Partition, Partitioner, load_data, partition
+from fanin.simulation.setup.progress import line_of
 
 if TYPE_CHECKING:
     from fanin.simulation import RoundRow
@@ -113,13 +116,16 @@ def _simulate(
 
     def show(row: "RoundRow") -> None:
         if not json:
-            sys.stdout.write(_line(row))
+            sys.stdout.write(f"{line_of(row)}\n")
             sys.stdout.flush()
 
     with progress("simulate", quiet=quiet) as step:
         step(f"loading the App {app}")
-        settings = SimulationSettings(test=split.test, plan=wanted, seed=seed, processes=processes, on_round=show)
-        result = run_simulation(load_app(app), parts, settings=settings)
+        settings = SimulationSettings(
+            test=split.test, plan=wanted, seed=seed, processes=processes, on_round=show, quiet=True
+        )
+        with _interrupted_by_sigterm():
+            result = run_simulation(load_app(app), parts, settings=settings)
     if csv is not None:
         result.write_csv(csv)
     if json:
@@ -129,6 +135,16 @@ def _simulate(
     if not result.is_complete:
         sys.stderr.write(f"fanin simulate: stopped after round {result.rounds[-1].round}; the files have it\n")
     return 0 if result.is_complete else INTERRUPTED
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C: the Rounds that have ended are written."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_files(plot: Path | None, csv: Path | None) -> None:
@@ -157,13 +173,9 @@ def _partitioner(split: LoadedData, by: str, alpha: float | None, options: Seque
     values = dict(map(_option, options or ()))
     if alpha is not None or (by in WITH_ALPHA and "alpha" not in values):
         values["alpha"] = DEFAULT_ALPHA if alpha is None else alpha
-    if by != "natural":
-        return partitioner_of(by, values)
-    if split.ids is None or values:
-        raise InvalidInput(
-            "--by natural: expected data whose examples have an id, such as tinyshakespeare, and no options"
-        )
-    return Natural(ids=split.ids)
+    if by == "natural" and split.ids is not None and not values:
+        return Natural(ids=split.ids)
+    return partitioner_of(by, values)
 
 
 def _option(text: str) -> tuple[str, float]:
@@ -183,13 +195,3 @@ def _partition_row(parts: Partition) -> dict[str, object]:
     if parts.examples.y.ndim == 1 and parts.examples.y.dtype.kind == "i":
         row["label_counts"] = parts.label_counts().tolist()
     return row
-
-
-def _line(row: "RoundRow") -> str:
-    tested = ""
-    if math.isfinite(row.test_loss):
-        tested = f"  test loss {row.test_loss:.4f}"
-    if math.isfinite(row.test_accuracy):
-        tested += f"  accuracy {row.test_accuracy:.4f}  int8 {row.test_accuracy_int8:.4f}"
-    trained = f"  {row.num_clients} clients  train loss {row.train_loss:.4f}" if row.round else "  initial model"
-    return f"round {row.round:4d}{trained}{tested}\n"

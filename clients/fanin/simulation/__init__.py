@@ -12,6 +12,7 @@ their modules are imported when a name is first used.
 Reading order:
 
 - ``data/``: data sets, and the examples of each client
+- ``setup/``: the arguments of ``simulate``, and what it prints
 - ``experiment``: ``simulate``, from an App to a ``Result``; ``course``: its Run
 - ``trainers``, ``workers``: the training of its clients, in this process or in others
 - ``result``, ``rows``: the tables of a simulation; ``plots``: its figures
@@ -37,12 +38,13 @@ if TYPE_CHECKING:
         Shards,
     )
     from fanin.simulation.data.partitioning import Partition, partition
-    from fanin.simulation.experiment import SimulationSettings, simulate
+    from fanin.simulation.experiment import simulate
     from fanin.simulation.federation import Federation
     from fanin.simulation.plots import plot_results
     from fanin.simulation.result import Result
     from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow
     from fanin.simulation.scenario import Outcome, Scenario, play
+    from fanin.simulation.setup.settings import SimulationSettings
     from fanin.simulation.trainers import ClientFailed
 
 _MODULES = {
@@ -64,7 +66,7 @@ _MODULES = {
     "RoundRow": "rows",
     "Scenario": "scenario",
     "Shards": "data.partitioners",
-    "SimulationSettings": "experiment",
+    "SimulationSettings": "setup.settings",
     "examples_of": "data.loading",
     "load_data": "data.loading",
     "partition": "data.partitioning",

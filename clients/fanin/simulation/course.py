@@ -78,13 +78,17 @@ class SimulatedRun:
     stops: bool
     on_round: Callable[[RoundRow], None]
 
+    @property
+    def _statistics(self) -> tuple[str, ...]:
+        return tuple(statistic.name for statistic in self.plan.statistics)
+
     async def play(self, publisher: SigningKey) -> RowLists:
         """Run the Plan to its end, or until Ctrl-C."""
         rows = RowLists()
         async with Federation(seed=self.seed, piece_bytes=PIECE_BYTES) as federation:
             await federation.start_run(RUN, self.plan, self.bundle, publisher)
             rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
-            rows.rounds.append(initial_row(await self._quality(federation, 0)))
+            rows.rounds.append(initial_row(await self._quality(federation, 0), self._statistics))
             self.on_round(rows.rounds[0])
             crew = Crew(
                 trainings=self.trainings,
@@ -119,9 +123,9 @@ class SimulatedRun:
                     quality = await self._quality(federation, event.number)
                     updates = await federation.state.stores.rounds.updates(RUN, event.round)
                     now = asyncio.get_running_loop().time()
-                    rows.clients += client_rows(updates, event.round)
+                    rows.clients += client_rows(updates, event.round, self._statistics)
                     rows.digests.append(event.version_sha256)
-                    rows.rounds.append(round_row(event, now, num_accepted, quality))
+                    rows.rounds.append(round_row(event, now, num_accepted, quality, self._statistics))
                     self.on_round(rows.rounds[-1])
                 case RunRested() if event.state is not RunState.FINISHED:
                     failures = rows.failures

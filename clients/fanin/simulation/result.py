@@ -2,18 +2,19 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from fanin.edge.tensors import Float32s, TensorTable
-from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow
+from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, cells
 
 if TYPE_CHECKING:
     from fanin.edge.export.app import App
     from fanin.edge.export.prepare import Module
 
-R = TypeVar("R", RoundRow, ClientRow)
+NO_CLIENTS: Final = tuple(each.name for each in fields(ClientRow) if each.name != "statistics")
+"""The columns of a table without clients: no Round has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,19 +67,21 @@ class Result:
 
     def write_csv(self, path: Path | str) -> None:
         """Write the Rounds as a CSV file."""
-        _write_csv(path, self.rounds, RoundRow)
+        _write_csv(path, self.rounds)
 
     def write_clients_csv(self, path: Path | str) -> None:
         """Write the clients of each Round as a CSV file."""
-        _write_csv(path, self.clients, ClientRow)
+        _write_csv(path, self.clients)
 
     def columns(self) -> dict[str, list[object]]:
         """Return the Rounds as columns by name: ``pandas.DataFrame(result.columns())``."""
-        return {field.name: [getattr(row, field.name) for row in self.rounds] for field in fields(RoundRow)}
+        rows = [cells(row) for row in self.rounds]
+        return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def _write_csv(path: Path | str, rows: Sequence[R], kind: type[R]) -> None:
+def _write_csv(path: Path | str, rows: Sequence[RoundRow | ClientRow]) -> None:
+    table = [cells(row) for row in rows]
     with Path(path).open("w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(kind)])
+        writer = csv.DictWriter(file, table[0] if table else NO_CLIENTS)
         writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+        writer.writerows(table)

@@ -3,8 +3,9 @@
 Accuracies are shares from 0 to 1, losses are in nats, and times are seconds of the virtual clock.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 from fanin.edge.runtimes.evaluations import quality_of
 from fanin.edge.runtimes.quality import Quality
@@ -29,6 +30,7 @@ class RoundRow:
         test_accuracy_int8: The same for the int8 model that devices serve.
         bytes_down: Bytes that clients downloaded.
         bytes_up: Bytes that clients uploaded.
+        statistics: Sums of the Plan's ``[[statistics]]`` by name; NaN if no client reported one.
     """
 
     round: int
@@ -42,6 +44,7 @@ class RoundRow:
     test_accuracy_int8: float
     bytes_down: int
     bytes_up: int
+    statistics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,7 @@ class ClientRow:
         validation_loss: Loss of the Version that it received, on its own validation part.
         validation_accuracy: Accuracy of that Version, in float; NaN without labels.
         seconds: Duration of its training on this machine.
+        statistics: The Plan's ``[[statistics]]`` by name; NaN if the client did not report one.
     """
 
     round: int
@@ -65,6 +69,7 @@ class ClientRow:
     validation_loss: float
     validation_accuracy: float
     seconds: float
+    statistics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,9 @@ class ClientFailure:
         return f"client {self.client} in round {self.round}: {self.error}"
 
 
-def round_row(event: VersionPublished, time_s: float, num_clients: int, quality: Quality | None) -> RoundRow:
+def round_row(
+    event: VersionPublished, time_s: float, num_clients: int, quality: Quality | None, names: Iterable[str] = ()
+) -> RoundRow:
     """Return the row of a published Version.
 
     Args:
@@ -93,6 +100,7 @@ def round_row(event: VersionPublished, time_s: float, num_clients: int, quality:
         time_s: Its virtual time.
         num_clients: Clients whose Updates are in it.
         quality: The Version on the test data; None without test data.
+        names: The names of the Plan's statistics.
     """
     return RoundRow(
         round=event.round,
@@ -103,11 +111,12 @@ def round_row(event: VersionPublished, time_s: float, num_clients: int, quality:
         train_loss=event.train_loss,
         bytes_down=event.bytes_down,
         bytes_up=event.bytes_up,
+        statistics=_reported(event.statistics, names),
         **_tested(quality),
     )
 
 
-def initial_row(quality: Quality | None) -> RoundRow:
+def initial_row(quality: Quality | None, names: Iterable[str] = ()) -> RoundRow:
     """Return the row of the initial model, with its quality on the test data."""
     return RoundRow(
         round=0,
@@ -118,6 +127,7 @@ def initial_row(quality: Quality | None) -> RoundRow:
         train_loss=float("nan"),
         bytes_down=0,
         bytes_up=0,
+        statistics=_reported({}, names),
         **_tested(quality),
     )
 
@@ -127,8 +137,8 @@ def client_name(client: int) -> str:
     return f"client-{client}"
 
 
-def client_rows(updates: Iterable[CommittedUpdate], round_number: int) -> list[ClientRow]:
-    """Return the rows of a Round's Updates, in the order of the clients."""
+def client_rows(updates: Iterable[CommittedUpdate], round_number: int, names: Sequence[str] = ()) -> list[ClientRow]:
+    """Return the rows of a Round's Updates, in the order of the clients. ``names`` are those of the statistics."""
     rows = []
     for update in updates:
         counts, telemetry = update.header.statistics.counts, update.header.telemetry
@@ -143,9 +153,20 @@ def client_rows(updates: Iterable[CommittedUpdate], round_number: int) -> list[C
                 validation_loss=quality.loss_sum / quality.num_examples if quality.num_examples else float("nan"),
                 validation_accuracy=_accuracy(quality.num_correct_float, quality),
                 seconds=telemetry.train_s,
+                statistics=_reported(counts, names),
             )
         )
     return sorted(rows, key=lambda row: row.client)
+
+
+def cells(row: RoundRow | ClientRow) -> dict[str, float]:
+    """Return the cells of a row by the name of the column. A statistic has the column ``statistics.NAME``."""
+    columns = {each.name: getattr(row, each.name) for each in fields(row) if each.name != "statistics"}
+    return columns | {f"statistics.{name}": value for name, value in row.statistics.items()}
+
+
+def _reported(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, float]:
+    return {name: counts.get(name, math.nan) for name in names}
 
 
 def _tested(quality: Quality | None) -> dict[str, float]:

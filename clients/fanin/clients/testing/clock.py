@@ -3,7 +3,7 @@
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -70,6 +70,11 @@ def _run_in_thread(main: Coroutine[object, object, T]) -> T:
         outcome = thread.submit(lambda: run_virtual(cancellable()))
         try:
             return outcome.result()
+        except SystemExit:
+            # SIGTERM, for example: the coroutine ends before the process does.
+            began.result()()
+            wait([outcome])
+            raise
         except KeyboardInterrupt:
             began.result()()
             try:

@@ -4,15 +4,13 @@ A partitioner is a function ``(examples, num_clients, rng) -> indices of each cl
 seed gives the same partition in every process. An index may belong to one client at most. Another distribution adds
 partitioners by the entry point group ``fanin.partitioners``: a function from options to a partitioner.
 
-==============  ===============================================================================================
-``iid``         equal sizes, drawn at random
-``dirichlet``   equal sizes, a mix of labels for each client (Hsu et al. 2019)
-``label_skew``  a mix of clients for each label, so sizes differ, too (Yurochkin et al. 2019)
-``shards``      sorted by label and cut into shards, some shards for each client (McMahan et al. 2017, section 3)
-``pathological``  some labels for each client, and equal shares of a label for its clients (Li et al. 2022)
-``quantity``    sizes from a Dirichlet distribution, drawn at random
-``natural``     by an id of each example, such as its writer
-==============  ===============================================================================================
+- ``iid``: equal sizes, drawn at random
+- ``dirichlet``: equal sizes, a mix of labels for each client (Hsu et al. 2019)
+- ``label_skew``: a mix of clients for each label, so sizes differ, too (Yurochkin et al. 2019)
+- ``shards``: sorted by label and cut into shards, some shards for each client (McMahan et al. 2017, section 3)
+- ``pathological``: some labels for each client, and equal shares of a label for its clients (Li et al. 2022)
+- ``quantity``: sizes from a Dirichlet distribution, drawn at random
+- ``natural``: by an id of each example, such as its writer
 
 Reference:
     Li, Diao, Chen and He 2022, arXiv 2102.02079, section 4, for an overview.
@@ -232,6 +230,13 @@ def _count(name: str, options: Mapping[str, float], expected: str) -> int:
     return int(value)
 
 
+def _natural(options: Mapping[str, float]) -> Partitioner:
+    raise InvalidInput(
+        "--by natural: expected data whose examples have an id, such as tinyshakespeare, and no options; in Python, "
+        "use Natural(ids=...)"
+    )
+
+
 def _iid(options: Mapping[str, float]) -> Partitioner:
     if options:
         raise InvalidInput(f"partition: iid: got the options {sorted(options)}, expected none; remove them")
@@ -246,6 +251,7 @@ FACTORIES: Final[Mapping[str, Callable[[Mapping[str, float]], Partitioner]]] = M
         "quantity": lambda options: Quantity(alpha=_option("quantity", options, "alpha")),
         "shards": lambda options: Shards(per_client=_count("shards", options, "per_client")),
         "pathological": lambda options: Pathological(num_labels=_count("pathological", options, "num_labels")),
+        "natural": _natural,
     }
 )
 """Our partitioners with numbers as options, by name."""

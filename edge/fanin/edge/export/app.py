@@ -8,6 +8,7 @@ import copy
 import math
 import operator
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal, SupportsIndex
@@ -183,6 +184,18 @@ class App:
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
         return tuple(self.calibration.shape[1:])
+
+    @property
+    def target_shape(self) -> tuple[int, ...] | None:
+        """The shape of one target, from the module's output; None if the module fails, which the export explains."""
+        module = copy.deepcopy(self.module).eval()
+        output = None
+        # Errors of any kind: the module is the user's code.
+        with torch.no_grad(), suppress(Exception):
+            output = module(self.examples(2))
+        if not isinstance(output, Tensor) or output.dim() < 2:
+            return None
+        return tuple(output.shape[1:-1] if self.num_classes else output.shape[1:])
 
     def examples(self, num: int) -> Tensor:
         """Return ``num`` inputs (num, ...): the calibration data, repeated as often as needed."""

@@ -1,0 +1,9 @@
+"""What happens before the first Round of a simulation.
+
+Reading order:
+
+- ``settings``: ``SimulationSettings``, the options
+- ``arguments``: the checks of ``simulate``'s arguments, and its Plan
+- ``progress``: the lines that a simulation prints
+- ``termination``: SIGTERM, so that a simulation leaves no files behind
+"""

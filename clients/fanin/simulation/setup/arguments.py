@@ -1,0 +1,133 @@
+"""The arguments of ``simulate``: all checks that need no export, and the Plan."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fanin.clients.data.examples import Examples, check_examples
+from fanin.clients.planfile import Override, override_of, parse_plan
+from fanin.protos.errors import InvalidInput, InvalidPlan
+from fanin.protos.plans import Plan
+from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.setup.settings import SimulationSettings
+
+if TYPE_CHECKING:
+    from fanin.edge.export.app import App
+
+
+def check_arguments(app: object, clients: object, settings: SimulationSettings) -> None:
+    """Raise InvalidInput unless the model can use the examples, and the settings are valid."""
+    from fanin.edge.export.app import App
+
+    if not isinstance(app, App) or not isinstance(clients, Partition):
+        raise InvalidInput(
+            f"simulate: got {type(app).__name__} and {type(clients).__name__}, expected an App and a Partition; see "
+            "fanin.edge.export.App and fanin.simulation.partition"
+        )
+    _check_settings(settings)
+    _check_data(app, clients, settings.test)
+
+
+def plan_of(app: "App", clients: Partition, limits: Mapping[str, int | None], settings: SimulationSettings) -> Plan:
+    """Return the Plan of a simulation.
+
+    Args:
+        app: The App.
+        clients: The clients.
+        limits: The arguments ``cohort`` and ``rounds``. All are None if the settings have a Plan.
+        settings: The settings.
+
+    Raises:
+        InvalidPlan: A key is unknown, or a value is wrong. The message names the argument.
+        InvalidInput: An argument is missing, or the cohort is larger than the number of clients.
+    """
+    plan = _plan(app, limits, settings)
+    if plan.cohort.concurrency > len(clients):
+        raise InvalidInput(
+            f"simulate: got a cohort of {plan.cohort.concurrency}, expected at most the {len(clients)} clients"
+        )
+    return plan
+
+
+def _plan(app: "App", limits: Mapping[str, int | None], settings: SimulationSettings) -> Plan:
+    cohort, rounds = limits["cohort"], limits["rounds"]
+    if isinstance(settings.plan, Plan):
+        if cohort is not None or rounds is not None:
+            raise InvalidInput("simulate: got cohort or rounds beside a whole Plan, expected them in the Plan")
+        return settings.plan
+    if cohort is None or rounds is None:
+        raise InvalidInput("simulate: got no cohort or no rounds, expected both, or a whole Plan in the settings")
+    overrides = [
+        Override(path="name", value=app.name, source="app"),
+        Override(path="bundle", value="bundle", source="app"),
+        Override(path="cohort.concurrency", value=cohort, source="cohort"),
+        Override(path="training.seed", value=settings.seed, source="seed"),
+        Override(path="stop.max_rounds", value=rounds, source="rounds"),
+        *(override_of(f"{key}={_toml(value)}", "plan") for key, value in settings.plan.items()),
+    ]
+    try:
+        return parse_plan("", "plan", overrides).plan
+    except InvalidPlan as exc:
+        raise InvalidPlan(f"simulate: {exc}") from exc
+
+
+def _toml(value: object) -> str:
+    """Return a value in TOML. A text is always quoted."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            escaped = "".join(f"\\u{ord(char):04x}" if ord(char) < 32 or char in '\\"\x7f' else char for char in value)
+            return f'"{escaped}"'
+        case Mapping():
+            return "{" + ", ".join(f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(map(_toml, value)) + "]"
+        case _:
+            return str(value)
+
+
+def _check_settings(settings: SimulationSettings) -> None:
+    if not 0.0 < settings.validation_fraction < 1.0:
+        raise InvalidInput(
+            f"simulate: got validation_fraction {settings.validation_fraction}, expected between 0 and 1: each client "
+            "evaluates the Versions on a part of its examples"
+        )
+    if settings.processes < 1:
+        raise InvalidInput(f"simulate: got {settings.processes} processes, expected at least 1")
+    if settings.seed < 0:
+        raise InvalidInput(f"simulate: got seed {settings.seed}, expected 0 or more")
+
+
+def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
+    """Raise InvalidInput unless the model can use the examples. ``preprocess`` checks the shape of raw ones."""
+    accepted = {str(part.dtype).removeprefix("torch.") for part in (app.calibration, app.raw) if part is not None}
+    target = app.target_shape
+    for what, examples in (("clients", clients.examples), ("test", test)):
+        if examples is None:
+            continue
+        if str(examples.x.dtype) not in accepted:
+            raise InvalidInput(
+                f"simulate: {what}: got x {examples.x.dtype}, expected {' or '.join(sorted(accepted))} as in the App's "
+                "calibration or raw data; convert it with astype"
+            )
+        if app.preprocess is None:
+            try:
+                check_examples(examples, tuple(app.calibration.shape[1:]), app.num_classes)
+            except InvalidInput as exc:
+                raise InvalidInput(f"simulate: {what}: {str(exc).removeprefix('examples: ')}") from exc
+        if target is not None and examples.y.shape[1:] != target:
+            raise InvalidInput(
+                f"simulate: {what}: got y of shape {_batch(examples.y.shape[1:])}, expected {_batch(target)} as the "
+                f"module returns {'logits' if app.num_classes else 'values'} for it; {_advice(examples, target)}"
+            )
+
+
+def _batch(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(['n', *map(str, shape)])}{'' if shape else ','})"
+
+
+def _advice(examples: Examples, target: tuple[int, ...]) -> str:
+    if examples.y[0].size == math.prod(target):
+        return f"reshape it with y.reshape{_batch(target).replace('(n', '(-1')}"
+    return "give the module an output for each target"

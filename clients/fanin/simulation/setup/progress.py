@@ -1,0 +1,81 @@
+"""The lines that a simulation prints on standard error: the export, and each Round.
+
+A notebook shows them below the cell. ``SimulationSettings(quiet=True)`` prints none.
+"""
+
+import logging
+import math
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from fanin.simulation.rows import RoundRow
+
+SHOWN_EVERY_S: Final = 15.0
+"""A longer export prints its current step this often. Most take less, and one line is enough."""
+
+
+class SimulationProgress:
+    """Prints the progress of one simulation."""
+
+    def __init__(self, *, quiet: bool, every_s: float = SHOWN_EVERY_S) -> None:
+        self._quiet = quiet
+        self._every_s = every_s
+        self._began_s = time.monotonic()
+
+    def show(self, text: str) -> None:
+        """Print one line with the seconds since the simulation began."""
+        if not self._quiet:
+            sys.stderr.write(f"simulate: {time.monotonic() - self._began_s:5.1f} s: {text}\n")
+            sys.stderr.flush()
+
+    @contextmanager
+    def exporting(self, name: str) -> Iterator[None]:
+        """Print that the App is exported. A long export prints its current step from time to time."""
+        self.show(f"exporting {name}: tracing, converting and verifying its graphs, once")
+        steps, logger, has_ended = _NewestStep(), logging.getLogger("fanin.edge.export"), threading.Event()
+
+        def remind() -> None:
+            while not has_ended.wait(self._every_s):
+                self.show(f"still exporting {name}: {steps.newest}")
+
+        before = logger.level, logger.propagate
+        logger.addHandler(steps)
+        logger.setLevel(logging.INFO)
+        # The exporter's libraries configure the root logger, which would repeat each step.
+        logger.propagate = False
+        threading.Thread(target=remind, daemon=True, name="export-progress").start()
+        try:
+            yield
+        finally:
+            has_ended.set()
+            logger.level, logger.propagate = before
+            logger.removeHandler(steps)
+
+    def row(self, row: RoundRow) -> None:
+        """Print a Round."""
+        self.show(line_of(row))
+
+
+class _NewestStep(logging.Handler):
+    """Remembers the current step of an export."""
+
+    newest = "preparing the module"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        self.newest = record.getMessage()
+
+
+def line_of(row: RoundRow) -> str:
+    """Return a Round as one line of text."""
+    tested = ""
+    if math.isfinite(row.test_loss):
+        tested = f"  test loss {row.test_loss:.4f}"
+    if math.isfinite(row.test_accuracy):
+        tested += f"  accuracy {row.test_accuracy:.4f}  int8 {row.test_accuracy_int8:.4f}"
+    trained = f"  {row.num_clients} clients  train loss {row.train_loss:.4f}" if row.round else "  initial model"
+    return f"round {row.round:4d}{trained}{tested}"

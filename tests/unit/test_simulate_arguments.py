@@ -1,0 +1,134 @@
+"""What ``simulate`` refuses before the export, what it prints, and what it leaves behind. No test here exports."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.errors import raises
+from torch import nn
+
+from fanin.clients.data.examples import Examples
+from fanin.edge.export import App, squared_error
+from fanin.protos.control import VersionPublished
+from fanin.protos.errors import InvalidInput, InvalidPlan
+from fanin.simulation import Iid, Partition, SimulationSettings, partition, simulate
+from fanin.simulation.rows import cells, initial_row, round_row
+from fanin.simulation.setup.progress import SimulationProgress, line_of
+
+
+def regression(targets: tuple[int, ...]) -> tuple[App, Partition]:
+    """A model with outputs (n, 1), and clients with these targets."""
+    x = np.ones((12, 3), np.float32)
+    app = App(name="values", module=nn.Linear(3, 1), calibration=torch.ones(4, 3), batch_size=2, loss=squared_error)
+    return app, partition(Examples(x=x, y=np.ones((12, *targets), np.float32)), 2, Iid())
+
+
+@pytest.mark.parametrize(
+    ("targets", "error"),
+    [
+        ((), "(n,), expected (n, 1) as the module returns values for it; reshape it with y.reshape(-1, 1)"),
+        (
+            (2,),
+            "(n, 2), expected (n, 1) as the module returns values for it; give the module an output for each target",
+        ),
+    ],
+)
+def test_targets_of_another_shape_are_found_before_the_export(targets: tuple[int, ...], error: str) -> None:
+    with raises(InvalidInput, f"simulate: clients: got y of shape {error}"):
+        simulate(*regression(targets), cohort=2, rounds=1)
+
+
+def test_a_module_that_fails_is_left_to_the_export() -> None:
+    app = App(name="wrong", module=nn.Linear(5, 1), calibration=torch.ones(4, 3), batch_size=2)
+    assert app.target_shape is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "cohort", "error"),
+    [
+        (
+            {"training.learning_rate": 0.0},
+            2,
+            "simulate: plan: training.learning_rate: got 0.0, expected a number from 1.2e-38 to 1.7e+38",
+        ),
+        ({}, 0, "simulate: cohort: cohort.concurrency: got 0, expected an integer from 1 to 1000000"),
+        (
+            {"stages": "error_feedback"},
+            2,
+            (
+                "simulate: plan: stages: got 'error_feedback', expected a list of mappings, as in "
+                '{"stages": [{"name": "NAME"}]}'
+            ),
+        ),
+        ({"name.x": 1}, 2, "simulate: plan: name.x: name is not a section; set name as a whole"),
+    ],
+)
+def test_an_error_in_the_plan_names_the_argument(plan: dict[str, object], cohort: int, error: str) -> None:
+    settings = SimulationSettings(plan={"training.learning_rate": 0.1} | plan)
+    with pytest.raises(InvalidPlan) as caught:
+        simulate(*regression((1,)), cohort=cohort, rounds=1, settings=settings)
+    assert str(caught.value).startswith(error)
+    assert "--set" not in str(caught.value)
+
+
+def test_a_statistic_of_the_plan_has_a_column() -> None:
+    event = VersionPublished(number=1, version_sha256="", parent=0, round=1, statistics={"words": 7})
+    row = round_row(event, 1.0, 2, None, ("words", "lines"))
+    assert cells(row)["statistics.words"] == 7
+    assert np.isnan(cells(row)["statistics.lines"])
+    assert list(cells(initial_row(None, ("words", "lines")))) == list(cells(row))
+
+
+def test_progress_is_one_line_for_the_export_and_one_for_each_round(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = SimulationProgress(quiet=False)
+    with progress.exporting("digits"):
+        pass
+    progress.row(initial_row(None))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].endswith(" s: exporting digits: tracing, converting and verifying its graphs, once")
+    assert lines[1].endswith(line_of(initial_row(None)))
+    slow = SimulationProgress(quiet=False, every_s=0.01)
+    with slow.exporting("gru"):
+        logging.getLogger("fanin.edge.export").info("onnx: tracing")
+        time.sleep(0.1)
+    assert "still exporting gru: onnx: tracing" in capsys.readouterr().err
+    quiet = SimulationProgress(quiet=True)
+    with quiet.exporting("digits"):
+        quiet.row(initial_row(None))
+    assert capsys.readouterr().err == ""
+
+
+SCRIPT = """
+import asyncio, tempfile
+from pathlib import Path
+from fanin.clients.testing import run_virtual
+from fanin.simulation.setup.termination import exits_at_sigterm
+
+async def work():
+    while True:
+        await asyncio.sleep(1.0)
+
+with exits_at_sigterm(), tempfile.TemporaryDirectory(prefix="fanin-simulation-") as folder:
+    print(folder, flush=True)
+    run_virtual(work())
+"""
+
+
+def test_sigterm_leaves_no_folder(tmp_path: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().decode().strip())
+        assert folder.is_dir()
+        time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
