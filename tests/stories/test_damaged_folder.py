@@ -34,10 +34,10 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     os.umask(umask)
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a coordinator leaves it that has served."""
-    state = tmp_path / "state"
+    state = tmp_path_factory.mktemp("served") / "state"
     opened = open_state(state, Durability.PROCESS, (inline, inline), time.time)
     registry = Registry(opened.devices, time.time)
     ensure_token(state / DEVICE_TOKEN, Role.DEVICE, registry)
@@ -48,6 +48,12 @@ def state(tmp_path: Path) -> Path:
     # The database is closed now, and not in the middle of a test: closing it moves the write-ahead log into it.
     gc.collect()
     return state
+
+
+@pytest.fixture
+def state(tmp_path: Path, served: Path) -> Path:
+    """A copy of that folder."""
+    return Path(shutil.copytree(served, tmp_path / "state"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -17,7 +17,16 @@ def run_demo(folder: Path, delay_seed: int) -> dict[str, object]:
     """What ``fanin demo --json FILE`` writes."""
     out = folder / f"demo-{delay_seed}.json"
     command = [sys.executable, "-m", "fanin.commands.main", "demo", "--seed", "3"]
-    command += ["--devices", str(NUM_DEVICES), "--rounds", str(NUM_ROUNDS), "--delay-seed", str(delay_seed)]
+    command += [
+        "--mesh",
+        "pp=2",
+        "--devices",
+        str(NUM_DEVICES),
+        "--rounds",
+        str(NUM_ROUNDS),
+        "--delay-seed",
+        str(delay_seed),
+    ]
     command += ["--runtimes", ",".join(RUNTIMES), "--codec", "int8", "--json", str(out)]
     for name in RUNTIMES.values():
         command += ["--device-python", str(ROOT / name / "bin" / "python")]

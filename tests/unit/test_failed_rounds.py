@@ -182,7 +182,7 @@ def test_a_fold_that_waits_for_space_says_so_and_goes_on(tmp_path: Path) -> None
         assert (listed.state, listed.reason) == (RunState.RUNNING, reason)
         assert (await place.runs.describe("run", 1)).run.reason == reason
         blobs.error = None
-        await asyncio.sleep(20.0)
+        await asyncio.sleep(60.0)
         info = await place.runs.info("run")
         assert (info.state, info.version, info.reason) == (RunState.FINISHED, 1, "1 of 1 rounds done")
         await place.runs.stop()

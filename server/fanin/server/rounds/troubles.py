@@ -11,7 +11,7 @@ from typing import Final
 from fanin.protos.errors import FaninError, StorageFull, Unavailable, public_text
 from fanin.server.rounds import events as e
 
-RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
+RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0, 10.0, 20.0, 60.0)
 """Seconds between tries of an effect. The last pause repeats."""
 STORAGE_WAIT_S: Final = 86_400.0
 """How long an effect waits for disk space or for the database: an operator must notice and act."""
