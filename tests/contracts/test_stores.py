@@ -18,6 +18,7 @@ from fanin.server.storage.lanes import inline
 from fanin.server.storage.memory.chunks import MemoryBlobs
 from fanin.server.storage.memory.commands import MemoryCommands
 from fanin.server.storage.memory.devices import MemoryDevices
+from fanin.server.storage.memory.evaluations import MemoryEvaluations
 from fanin.server.storage.memory.payloads import MemorySpool
 from fanin.server.storage.memory.rounds import MemoryRounds
 from fanin.server.storage.memory.runs import MemoryRuns
@@ -132,6 +133,13 @@ class RepeatingCommands(MemoryCommands):
         return False
 
 
+class LatestEvaluations(MemoryEvaluations):
+    """Returns the newest of equally good Versions."""
+
+    async def best_evaluation(self, run_id: str) -> object:
+        return await super().newest_evaluation(run_id)
+
+
 class OpenDevices(MemoryDevices):
     """Takes any token for any role."""
 
@@ -145,6 +153,7 @@ class OpenDevices(MemoryDevices):
         ("runs", ForgetfulRuns, "run_key: changed the key of a run"),
         ("rounds", UnorderedRounds, "updates: got "),
         ("rounds", LastingRounds, r"last_folded: got \[1, 0, 1\] for a device"),
+        ("evaluations", LatestEvaluations, "best_evaluation: returned one with a problem"),
         ("control", RepeatingCommands, "is_done: forgot a command"),
     ],
 )

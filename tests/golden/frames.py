@@ -102,6 +102,16 @@ INFO: Final = r.RunInfo(
     num_rounds=3,
     reason="3 of 3 rounds done",
 )
+EVALUATION: Final = r.VersionEvaluation(
+    version=2,
+    data="digits",
+    data_sha256="ab" * 32,
+    num_examples=30,
+    values=MappingProxyType({"accuracy": 0.75, "loss": 0.5}),
+    runtime="synthetic 1",
+    seconds=1.5,
+    time=1_700_000_000.25,
+)
 DESCRIPTION: Final = r.RunDescription(
     run=INFO,
     rounds=(
@@ -198,6 +208,16 @@ def frames() -> dict[str, Frame]:
         ),
         "control-start-run-request": _frame(START, cr.start_run_to_proto, cr.start_run_from_proto),
         "control-run-info": _frame(INFO, cr.run_info_to_proto, cr.run_info_from_proto),
+        "control-run-info-evaluated": _frame(
+            replace(INFO, newest_evaluation=EVALUATION, best_evaluation=EVALUATION),
+            cr.run_info_to_proto,
+            cr.run_info_from_proto,
+        ),
+        "control-evaluations-reply": _frame(
+            (EVALUATION, r.VersionEvaluation(version=4, data="digits", time=1.7e9, problem="no such file")),
+            cr.evaluations_to_proto,
+            cr.evaluations_from_proto,
+        ),
         "control-run-info-started-by": _frame(
             replace(INFO, started_by=BY), cr.run_info_to_proto, cr.run_info_from_proto
         ),

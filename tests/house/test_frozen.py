@@ -51,12 +51,13 @@ REQUIREMENTS = {
 }
 ELSEWHERE = {"tflite-runtime"}
 """What cannot be tested together with the rest, and so has a place of its own: it needs numpy 1."""
-SETTINGS = ["durability", "listen", "names", "state"]
+SETTINGS = ["data", "durability", "listen", "names", "state"]
 COMMANDS = [
     "assemble",
     "bench",
     "demo",
     "describe",
+    "evaluations",
     "export",
     "fetch",
     "infer",

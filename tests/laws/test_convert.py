@@ -45,6 +45,18 @@ PAIRS: Final[dict[str, Pair]] = {
         cr.version_with_bundle_from_proto,
         control_pb2.GetVersionReply,
     ),
+    "evaluation": (
+        s.VERSION_EVALUATIONS,
+        cr.evaluation_to_proto,
+        cr.evaluation_from_proto,
+        control_pb2.VersionEvaluation,
+    ),
+    "evaluations": (
+        st.lists(s.VERSION_EVALUATIONS, max_size=3).map(tuple),
+        cr.evaluations_to_proto,
+        cr.evaluations_from_proto,
+        control_pb2.EvaluationsReply,
+    ),
     "command": (s.COMMANDS, cr.command_to_proto, cr.command_from_proto, control_pb2.CommandRequest),
     "accepted_devices": (
         s.ACCEPTED_DEVICES,

@@ -247,3 +247,10 @@ def test_what_a_coordinator_has_changed_is_never_fetched(host: Hosted, what: str
         forger.what = what
         with pytest.raises(kind):
             fetch_version(forger, "run", 1, f.PUBLISHER.public)
+
+
+def test_without_an_evaluation_no_version_is_the_best(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
+    outcome = fanin("fetch", "run", "--state", host.state, "--out", tmp_path / "best.npz", "--best")
+    assert outcome.status == 1
+    assert outcome.err.startswith("fanin fetch: run run: got no evaluated version, expected at least one; its plan ")
+    assert fanin("evaluations", "run", "--state", host.state).out == "run run has no evaluated version\n"

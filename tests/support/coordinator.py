@@ -1,9 +1,9 @@
 """The production coordinator in a process that kills itself where it is told to.
 
-    coordinator.py STATE LISTEN KILL_AT MAX_FILE_BYTES
+    coordinator.py STATE LISTEN KILL_AT MAX_FILE_BYTES [NAME=PATH...]
 
 KILL_AT is ``before`` or ``after``, an effect's name and which one of them: ``before:Close:2``; empty for
-never. MAX_FILE_BYTES makes its disk as good as full; 0 for no limit.
+never. MAX_FILE_BYTES makes its disk as good as full; 0 for no limit. NAME=PATH registers a data set.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from fanin.commands.serve import run_coordinator
+from fanin.commands.serve import data_sets, run_coordinator
 from fanin.server.observe.logs import LogObserver
 from fanin.server.rounds.events import Effect
 from fanin.server.settings import Settings
@@ -47,11 +47,11 @@ class KillObserver(LogObserver):
 def main() -> None:
     """Serve until killed."""
     logging.basicConfig(level=logging.INFO)
-    state, listen, kill_at, max_file_bytes = sys.argv[1:]
+    state, listen, kill_at, max_file_bytes, *data = sys.argv[1:]
     if int(max_file_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(max_file_bytes), resource.RLIM_INFINITY))
     observer = KillObserver(kill_at) if kill_at else LogObserver()
-    asyncio.run(run_coordinator(Settings(state=Path(state), listen=listen), observer))
+    asyncio.run(run_coordinator(Settings(state=Path(state), listen=listen, data=data_sets(data)), observer))
 
 
 if __name__ == "__main__":

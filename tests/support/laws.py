@@ -158,6 +158,11 @@ def cohorts(draw: st.DrawFn) -> p.CohortPlan:
     return p.CohortPlan(concurrency=concurrency, buffer=buffer, quorum=quorum, selection=draw(NAMES), **times)
 
 
+EVALUATION_PLANS: Final = st.builds(
+    p.EvaluationPlan, data=st.just("") | NAMES, every=st.integers(1, p.MAX_TIMES), best=NAMES
+)
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> p.Plan:
     """Any Plan, up to the very edge of the headroom."""
@@ -181,10 +186,23 @@ def plans(draw: st.DrawFn) -> p.Plan:
             min_delta=draw(SECONDS),
             max_int8_drop=draw(st.floats(0.0, 100.0)),
         ),
+        evaluation=draw(EVALUATION_PLANS),
     )
 
 
 PRINCIPALS: Final = st.builds(r.Principal, kind=st.sampled_from(r.PrincipalKind), id=NAMES)
+VERSION_EVALUATIONS: Final = st.builds(
+    r.VersionEvaluation,
+    version=UINT64,
+    data=TEXTS,
+    data_sha256=TEXTS,
+    num_examples=UINT64,
+    values=st.dictionaries(TEXTS, st.floats(allow_nan=False, allow_infinity=False), max_size=3).map(MappingProxyType),
+    runtime=TEXTS,
+    seconds=SECONDS,
+    time=SECONDS,
+    problem=TEXTS,
+)
 RUN_INFOS: Final = st.builds(
     r.RunInfo,
     run_id=TEXTS,
@@ -196,6 +214,8 @@ RUN_INFOS: Final = st.builds(
     num_rounds=UINT32,
     reason=TEXTS,
     started_by=st.none() | PRINCIPALS,
+    newest_evaluation=st.none() | VERSION_EVALUATIONS,
+    best_evaluation=st.none() | VERSION_EVALUATIONS,
 )
 ROUND_INFOS: Final = st.builds(
     r.RoundInfo,

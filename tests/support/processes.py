@@ -79,10 +79,14 @@ def start(arguments: Sequence[str], log: Path, environment: Mapping[str, str] | 
 
 @dataclass
 class Site:
-    """A coordinator's place: its folder and the processes that were started for it."""
+    """A coordinator's place: its folder and the processes that were started for it.
+
+    ``data`` has its data sets, each as NAME=PATH.
+    """
 
     folder: Path
     listen: str = "127.0.0.1:0"
+    data: tuple[str, ...] = ()
     started: list[Running] = field(default_factory=list)
 
     @property
@@ -113,7 +117,7 @@ class Site:
         """
         (self.state / "address").unlink(missing_ok=True)
         script = str(SUPPORT / "coordinator.py")
-        arguments = [script, str(self.state), self.listen, kill_at, str(max_file_bytes)]
+        arguments = [script, str(self.state), self.listen, kill_at, str(max_file_bytes), *self.data]
         if max_descriptors:
             arguments = ["-c", LIMITED.format(max_descriptors=max_descriptors), *arguments]
         running = start(arguments, self.folder / "coordinator.log")

@@ -18,7 +18,15 @@ from fanin.protos import convert as c
 from fanin.protos import convert_control as cr
 from fanin.protos.calls import AUTHORIZATION, BEARER
 from fanin.protos.chunks import artifact_of, assemble, cut
-from fanin.protos.control import Command, LoggedEvent, RunDescription, RunInfo, StartRun, VersionWithBundle
+from fanin.protos.control import (
+    Command,
+    LoggedEvent,
+    RunDescription,
+    RunInfo,
+    StartRun,
+    VersionEvaluation,
+    VersionWithBundle,
+)
 from fanin.protos.errors import Unavailable, Untrusted
 from fanin.protos.messages import BundleRef, Version
 from fanin.protos.names import MAX_NUMBER
@@ -203,6 +211,22 @@ class Operator:
             index += len(page.device_ids)
             if index >= page.num_accepted or not page.device_ids:
                 return
+
+    def evaluations(self, run_id: str) -> Iterator[VersionEvaluation]:
+        """Yield the evaluations of a Run's Versions on held-out data, oldest Version first. Raises NotFound."""
+        check_text("evaluations: run_id", run_id)
+        return self._evaluations(run_id)
+
+    def _evaluations(self, run_id: str) -> Iterator[VersionEvaluation]:
+        from_version = 0
+        while True:
+            request = pb.EvaluationsRequest(run_id=run_id, from_version=from_version).SerializeToString()
+            reply = self._connection.unary(f"{CONTROL}Evaluations", request, pb.EvaluationsReply.FromString, self._call)
+            page = cr.evaluations_from_proto(reply)
+            yield from page
+            if not page:
+                return
+            from_version = page[-1].version + 1
 
     def version(self, run_id: str, number: int | None = None) -> VersionWithBundle:
         """Return a Version with its Bundle, by default the newest. Raises NotFound."""

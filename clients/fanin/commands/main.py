@@ -62,6 +62,9 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
             summary="show a run: its plan, state, active devices and last rounds", module="control.describe"
         ),
         "watch": Subcommand(summary="follow a run until it ends", module="control.watch"),
+        "evaluations": Subcommand(
+            summary="show the metrics of a run's versions on held-out data", module="control.evaluations"
+        ),
         "fetch": Subcommand(summary="download and verify a version of a run", module="control.fetch"),
         "pause": Subcommand(summary="pause a run", module=LIFECYCLE, function="pause"),
         "resume": Subcommand(summary="resume a run", module=LIFECYCLE, function="resume"),

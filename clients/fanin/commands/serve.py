@@ -29,11 +29,15 @@ from fanin.commands.console.terminal import (
     OPERATOR_TOKEN,
     run_command,
 )
+from fanin.protos.errors import InvalidInput
 from fanin.server.access.authority import local_identity
 from fanin.server.access.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
 from fanin.server.access.limits import Limits
 from fanin.server.access.registry import Registry
 from fanin.server.access.tokens import ensure_token
+from fanin.server.evaluation.datasets import DataSets
+from fanin.server.evaluation.evaluator import HeldOutEvaluator
+from fanin.server.evaluation.process import EvaluatorProcess
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import check_authority, hold_folder, open_state
 from fanin.server.observe.logs import LogObserver
@@ -48,6 +52,7 @@ from fanin.server.storage.records import Role
 LOG = logging.getLogger("fanin.commands.serve")
 DISK_THREADS = 4
 DRAIN_S = 5.0
+EVALUATOR = (sys.executable, "-m", "fanin.commands.evaluator")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,6 +72,13 @@ def serve(
             "--durability", help="Whether an accepted update survives a crash of the process, or also of the host."
         ),
     ] = Durability.HOST,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            help="NAME=PATH of an .npz file on which Plans may let versions be evaluated; repeatable.",
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every effect.")] = False,
 ) -> None:
     """Run a coordinator: serve devices and operators until SIGTERM."""
@@ -74,7 +86,9 @@ def serve(
     if not verbose:
         # alembic logs at INFO that the tables are up to date.
         logging.getLogger("alembic").setLevel(logging.WARNING)
-    settings = Settings(state=state, listen=listen, names=tuple(name or ()), durability=durability)
+    settings = Settings(
+        state=state, listen=listen, names=tuple(name or ()), durability=durability, data=data_sets(data or ())
+    )
     # Otherwise each thread that handles a Chunk keeps its own arena: several times the size of a large model.
     share_one_heap()
     asyncio.run(run_coordinator(settings, LogObserver()))
@@ -108,7 +122,9 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     registry = Registry(state.devices, time.time)
     ensure_token(settings.state / DEVICE_TOKEN, Role.DEVICE, registry)
     ensure_token(settings.state / OPERATOR_TOKEN, Role.OPERATOR, registry)
-    runs = Runs(state.stores, state.files, observer)
+    data = DataSets(blobs=settings.state / "blobs", paths=settings.data, command=EVALUATOR)
+    runs = Runs(state.stores, state.files, observer, data.check)
+    evaluator = HeldOutEvaluator(runs, state.stores, data, EvaluatorProcess(EVALUATOR))
     limits, connections = _share_descriptors(Limits())
     coordinator = Coordinator(runs, state.stores, state.files, limits, random.Random())
     services = Services(
@@ -118,14 +134,28 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     bound = bind_server(services, identity, settings.listen)
     try:
         await runs.start()
+        evaluator.start()
         await bound.start()
         _announce(settings, bound.port)
         await stop.wait()
     finally:
         # Also after an error such as a full disk: otherwise a running driver would end with a traceback.
+        await evaluator.stop()
         await coordinator.stop()
         await bound.drain(DRAIN_S)
         await runs.stop()
+
+
+def data_sets(texts: Sequence[str]) -> dict[str, Path]:
+    """Return the data sets of ``--data``. Raises InvalidInput."""
+    paths: dict[str, Path] = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not equals or not path or name in paths:
+            problem = "the name a second time" if name in paths else "no path"
+            raise InvalidInput(f"--data {text}: got {problem}, expected NAME=PATH with a name for each file")
+        paths[name] = Path(path).absolute()
+    return paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -553,6 +553,8 @@ class RunInfo(_message.Message):
     NUM_ROUNDS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     STARTED_BY_FIELD_NUMBER: _builtins.int
+    NEWEST_EVALUATION_FIELD_NUMBER: _builtins.int
+    BEST_EVALUATION_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     bundle_sha256: _builtins.str
@@ -569,6 +571,12 @@ class RunInfo(_message.Message):
     def started_by(self) -> Global___Principal:
         """Absent for a Run from before this was recorded."""
 
+    @_builtins.property
+    def newest_evaluation(self) -> Global___VersionEvaluation:
+        """The newest and the best evaluation on held-out data; absent without one."""
+
+    @_builtins.property
+    def best_evaluation(self) -> Global___VersionEvaluation: ...
     def __init__(
         self,
         *,
@@ -581,14 +589,132 @@ class RunInfo(_message.Message):
         num_rounds: _builtins.int = ...,
         reason: _builtins.str = ...,
         started_by: Global___Principal | None = ...,
+        newest_evaluation: Global___VersionEvaluation | None = ...,
+        best_evaluation: Global___VersionEvaluation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "started_by", b"started_by"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "newest_evaluation", b"newest_evaluation", "plan", b"plan", "started_by", b"started_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_sha256", b"bundle_sha256", "num_rounds", b"num_rounds", "plan", b"plan", "reason", b"reason", "run_id", b"run_id", "started_by", b"started_by", "state", b"state", "version", b"version", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "bundle_sha256", b"bundle_sha256", "newest_evaluation", b"newest_evaluation", "num_rounds", b"num_rounds", "plan", b"plan", "reason", b"reason", "run_id", b"run_id", "started_by", b"started_by", "state", b"state", "version", b"version", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunInfo: _TypeAlias = RunInfo  # noqa: Y015
+
+@_typing.final
+class VersionEvaluation(_message.Message):
+    """Evaluation of one Version by the coordinator, on data that its operator registered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ValuesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    DATA_SHA256_FIELD_NUMBER: _builtins.int
+    NUM_EXAMPLES_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    RUNTIME_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    data: _builtins.str
+    """The name of the data set, and the digest of its file at that time."""
+    data_sha256: _builtins.str
+    num_examples: _builtins.int
+    runtime: _builtins.str
+    """The inference library."""
+    seconds: _builtins.float
+    """Duration in seconds, and the end in seconds since the Unix epoch."""
+    time: _builtins.float
+    problem: _builtins.str
+    """Why the Version could not be evaluated; empty if it was."""
+    @_builtins.property
+    def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Metrics by name, such as loss, accuracy and accuracy_int8."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        data: _builtins.str = ...,
+        data_sha256: _builtins.str = ...,
+        num_examples: _builtins.int = ...,
+        values: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        runtime: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+        time: _builtins.float = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_sha256", b"data_sha256", "num_examples", b"num_examples", "problem", b"problem", "runtime", b"runtime", "seconds", b"seconds", "time", b"time", "values", b"values", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VersionEvaluation: _TypeAlias = VersionEvaluation  # noqa: Y015
+
+@_typing.final
+class EvaluationsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    FROM_VERSION_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    from_version: _builtins.int
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        from_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_version", b"from_version", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationsRequest: _TypeAlias = EvaluationsRequest  # noqa: Y015
+
+@_typing.final
+class EvaluationsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVALUATIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def evaluations(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionEvaluation]:
+        """At most 500."""
+
+    def __init__(
+        self,
+        *,
+        evaluations: _abc.Iterable[Global___VersionEvaluation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluations", b"evaluations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationsReply: _TypeAlias = EvaluationsReply  # noqa: Y015
 
 @_typing.final
 class DescribeRunRequest(_message.Message):

@@ -100,6 +100,11 @@ class ControlStub:
                 request_serializer=fanin_dot_v1_dot_control__pb2.AcceptedDevicesRequest.SerializeToString,
                 response_deserializer=fanin_dot_v1_dot_control__pb2.AcceptedDevicesReply.FromString,
                 _registered_method=True)
+        self.Evaluations = channel.unary_unary(
+                '/fanin.v1.Control/Evaluations',
+                request_serializer=fanin_dot_v1_dot_control__pb2.EvaluationsRequest.SerializeToString,
+                response_deserializer=fanin_dot_v1_dot_control__pb2.EvaluationsReply.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/fanin.v1.Control/Watch',
                 request_serializer=fanin_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
@@ -209,6 +214,14 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Evaluations(self, request, context):
+        """Returns the evaluations of a Run on the data that its Plan names, one page a call, in the order of the Versions. Call
+        it again with from_version one above the last Version received, until a page is empty.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Streams the past events of a Run and then new ones, until the Run has finished, failed or been stopped.
         """
@@ -283,6 +296,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.AcceptedDevices,
                     request_deserializer=fanin_dot_v1_dot_control__pb2.AcceptedDevicesRequest.FromString,
                     response_serializer=fanin_dot_v1_dot_control__pb2.AcceptedDevicesReply.SerializeToString,
+            ),
+            'Evaluations': grpc.unary_unary_rpc_method_handler(
+                    servicer.Evaluations,
+                    request_deserializer=fanin_dot_v1_dot_control__pb2.EvaluationsRequest.FromString,
+                    response_serializer=fanin_dot_v1_dot_control__pb2.EvaluationsReply.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -641,6 +659,33 @@ class Control:
             '/fanin.v1.Control/AcceptedDevices',
             fanin_dot_v1_dot_control__pb2.AcceptedDevicesRequest.SerializeToString,
             fanin_dot_v1_dot_control__pb2.AcceptedDevicesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evaluations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fanin.v1.Control/Evaluations',
+            fanin_dot_v1_dot_control__pb2.EvaluationsRequest.SerializeToString,
+            fanin_dot_v1_dot_control__pb2.EvaluationsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -84,6 +84,10 @@ class ControlStub:
     """Lists the devices whose Updates a Round accepted, in the order of acceptance, one page a call. Call it again with
     from_index raised by the number of ids received, until that is num_accepted. NOT_FOUND: no such Round.
     """
+    Evaluations: _grpc.UnaryUnaryMultiCallable[_control_pb2.EvaluationsRequest, _control_pb2.EvaluationsReply]
+    """Returns the evaluations of a Run on the data that its Plan names, one page a call, in the order of the Versions. Call
+    it again with from_version one above the last Version received, until a page is empty.
+    """
     Watch: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.Event]
     """Streams the past events of a Run and then new ones, until the Run has finished, failed or been stopped."""
 
@@ -131,6 +135,10 @@ class ControlAsyncStub(ControlStub):
     AcceptedDevices: _aio.UnaryUnaryMultiCallable[_control_pb2.AcceptedDevicesRequest, _control_pb2.AcceptedDevicesReply]  # type: ignore[assignment]
     """Lists the devices whose Updates a Round accepted, in the order of acceptance, one page a call. Call it again with
     from_index raised by the number of ids received, until that is num_accepted. NOT_FOUND: no such Round.
+    """
+    Evaluations: _aio.UnaryUnaryMultiCallable[_control_pb2.EvaluationsRequest, _control_pb2.EvaluationsReply]  # type: ignore[assignment]
+    """Returns the evaluations of a Run on the data that its Plan names, one page a call, in the order of the Versions. Call
+    it again with from_version one above the last Version received, until a page is empty.
     """
     Watch: _aio.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.Event]  # type: ignore[assignment]
     """Streams the past events of a Run and then new ones, until the Run has finished, failed or been stopped."""
@@ -254,6 +262,16 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_control_pb2.AcceptedDevicesReply, _abc.Awaitable[_control_pb2.AcceptedDevicesReply]]:
         """Lists the devices whose Updates a Round accepted, in the order of acceptance, one page a call. Call it again with
         from_index raised by the number of ids received, until that is num_accepted. NOT_FOUND: no such Round.
+        """
+
+    @_abc_1.abstractmethod
+    def Evaluations(
+        self,
+        request: _control_pb2.EvaluationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.EvaluationsReply, _abc.Awaitable[_control_pb2.EvaluationsReply]]:
+        """Returns the evaluations of a Run on the data that its Plan names, one page a call, in the order of the Versions. Call
+        it again with from_version one above the last Version received, until a page is empty.
         """
 
     @_abc_1.abstractmethod

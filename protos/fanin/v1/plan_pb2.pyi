@@ -31,6 +31,7 @@ class Plan(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
     def cohort(self) -> Global___Cohort: ...
@@ -50,6 +51,10 @@ class Plan(_message.Message):
     def statistics(self) -> _containers.RepeatedCompositeFieldContainer[_fleet_pb2.Statistic]:
         """Statistics of the devices' trainers, beside those of every Run."""
 
+    @_builtins.property
+    def evaluation(self) -> Global___EvaluationPlan:
+        """Evaluation of Versions by the coordinator."""
+
     def __init__(
         self,
         *,
@@ -61,10 +66,11 @@ class Plan(_message.Message):
         stop: Global___Stop | None = ...,
         stages: _abc.Iterable[_fleet_pb2.Stage] | None = ...,
         statistics: _abc.Iterable[_fleet_pb2.Statistic] | None = ...,
+        evaluation: Global___EvaluationPlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "name", b"name", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "name", b"name", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,3 +208,38 @@ class Stop(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Stop: _TypeAlias = Stop  # noqa: Y015
+
+@_typing.final
+class EvaluationPlan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    EVERY_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    data: _builtins.str
+    """The data set, by the name that the coordinator's operator gave it; empty: no evaluation."""
+    every: _builtins.int
+    """The Versions whose number is a multiple of this are evaluated; absent: 1."""
+    best: _builtins.str
+    """The metric that determines the best Version; absent: loss."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.str = ...,
+        every: _builtins.int | None = ...,
+        best: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_every", b"_every", "best", b"best", "every", b"every"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_every", b"_every", "best", b"best", "data", b"data", "every", b"every"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__best: _TypeAlias = _typing.Literal["best"]  # noqa: Y015
+    _WhichOneofArgType__best: _TypeAlias = _typing.Literal["_best", b"_best"]  # noqa: Y015
+    _WhichOneofReturnType__every: _TypeAlias = _typing.Literal["every"]  # noqa: Y015
+    _WhichOneofArgType__every: _TypeAlias = _typing.Literal["_every", b"_every"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best) -> _WhichOneofReturnType__best | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__every) -> _WhichOneofReturnType__every | None: ...
+
+Global___EvaluationPlan: _TypeAlias = EvaluationPlan  # noqa: Y015

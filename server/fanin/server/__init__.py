@@ -5,6 +5,7 @@
 
     service.py, settings.py, folder.py    gRPC servicers, settings, the durable state of one folder
     access/        who may call: certificates, tokens, signatures, limits of connections and uploads
+    evaluation/    Versions on held-out data
     fleet/         the device side: check-ins, downloads, uploads
     runs/          the operator side: Runs, their drivers, commands
     rounds/        one Round: the round machine, its effects

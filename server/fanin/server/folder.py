@@ -28,9 +28,16 @@ from fanin.server.storage.spool import FolderSpool
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import open_engine
-from fanin.server.storage.sqlite.laned import LanedCommands, LanedDevices, LanedLeases, LanedRounds, LanedRuns
+from fanin.server.storage.sqlite.laned import (
+    LanedCommands,
+    LanedDevices,
+    LanedEvaluations,
+    LanedLeases,
+    LanedRounds,
+    LanedRuns,
+)
 from fanin.server.storage.sqlite.rounds import SqliteRounds
-from fanin.server.storage.sqlite.runs import SqliteRuns
+from fanin.server.storage.sqlite.runs import SqliteEvaluations, SqliteRuns
 from fanin.server.storage.stores import CoordinatorState, Files, Stores
 
 
@@ -106,6 +113,7 @@ def open_state(
         devices=LanedDevices(SqliteDevices(engine), store_lane),
         runs=LanedRuns(runs, store_lane),
         rounds=LanedRounds(rounds, runs, store_lane),
+        evaluations=LanedEvaluations(SqliteEvaluations(engine), store_lane),
         leases=LanedLeases(engine, store_lane),
         control=LanedCommands(SqliteCommands(engine), store_lane),
         wall=wall,

@@ -175,6 +175,12 @@ class ControlService(control_pb2_grpc.ControlServicer):
         page = await self._runs.accepted_devices(request.run_id, request.round, request.from_index)
         return cr.accepted_devices_to_proto(page)
 
+    async def Evaluations(
+        self, request: control_pb2.EvaluationsRequest, context: object
+    ) -> control_pb2.EvaluationsReply:
+        """See control.proto."""
+        return cr.evaluations_to_proto(await self._runs.evaluations(request.run_id, request.from_version))
+
     async def Watch(self, request: control_pb2.WatchRequest, context: object) -> AsyncIterator[control_pb2.Event]:
         """See control.proto."""
         async for recorded in self._runs.watch(request.run_id, cr.from_sequence_from_proto(request)):

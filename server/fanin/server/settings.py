@@ -1,10 +1,13 @@
 """The settings of a coordinator, validated when it starts."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from fanin.protos.errors import InvalidInput
+from fanin.protos.names import check_name
 from fanin.server.storage.disk import Durability
 
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1")
@@ -19,12 +22,14 @@ class Settings:
         listen: HOST:PORT to listen on.
         names: Further host names and addresses under which devices reach it.
         durability: What an acknowledged Update survives.
+        data: Files of the data sets on which Versions are evaluated, by the name that a Plan uses.
     """
 
     state: Path
     listen: str
     names: tuple[str, ...] = ()
     durability: Durability = Durability.HOST
+    data: Mapping[str, Path] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         host, _, port = self.listen.rpartition(":")
@@ -34,6 +39,10 @@ class Settings:
             host.encode("idna")
         except UnicodeError as exc:
             raise InvalidInput(f"listen: got host {host!r}, expected a host name or an address ({exc})") from exc
+        for name, path in self.data.items():
+            check_name("data", name)
+            if not path.is_file():
+                raise InvalidInput(f"data: {name}: {path}: no such file; expected an .npz file with arrays x and y")
 
     @property
     def host(self) -> str:

@@ -23,6 +23,7 @@ from fanin.protos.control import (
     RunRested,
     RunResumed,
     RunState,
+    VersionEvaluation,
     VersionPublished,
 )
 
@@ -46,7 +47,24 @@ def run_row(info: RunInfo) -> dict[str, object]:
         "version_sha256": info.version_sha256,
         "rounds": info.num_rounds,
         "started_by": None if info.started_by is None else str(info.started_by),
+        "newest_evaluation": None if info.newest_evaluation is None else evaluation_row(info.newest_evaluation),
+        "best_evaluation": None if info.best_evaluation is None else evaluation_row(info.best_evaluation),
     }
+
+
+def evaluation_row(evaluation: VersionEvaluation) -> dict[str, object]:
+    """Return the JSON row of the evaluation of a Version on held-out data."""
+    row = {field.name: _plain(getattr(evaluation, field.name)) for field in fields(evaluation)}
+    row["time_s"] = row.pop("time")
+    return row
+
+
+def evaluation_text(evaluation: VersionEvaluation) -> str:
+    """Return the evaluation of a Version on held-out data as text."""
+    if evaluation.problem:
+        return f"version {evaluation.version} on {evaluation.data}: not evaluated: {evaluation.problem}"
+    values = ", ".join(f"{name} {value:.4f}" for name, value in evaluation.values.items())
+    return f"version {evaluation.version} on {evaluation.data} ({evaluation.num_examples} examples): {values}"
 
 
 def follow(

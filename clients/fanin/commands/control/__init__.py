@@ -5,6 +5,7 @@ Reading order:
 - ``run``: start a Run from a Plan
 - ``runs``, ``describe``, ``watch``: list, show and follow Runs
 - ``lifecycle``: pause, resume, stop, roll back and promote
+- ``evaluations``: the metrics of Versions on held-out data
 - ``fetch``: download a Version
 - ``verify``: recompute the Versions of a Run from the coordinator's folder
 """

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from fanin.commands.console.show import run_row
+from fanin.commands.console.show import evaluation_text, run_row
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
     CaOption,
@@ -35,6 +35,7 @@ _MAIN: Final = MappingProxyType(
         "statistics": ("name", "unit", "bound"),
         "aggregation": ("rule", "trim", "outer_optimizer", "outer_learning_rate", "outer_momentum"),
         "stop": ("max_rounds",),
+        "evaluation": (),
     }
 )
 """The keys of each section that are shown also with their defaults."""
@@ -101,6 +102,11 @@ def description_text(description: RunDescription) -> str:
         f"  rounds    {info.num_rounds} that ended in a version, of {info.plan.stop.max_rounds} planned",
         *plan_lines(info.plan),
     ]
+    if info.newest_evaluation is not None:
+        lines.append(f"  held out  {evaluation_text(info.newest_evaluation)}")
+    if (best := info.best_evaluation) is not None:
+        metric = info.plan.evaluation.best
+        lines.append(f"  best      version {best.version}: {metric} {best.values[metric]:.4f}")
     if grid := description.grid:
         lines.append(f"  grid      {len(grid)} blocks, steps 2^{min(grid)} to 2^{max(grid)}")
     deadline = f", {description.deadline_s:.0f} s left" if description.deadline_s else ""
@@ -123,7 +129,8 @@ def plan_lines(plan: Plan) -> list[str]:
             continue
         value = getattr(plan, name)
         for section in value if field.is_list else (value,):
-            lines.append(f"            {name}: {_section_text(name, section)}")
+            if text := _section_text(name, section):
+                lines.append(f"            {name}: {text}")
     return lines
 
 

@@ -48,7 +48,7 @@ from fanin.edge.bundles.versions import check_version
 from fanin.edge.files import sync_folder
 from fanin.edge.tensors import decode_parameters
 from fanin.protos.chunks import assemble
-from fanin.protos.errors import Conflict, InvalidInput, InvalidVersion
+from fanin.protos.errors import Conflict, InvalidInput, InvalidVersion, NotFound
 from fanin.protos.messages import Version
 
 PARAMETERS: Final = "parameters"
@@ -76,6 +76,9 @@ def fetch(
     version: Annotated[
         int | None, typer.Option("--version", min=0, help="The version's number; default: the newest.")
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best version on held-out data, by the plan's evaluation.best.")
+    ] = False,
     bundle: Annotated[bool, typer.Option("--bundle", help="Also write the bundle into the folder.")] = False,
     publisher: Annotated[
         Path | None,
@@ -91,9 +94,12 @@ def fetch(
     """Download a version of a run, verify its signatures and digests, and write it."""
     if bundle and out.suffix == ".npz":
         raise InvalidInput(f"--bundle: {out} is a file, name a folder")
+    if best and version is not None:
+        raise InvalidInput(f"--best: got --version {version} too, expected one of them")
     trusted = "" if publisher is None else read_public_key(publisher)
     with connect(state, server, ca, token_file) as operator:
-        fetched = fetch_version(operator, run_id, version, trusted)
+        number = best_version(operator, run_id) if best else version
+        fetched = fetch_version(operator, run_id, number, trusted)
         opened = fetched.bundle
         artifacts = {name: opened.artifact(name) for name in opened.manifest.artifacts} if bundle else None
     is_new = save(out, fetched, artifacts, force=force)
@@ -104,6 +110,17 @@ def fetch(
         status = "written to" if is_new else "is there already:"
         text = f"version {fetched.version.number} of run {run_id}, {fetched.version.sha256}, verified, {status} {out}"
         sys.stdout.write(f"{text}\n")
+
+
+def best_version(operator: Operator, run_id: str) -> int:
+    """Return the number of a Run's best Version on held-out data. Raises NotFound without an evaluation."""
+    evaluation = operator.run(run_id).best_evaluation
+    if evaluation is None:
+        raise NotFound(
+            f"run {run_id}: got no evaluated version, expected at least one; its plan names no data in "
+            "[evaluation], or no evaluation has ended yet (fanin evaluations)"
+        )
+    return evaluation.version
 
 
 def fetch_version(operator: Operator, run_id: str, number: int | None, publisher: str) -> FetchedVersion:

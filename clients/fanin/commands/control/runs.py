@@ -18,6 +18,7 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.protos.chunks import short
+from fanin.protos.control import RunInfo
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,10 +42,16 @@ def runs(
     table = Table()
     # Users copy the name into the next command, so it must not wrap.
     table.add_column("run", no_wrap=True)
-    for heading in ("plan", "state", "version", "digest", "rounds", "reason"):
+    for heading in ("plan", "state", "version", "digest", "rounds", "best", "reason"):
         table.add_column(heading)
     for info in infos:
         digest = short(info.version_sha256)
         row = (info.run_id, info.plan.name, info.state.value, str(info.version), digest, str(info.num_rounds))
-        table.add_row(*row, info.reason)
+        table.add_row(*row, _best(info), info.reason)
     Console().print(table if infos else "no runs yet; start one with: fanin run PLAN.toml")
+
+
+def _best(info: RunInfo) -> str:
+    """Return the best Version on held-out data with its metric, empty without an evaluation."""
+    metric, evaluation = info.plan.evaluation.best, info.best_evaluation
+    return "" if evaluation is None else f"{evaluation.version}: {metric} {evaluation.values[metric]:.4f}"

@@ -3,6 +3,7 @@
 Modules in reading order:
 
     principals who made a call
+    evaluations of Versions, by the coordinator
     runs       Runs, Rounds, and how they are described
     commands   pause, resume, stop, adopt
     events     the event log of a Run
@@ -11,6 +12,7 @@ Modules in reading order:
 """
 
 from fanin.protos.control.commands import Adopt, Command, Pause, Resume, Stop
+from fanin.protos.control.evaluations import MAX_PAGE_EVALUATIONS, VersionEvaluation
 from fanin.protos.control.events import (
     MAX_LISTED_DEVICES,
     Evaluation,
@@ -44,6 +46,7 @@ __all__ = [
     "MAX_LISTED_DEVICES",
     "MAX_NUMBER",
     "MAX_PAGE_DEVICES",
+    "MAX_PAGE_EVALUATIONS",
     "AcceptedDevices",
     "Adopt",
     "Command",
@@ -66,6 +69,7 @@ __all__ = [
     "RunState",
     "StartRun",
     "Stop",
+    "VersionEvaluation",
     "VersionPublished",
     "VersionWithBundle",
     "round_closed",

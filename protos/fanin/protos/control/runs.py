@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from fanin.protos.control.evaluations import VersionEvaluation
 from fanin.protos.control.principals import Principal
 from fanin.protos.messages import BundleRef, Delegation, Version
 from fanin.protos.plans import Plan
@@ -47,6 +48,8 @@ class RunInfo:
         num_rounds: Rounds that ended in a Version.
         reason: Why the Run rests, or what it waits for if that is not devices.
         started_by: The principal that started the Run. None for a Run from before this was recorded.
+        newest_evaluation: The evaluation of the newest Version that was evaluated on held-out data, None without one.
+        best_evaluation: The best of these evaluations by the Plan's ``evaluation.best``, None without one.
     """
 
     run_id: str
@@ -58,6 +61,8 @@ class RunInfo:
     num_rounds: int
     reason: str = ""
     started_by: Principal | None = None
+    newest_evaluation: VersionEvaluation | None = None
+    best_evaluation: VersionEvaluation | None = None
 
 
 class RoundPhase(Enum):

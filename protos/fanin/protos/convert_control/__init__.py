@@ -4,6 +4,7 @@ Modules in reading order:
 
     plan_wire      Plans
     principal_wire who made a call
+    evaluation_wire evaluations on held-out data
     run_wire       Runs, Rounds, descriptions, Versions with their Bundles
     command_wire   pause, resume, stop, adopt
     event_wire     the event log
@@ -12,6 +13,12 @@ The rules are those of ``fanin.protos.convert``.
 """
 
 from fanin.protos.convert_control.command_wire import command_from_proto, command_to_proto
+from fanin.protos.convert_control.evaluation_wire import (
+    evaluation_from_proto,
+    evaluation_to_proto,
+    evaluations_from_proto,
+    evaluations_to_proto,
+)
 from fanin.protos.convert_control.event_wire import event_from_proto, event_to_proto, from_sequence_from_proto
 from fanin.protos.convert_control.plan_wire import plan_from_proto, plan_to_proto
 from fanin.protos.convert_control.run_wire import (
@@ -39,6 +46,10 @@ __all__ = [
     "command_to_proto",
     "description_from_proto",
     "description_to_proto",
+    "evaluation_from_proto",
+    "evaluation_to_proto",
+    "evaluations_from_proto",
+    "evaluations_to_proto",
     "event_from_proto",
     "event_to_proto",
     "from_sequence_from_proto",

@@ -12,6 +12,7 @@ from fanin.protos.control import (
     RunInfo,
     RunState,
     StartRun,
+    VersionEvaluation,
     VersionWithBundle,
 )
 from fanin.protos.convert import (
@@ -22,6 +23,7 @@ from fanin.protos.convert import (
     version_from_proto,
     version_to_proto,
 )
+from fanin.protos.convert_control.evaluation_wire import evaluation_from_proto, evaluation_to_proto
 from fanin.protos.convert_control.plan_wire import plan_from_proto, plan_to_proto
 from fanin.protos.convert_control.principal_wire import principal_from_proto, principal_to_proto
 from fanin.protos.errors import InvalidInput, NotFound
@@ -84,6 +86,8 @@ def run_info_to_proto(info: RunInfo) -> pb.RunInfo:
         num_rounds=info.num_rounds,
         reason=info.reason,
         started_by=principal_to_proto(info.started_by),
+        newest_evaluation=_evaluation_to_proto(info.newest_evaluation),
+        best_evaluation=_evaluation_to_proto(info.best_evaluation),
     )
 
 
@@ -98,7 +102,17 @@ def run_info_from_proto(message: pb.RunInfo) -> RunInfo:
         num_rounds=message.num_rounds,
         reason=message.reason,
         started_by=principal_from_proto(message.started_by) if message.HasField("started_by") else None,
+        newest_evaluation=_evaluation_from_proto(message.newest_evaluation, message.HasField("newest_evaluation")),
+        best_evaluation=_evaluation_from_proto(message.best_evaluation, message.HasField("best_evaluation")),
     )
+
+
+def _evaluation_to_proto(evaluation: VersionEvaluation | None) -> pb.VersionEvaluation | None:
+    return None if evaluation is None else evaluation_to_proto(evaluation)
+
+
+def _evaluation_from_proto(message: pb.VersionEvaluation, is_present: bool) -> VersionEvaluation | None:
+    return evaluation_from_proto(message) if is_present else None
 
 
 def round_info_to_proto(info: RoundInfo) -> pb.RoundInfo:

@@ -9,10 +9,12 @@ Modules in reading order:
 
     keys       how a key is declared, and the checks and texts that follow from a declaration
     sections   the sections of a Plan with their keys, and the conditions within a section
+    evaluation the section of evaluation on held-out data
     plan       the Plan, and the conditions between sections
     named      what a Plan names: ours, or by entry point those of other distributions
 """
 
+from fanin.protos.plans.evaluation import EvaluationPlan
 from fanin.protos.plans.plan import CONSTRAINTS, HEADROOM_BITS, MAX_STAGES, MAX_STATISTICS, WEIGHT_UNIT, Plan
 from fanin.protos.plans.sections import (
     CODEC_BITS,
@@ -51,6 +53,7 @@ __all__ = [
     "AggregationPlan",
     "CodecSpec",
     "CohortPlan",
+    "EvaluationPlan",
     "Plan",
     "StageSpec",
     "Statistic",

@@ -10,11 +10,12 @@ The sum stays below 2^62 in magnitude, within int64 with one bit to spare, if
 where 256 is the weight of one example of a fresh Update. Staleness can only lower the weight.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import NAME_FORM, is_name
+from fanin.protos.plans.evaluation import EvaluationPlan
 from fanin.protos.plans.keys import Key, range_problem, shown
 from fanin.protos.plans.sections import (
     CODEC_BITS,
@@ -51,6 +52,7 @@ class Plan:
     statistics: tuple[Statistic, ...] = ()
     aggregation: AggregationPlan
     stop: StopPlan
+    evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
 
     def __post_init__(self) -> None:
         problem = (

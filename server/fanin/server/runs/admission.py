@@ -5,6 +5,8 @@ come from an operator. Those that do not fit together are the operator's mistake
 Chunks damaged after their upload are damage of the coordinator (Corrupted).
 """
 
+from collections.abc import Awaitable, Callable, Collection
+
 import numpy as np
 
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
@@ -18,6 +20,25 @@ from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan, Invali
 from fanin.protos.messages import BundleRef, Version
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.storage.protocols.files import BlobReader
+
+DataCheck = Callable[[StartRun, BundleRef], Awaitable[None]]
+"""Checks the data set that a Plan names for evaluations, with the Bundle. Raises InvalidPlan."""
+
+
+async def refuse_data(start: StartRun, bundle: BundleRef) -> None:
+    """Raise InvalidPlan if a Plan names a data set: the ``DataCheck`` of a coordinator without data sets."""
+    if start.plan.evaluation.data:
+        raise unknown_data(start, ())
+
+
+def unknown_data(start: StartRun, known: Collection[str]) -> InvalidPlan:
+    """Return the error for a Plan that names a data set which this coordinator does not have."""
+    data = start.plan.evaluation.data
+    names = f"one of {sorted(known)}" if known else "none: this coordinator has no data sets"
+    return InvalidPlan(
+        f"run {start.run_id}: evaluation.data: got {data!r}, expected {names}; its operator registers data sets with "
+        "fanin serve --data NAME=PATH"
+    )
 
 
 def open_bundle(ref: BundleRef, blobs: BlobReader) -> Bundle:

@@ -13,6 +13,7 @@ from typing import Final
 
 from fanin.protos.chunks import short
 from fanin.protos.control import (
+    MAX_NUMBER,
     AcceptedDevices,
     Command,
     LoggedEvent,
@@ -22,6 +23,7 @@ from fanin.protos.control import (
     RunState,
     StartRun,
     Stop,
+    VersionEvaluation,
     VersionWithBundle,
 )
 from fanin.protos.errors import Conflict, FaninError, NotFound, Superseded, public_text
@@ -30,7 +32,14 @@ from fanin.protos.names import check_run_id
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import reason_of
 from fanin.server.rounds.worker import Observer, Worker
-from fanin.server.runs.admission import check_bundle, check_outside, check_parameters, check_start
+from fanin.server.runs.admission import (
+    DataCheck,
+    check_bundle,
+    check_outside,
+    check_parameters,
+    check_start,
+    refuse_data,
+)
 from fanin.server.runs.commands import RunControl
 from fanin.server.runs.course import Course
 from fanin.server.runs.describe import describe, run_info
@@ -54,12 +63,14 @@ class Runs:
         stores: The record.
         files: Blobs and spool.
         observer: Sees each effect of each Run.
+        check_data: Checks the data set of a Plan before its Run starts. By default there is none.
     """
 
-    def __init__(self, stores: Stores, files: Files, observer: Observer) -> None:
+    def __init__(self, stores: Stores, files: Files, observer: Observer, check_data: DataCheck = refuse_data) -> None:
         self._stores = stores
         self._files = files
         self._observer = observer
+        self._check_data = check_data
         self._drivers: dict[str, RunDriver] = {}
         self._controls: dict[str, RunControl] = {}
         self._publications: dict[str, Publications] = {}
@@ -268,6 +279,11 @@ class Runs:
             else:
                 await changed.wait()
 
+    async def evaluations(self, run_id: str, from_version: int) -> tuple[VersionEvaluation, ...]:
+        """Return a page of the evaluations of a Run's Versions on held-out data. Raises NotFound."""
+        await self.view(run_id)
+        return await self._stores.evaluations.evaluation_page(run_id, min(from_version, MAX_NUMBER))
+
     async def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices:
         """Return a page of the devices whose Updates a Round accepted, in the order of acceptance. Raises NotFound."""
         await self.view(run_id)
@@ -300,6 +316,7 @@ class Runs:
             setup = await setup_of(start, self._stores, self._files)
             check_start(start, setup)
             await self._check_parameters(start.version, setup)
+            await self._check_data(start, setup.bundle)
             await runs.add_run(start, self._stores.wall(), by)
             known = await runs.run(run_id)
             assert known is not None, "the run was just added"

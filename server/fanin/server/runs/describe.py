@@ -23,7 +23,8 @@ async def run_info(view: RunView, trouble: str, stores: Stores) -> RunInfo:
         trouble: What keeps the Run from continuing, empty if nothing does.
         stores: The record.
     """
-    record, newest = view.record, view.newest
+    record, newest, evaluations = view.record, view.newest, stores.evaluations
+    has_data = bool(record.start.plan.evaluation.data)
     return RunInfo(
         run_id=view.run_id,
         state=view.state,
@@ -34,6 +35,8 @@ async def run_info(view: RunView, trouble: str, stores: Stores) -> RunInfo:
         num_rounds=await stores.rounds.num_published(view.run_id),
         reason="; ".join(text for text in (record.reason, trouble) if text),
         started_by=record.started_by,
+        newest_evaluation=await evaluations.newest_evaluation(view.run_id) if has_data else None,
+        best_evaluation=await evaluations.best_evaluation(view.run_id) if has_data else None,
     )
 
 

@@ -12,6 +12,7 @@ from fanin.server.storage.lanes import Lane
 from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
 from fanin.server.storage.protocols.commands import CommandStore
 from fanin.server.storage.protocols.devices import DeviceStore
+from fanin.server.storage.protocols.evaluations import EvaluationStore
 from fanin.server.storage.protocols.files import Blobs, Spool
 from fanin.server.storage.protocols.leases import LeaseStore, RunWriter
 from fanin.server.storage.protocols.rounds import RoundRecords
@@ -47,6 +48,7 @@ class Stores:
         devices: Devices and tokens.
         runs: Bundles, Runs, Versions and events.
         rounds: Rounds and committed Updates, to read.
+        evaluations: Evaluations of Versions on held-out data.
         leases: The leases of the Runs, and with them the writes of their drivers.
         control: The transactions of operators' commands.
         wall: The clock that dates all entries, in seconds since the Unix epoch.
@@ -56,6 +58,7 @@ class Stores:
     devices: DeviceStore
     runs: RunRecords
     rounds: RoundRecords
+    evaluations: EvaluationStore
     leases: LeaseStore
     control: CommandStore
     wall: Callable[[], float]
@@ -72,6 +75,7 @@ class Stores:
             devices=self.devices,
             runs=self.runs,
             rounds=self.rounds,
+            evaluations=self.evaluations,
             leases=self.leases,
             control=self.control,
             wall=self.wall,

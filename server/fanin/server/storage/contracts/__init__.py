@@ -11,5 +11,6 @@ Modules, in reading order:
     rounds.py      the writes of a driver
     leases.py      two drivers of one Run
     commands.py    commands of operators
+    evaluations.py evaluations of Versions on held-out data
     databases.py   ``check_stores``: all of a database's stores
 """

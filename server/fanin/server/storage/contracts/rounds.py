@@ -1,6 +1,7 @@
 """The contract of Rounds: the writes of a driver, and what any process reads of them."""
 
 from dataclasses import replace
+from typing import Final
 
 from fanin.protos.chunks import artifact_of
 from fanin.protos.control import (
@@ -25,6 +26,9 @@ from fanin.server.storage.contracts.values import (
 )
 from fanin.server.storage.records import CommittedUpdate, RoundMark
 from fanin.server.storage.stores import DriverStores, Stores
+
+LONGER: Final = "folded-longer"
+"""A Run with the Versions 0 to 3, after ``check_last_folded``."""
 
 
 async def check_first_round(stores: DriverStores) -> None:
@@ -128,7 +132,7 @@ async def check_later_rounds(stores: DriverStores) -> None:
 
 async def check_last_folded(stores: Stores) -> None:
     """Check the last Round of a device among several, in two Runs of their own. Raises AssertionError."""
-    expected = {"folded": 2, "folded-longer": 3}
+    expected = {"folded": 2, LONGER: 3}
     for run_id, num_rounds in expected.items():
         await stores.runs.add_run(start(run_id), 150.0)
         await _publish_rounds(await stores.take(run_id), run_id, num_rounds)

@@ -11,6 +11,7 @@ Modules, in reading order:
     database.py    the rows
     runs.py        Bundles, Runs, Versions, events
     rounds.py      Rounds and Updates, to read
+    evaluations.py evaluations of Versions
     writer.py      leases, and the writes of drivers
     commands.py    commands of operators
     devices.py     devices and tokens

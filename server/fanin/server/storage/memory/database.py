@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from fanin.protos.control import LoggedEvent, RoundFailed, RunEvent, RunRested, VersionPublished
+from fanin.protos.control import LoggedEvent, RoundFailed, RunEvent, RunRested, VersionEvaluation, VersionPublished
 from fanin.protos.messages import BundleRef, Version
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord, RunRecord
 
@@ -21,6 +21,7 @@ class RunRows:
         updates: The Updates of each Round by device, in the order of their commits.
         made: The Updates that were made for each Round, by device.
         outer_states: The outer state after each Round.
+        evaluations: The evaluation and the score of each Version that has one.
         lease: The newest lease.
     """
 
@@ -32,6 +33,7 @@ class RunRows:
     updates: defaultdict[int, dict[str, CommittedUpdate]] = field(default_factory=lambda: defaultdict(dict))
     made: defaultdict[int, dict[str, CommittedUpdate]] = field(default_factory=lambda: defaultdict(dict))
     outer_states: dict[int, OuterState] = field(default_factory=dict)
+    evaluations: dict[int, tuple[VersionEvaluation, float | None]] = field(default_factory=dict)
     lease: Lease | None = None
 
     @property

@@ -7,6 +7,7 @@ from fanin.server.storage.memory.chunks import MemoryBlobs
 from fanin.server.storage.memory.commands import MemoryCommands
 from fanin.server.storage.memory.database import MemoryDatabase
 from fanin.server.storage.memory.devices import MemoryDevices
+from fanin.server.storage.memory.evaluations import MemoryEvaluations
 from fanin.server.storage.memory.payloads import MemorySpool
 from fanin.server.storage.memory.rounds import MemoryRoundArchive, MemoryRounds
 from fanin.server.storage.memory.runs import MemoryRunArchive, MemoryRuns
@@ -35,6 +36,7 @@ class MemoryState:
             devices=self._devices,
             runs=MemoryRuns(database),
             rounds=MemoryRounds(database),
+            evaluations=MemoryEvaluations(database),
             leases=MemoryLeases(database),
             control=MemoryCommands(database),
             wall=wall,

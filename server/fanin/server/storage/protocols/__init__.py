@@ -18,6 +18,7 @@ Modules:
     leases.py      the lease of a Run, and the writes of the driver that holds it
     commands.py    commands of operators
     devices.py     devices and tokens
+    evaluations.py evaluations of Versions on held-out data
     files.py       blobs and spool
     archive.py     the record of a Run, read for verification
 """

@@ -9,7 +9,16 @@ from functools import partial
 
 from sqlalchemy import Engine
 
-from fanin.protos.control import AcceptedDevices, Command, LoggedEvent, Principal, RunRested, StartRun, VersionPublished
+from fanin.protos.control import (
+    AcceptedDevices,
+    Command,
+    LoggedEvent,
+    Principal,
+    RunRested,
+    StartRun,
+    VersionEvaluation,
+    VersionPublished,
+)
 from fanin.protos.messages import BundleRef, UpdateHeader, Version
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.lanes import Lane
@@ -29,7 +38,7 @@ from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.commits import GroupCommit
 from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.rounds import SqliteRounds
-from fanin.server.storage.sqlite.runs import SqliteRuns
+from fanin.server.storage.sqlite.runs import SqliteEvaluations, SqliteRuns
 from fanin.server.storage.sqlite.writer import Candidate, SqliteLeases, SqliteWriter, commit_all
 
 
@@ -176,6 +185,34 @@ class LanedRounds:
     async def recorded_state(self, base: Version) -> OuterState:
         """See ``OriginStore.recorded_state``."""
         return await self._lane(partial(recorded_state, base, self._runs, self._store))
+
+
+class LanedEvaluations:
+    """``EvaluationStore`` over SQLite."""
+
+    def __init__(self, store: SqliteEvaluations, lane: Lane) -> None:
+        self._store = store
+        self._lane = lane
+
+    async def add_evaluation(self, run_id: str, evaluation: VersionEvaluation, score: float | None) -> None:
+        """See ``EvaluationStore.add_evaluation``."""
+        await self._lane(partial(self._store.add_evaluation, run_id, evaluation, score))
+
+    async def evaluated(self, run_id: str) -> frozenset[int]:
+        """See ``EvaluationStore.evaluated``."""
+        return await self._lane(partial(self._store.evaluated, run_id))
+
+    async def evaluation_page(self, run_id: str, from_version: int) -> tuple[VersionEvaluation, ...]:
+        """See ``EvaluationStore.evaluation_page``."""
+        return await self._lane(partial(self._store.evaluation_page, run_id, from_version))
+
+    async def newest_evaluation(self, run_id: str) -> VersionEvaluation | None:
+        """See ``EvaluationStore.newest_evaluation``."""
+        return await self._lane(partial(self._store.newest_evaluation, run_id))
+
+    async def best_evaluation(self, run_id: str) -> VersionEvaluation | None:
+        """See ``EvaluationStore.best_evaluation``."""
+        return await self._lane(partial(self._store.best_evaluation, run_id))
 
 
 class LanedLeases:

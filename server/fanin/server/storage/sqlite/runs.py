@@ -1,14 +1,30 @@
-"""Bundles, Runs, their Versions and their events."""
+"""Bundles, Runs, their Versions and events, and evaluations of Versions."""
 
 from collections.abc import Iterator
 
-from sqlalchemy import Connection, Engine, RowMapping, func, insert, select, update
+from sqlalchemy import Connection, Engine, RowMapping, Select, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from fanin.protos.chunks import short
-from fanin.protos.control import LoggedEvent, Principal, RunEvent, RunState, StartRun, VersionPublished
+from fanin.protos.control import (
+    MAX_PAGE_EVALUATIONS,
+    LoggedEvent,
+    Principal,
+    RunEvent,
+    RunState,
+    StartRun,
+    VersionEvaluation,
+    VersionPublished,
+)
 from fanin.protos.convert import bundle_from_proto, bundle_to_proto, version_from_proto, version_to_proto
-from fanin.protos.convert_control import event_from_proto, event_to_proto, start_run_from_proto, start_run_to_proto
+from fanin.protos.convert_control import (
+    evaluation_from_proto,
+    evaluation_to_proto,
+    event_from_proto,
+    event_to_proto,
+    start_run_from_proto,
+    start_run_to_proto,
+)
 from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.protos.messages import BundleRef, Version
 from fanin.server.storage.protocols.runs import PAGE_EVENTS
@@ -140,6 +156,65 @@ class SqliteRuns:
         while page := self.event_page(run_id, sequence):
             yield from page
             sequence = page[-1].sequence + 1
+
+
+class SqliteEvaluations:
+    """Evaluations of Versions. The methods are those of ``EvaluationStore``."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def add_evaluation(self, run_id: str, evaluation: VersionEvaluation, score: float | None) -> None:
+        """See ``EvaluationStore.add_evaluation``."""
+        table = schema.version_evaluations
+        values = {
+            "data_sha256": evaluation.data_sha256,
+            "score": score,
+            "evaluation_proto": evaluation_to_proto(evaluation).SerializeToString(deterministic=True),
+        }
+        row = upsert(table).values(run_id=run_id, number=evaluation.version, **values)
+        keys = [table.c.run_id, table.c.number]
+        with writing(self._engine) as connection:
+            connection.execute(
+                row.on_conflict_do_update(index_elements=keys, set_=values, where=table.c.score.is_(None))
+            )
+
+    def evaluated(self, run_id: str) -> frozenset[int]:
+        """See ``EvaluationStore.evaluated``."""
+        table = schema.version_evaluations
+        query = select(table.c.number).where(table.c.run_id == run_id, table.c.score.is_not(None))
+        with self._engine.connect() as connection:
+            return frozenset(connection.execute(query).scalars())
+
+    def evaluation_page(self, run_id: str, from_version: int) -> tuple[VersionEvaluation, ...]:
+        """See ``EvaluationStore.evaluation_page``."""
+        table = schema.version_evaluations
+        query = self._query(run_id).where(table.c.number >= from_version).order_by(table.c.number)
+        return self._read(run_id, query.limit(MAX_PAGE_EVALUATIONS))
+
+    def newest_evaluation(self, run_id: str) -> VersionEvaluation | None:
+        """See ``EvaluationStore.newest_evaluation``."""
+        query = self._query(run_id).order_by(schema.version_evaluations.c.number.desc()).limit(1)
+        return next(iter(self._read(run_id, query)), None)
+
+    def best_evaluation(self, run_id: str) -> VersionEvaluation | None:
+        """See ``EvaluationStore.best_evaluation``."""
+        table = schema.version_evaluations
+        has_score = (table.c.run_id == run_id) & table.c.score.is_not(None)
+        newest = select(table.c.data_sha256).where(has_score).order_by(table.c.number.desc()).limit(1)
+        query = self._query(run_id).where(has_score, table.c.data_sha256 == newest.scalar_subquery())
+        best = query.order_by(table.c.score.desc(), table.c.number).limit(1)
+        return next(iter(self._read(run_id, best)), None)
+
+    def _query(self, run_id: str) -> Select[bytes]:
+        table = schema.version_evaluations
+        return select(table.c.evaluation_proto).where(table.c.run_id == run_id)
+
+    def _read(self, run_id: str, query: Select[bytes]) -> tuple[VersionEvaluation, ...]:
+        with self._engine.connect() as connection:
+            rows = connection.execute(query).scalars().all()
+        what = f"run {run_id}, an evaluation"
+        return tuple(decode(what, control_pb2.VersionEvaluation, evaluation_from_proto, data) for data in rows)
 
 
 def run_state(connection: Connection, run_id: str) -> RunState:

@@ -81,6 +81,18 @@ versions = Table(
     Column("round", NUMBER, nullable=False),
 )
 
+version_evaluations = Table(
+    "version_evaluations",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("number", NUMBER, primary_key=True),
+    Column("data_sha256", String, nullable=False),
+    # Larger is better. Null: the Version could not be evaluated, and a later try replaces the row.
+    Column("score", Float),
+    Column("evaluation_proto", LargeBinary, nullable=False),
+    ForeignKeyConstraint(["run_id", "number"], ["versions.run_id", "versions.number"], name="evaluations_version"),
+)
+
 leases = Table(
     "leases",
     METADATA,

@@ -1,0 +1,150 @@
+"""The process that evaluates Versions for a coordinator (``fanin.server.evaluation``), started by ``fanin serve``.
+
+    python -m fanin.commands.evaluator
+
+It reads jobs from standard input and writes replies to standard output, one line each. It ends with its input.
+"""
+
+import hashlib
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from fanin.clients.data.batching import batches_in_order
+from fanin.clients.data.examples import Examples, check_examples
+from fanin.clients.data.npz import read_npz
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import Runtime
+from fanin.edge.runtimes.models import model_inputs, open_preprocess
+from fanin.protos.errors import FaninError
+from fanin.server.aggregation.parameters import load_parameters
+from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
+from fanin.server.evaluation.metrics import evaluate_version
+from fanin.server.runs.admission import open_bundle
+from fanin.server.storage.blobs import FolderBlobs
+from fanin.server.storage.disk import Durability
+
+LOG = logging.getLogger("fanin.commands.evaluator")
+LOWEST_PRIORITY: Final = 19
+RUNTIME: Final = "onnx"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutData:
+    """A data set in memory, with the state and the digest of its file."""
+
+    path: Path
+    state: tuple[int, int, int]
+    sha256: str
+    examples: Examples
+
+
+def main() -> None:
+    """Carry out jobs until the input ends."""
+    with suppress(OSError):
+        os.nice(LOWEST_PRIORITY)
+    # Whatever a library prints must not mix with the replies.
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    evaluator = JobEvaluator()
+    for line in _lines(sys.stdin.buffer):
+        replies.write(evaluator.reply(line).to_line())
+
+
+def _lines(source: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of the input. Its end ends the process at once, also in the middle of a job."""
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in source:
+            lines.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield lines.get()
+
+
+class JobEvaluator:
+    """Carries out jobs. It keeps the last data set in memory."""
+
+    def __init__(self) -> None:
+        self._data: HeldOutData | None = None
+
+    def reply(self, line: bytes) -> EvaluationReply:
+        """Return the reply to a job. An error of any kind is the reply's problem, without the path of a file."""
+        job = EvaluationJob.from_line(line)
+        try:
+            return self._evaluate(job)
+        except (FaninError, ValueError) as exc:
+            problem = str(exc)
+        except Exception as exc:  # Of any kind: the next job may be a good one.
+            LOG.exception("evaluation failed")
+            problem = f"{type(exc).__name__}: {exc}"
+        # The problem reaches operators, who need not know this machine's folders.
+        return EvaluationReply(problem=problem.replace(str(job.data), job.data.name))
+
+    def _evaluate(self, job: EvaluationJob) -> EvaluationReply:
+        began_s = time.monotonic()
+        runtime, blobs = open_runtime(RUNTIME), FolderBlobs(job.blobs, Durability.PROCESS)
+        bundle = open_bundle(job.bundle, blobs)
+        data = self._open(job.data)
+        examples = _model_examples(data.examples, bundle, runtime)
+        if job.version is None:
+            parameters = bundle.initial_parameters()
+            examples = Examples(x=examples.x[: bundle.manifest.batch_size], y=examples.y[: bundle.manifest.batch_size])
+        else:
+            parameters = load_parameters(blobs, job.version, bundle.manifest.table)
+        batches = batches_in_order(examples, bundle.manifest.batch_size)
+        metrics = evaluate_version(runtime, bundle, parameters, batches)
+        return EvaluationReply(
+            values=metrics.values,
+            num_examples=metrics.num_examples,
+            data_sha256=data.sha256,
+            runtime=runtime.name,
+            seconds=time.monotonic() - began_s,
+        )
+
+    def _open(self, path: Path) -> HeldOutData:
+        """Return a data set, read again if its file has changed. Raises InvalidInput."""
+        state = _state(path)
+        if self._data is None or state is None or (self._data.path, self._data.state) != (path, state):
+            # Two large data sets are not in memory at a time.
+            self._data = None
+            examples = read_npz(path)
+            assert state is not None, "only an existing file can be read"
+            with path.open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            self._data = HeldOutData(path=path, state=state, sha256=sha256, examples=examples)
+        return self._data
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _model_examples(examples: Examples, bundle: Bundle, runtime: Runtime) -> Examples:
+    """Return examples as inputs of the model. Raises InvalidInput or ValueError if they do not fit it."""
+    manifest = bundle.manifest
+    x = model_inputs(bundle, examples.x, open_preprocess(runtime, bundle))
+    ready = examples if x is examples.x else Examples(x=x, y=examples.y)
+    (port,) = manifest.signatures["infer"].inputs
+    check_examples(ready, tuple(port.shape[1:]), manifest.num_classes)
+    return ready
+
+
+if __name__ == "__main__":
+    main()

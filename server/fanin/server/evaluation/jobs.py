@@ -1,0 +1,87 @@
+"""A job of the evaluating process and its reply: one line of JSON each.
+
+The job names files and Chunks, so that the coordinator sends no parameters and needs no memory for them.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+from fanin.protos.convert import bundle_from_proto, bundle_to_proto, version_from_proto, version_to_proto
+from fanin.protos.messages import BundleRef, Version
+from fanin.v1 import fleet_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationJob:
+    """A job.
+
+    Attributes:
+        blobs: The folder with the coordinator's Chunks.
+        data: The file of the data set.
+        bundle: The Bundle.
+        version: The Version to evaluate. None to check the data set: all examples, and one batch with Version 0.
+    """
+
+    blobs: Path
+    data: Path
+    bundle: BundleRef
+    version: Version | None = None
+
+    def to_line(self) -> bytes:
+        """Return the job as a line."""
+        version = None if self.version is None else _text(version_to_proto(self.version).SerializeToString())
+        bundle = _text(bundle_to_proto(self.bundle).SerializeToString())
+        row = {"blobs": str(self.blobs), "data": str(self.data), "bundle": bundle, "version": version}
+        return json.dumps(row).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Self:
+        """Return the job of a line."""
+        row = json.loads(line)
+        version = row["version"]
+        return cls(
+            blobs=Path(row["blobs"]),
+            data=Path(row["data"]),
+            bundle=bundle_from_proto(fleet_pb2.BundleRef.FromString(base64.b64decode(row["bundle"]))),
+            version=None
+            if version is None
+            else version_from_proto(fleet_pb2.Version.FromString(base64.b64decode(version))),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReply:
+    """The reply to a job.
+
+    Attributes:
+        values: The metrics by name, finite.
+        num_examples: Examples of the data set.
+        data_sha256: The digest of the file.
+        runtime: The inference library and its version.
+        seconds: Duration of the evaluation.
+        problem: Why there are no metrics; "" if there are.
+    """
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    num_examples: int = 0
+    data_sha256: str = ""
+    runtime: str = ""
+    seconds: float = 0.0
+    problem: str = ""
+
+    def to_line(self) -> bytes:
+        """Return the reply as a line."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Self:
+        """Return the reply of a line. Raises ValueError or TypeError if it is none."""
+        return cls(**json.loads(line))
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,252 @@
+"""Evaluation of Versions on held-out data, in the real process with the real runtime."""
+
+import asyncio
+import csv
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import federations as f
+from support.commands import Fanin, fanin_in_process
+from support.held_out import NAME, WAIT_S, Bench, evaluated_plan, linear_bundle, write_data
+from support.hosted import Hosted
+from support.linear import NUM_INPUTS
+from support.peers import Peer
+from support.processes import Site
+
+from fanin.clients.data.batching import batches_in_order
+from fanin.clients.data.npz import read_npz
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.tensors import Float32s, sha256_hex
+from fanin.protos.control import VersionEvaluation, VersionPublished
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans import CohortPlan, EvaluationPlan, Plan
+from fanin.server.evaluation.metrics import evaluate_version
+
+NUM_VALUES = NUM_INPUTS * 3 + 3
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+def versions(number: int) -> list[Float32s]:
+    rng = np.random.default_rng(8)
+    return [rng.normal(size=NUM_VALUES).astype(np.float32) for _ in range(number)]
+
+
+def test_each_due_version_has_the_metrics_of_its_parameters(tmp_path: Path) -> None:
+    async def main() -> tuple[Bench, tuple[VersionEvaluation, ...], VersionEvaluation | None]:
+        bench = await Bench(tmp_path, write_data(tmp_path)).open()
+        await bench.begin(evaluated_plan(every=2, best="accuracy"))
+        for flat in versions(5):
+            await bench.publish(flat)
+        bench.evaluator.start()
+        page = await bench.page(3)
+        info = await bench.runs.info("run")
+        assert info.newest_evaluation == page[-1]
+        await bench.close()
+        return bench, page, info.best_evaluation
+
+    bench, page, best = asyncio.run(main())
+    assert [one.version for one in page] == [0, 2, 4]
+    batches = tuple(batches_in_order(read_npz(bench.data), bench.bundle.manifest.batch_size))
+    runtime = open_runtime("onnx")
+    for one, flat in zip(page, (bench.bundle.initial_parameters(), versions(5)[1], versions(5)[3]), strict=True):
+        expected = evaluate_version(runtime, bench.bundle, flat, batches)
+        assert (one.values, one.num_examples) == (expected.values, 30)
+        assert (one.data, one.data_sha256) == (NAME, sha256_hex(bench.data.read_bytes()))
+        assert (one.runtime, one.problem) == (runtime.name, "")
+    assert len({one.values["loss"] for one in page}) == 3
+    assert best == max(page, key=lambda one: one.values["accuracy"])
+
+
+def test_a_killed_process_is_replaced_and_a_missing_file_is_named_without_its_folder(tmp_path: Path) -> None:
+    async def main() -> None:
+        bench = await Bench(tmp_path, write_data(tmp_path)).open()
+        first, second = versions(2)
+        await bench.begin(evaluated_plan())
+        bench.evaluator.start()
+        await bench.page(1)
+        await bench.publish_during_a_stop(first)
+        bench.signal(signal.SIGKILL)
+        assert (await bench.page(2))[1].problem == ""
+        bench.data.unlink()
+        await bench.publish(second)
+        problem = (await bench.page(3))[2].problem
+        assert problem == "held-out.npz: no such file; expected an .npz file with arrays x and y"
+        best = (await bench.runs.info("run")).best_evaluation
+        assert best is not None
+        assert best.version < 2
+        await bench.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.nightly
+def test_a_hung_process_is_ended_and_a_restart_evaluates_what_is_missing(tmp_path: Path) -> None:
+    async def main() -> None:
+        bench = await Bench(tmp_path, write_data(tmp_path), timeout_s=10.0).open()
+        first, second, third = versions(3)
+        await bench.begin(evaluated_plan())
+        bench.evaluator.start()
+        await bench.page(1)
+        hung = bench.process.pid
+        await bench.publish_during_a_stop(first)
+        assert (await bench.page(2))[1].problem == ""
+        assert bench.process.pid != hung
+        # The coordinator ends in the middle of a job, and the next one repeats it.
+        await bench.publish_during_a_stop(second)
+        await bench.close()
+        content, bundle = bench.data.read_bytes(), bench.bundle
+        bench = await Bench(tmp_path, bench.data).open()
+        bench.bundle = bundle
+        assert len(await bench.runs.evaluations("run", 0)) == 2
+        bench.evaluator.start()
+        assert (await bench.page(3))[2].problem == ""
+        # A Version whose data was missing is tried again after a restart.
+        bench.data.unlink()
+        await bench.publish(third)
+        assert (await bench.page(4))[3].problem
+        await bench.close()
+        bench.data.write_bytes(content)
+        bench = await Bench(tmp_path, bench.data).open()
+        bench.evaluator.start()
+        await bench.page(1, from_version=3, good=True)
+        await bench.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("keys", "error"),
+    [
+        ({"data": "letters"}, "evaluation.data: got 'letters', expected one of ['digits']; its operator registers"),
+        ({"best": "recall"}, "evaluation.best: got 'recall', expected one of ['accuracy', 'accuracy_int8', "),
+    ],
+)
+def test_a_run_with_an_unknown_name_does_not_start(tmp_path: Path, keys: dict[str, str], error: str) -> None:
+    assert error in refusal(tmp_path, evaluated_plan(**keys), write_data(tmp_path))
+
+
+def test_a_run_with_data_that_does_not_fit_does_not_start(tmp_path: Path) -> None:
+    path = tmp_path / "other.npz"
+    np.savez(path, x=np.zeros((4, NUM_INPUTS + 1), np.float32), y=np.zeros(4, np.int32))
+    error = refusal(tmp_path, evaluated_plan(), path)
+    assert error.startswith("run run: evaluation.data: data set 'digits': x: got float32 (4, 7), expected float32 (")
+
+
+def refusal(folder: Path, wanted: Plan, data: Path) -> str:
+    async def main() -> str:
+        bench = await Bench(folder, data).open()
+        with pytest.raises(InvalidPlan) as caught:
+            await bench.begin(wanted)
+        assert await bench.runs.infos() == ()
+        await bench.close()
+        return str(caught.value)
+
+    return asyncio.run(main())
+
+
+def story_plan(data: str) -> Plan:
+    plan = f.plan(num_rounds=2)
+    return replace(
+        plan,
+        cohort=CohortPlan(concurrency=1, buffer=1, quorum=1, deadline_s=300.0),
+        evaluation=EvaluationPlan(data=data),
+    )
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_rounds_do_not_wait_for_an_evaluation_and_a_killed_coordinator_repeats_it(tmp_path: Path, fanin: Fanin) -> None:
+    expected = digests_without_evaluation(tmp_path)
+    site = Site(tmp_path, data=(f"{NAME}={write_data(tmp_path)}",))
+    try:
+        coordinator = site.serve()
+        bundle = linear_bundle(tmp_path)
+        site.start_run(story_plan(NAME), bundle, f.PUBLISHER)
+        await_evaluations(site, 1)
+        (evaluator,) = children_of(coordinator.process.pid)
+        os.kill(evaluator, signal.SIGSTOP)
+        Peer(site, bundle, 0, tmp_path / "device").take_part(2)
+        events = [one.event for one in site.events()]
+        assert [one.version_sha256 for one in events if isinstance(one, VersionPublished)] == expected
+        # With the coordinator its process ends too, also in the middle of a job.
+        coordinator.kill()
+        os.kill(evaluator, signal.SIGCONT)
+        await_end(evaluator)
+        site.serve()
+        with site.operator() as operator:
+            assert [one.version for one in await_evaluations(site, 3)] == [0, 1, 2]
+            best = operator.run("run").best_evaluation
+            evaluations = list(operator.evaluations("run"))
+            assert best == min(evaluations, key=lambda one: one.values["loss"])
+        check_commands(fanin, site, evaluations)
+    finally:
+        site.close()
+
+
+def check_commands(fanin: Fanin, site: Site, evaluations: list[VersionEvaluation]) -> None:
+    """The metrics are in the commands of operators, and the best Version is written."""
+    best, newest = min(evaluations, key=lambda one: one.values["loss"]), evaluations[-1]
+    described = fanin("describe", "run", "--state", site.state).out
+    values = ", ".join(f"{name} {newest.values[name]:.4f}" for name in sorted(newest.values))
+    assert f"  held out  version 2 on digits (30 examples): {values}\n" in described
+    assert f"  best      version {best.version}: loss {best.values['loss']:.4f}\n" in described
+    assert "            evaluation: data digits\n" in described
+    (row,) = json.loads(fanin("runs", "--state", site.state, "--json").out)["runs"]
+    assert row["best_evaluation"]["values"] == dict(best.values)
+    file = site.folder / "metrics.csv"
+    outcome = fanin("evaluations", "run", "--state", site.state, "--csv", file)
+    assert outcome.status == 0, outcome
+    assert len(outcome.out.splitlines()) == 3
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [(int(row["version"]), float(row["accuracy_int8"])) for row in rows] == [
+        (one.version, one.values["accuracy_int8"]) for one in evaluations
+    ]
+    out = site.folder / "best.npz"
+    outcome = fanin("fetch", "run", "--state", site.state, "--out", out, "--best", "--json")
+    assert json.loads(outcome.out)["version"] == best.version
+    assert out.exists()
+    outcome = fanin("fetch", "run", "--state", site.state, "--out", out, "--best", "--version", 1)
+    assert (outcome.status, outcome.err) == (1, "fanin fetch: --best: got --version 1 too, expected one of them\n")
+
+
+def digests_without_evaluation(folder: Path) -> list[str]:
+    host = Hosted(folder / "plain").start()
+    try:
+        bundle = linear_bundle(folder / "plain")
+        host.start_run(story_plan(""), bundle, f.PUBLISHER)
+        Peer(host, bundle, 0, folder / "plain" / "device").take_part(2)
+        digests = [event.version_sha256 for event in host.published()]
+    finally:
+        host.stop()
+    assert len(digests) == 2
+    return digests
+
+
+def await_evaluations(site: Site, num: int) -> list[VersionEvaluation]:
+    until = time.monotonic() + WAIT_S
+    with site.operator() as operator:
+        while len(found := list(operator.evaluations("run"))) < num:
+            assert time.monotonic() < until, found
+            time.sleep(0.05)
+    return found
+
+
+def await_end(pid: int) -> None:
+    until = time.monotonic() + WAIT_S
+    while Path(f"/proc/{pid}/exe").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+        assert time.monotonic() < until, "the evaluator outlived its coordinator"
+        time.sleep(0.05)
