@@ -19,6 +19,8 @@ PARALLEL := --no-print-directory --jobs $(WORKERS) --output-sync=line
 # One thread a process: training on the device is bit-exact only so, and the tests run side by side.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start hundreds of processes. Without bytecode on disk each of them would compile fanin again.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 DEVICES := .venv-device .venv-device-litert .venv-device-tflite
