@@ -125,7 +125,12 @@ def test_a_wrong_import_breaks_its_contract(copy: Path, contract: str) -> None:
 
 @pytest.mark.parametrize(
     ("command", "absent"),
-    [("join", ABSENT_FROM_JOIN), ("serve", ABSENT_FROM_SERVE), ("control.verify", ABSENT_FROM_SERVE)],
+    [
+        ("join", ABSENT_FROM_JOIN),
+        ("serve", ABSENT_FROM_SERVE),
+        ("control.verify", ABSENT_FROM_SERVE),
+        ("control.fetch", ABSENT_FROM_SERVE),
+    ],
 )
 def test_a_command_imports_no_more_than_it_may(command: str, absent: tuple[str, ...]) -> None:
     # The contracts see what is written; this sees what is loaded, lazily imported or by a library of others.

@@ -6,6 +6,6 @@ Reading order:
 - ``runs``, ``describe``, ``watch``: list, show and follow Runs
 - ``lifecycle``: pause, resume, stop, roll back and promote
 - ``evaluations``: the metrics of Versions on held-out data
-- ``fetch``: download a Version
+- ``fetch``: download a Version; ``standalone``: write it as a model that runs without fanin
 - ``verify``: recompute the Versions of a Run from the coordinator's folder
 """

@@ -4,6 +4,7 @@
     OUT/parameters         the canonical bytes, for ``fanin infer --version``
     OUT/version.json       number, parent, digests, signer and signature
     OUT/bundle/            with --bundle: the Bundle, for ``fanin infer`` and ``fanin inspect``
+    FILE.onnx, .tflite     with --onnx and --tflite: a standalone model (``standalone``)
 
 Checks before anything is written:
 
@@ -43,6 +44,7 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
+from fanin.commands.control.standalone import check_targets, standalone_models
 from fanin.edge.bundles.bundle import Bundle, SignedManifest, save_bundle
 from fanin.edge.bundles.versions import check_version
 from fanin.edge.files import sync_folder
@@ -72,7 +74,17 @@ def main(argv: Sequence[str]) -> int:
 
 def fetch(
     run_id: RunArgument,
-    out: Annotated[Path, typer.Option("--out", help="Where to write it: FILE.npz, or a folder.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write it: FILE.npz, or a folder.")] = None,
+    onnx: Annotated[
+        Path | None, typer.Option("--onnx", help="Write a plain ONNX file with the parameters inside.")
+    ] = None,
+    tflite: Annotated[
+        Path | None, typer.Option("--tflite", help="Write a plain TFLite file with the parameters inside.")
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="The int8 model in --onnx and --tflite.")] = False,
+    app: Annotated[
+        str, typer.Option("--app", help="The float model in --onnx and --tflite, traced from the App of the run.")
+    ] = "",
     version: Annotated[
         int | None, typer.Option("--version", min=0, help="The version's number; default: the newest.")
     ] = None,
@@ -92,8 +104,9 @@ def fetch(
     json: JsonOption = "",
 ) -> None:
     """Download a version of a run, verify its signatures and digests, and write it."""
-    if bundle and out.suffix == ".npz":
-        raise InvalidInput(f"--bundle: {out} is a file, name a folder")
+    files = {name: path for name, path in (("onnx", onnx), ("tflite", tflite)) if path is not None}
+    check_targets(files, app, int8=int8)
+    _check_folder(out, files, bundle=bundle)
     if best and version is not None:
         raise InvalidInput(f"--best: got --version {version} too, expected one of them")
     trusted = "" if publisher is None else read_public_key(publisher)
@@ -102,14 +115,24 @@ def fetch(
         fetched = fetch_version(operator, run_id, number, trusted)
         opened = fetched.bundle
         artifacts = {name: opened.artifact(name) for name in opened.manifest.artifacts} if bundle else None
-    is_new = save(out, fetched, artifacts, force=force)
-    row = {**version_row(fetched), "out": str(out), "written": is_new}
+        models = standalone_models(opened, decode_parameters(fetched.data)[1], files, app)
+    written = {} if out is None else {str(out): save(out, fetched, artifacts, force=force)}
+    for path, data in models.items():
+        written[str(path)] = save_model(path, data, force=force)
     if json:
-        write_json(json, row)
-    else:
-        status = "written to" if is_new else "is there already:"
-        text = f"version {fetched.version.number} of run {run_id}, {fetched.version.sha256}, verified, {status} {out}"
-        sys.stdout.write(f"{text}\n")
+        row = {**version_row(fetched), "out": None if out is None else str(out), "written": any(written.values())}
+        write_json(json, {**row, "models": [str(path) for path in models]})
+        return
+    text = f"version {fetched.version.number} of run {run_id}, {fetched.version.sha256}, verified"
+    for target, is_new in written.items():
+        sys.stdout.write(f"{text}, {'written to' if is_new else 'is there already:'} {target}\n")
+
+
+def _check_folder(out: Path | None, files: Mapping[str, Path], *, bundle: bool) -> None:
+    if out is None and not files:
+        raise InvalidInput("--out: got none, expected FILE.npz or a folder, or --onnx FILE or --tflite FILE")
+    if bundle and (out is None or out.suffix == ".npz"):
+        raise InvalidInput(f"--bundle: {out} is a file, name a folder" if out else "--bundle: expected --out FOLDER")
 
 
 def best_version(operator: Operator, run_id: str) -> int:
@@ -202,6 +225,15 @@ def save(out: Path, fetched: FetchedVersion, artifacts: Mapping[str, bytes] | No
             save_bundle(draft / BUNDLE, fetched.bundle.signed, artifacts)
 
     return _put(out, write_file if out.suffix == ".npz" else write_folder, force=force)
+
+
+def save_model(path: Path, data: bytes, *, force: bool) -> bool:
+    """Write a model file, all or nothing, as ``save`` does."""
+
+    def write_file(draft: Path) -> None:
+        draft.write_bytes(data)
+
+    return _put(path, write_file, force=force)
 
 
 def _put(out: Path, write: Callable[[Path], None], *, force: bool) -> bool:

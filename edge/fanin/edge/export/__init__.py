@@ -11,6 +11,7 @@ Modules, in reading order:
 - ``tracing/``: the module and its gradient as one graph of plain operators; ``decompositions/`` rewrites operators.
 - ``formats``: an App's graphs in each format, by ``int8/``, ``onnx/`` and ``tflite/``; ``preprocess`` adds one more.
 - ``verify``: the graphs against eager torch.
+- ``standalone/``: a Version as one plain file, for users without fanin.
 - ``refusals``, ``quiet``: errors that name a module and a line; noise of libraries kept from the user.
 """
 

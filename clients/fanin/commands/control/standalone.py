@@ -1,0 +1,69 @@
+"""The files of ``fanin fetch --onnx`` and ``--tflite``: a Version as a model that runs without fanin.
+
+    FILE.onnx               x -> logits
+    FILE.preprocess.onnx    raw -> x, for a Bundle with ``preprocess``
+
+An int8 model is the Bundle's graph with its slots filled. A float model is traced from the App, because a Bundle has no
+float graph. The export room is imported on first use: ``fanin fetch`` alone needs neither torch nor onnx.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.formats import file_format
+from fanin.edge.tensors import Float32s
+from fanin.protos.errors import InvalidInput
+
+
+def check_targets(files: Mapping[str, Path], app: str, *, int8: bool) -> None:
+    """Raise InvalidInput unless the options name a kind of model and files with the extensions of their formats."""
+    if not files:
+        if app or int8:
+            raise InvalidInput(f"{'--app' if app else '--int8'}: expected --onnx FILE or --tflite FILE with it")
+        return
+    if int8 == bool(app):
+        received = "both --int8 and --app" if app else "neither --int8 nor --app"
+        raise InvalidInput(
+            f"--{min(files)}: got {received}, expected --int8 for the int8 model of the bundle, or --app APP for the "
+            "float model, which is traced from the App of the run"
+        )
+    for graph_format, path in files.items():
+        if path.suffix != file_format(graph_format).suffix:
+            raise InvalidInput(
+                f"--{graph_format}: got {path}, expected a file that ends in {file_format(graph_format).suffix}"
+            )
+
+
+def standalone_models(bundle: Bundle, parameters: Float32s, files: Mapping[str, Path], app: str) -> dict[Path, bytes]:
+    """Return the content of each file.
+
+    Args:
+        bundle: The Bundle of the Version.
+        parameters: The Version's parameters (num_values,).
+        files: The target by graph format.
+        app: The App of the float model; "" for the int8 model.
+
+    Raises:
+        InvalidInput: The Bundle lacks a format, or the App is not its own.
+        UnsupportedModel: The App does not load, or its float model differs from torch.
+    """
+    if not files:
+        return {}
+    from fanin.edge.export.standalone.quantized import int8_model, preprocess_model
+
+    if app:
+        from fanin.edge.export import load_app
+        from fanin.edge.export.standalone.floats import float_model
+
+        loaded = load_app(app)
+        models = {name: float_model(loaded, bundle, parameters, name) for name in files}
+    else:
+        models = {name: int8_model(bundle, parameters, name) for name in files}
+    contents = {}
+    for name, path in files.items():
+        contents[path] = models[name]
+        preprocess = preprocess_model(bundle, name)
+        if preprocess is not None:
+            contents[path.with_suffix(f".preprocess{path.suffix}")] = preprocess
+    return contents

@@ -1,0 +1,125 @@
+"""The float model of a Version, from its App: traced as at the export, with the Version's parameters as constants.
+
+Two checks come before a file is returned:
+
+1. The App is the Bundle's. Its loss on one batch equals that of the Bundle's ``evaluate`` graph, so frozen weights are
+   equal, too. A Version does not contain them.
+2. The file equals eager torch on calibration data.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+import torch
+from ai_edge_litert import schema_py_generated as schema
+
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.quantize import with_derived
+from fanin.edge.export.app import App
+from fanin.edge.export.formats import FORMATS
+from fanin.edge.export.int8.folding import Infer, fold_norms
+from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
+from fanin.edge.export.prepare import Module, Prepared, prepare, with_parameters
+from fanin.edge.export.standalone.quantized import INFER, check_format
+from fanin.edge.export.tflite.bound import bind_parameters, join_biases
+from fanin.edge.export.tflite.file import pack, tidy
+from fanin.edge.export.tflite.flatgraph import FlatGraph
+from fanin.edge.export.tflite.writer import to_tflite
+from fanin.edge.export.tracing.examples import example_batch, labels_of
+from fanin.edge.export.tracing.forward import trace_infer
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import PaddedBatch, Runtime
+from fanin.edge.runtimes.graphs import parameter_port
+from fanin.edge.runtimes.models import run_rows
+from fanin.edge.tensors import Float32s
+from fanin.protos.errors import InvalidInput, UnsupportedModel
+
+TOLERANCE: Final = 1e-4
+"""Relative to the norm of the logits, or to the loss: the effect of other orders of additions."""
+COMPARED_SAMPLES: Final = 16
+Values = Mapping[str, Float32s]
+
+
+def float_model(app: App, bundle: Bundle, parameters: Float32s, graph_format: str) -> bytes:
+    """Return a file with the float model of a Version and nothing else.
+
+    Args:
+        app: The App that was exported as ``bundle``.
+        bundle: The Bundle of the Version.
+        parameters: The Version's parameters (num_values,).
+        graph_format: A format of the Bundle.
+
+    Raises:
+        InvalidInput: The App is not the Bundle's, or the Bundle has no graphs in this format.
+        UnsupportedModel: The file differs from eager torch.
+    """
+    check_format(bundle, graph_format)
+    prepared, row, views = prepare(app), FORMATS[graph_format], bundle.manifest.table.views(parameters)
+    module = with_parameters(app, views)
+    runtime = open_runtime(row.runtime)
+    _check_app(prepared, bundle, runtime, (module, parameters))
+    infer = fold_norms(trace_infer(prepared, row.num_samples), prepared, row.forms)
+    sources = with_derived(views, infer.derived)
+    values = {name: sources[name] for name in infer.values}
+    data = WRITERS[graph_format](infer, values, f"{prepared.what}: the float model")
+    _check_logits(prepared, module, runtime, data)
+    return data
+
+
+def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tuple[Module, Float32s]) -> None:
+    app, manifest, (module, parameters) = prepared.app, bundle.manifest, trained
+    if (app.batch_size, app.num_classes) != (manifest.batch_size, manifest.num_classes):
+        raise InvalidInput(
+            f"{prepared.what}: got batch_size {app.batch_size} and num_classes {app.num_classes}, expected "
+            f"{manifest.batch_size} and {manifest.num_classes} as in the Bundle; pass the App that was exported"
+        )
+    x, y, mask = example_batch(prepared)
+    batch = PaddedBatch(x=x.numpy(), y=y.numpy(), mask=mask.numpy())
+    try:
+        loss = runtime.open_evaluate(bundle)(parameters, batch).loss_sum
+    except ValueError as exc:
+        raise InvalidInput(f"{prepared.what}: does not fit the Bundle ({exc}); pass the App that was exported") from exc
+    with torch.no_grad():
+        expected = float((app.loss(module(x), labels_of(prepared, y)) * mask).sum())
+    if not abs(loss - expected) <= TOLERANCE * max(1.0, abs(expected)):
+        raise InvalidInput(
+            f"{prepared.what}: has a loss of {expected:g} on its calibration data with the Version's parameters, "
+            f"expected that of the Bundle, {loss:g}: its frozen weights or its data are others; pass the App that was "
+            "exported, with a seed for random weights"
+        )
+
+
+def _check_logits(prepared: Prepared, module: Module, runtime: Runtime, data: bytes) -> None:
+    x = prepared.app.examples(COMPARED_SAMPLES)
+    with torch.no_grad():
+        expected = module(x).numpy()
+    logits = run_rows(runtime.open_model(data, f"{prepared.what}: the float model"), {"x": x.numpy()})["logits"]
+    error = float(np.linalg.norm(logits - expected))
+    if not error <= TOLERANCE * float(np.linalg.norm(expected)):
+        raise UnsupportedModel(
+            f"{prepared.what}: the float model in {runtime.name} differs from torch's logits by {error:.1e} in norm, "
+            f"expected at most {TOLERANCE:.0e} of their norm; please report the module"
+        )
+
+
+def _onnx_file(infer: Infer, values: Values, what: str) -> bytes:
+    model = to_onnx(infer.traced, what)
+    inputs_to_initializers(model, {parameter_port(name): value for name, value in values.items()})
+    data: bytes = model.SerializeToString(deterministic=True)
+    return data
+
+
+def _tflite_file(infer: Infer, values: Values, what: str) -> bytes:
+    model = schema.ModelT.InitFromPackedBuf(to_tflite({INFER: infer.traced}, what))
+    graph = FlatGraph(model, INFER)
+    join_biases(graph, bind_parameters(graph, values), infer.scales)
+    tidy(model)
+    return pack(model)
+
+
+WRITERS: Final[Mapping[str, Callable[[Infer, Values, str], bytes]]] = MappingProxyType(
+    {"onnx": _onnx_file, "tflite": _tflite_file}
+)
+"""(graph, values of its parameters, prefix of error messages) -> the file, by graph format."""

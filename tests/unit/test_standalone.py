@@ -1,0 +1,175 @@
+"""Standalone models of a Version: what onnxruntime and LiteRT compute from the file alone."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from ai_edge_litert.interpreter import Interpreter
+from conftest import BundleOf
+from support.models import app_of, exported
+from torch import Tensor, nn
+
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.export import Adapters, App, Recipe
+from fanin.edge.export.prepare import prepare, with_parameters
+from fanin.edge.export.standalone.floats import float_model
+from fanin.edge.export.standalone.quantized import int8_model
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.tensors import Float32s
+from fanin.protos.errors import InvalidInput
+
+
+def in_onnxruntime(data: bytes, x: Float32s) -> Float32s:
+    """The logits of a file, by the library alone."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    assert [port.name for port in session.get_inputs()] == ["x"]
+    logits: Float32s = session.run(["logits"], {"x": x})[0]
+    return logits
+
+
+def in_litert(data: bytes, x: Float32s) -> Float32s:
+    """The logits of a file, by the library alone, one sample at a time."""
+    interpreter = Interpreter(model_content=data, num_threads=1)
+    assert {name: (row["inputs"], row["outputs"]) for name, row in interpreter.get_signature_list().items()} == {
+        "infer": (["x"], ["logits"])
+    }
+    interpreter.allocate_tensors()
+    (source,), (target,) = interpreter.get_input_details(), interpreter.get_output_details()
+    rows = []
+    for row in x:
+        interpreter.set_tensor(source["index"], row[None])
+        interpreter.invoke()
+        rows.append(interpreter.get_tensor(target["index"]))
+    return np.concatenate(rows)
+
+
+LIBRARIES = {"onnx": ("onnx", in_onnxruntime), "tflite": ("litert", in_litert)}
+
+
+def later(bundle: Bundle) -> Float32s:
+    """The parameters of a later Version."""
+    first = bundle.initial_parameters()
+    return first + np.random.default_rng(4).normal(0.0, 0.05, first.shape).astype(np.float32)
+
+
+def logits_of(app: App, bundle: Bundle) -> Float32s:
+    """Torch's logits of the later Version on the calibration data."""
+    with torch.no_grad():
+        return with_parameters(app, bundle.manifest.table.views(later(bundle)))(app.calibration).numpy()
+
+
+@pytest.mark.parametrize("graph_format", LIBRARIES)
+def test_an_int8_file_predicts_what_the_bundle_predicts(both_formats: BundleOf, graph_format: str) -> None:
+    bundle, x = both_formats("cnn"), app_of("cnn").calibration.numpy()
+    runtime, run = LIBRARIES[graph_format]
+    data = int8_model(bundle, later(bundle), graph_format)
+    expected = open_runtime(runtime).open_predict(bundle, later(bundle))(x)
+    np.testing.assert_array_equal(run(data, x), expected)
+    assert len(data) < len(bundle.graph("infer", graph_format)) + 4 * bundle.manifest.table.num_values
+
+
+@pytest.mark.parametrize("graph_format", LIBRARIES)
+def test_a_float_file_predicts_what_torch_predicts(both_formats: BundleOf, graph_format: str) -> None:
+    bundle, app = both_formats("cnn"), app_of("cnn")
+    data = float_model(app, bundle, later(bundle), graph_format)
+    run = LIBRARIES[graph_format][1]
+    np.testing.assert_allclose(run(data, app.calibration.numpy()), logits_of(app, bundle), rtol=0, atol=1e-5)
+
+
+class Normed(nn.Sequential):
+    """A norm whose statistics travel, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
+
+
+def normed(**fields: object) -> App:
+    """An App of that module, always with the same weights."""
+    torch.manual_seed(5)
+    return replace(app_of("mlp"), module=Normed(), **fields)  # type: ignore[arg-type]  # any field of an App
+
+
+def test_statistics_of_norms_are_the_versions() -> None:
+    app = normed()
+    bundle = exported(app)
+    version = np.abs(later(bundle))
+    data = float_model(app, bundle, version, "onnx")
+    with torch.no_grad():
+        expected = with_parameters(app, bundle.manifest.table.views(version))(app.calibration).numpy()
+    np.testing.assert_allclose(in_onnxruntime(data, app.calibration.numpy()), expected, rtol=0, atol=1e-5)
+
+
+@cache
+def adapted() -> Bundle:
+    """The Bundle of adapters beside that module."""
+    return exported(normed(recipe=Recipe(trains=Adapters(rank=2))))
+
+
+def other_weights() -> App:
+    """An App of the same form with other frozen weights."""
+    return replace(normed(recipe=Recipe(trains=Adapters(rank=2))), module=Normed())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_weights, "has a loss of .* expected that of the Bundle, .* pass the App that was exported, with a seed"),
+        (lambda: normed(recipe=Recipe(trains="head")), "got parameters of another model, expected"),
+        (
+            lambda: normed(recipe=Recipe(trains=Adapters(rank=2)), batch_size=4),
+            "got batch_size 4 and num_classes 4, exp",
+        ),
+    ],
+)
+def test_an_app_of_another_bundle_is_refused(change: Callable[[], App], message: str) -> None:
+    bundle = adapted()
+    with pytest.raises(InvalidInput, match=message):
+        float_model(change(), bundle, bundle.initial_parameters(), "onnx")
+
+
+def test_frozen_weights_come_from_the_app() -> None:
+    app, bundle = normed(recipe=Recipe(trains=Adapters(rank=2))), adapted()
+    data = float_model(app, bundle, later(bundle), "onnx")
+    np.testing.assert_allclose(in_onnxruntime(data, app.calibration.numpy()), logits_of(app, bundle), rtol=0, atol=1e-5)
+
+
+def test_a_format_that_the_bundle_lacks_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"--tflite: the run's bundle has graphs in \['onnx'\] only"):
+        int8_model(adapted(), adapted().initial_parameters(), "tflite")
+
+
+class Tied(nn.Module):
+    """A weight with two names, a norm and an output of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(self.second(torch.relu(self.norm(self.first(x.flatten(1))))))
+
+
+def test_a_fetched_version_loads_into_the_module(tmp_path: Path) -> None:
+    app = replace(app_of("mlp"), module=Tied())
+    prepared = prepare(app)
+    version = {name: value.numpy() + np.float32(0.1) for name, value in prepared.travelling.items()}
+    np.savez(tmp_path / "version.npz", **version)
+
+    module = Tied()
+    state = {name: torch.from_numpy(value) for name, value in np.load(tmp_path / "version.npz").items()}
+    missing, unexpected = module.load_state_dict(state, strict=False)
+
+    assert (missing, unexpected) == (["second.weight"], [])
+    with torch.no_grad():
+        expected = with_parameters(app, version)(app.calibration)
+        torch.testing.assert_close(module.eval()(app.calibration), expected, rtol=0.0, atol=0.0)
