@@ -11,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from house.tree import ROOT
 from support import federations as f
 from support.commands import Fanin, fanin_in_process
 from support.held_out import NAME, WAIT_S, Bench, evaluated_plan, linear_bundle, write_data
 from support.hosted import Hosted
 from support.linear import NUM_INPUTS
+from support.outside import install, python_blocks, run
 from support.peers import Peer
 from support.processes import Site
 
@@ -25,9 +27,10 @@ from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.tensors import Float32s, sha256_hex
 from fanin.protos.control import VersionEvaluation, VersionPublished
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import CohortPlan, EvaluationPlan, Plan
-from fanin.server.evaluation.metrics import evaluate_version
+from fanin.protos.plans import CohortPlan, EvaluationPlan, MetricSpec, Plan
+from fanin.server.evaluation.metrics import evaluate_version, metrics_of
 
+PAGE = (ROOT / "docs" / "evaluation.md").read_text()
 NUM_VALUES = NUM_INPUTS * 3 + 3
 
 
@@ -45,7 +48,7 @@ def versions(number: int) -> list[Float32s]:
 def test_each_due_version_has_the_metrics_of_its_parameters(tmp_path: Path) -> None:
     async def main() -> tuple[Bench, tuple[VersionEvaluation, ...], VersionEvaluation | None]:
         bench = await Bench(tmp_path, write_data(tmp_path)).open()
-        await bench.begin(evaluated_plan(every=2, best="accuracy"))
+        await bench.begin(evaluated_plan(every=2, best="macro_f1", metrics=(MetricSpec(name="macro_f1"),)))
         for flat in versions(5):
             await bench.publish(flat)
         bench.evaluator.start()
@@ -60,12 +63,12 @@ def test_each_due_version_has_the_metrics_of_its_parameters(tmp_path: Path) -> N
     batches = tuple(batches_in_order(read_npz(bench.data), bench.bundle.manifest.batch_size))
     runtime = open_runtime("onnx")
     for one, flat in zip(page, (bench.bundle.initial_parameters(), versions(5)[1], versions(5)[3]), strict=True):
-        expected = evaluate_version(runtime, bench.bundle, flat, batches)
+        expected = evaluate_version(runtime, bench.bundle, flat, batches, metrics_of(["macro_f1"]))
         assert (one.values, one.num_examples) == (expected.values, 30)
         assert (one.data, one.data_sha256) == (NAME, sha256_hex(bench.data.read_bytes()))
         assert (one.runtime, one.problem) == (runtime.name, "")
     assert len({one.values["loss"] for one in page}) == 3
-    assert best == max(page, key=lambda one: one.values["accuracy"])
+    assert best == max(page, key=lambda one: one.values["macro_f1"])
 
 
 def test_a_killed_process_is_replaced_and_a_missing_file_is_named_without_its_folder(tmp_path: Path) -> None:
@@ -129,10 +132,14 @@ def test_a_hung_process_is_ended_and_a_restart_evaluates_what_is_missing(tmp_pat
     ("keys", "error"),
     [
         ({"data": "letters"}, "evaluation.data: got 'letters', expected one of ['digits']; its operator registers"),
+        (
+            {"metrics": (MetricSpec(name="rarest_recall"),)},
+            "got 'rarest_recall', expected one of ['absolute_error', 'balanced_accuracy', 'macro_f1'], which are ",
+        ),
         ({"best": "recall"}, "evaluation.best: got 'recall', expected one of ['accuracy', 'accuracy_int8', "),
     ],
 )
-def test_a_run_with_an_unknown_name_does_not_start(tmp_path: Path, keys: dict[str, str], error: str) -> None:
+def test_a_run_with_an_unknown_name_does_not_start(tmp_path: Path, keys: dict[str, object], error: str) -> None:
     assert error in refusal(tmp_path, evaluated_plan(**keys), write_data(tmp_path))
 
 
@@ -140,7 +147,42 @@ def test_a_run_with_data_that_does_not_fit_does_not_start(tmp_path: Path) -> Non
     path = tmp_path / "other.npz"
     np.savez(path, x=np.zeros((4, NUM_INPUTS + 1), np.float32), y=np.zeros(4, np.int32))
     error = refusal(tmp_path, evaluated_plan(), path)
-    assert error.startswith("run run: evaluation.data: data set 'digits': x: got float32 (4, 7), expected float32 (")
+    assert error.startswith("run run: evaluation on 'digits': x: got float32 (4, 7), expected float32 (")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the distribution of the page's metric."""
+    folder = tmp_path_factory.mktemp("site")
+    install(folder, PAGE, "fanin.metrics")
+    return folder
+
+
+def test_the_metric_of_the_page_is_short_and_keeps_the_contract(installed: Path, tmp_path: Path) -> None:
+    example, check = python_blocks(PAGE)
+    assert len(example.splitlines()) < 40
+    done = run(installed, check, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_installed_metric_chooses_the_best_version(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+
+    async def main() -> None:
+        bench = await Bench(tmp_path, write_data(tmp_path)).open()
+        await bench.begin(evaluated_plan(best="rarest_recall", metrics=(MetricSpec(name="rarest_recall"),)))
+        await bench.publish(versions(1)[0])
+        bench.evaluator.start()
+        page = await bench.page(2)
+        info = await bench.runs.info("run")
+        # The Version with the larger recall; of equal ones, the older.
+        assert info.best_evaluation == max(page, key=lambda one: one.values["rarest_recall"])
+        assert 0.0 <= page[0].values["rarest_recall_int8"] <= 1.0
+        await bench.close()
+
+    asyncio.run(main())
 
 
 def refusal(folder: Path, wanted: Plan, data: Path) -> str:

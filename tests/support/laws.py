@@ -159,7 +159,11 @@ def cohorts(draw: st.DrawFn) -> p.CohortPlan:
 
 
 EVALUATION_PLANS: Final = st.builds(
-    p.EvaluationPlan, data=st.just("") | NAMES, every=st.integers(1, p.MAX_TIMES), best=NAMES
+    p.EvaluationPlan,
+    data=st.just("") | NAMES,
+    every=st.integers(1, p.MAX_TIMES),
+    best=NAMES,
+    metrics=st.lists(st.builds(p.MetricSpec, name=NAMES), max_size=3, unique_by=lambda one: one.name).map(tuple),
 )
 
 

@@ -1,15 +1,27 @@
 """Which Version is evaluated next, and the forms of a job and its reply."""
 
+import math
 from collections.abc import Collection
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fanin.commands.serve import data_sets
-from fanin.protos.errors import InvalidInput
+from fanin.edge.runtimes.base import Inputs
+from fanin.protos.errors import InvalidInput, InvalidPlan
+from fanin.server.evaluation.contract import check_metric
 from fanin.server.evaluation.evaluator import next_due
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
-from fanin.server.evaluation.metrics import score_of
+from fanin.server.evaluation.metrics import (
+    METRICS,
+    Metric,
+    absolute_error,
+    balanced_accuracy,
+    macro_f1,
+    metrics_of,
+    score_of,
+)
 from fanin.server.settings import Settings
 from fanin.server.storage.contracts.values import BUNDLE, version
 
@@ -37,7 +49,9 @@ def test_the_newest_due_version_without_an_evaluation_is_next(
 @pytest.mark.parametrize("number", [None, 1])
 def test_a_job_and_its_reply_survive_a_line(number: int | None) -> None:
     of = None if number is None else version(version())
-    job = EvaluationJob(blobs=Path("/a state"), data=Path("/x.npz"), bundle=BUNDLE, version=of)
+    job = EvaluationJob(
+        blobs=Path("/a state"), data=Path("/x.npz"), bundle=BUNDLE, best="loss", metrics=("macro_f1",), version=of
+    )
     assert EvaluationJob.from_line(job.to_line()) == job
     reply = EvaluationReply(values={"loss": 0.1}, num_examples=3, data_sha256="ab", runtime="r 1", seconds=0.5)
     assert EvaluationReply.from_line(reply.to_line()) == reply
@@ -46,7 +60,61 @@ def test_a_job_and_its_reply_survive_a_line(number: int | None) -> None:
 
 def test_a_larger_score_is_better() -> None:
     assert score_of("loss", {"loss": 0.5}) > score_of("loss", {"loss": 0.7})
+    assert score_of("absolute_error_int8", {"absolute_error_int8": 0.5}, METRICS) == -0.5
+    assert score_of("macro_f1_int8", {"macro_f1_int8": 0.5}, METRICS) == 0.5
     assert score_of("accuracy_int8", {"accuracy_int8": 0.9}) > score_of("accuracy_int8", {"accuracy_int8": 0.7})
+
+
+def test_metrics_of_labels_and_values() -> None:
+    targets, predictions = np.array([0, 0, 0, 1, 2], np.int32), np.array([0, 0, 1, 1, 3], np.int32)
+    # Class 0: 4 / 5, class 1: 2 / 3, classes 2 and 3: 0.
+    assert macro_f1(predictions, targets) == pytest.approx((4 / 5 + 2 / 3) / 4)
+    assert balanced_accuracy(predictions, targets) == pytest.approx((2 / 3 + 1 + 0) / 3)
+    values = np.array([[0.0], [2.0]], np.float32)
+    assert absolute_error(values, np.array([[1.0], [-1.0]], np.float32)) == 2.0
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_our_metrics_keep_the_contract(name: str) -> None:
+    check_metric(METRICS[name], num_classes=0 if name == "absolute_error" else 5)
+
+
+def from_first(predictions: Inputs, targets: Inputs) -> float:
+    return float(predictions.ravel()[0])
+
+
+def in_place(predictions: Inputs, targets: Inputs) -> float:
+    predictions[0] += 1
+    return 0.0
+
+
+def always_nan(predictions: Inputs, targets: Inputs) -> float:
+    return math.nan
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "problem"),
+    [
+        (Metric(function=absolute_error), AssertionError, "correct higher_is_better"),
+        (Metric(function=from_first), AssertionError, "the order of the examples changed the value"),
+        (Metric(function=in_place), AssertionError, "changed its arguments"),
+        (Metric(function=always_nan), InvalidPlan, "got nan, expected a finite number"),
+        (
+            Metric(function=METRICS["macro_f1"].function),
+            InvalidPlan,
+            "raised ValueError: got targets of float32",
+        ),
+    ],
+)
+def test_a_metric_that_breaks_the_contract_is_found(metric: Metric, kind: type[Exception], problem: str) -> None:
+    with pytest.raises(kind, match=problem):
+        check_metric(metric, num_classes=0)
+
+
+@pytest.mark.parametrize("name", ["loss", "accuracy_int8", "own_int8", "none"])
+def test_a_metric_that_is_not_installed_or_has_a_taken_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidPlan, match=f"evaluation.metrics: got '{name}', expected"):
+        metrics_of([name])
 
 
 @pytest.mark.parametrize("text", ["digits", "digits=", "a=1"])

@@ -28,7 +28,7 @@ from fanin.edge.runtimes.models import model_inputs, open_preprocess
 from fanin.protos.errors import FaninError
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
-from fanin.server.evaluation.metrics import evaluate_version
+from fanin.server.evaluation.metrics import evaluate_version, metrics_of, score_of
 from fanin.server.runs.admission import open_bundle
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
@@ -105,10 +105,12 @@ class JobEvaluator:
         else:
             parameters = load_parameters(blobs, job.version, bundle.manifest.table)
         batches = batches_in_order(examples, bundle.manifest.batch_size)
-        metrics = evaluate_version(runtime, bundle, parameters, batches)
+        metrics = metrics_of(job.metrics)
+        evaluation = evaluate_version(runtime, bundle, parameters, batches, metrics)
         return EvaluationReply(
-            values=metrics.values,
-            num_examples=metrics.num_examples,
+            values=evaluation.values,
+            score=score_of(job.best, evaluation.values, metrics),
+            num_examples=evaluation.num_examples,
             data_sha256=data.sha256,
             runtime=runtime.name,
             seconds=time.monotonic() - began_s,

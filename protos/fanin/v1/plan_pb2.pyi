@@ -216,22 +216,28 @@ class EvaluationPlan(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     EVERY_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     data: _builtins.str
     """The data set, by the name that the coordinator's operator gave it; empty: no evaluation."""
     every: _builtins.int
     """The Versions whose number is a multiple of this are evaluated; absent: 1."""
     best: _builtins.str
     """The metric that determines the best Version; absent: loss."""
+    @_builtins.property
+    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Metric]:
+        """Further metrics."""
+
     def __init__(
         self,
         *,
         data: _builtins.str = ...,
         every: _builtins.int | None = ...,
         best: _builtins.str | None = ...,
+        metrics: _abc.Iterable[Global___Metric] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_every", b"_every", "best", b"best", "every", b"every"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_every", b"_every", "best", b"best", "data", b"data", "every", b"every"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_every", b"_every", "best", b"best", "data", b"data", "every", b"every", "metrics", b"metrics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best: _TypeAlias = _typing.Literal["best"]  # noqa: Y015
     _WhichOneofArgType__best: _TypeAlias = _typing.Literal["_best", b"_best"]  # noqa: Y015
@@ -243,3 +249,22 @@ class EvaluationPlan(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__every) -> _WhichOneofReturnType__every | None: ...
 
 Global___EvaluationPlan: _TypeAlias = EvaluationPlan  # noqa: Y015
+
+@_typing.final
+class Metric(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Metric: _TypeAlias = Metric  # noqa: Y015

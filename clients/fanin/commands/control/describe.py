@@ -131,6 +131,8 @@ def plan_lines(plan: Plan) -> list[str]:
         for section in value if field.is_list else (value,):
             if text := _section_text(name, section):
                 lines.append(f"            {name}: {text}")
+    if metrics := plan.evaluation.metrics:
+        lines.append(f"            evaluation.metrics: {', '.join(metric.name for metric in metrics)}")
     return lines
 
 

@@ -5,7 +5,7 @@ before it signs (``measure``). Without validation data the two models are compar
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,18 @@ from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.edge.runtimes.quality import Agreement, Quality
 from fanin.edge.tensors import Float32s, Float64s
 
+Observe = Callable[[Inputs, Inputs, Inputs], None]
+"""Receives the targets of a batch, and the predictions of the float and of the int8 model in the same shape, without
+padding."""
 
-def measure(runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Iterable[PaddedBatch]) -> Quality:
+
+def measure(
+    runtime: Runtime,
+    bundle: Bundle,
+    parameters: Float32s,
+    batches: Iterable[PaddedBatch],
+    observe: Observe = lambda targets, in_float, in_int8: None,
+) -> Quality:
     """Evaluate parameters on examples with targets, in float and in int8.
 
     Args:
@@ -25,6 +35,7 @@ def measure(runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Ite
         bundle: Has the ``evaluate`` and ``infer`` graphs.
         parameters: Flat parameters (num_values,).
         batches: The examples.
+        observe: Called with each batch.
 
     Raises:
         ValueError: The loss is not finite.
@@ -37,6 +48,7 @@ def measure(runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Ite
     for pair in _predictions(runtime, bundle, parameters, batches):
         loss_sum += pair.loss_sum
         counts[0] += len(pair.y)
+        observe(pair.y, pair.in_float, pair.in_int8)
         if bundle.manifest.num_classes:
             has_label = pair.y != NO_TOKEN
             is_correct_float = (pair.in_float == pair.y) & has_label

@@ -14,7 +14,7 @@ Modules in reading order:
     named      what a Plan names: ours, or by entry point those of other distributions
 """
 
-from fanin.protos.plans.evaluation import EvaluationPlan
+from fanin.protos.plans.evaluation import EvaluationPlan, MetricSpec
 from fanin.protos.plans.plan import CONSTRAINTS, HEADROOM_BITS, MAX_STAGES, MAX_STATISTICS, WEIGHT_UNIT, Plan
 from fanin.protos.plans.sections import (
     CODEC_BITS,
@@ -54,6 +54,7 @@ __all__ = [
     "CodecSpec",
     "CohortPlan",
     "EvaluationPlan",
+    "MetricSpec",
     "Plan",
     "StageSpec",
     "Statistic",

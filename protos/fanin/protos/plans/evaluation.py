@@ -1,14 +1,31 @@
 """The section ``evaluation`` of a Plan: which Versions the coordinator evaluates, and on which held-out data."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import NAME_FORM, is_name
-from fanin.protos.plans.keys import Key, range_problem
+from fanin.protos.plans.keys import Key, range_problem, shown
 from fanin.protos.plans.sections import MAX_TIMES
 
-PAGE = "evaluation.md"
+PAGE: Final = "evaluation.md"
+MAX_METRICS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSpec:
+    """One further metric of each evaluation."""
+
+    name: Annotated[
+        str,
+        Key(
+            text="Its name: `macro_f1`, `balanced_accuracy`, `absolute_error`, or a metric that is installed at the "
+            "coordinator.",
+            form=NAME_FORM,
+            is_valid=is_name,
+            see=PAGE,
+        ),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +55,29 @@ class EvaluationPlan:
     best: Annotated[
         str,
         Key(
-            text="The metric that determines the best Version, such as `loss`, `accuracy` or `accuracy_int8`.",
+            text="The metric that determines the best Version, such as `loss`, `accuracy_int8` or one of `metrics`.",
             form=NAME_FORM,
             is_valid=is_name,
             see=PAGE,
         ),
     ] = "loss"
 
+    metrics: tuple[MetricSpec, ...] = ()
+
     def __post_init__(self) -> None:
-        if problem := range_problem(self, "evaluation"):
+        problem = range_problem(self, "evaluation")
+        for index, metric in enumerate(self.metrics):
+            problem = problem or range_problem(metric, f"evaluation.metrics.{index}")
+        if problem:
             raise InvalidPlan(f"plan: {problem}")
+        check_metrics(self)
+
+
+def check_metrics(evaluation: EvaluationPlan) -> None:
+    """There are at most 16 metrics in `evaluation.metrics`, each once."""
+    names = [metric.name for metric in evaluation.metrics]
+    if len(names) > MAX_METRICS or len(set(names)) < len(names):
+        raise InvalidPlan(
+            f"plan: evaluation.metrics: got {shown(names)}, expected at most {MAX_METRICS} of different names; remove "
+            "some"
+        )

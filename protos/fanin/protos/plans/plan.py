@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import NAME_FORM, is_name
-from fanin.protos.plans.evaluation import EvaluationPlan
+from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
 from fanin.protos.plans.keys import Key, range_problem, shown
 from fanin.protos.plans.sections import (
     CODEC_BITS,
@@ -127,5 +127,5 @@ def check_statistics(plan: Plan) -> None:
         )
 
 
-CONSTRAINTS: Final = (check_quorum, check_headroom, check_stages, check_statistics)
+CONSTRAINTS: Final = (check_quorum, check_headroom, check_stages, check_statistics, check_metrics)
 """The conditions on several keys. Their docstrings are the text of docs/plan.md."""

@@ -8,6 +8,7 @@ from typing import Final
 from fanin.protos.control import StartRun
 from fanin.protos.errors import Conflict, InvalidPlan, Unavailable
 from fanin.protos.messages import BundleRef, Version
+from fanin.protos.plans import EvaluationPlan
 from fanin.server.evaluation.jobs import EvaluationJob
 from fanin.server.evaluation.process import EvaluatorProcess
 from fanin.server.runs.admission import unknown_data
@@ -30,9 +31,16 @@ class DataSets:
     paths: Mapping[str, Path]
     command: Sequence[str]
 
-    def job(self, name: str, bundle: BundleRef, version: Version | None = None) -> EvaluationJob:
+    def job(self, plan: EvaluationPlan, bundle: BundleRef, version: Version | None = None) -> EvaluationJob:
         """Return the job that evaluates a Version, or without one the job that checks the data set."""
-        return EvaluationJob(blobs=self.blobs, data=self.paths[name], bundle=bundle, version=version)
+        return EvaluationJob(
+            blobs=self.blobs,
+            data=self.paths[plan.data],
+            bundle=bundle,
+            best=plan.best,
+            metrics=tuple(metric.name for metric in plan.metrics),
+            version=version,
+        )
 
     async def check(self, start: StartRun, bundle: BundleRef) -> None:
         """Check the data set of a Plan with a Bundle: the ``DataCheck`` of ``Runs``.
@@ -40,7 +48,7 @@ class DataSets:
         The check has a process of its own, because it must not wait for an evaluation.
 
         Raises:
-            InvalidPlan: The name or the metric is unknown, the file cannot be read, or it does not fit the Bundle.
+            InvalidPlan: The name or a metric is unknown, the file cannot be read, or it does not fit the Bundle.
             Conflict: The process of the check has ended or hangs.
         """
         plan = start.plan.evaluation
@@ -50,7 +58,7 @@ class DataSets:
             raise unknown_data(start, self.paths)
         process = EvaluatorProcess(self.command, CHECK_TIMEOUT_S)
         try:
-            reply = await process.ask(self.job(plan.data, bundle))
+            reply = await process.ask(self.job(plan, bundle))
         except Unavailable as exc:
             raise Conflict(
                 f"run {start.run_id}: data set {plan.data!r} cannot be checked now ({exc}); see the coordinator's log"
@@ -58,8 +66,4 @@ class DataSets:
         finally:
             await process.stop()
         if reply.problem:
-            raise InvalidPlan(f"run {start.run_id}: evaluation.data: data set {plan.data!r}: {reply.problem}")
-        if plan.best not in reply.values:
-            raise InvalidPlan(
-                f"run {start.run_id}: evaluation.best: got {plan.best!r}, expected one of {sorted(reply.values)}"
-            )
+            raise InvalidPlan(f"run {start.run_id}: evaluation on {plan.data!r}: {reply.problem}")

@@ -17,7 +17,6 @@ from fanin.protos.messages import Version
 from fanin.protos.plans import EvaluationPlan
 from fanin.server.evaluation.datasets import DataSets
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
-from fanin.server.evaluation.metrics import score_of
 from fanin.server.evaluation.process import EvaluatorProcess
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import Stores
@@ -147,7 +146,7 @@ class HeldOutEvaluator:
         assert version is not None, "versions are numbered without gaps"
         bundle = await self._stores.runs.bundle(version.bundle_sha256)
         assert bundle is not None, "a run has its bundle"
-        return DueVersion(version=version, plan=plan, job=self._data.job(plan.data, bundle, version))
+        return DueVersion(version=version, plan=plan, job=self._data.job(plan, bundle, version))
 
     async def _evaluate(self, due: DueVersion) -> None:
         run_id, number = due.version.run_id, due.version.number
@@ -171,8 +170,6 @@ class HeldOutEvaluator:
         """Return the evaluation to record, and its score."""
         now_s, version, plan = self._stores.wall(), due.version.number, due.plan
         problem = reply.problem
-        if not problem and plan.best not in reply.values:
-            problem = f"got no metric {plan.best!r}, expected one of {sorted(reply.values)} as evaluation.best"
         if not problem:
             try:
                 evaluation = VersionEvaluation(
@@ -188,5 +185,5 @@ class HeldOutEvaluator:
             except InvalidInput as exc:
                 problem = str(exc)
             else:
-                return evaluation, score_of(plan.best, reply.values)
+                return evaluation, reply.score
         return VersionEvaluation(version=version, data=plan.data, time=now_s, problem=problem), None

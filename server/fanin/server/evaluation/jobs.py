@@ -23,19 +23,30 @@ class EvaluationJob:
         blobs: The folder with the coordinator's Chunks.
         data: The file of the data set.
         bundle: The Bundle.
+        best: The metric that ranks Versions.
+        metrics: The names of further metrics.
         version: The Version to evaluate. None to check the data set: all examples, and one batch with Version 0.
     """
 
     blobs: Path
     data: Path
     bundle: BundleRef
+    best: str
+    metrics: tuple[str, ...] = ()
     version: Version | None = None
 
     def to_line(self) -> bytes:
         """Return the job as a line."""
         version = None if self.version is None else _text(version_to_proto(self.version).SerializeToString())
         bundle = _text(bundle_to_proto(self.bundle).SerializeToString())
-        row = {"blobs": str(self.blobs), "data": str(self.data), "bundle": bundle, "version": version}
+        row = {
+            "blobs": str(self.blobs),
+            "data": str(self.data),
+            "bundle": bundle,
+            "best": self.best,
+            "metrics": self.metrics,
+            "version": version,
+        }
         return json.dumps(row).encode() + b"\n"
 
     @classmethod
@@ -47,6 +58,8 @@ class EvaluationJob:
             blobs=Path(row["blobs"]),
             data=Path(row["data"]),
             bundle=bundle_from_proto(fleet_pb2.BundleRef.FromString(base64.b64decode(row["bundle"]))),
+            best=row["best"],
+            metrics=tuple(row["metrics"]),
             version=None
             if version is None
             else version_from_proto(fleet_pb2.Version.FromString(base64.b64decode(version))),
@@ -59,6 +72,7 @@ class EvaluationReply:
 
     Attributes:
         values: The metrics by name, finite.
+        score: The value that ranks Versions, larger is better.
         num_examples: Examples of the data set.
         data_sha256: The digest of the file.
         runtime: The inference library and its version.
@@ -67,6 +81,7 @@ class EvaluationReply:
     """
 
     values: Mapping[str, float] = field(default_factory=dict)
+    score: float = 0.0
     num_examples: int = 0
     data_sha256: str = ""
     runtime: str = ""
