@@ -69,8 +69,8 @@ def test_slow_work_takes_its_times() -> None:
     rng = random.Random(0)
     assert {Habits(work_s=(2.0, 2.0), slow=1.0, slow_times=5.0).work(rng) for _ in range(3)} == {10.0}
     assert {Habits(work_s=(2.0, 2.0)).work(rng) for _ in range(3)} == {2.0}
-    assert Habits().stay(rng) is None
-    assert Habits(lost=1.0).away(rng) is None
+    assert next(Habits().stays(rng))[0] is None
+    assert next(Habits(stay_s=1.0, lost=1.0).stays(rng))[1] is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import json
 import math
 import pickle
 import signal
@@ -19,11 +20,14 @@ from fanin.clients.data.digits import load_digits
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import memory_store
 from fanin.clients.planfile import parse_plan
+from fanin.clients.testing import OnOff
 from fanin.edge.export import App, Recipe, Sgd
 from fanin.protos.errors import FaninError, InvalidInput, InvalidPlan
 from fanin.simulation import (
     ClientFailed,
+    DeviceModel,
     Dirichlet,
+    Pareto,
     Partition,
     Result,
     RoundRow,
@@ -121,6 +125,32 @@ def test_the_rows_say_what_happened(simulated: tuple[Result, list[RoundRow]]) ->
     weighted = sum(row.num_examples * row.train_loss for row in clients) / rows[2].num_examples
     assert abs(weighted - rows[2].train_loss) < 1e-3
     assert all(0.0 <= row.validation_accuracy <= 1.0 for row in clients)
+
+
+def test_the_event_log_has_each_client_and_round(simulated: tuple[Result, list[RoundRow]], tmp_path: Path) -> None:
+    result, _ = simulated
+    for number in (1, 2):
+        accepted = {event.client for event in result.events if (event.event, event.round) == ("accepted", number)}
+        assert accepted == set(range(NUM_CLIENTS))
+    assert [event.round for event in result.events if event.event == "version published"] == [1, 2]
+    assert [event.time_s for event in result.events] == sorted(event.time_s for event in result.events)
+    result.write_events(tmp_path / "events.jsonl")
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == [event.event for event in result.events]
+
+
+@pytest.mark.nightly
+def test_the_same_seed_replays_slow_devices_that_leave() -> None:
+    devices = DeviceModel(
+        examples_per_s=Pareto(least=5.0, alpha=1.0), availability=OnOff(on_s=60.0, off_s=20.0), dropout=0.2
+    )
+    settings = SimulationSettings(plan=PLAN, seed=3, devices=devices)
+    first, second = (simulate(app_of(network()), clients_of(), cohort=4, rounds=4, settings=settings) for _ in range(2))
+    assert first.events == second.events
+    assert first.digests == second.digests
+    assert {"offline", "gave up"} <= {event.event for event in first.events}
+    # A dropout is no failure of the training.
+    assert first.failures == ()
 
 
 def test_a_result_can_be_kept_in_a_file(simulated: tuple[Result, list[RoundRow]]) -> None:

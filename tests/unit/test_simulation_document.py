@@ -10,10 +10,10 @@ import pytest
 from house.tree import ROOT
 
 from fanin.clients.data.digits import load_digits
-from fanin.simulation import partition
+from fanin.simulation import partition, read_devices
 
 TEXT = (ROOT / "docs" / "simulation.md").read_text()
-TEN_LINES, PARTITIONER, FAULTS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+TEN_LINES, PARTITIONER, DEVICES, FAULTS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def run(code: str, folder: Path) -> str:
@@ -46,6 +46,14 @@ def test_fedprox_is_compared_with_fedavg(tmp_path: Path) -> None:
     accuracies = [float(number) for number in re.findall(r"accuracy ([\d.]+)", done.stdout)]
     assert len(accuracies) == 2 and min(accuracies) > 0.8
     assert (tmp_path / "compared.png").stat().st_size > 1000
+
+
+def test_the_file_of_devices_is_the_model_of_the_page(tmp_path: Path) -> None:
+    names: dict[str, object] = {}
+    exec(DEVICES, names)
+    (text,) = re.findall(r"^```toml\n(examples_per_s.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    (tmp_path / "devices.toml").write_text(text)
+    assert read_devices(tmp_path / "devices.toml") == names["devices"]
 
 
 def test_the_partitioner_of_the_page_skews_a_feature() -> None:

@@ -3,7 +3,7 @@
 import math
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +19,7 @@ from fanin.simulation import LoadedData, Natural, Partition, Partitioner, load_d
 from fanin.simulation.setup.progress import line_of
 
 if TYPE_CHECKING:
-    from fanin.simulation import RoundRow
+    from fanin.simulation import RoundRow, SimulationEvent
 
 DataOption = Annotated[
     str, typer.Option("--data", help="digits, fashion-mnist, tinyshakespeare, or an .npz file with x and y.")
@@ -98,6 +98,10 @@ def _simulate(
     ] = None,
     seed: SeedOption = 0,
     processes: Annotated[int, typer.Option("--processes", min=1, help="Processes that train clients.")] = 1,
+    devices: Annotated[
+        Path | None, typer.Option("--devices", help="A device model in TOML; docs/simulation.md.")
+    ] = None,
+    events: Annotated[Path | None, typer.Option("--events", help="Write the event log as JSON lines.")] = None,
     plot: PlotOption = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the rounds to a CSV file.")] = None,
     quiet: QuietOption = False,
@@ -105,12 +109,13 @@ def _simulate(
 ) -> int:
     """Train an App on simulated clients of this machine, and print each round."""
     from fanin.edge.export import load_app
-    from fanin.simulation import SimulationSettings
+    from fanin.simulation import DeviceModel, SimulationSettings, read_devices
     from fanin.simulation import simulate as run_simulation
 
-    _check_files(plot, csv)
+    _check_files(plot, {"--csv": csv, "--events": events})
     limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds}
     wanted = _plan(app, plan, limits, overrides or ())
+    model = DeviceModel() if devices is None else read_devices(devices)
     split = load_data(data, seed=seed)
     parts = partition(split.train, clients, _partitioner(split, by, alpha, options), seed=seed)
 
@@ -121,10 +126,17 @@ def _simulate(
 
     with progress("simulate", quiet=quiet) as step:
         step(f"loading the App {app}")
-        settings = SimulationSettings(
-            test=split.test, plan=wanted, seed=seed, processes=processes, on_round=show, quiet=True
-        )
-        with _interrupted_by_sigterm():
+        with _interrupted_by_sigterm(), _event_file(events) as on_event:
+            settings = SimulationSettings(
+                test=split.test,
+                plan=wanted,
+                seed=seed,
+                processes=processes,
+                devices=model,
+                on_round=show,
+                on_event=on_event,
+                quiet=True,
+            )
             result = run_simulation(load_app(app), parts, settings=settings)
     if csv is not None:
         result.write_csv(csv)
@@ -138,6 +150,20 @@ def _simulate(
 
 
 @contextmanager
+def _event_file(path: Path | None) -> "Iterator[Callable[[SimulationEvent], None]]":
+    """Yield a function that writes an event at once, so that the log of a simulation that fails is complete."""
+    if path is None:
+        yield lambda event: None
+        return
+    with path.open("w", buffering=1) as file:
+
+        def write(event: "SimulationEvent") -> None:
+            file.write(f"{event.line}\n")
+
+        yield write
+
+
+@contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
     """Treat SIGTERM as Ctrl-C: the Rounds that have ended are written."""
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -147,10 +173,11 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _check_files(plot: Path | None, csv: Path | None) -> None:
+def _check_files(plot: Path | None, files: Mapping[str, Path | None]) -> None:
     """Raise InvalidInput unless the results can be written: a training may take long."""
-    if csv is not None and not csv.parent.is_dir():
-        raise InvalidInput(f"--csv: {csv} cannot be written, {csv.parent} is not a folder; create it")
+    for option, path in files.items():
+        if path is not None and not path.parent.is_dir():
+            raise InvalidInput(f"{option}: {path} cannot be written, {path.parent} is not a folder; create it")
     if plot is not None:
         from fanin.simulation.plots import check_figure_file
 

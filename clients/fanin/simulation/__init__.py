@@ -13,6 +13,7 @@ Reading order:
 
 - ``data/``: data sets, and the examples of each client
 - ``setup/``: the arguments of ``simulate``, and what it prints
+- ``devices/``: models of devices, and the event log
 - ``experiment``: ``simulate``, from an App to a ``Result``; ``course``: its Run
 - ``trainers``, ``workers``: the training of its clients, in this process or in others
 - ``result``, ``rows``: the tables of a simulation; ``plots``: its figures
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
         Shards,
     )
     from fanin.simulation.data.partitioning import Partition, partition
+    from fanin.simulation.devices.distributions import Distribution, Fixed, Lognormal, Pareto, Uniform
+    from fanin.simulation.devices.events import SimulationEvent
+    from fanin.simulation.devices.files import read_devices, read_traces
+    from fanin.simulation.devices.models import DeviceModel, Traces
     from fanin.simulation.experiment import simulate
     from fanin.simulation.federation import Federation
     from fanin.simulation.plots import plot_results
@@ -48,6 +53,16 @@ if TYPE_CHECKING:
     from fanin.simulation.trainers import ClientFailed
 
 _MODULES = {
+    "DeviceModel": "devices.models",
+    "Traces": "devices.models",
+    "Distribution": "devices.distributions",
+    "Fixed": "devices.distributions",
+    "Lognormal": "devices.distributions",
+    "Pareto": "devices.distributions",
+    "Uniform": "devices.distributions",
+    "SimulationEvent": "devices.events",
+    "read_devices": "devices.files",
+    "read_traces": "devices.files",
     "ClientFailed": "trainers",
     "ClientFailure": "rows",
     "ClientRow": "rows",
@@ -78,13 +93,18 @@ __all__ = [
     "ClientFailed",
     "ClientFailure",
     "ClientRow",
+    "DeviceModel",
     "Dirichlet",
+    "Distribution",
     "Federation",
+    "Fixed",
     "Iid",
     "LabelSkew",
     "LoadedData",
+    "Lognormal",
     "Natural",
     "Outcome",
+    "Pareto",
     "Partition",
     "Partitioner",
     "Pathological",
@@ -93,12 +113,17 @@ __all__ = [
     "RoundRow",
     "Scenario",
     "Shards",
+    "SimulationEvent",
     "SimulationSettings",
+    "Traces",
+    "Uniform",
     "examples_of",
     "load_data",
     "partition",
     "play",
     "plot_results",
+    "read_devices",
+    "read_traces",
     "simulate",
 ]
 

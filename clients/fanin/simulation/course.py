@@ -1,7 +1,7 @@
 """The course of a simulation: its Run from the start to the end, and a row for each Version."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -9,26 +9,35 @@ import numpy as np
 
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples
-from fanin.clients.testing.habits import Habits
 from fanin.clients.testing.member import Member
+from fanin.clients.testing.observed import DeviceEvent
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.quality import Quality
 from fanin.edge.tensors import Float32s
-from fanin.protos.control import RoundClosed, RunRested, RunState, VersionPublished
+from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState, VersionPublished
 from fanin.protos.errors import FaninError
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.parameters import load_parameters
+from fanin.simulation.devices.events import OnEvent, SimulationEvent
+from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.federation import Federation
-from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, client_name, client_rows, initial_row, round_row
+from fanin.simulation.rows import (
+    ClientFailure,
+    ClientRow,
+    RoundRow,
+    client_name,
+    client_of,
+    client_rows,
+    initial_row,
+    round_row,
+)
 from fanin.simulation.trainers import ClientTrainer, Crew, SharedGraphs
 from fanin.simulation.workers import Trainings
 
 RUN: Final = "run"
 PIECE_BYTES: Final = 1 << 20
-STEADY: Final = Habits(work_s=(1.0, 1.1))
-"""Every client takes about a virtual second to train. The fewer virtual seconds pass, the fewer idle clients poll."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +48,7 @@ class RowLists:
         rounds: The Rounds, the initial model first.
         clients: The clients of each Round.
         failures: Errors in the training of clients.
+        events: The event log.
         digests: The SHA-256 of each Version.
         parameters: The parameters of the newest Version (num_values,), once the Run has ended.
         is_complete: Whether the Run has finished.
@@ -47,6 +57,7 @@ class RowLists:
     rounds: list[RoundRow] = field(default_factory=list)
     clients: list[ClientRow] = field(default_factory=list)
     failures: list[ClientFailure] = field(default_factory=list)
+    events: list[SimulationEvent] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     parameters: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
     is_complete: bool = False
@@ -59,24 +70,28 @@ class SimulatedRun:
     Attributes:
         bundle: The Bundle.
         plan: The Plan.
-        num_clients: Number of clients.
+        work: Examples of one training of each client, over all its epochs.
+        devices: How the devices of the clients differ.
         trainings: Trains the clients.
         graphs: The open graphs, for evaluations.
         test: Examples on which each Version is evaluated; None for no evaluation.
         seed: Seed of the choices that the Plan's own seed does not make.
         stops: Whether an error in the training of a client ends the simulation.
         on_round: Called with each row.
+        on_event: Called with each event.
     """
 
     bundle: Bundle
     plan: Plan
-    num_clients: int
+    work: Sequence[int]
+    devices: DeviceModel
     trainings: Trainings
     graphs: SharedGraphs
     test: Examples | None
     seed: int
     stops: bool
     on_round: Callable[[RoundRow], None]
+    on_event: OnEvent
 
     @property
     def _statistics(self) -> tuple[str, ...]:
@@ -85,7 +100,11 @@ class SimulatedRun:
     async def play(self, publisher: SigningKey) -> RowLists:
         """Run the Plan to its end, or until Ctrl-C."""
         rows = RowLists()
-        async with Federation(seed=self.seed, piece_bytes=PIECE_BYTES) as federation:
+
+        def observe(event: DeviceEvent) -> None:
+            self._note(rows, event.event, event.round, client=client_of(event.device), detail=event.detail)
+
+        async with Federation(seed=self.seed, piece_bytes=PIECE_BYTES, observe=observe) as federation:
             await federation.start_run(RUN, self.plan, self.bundle, publisher)
             rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
             rows.rounds.append(initial_row(await self._quality(federation, 0), self._statistics))
@@ -96,8 +115,9 @@ class SimulatedRun:
                 failures=rows.failures,
                 stops=self.stops,
             )
-            for index in range(self.num_clients):
-                member = Member(device=client_name(index), trainer=ClientTrainer(index, crew), habits=STEADY)
+            for index, work in enumerate(self.work):
+                habits = self.devices.habits(index, work, self.seed)
+                member = Member(device=client_name(index), trainer=ClientTrainer(index, crew), habits=habits)
                 federation.join(member, self.bundle)
             try:
                 await self._follow(federation, rows)
@@ -119,6 +139,9 @@ class SimulatedRun:
             match event:
                 case RoundClosed():
                     num_accepted = event.num_accepted
+                    self._note(rows, "round closed", event.round, detail=f"{num_accepted} updates")
+                case RoundFailed():
+                    self._note(rows, "round failed", event.round, detail=event.reason)
                 case VersionPublished():
                     quality = await self._quality(federation, event.number)
                     updates = await federation.state.stores.rounds.updates(RUN, event.round)
@@ -126,11 +149,21 @@ class SimulatedRun:
                     rows.clients += client_rows(updates, event.round, self._statistics)
                     rows.digests.append(event.version_sha256)
                     rows.rounds.append(round_row(event, now, num_accepted, quality, self._statistics))
+                    self._note(rows, "version published", event.round, detail=event.version_sha256)
                     self.on_round(rows.rounds[-1])
                 case RunRested() if event.state is not RunState.FINISHED:
                     failures = rows.failures
                     first = f"; first of {len(failures)} failures: {failures[0]}" if failures else ""
                     raise FaninError(f"simulate: the run is {event.state.name.lower()}: {event.reason}{first}")
+
+    def _note(
+        self, rows: RowLists, event: str, round_number: int, *, client: int | None = None, detail: str = ""
+    ) -> None:
+        """Add an event to the log."""
+        now = asyncio.get_running_loop().time()
+        noted = SimulationEvent(time_s=now, client=client, event=event, round=round_number, detail=detail)
+        rows.events.append(noted)
+        self.on_event(noted)
 
     async def _quality(self, federation: Federation, number: int) -> Quality | None:
         """Return the quality of a Version on the test data; None without test data."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fanin.clients.data.examples import Examples
+from fanin.clients.data.stores import num_held_out
 from fanin.clients.testing.clock import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
@@ -98,13 +99,15 @@ def _simulated(app: "App", clients: Partition, plan: Plan, settings: SimulationS
     run = SimulatedRun(
         bundle=bundle,
         plan=plan,
-        num_clients=len(clients),
+        work=_work(clients, plan.training.epochs, settings.validation_fraction),
+        devices=settings.devices,
         trainings=trainings,
         graphs=graphs,
         test=None if settings.test is None else _model_examples(settings.test, bundle, graphs),
         seed=settings.seed,
         stops=settings.stop_on_failure,
         on_round=note,
+        on_event=settings.on_event,
     )
     try:
         rows = run_virtual(run.play(key))
@@ -115,6 +118,11 @@ def _simulated(app: "App", clients: Partition, plan: Plan, settings: SimulationS
     return _result(app, bundle, rows)
 
 
+def _work(clients: Partition, epochs: int, validation_fraction: float) -> tuple[int, ...]:
+    """Return the examples of one training of each client."""
+    return tuple(epochs * (size - num_held_out(size, validation_fraction)) for size in clients.sizes)
+
+
 def _result(app: "App", bundle: Bundle, rows: RowLists) -> Result:
     return Result(
         app=app,
@@ -122,6 +130,7 @@ def _result(app: "App", bundle: Bundle, rows: RowLists) -> Result:
         rounds=tuple(rows.rounds),
         clients=tuple(rows.clients),
         failures=tuple(rows.failures),
+        events=tuple(rows.events),
         parameters=rows.parameters,
         digests=tuple(rows.digests),
         is_complete=rows.is_complete,

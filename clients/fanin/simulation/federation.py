@@ -9,6 +9,7 @@ from typing import Self
 
 from fanin.clients.testing.loopback import PIECE_BYTES
 from fanin.clients.testing.member import Member, Surroundings, take_part
+from fanin.clients.testing.observed import Observe
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
@@ -41,6 +42,7 @@ class Federation:
         seed: Seed of all random choices that the Plan's own seed does not make.
         limits: Limits of the coordinator.
         piece_bytes: Bytes of a piece of an upload. Larger pieces are faster, and break at fewer places.
+        observe: Receives the events of the devices' part in the Rounds, in the order of the virtual clock.
 
     Attributes:
         log: The events of all participants, in order.
@@ -52,10 +54,12 @@ class Federation:
         seed: int = 0,
         limits: Limits | None = None,
         piece_bytes: int = PIECE_BYTES,
+        observe: Observe = lambda event: None,
     ) -> None:
         self.log: list[LogLine] = []
         self._seed = seed
         self._piece_bytes = piece_bytes
+        self._observe = observe
         self._coordinator = SimulatedCoordinator(folder and folder / "state", seed, limits or Limits(), self.note)
         self._overheard: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -132,6 +136,7 @@ class Federation:
             trusted=(bundle.signed.public_key,),
             overheard=self._overheard,
             note=self.note,
+            observe=self._observe,
             piece_bytes=self._piece_bytes,
         )
         self._tasks.append(self._group.create_task(take_part(member, around, str(self._seed)), name=member.device))

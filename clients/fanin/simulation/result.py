@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from fanin.edge.tensors import Float32s, TensorTable
+from fanin.simulation.devices.events import SimulationEvent
 from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, cells
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Result:
         rounds: The Rounds, the initial model first.
         clients: The clients of each Round.
         failures: Errors in the training of clients.
+        events: The event log: what each client did at which virtual time.
         parameters: The final parameters (num_values,).
         digests: The SHA-256 of each Version, oldest first.
         is_complete: Whether all Rounds were run. False after Ctrl-C.
@@ -37,6 +39,7 @@ class Result:
     rounds: tuple[RoundRow, ...]
     clients: tuple[ClientRow, ...]
     failures: tuple[ClientFailure, ...]
+    events: tuple[SimulationEvent, ...]
     parameters: Float32s
     digests: tuple[str, ...]
     is_complete: bool
@@ -72,6 +75,10 @@ class Result:
     def write_clients_csv(self, path: Path | str) -> None:
         """Write the clients of each Round as a CSV file."""
         _write_csv(path, self.clients)
+
+    def write_events(self, path: Path | str) -> None:
+        """Write the event log as JSON lines."""
+        Path(path).write_text("".join(f"{event.line}\n" for event in self.events))
 
     def columns(self) -> dict[str, list[object]]:
         """Return the Rounds as columns by name: ``pandas.DataFrame(result.columns())``."""

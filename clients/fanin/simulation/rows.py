@@ -137,6 +137,11 @@ def client_name(client: int) -> str:
     return f"client-{client}"
 
 
+def client_of(device: str) -> int:
+    """Return the client of a device's name."""
+    return int(device.rpartition("-")[2])
+
+
 def client_rows(updates: Iterable[CommittedUpdate], round_number: int, names: Sequence[str] = ()) -> list[ClientRow]:
     """Return the rows of a Round's Updates, in the order of the clients. ``names`` are those of the statistics."""
     rows = []
@@ -147,7 +152,7 @@ def client_rows(updates: Iterable[CommittedUpdate], round_number: int, names: Se
         rows.append(
             ClientRow(
                 round=round_number,
-                client=int(update.device_id.rpartition("-")[2]),
+                client=client_of(update.device_id),
                 num_examples=num_examples,
                 train_loss=counts[m.TRAIN_LOSS] / m.LOSS_UNIT / num_examples,
                 validation_loss=quality.loss_sum / quality.num_examples if quality.num_examples else float("nan"),

@@ -85,10 +85,15 @@ def memory_store(examples: Examples, partition: int, validation_fraction: float)
         raise ValueError(f"example store: got validation fraction {validation_fraction}, expected between 0 and 1")
     if len(examples) < MIN_EXAMPLES:
         raise ValueError(f"example store: got {len(examples)} example, expected at least {MIN_EXAMPLES}")
-    num_held = min(max(1, round(len(examples) * validation_fraction)), len(examples) - 1)
+    num_held = num_held_out(len(examples), validation_fraction)
     rng = np.random.default_rng([HOLD_OUT_STREAM, partition])
     train, validation = hold_out(examples, num_held, rng)
     return MemoryStore(partition=partition, train=train, validation=validation)
+
+
+def num_held_out(num_examples: int, validation_fraction: float) -> int:
+    """Return how many of some examples ``memory_store`` holds out: at least one, and not all."""
+    return min(max(1, round(num_examples * validation_fraction)), num_examples - 1)
 
 
 def _part(store: ExampleStore, name: str) -> Examples:

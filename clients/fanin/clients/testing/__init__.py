@@ -6,6 +6,8 @@ Reading order:
 - ``loopback``: ``Fleet``, the methods of a coordinator, and ``LoopbackTransport``, a device's calls without a network
 - ``device``: ``VirtualDevice``, the production session over that transport
 - ``habits``: ``Habits``, the fault model of a device, drawn from a seed
+- ``availability``: when a device is there, and its battery
+- ``observed``: the events of a device's part in a Round
 - ``unreliable``, ``interruptible``: coordinators whose calls break
 - ``member``: ``Member``, a device with habits that leaves and returns
 - ``memory``: the folder of a ``VirtualDevice``
@@ -15,26 +17,34 @@ Reading order:
 ``fanin.simulation`` combines them with the production coordinator.
 """
 
+from fanin.clients.testing.availability import Availability, Battery, DailyWindow, OnOff, Trace
 from fanin.clients.testing.clock import VirtualTimeLoop, run_virtual
 from fanin.clients.testing.device import VirtualDevice
 from fanin.clients.testing.habits import Habits, Lie
 from fanin.clients.testing.interruptible import InterruptibleFleet
 from fanin.clients.testing.loopback import Fleet, LoopbackTransport
 from fanin.clients.testing.member import Member, Surroundings, take_part
+from fanin.clients.testing.observed import DeviceEvent
 from fanin.clients.testing.synthetic import SyntheticTrainer, synthetic_bundle
 from fanin.clients.testing.trainers import Countdown, check_trainer, example_assignment, example_model
 from fanin.clients.testing.unreliable import UnreliableFleet
 
 __all__ = [
+    "Availability",
+    "Battery",
     "Countdown",
+    "DailyWindow",
+    "DeviceEvent",
     "Fleet",
     "Habits",
     "InterruptibleFleet",
     "Lie",
     "LoopbackTransport",
     "Member",
+    "OnOff",
     "Surroundings",
     "SyntheticTrainer",
+    "Trace",
     "UnreliableFleet",
     "VirtualDevice",
     "VirtualTimeLoop",

@@ -6,11 +6,12 @@ are no lie, because nothing distinguishes them from the values of other data.
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
+from fanin.clients.testing.availability import Availability, Battery, Stay
 from fanin.protos.messages import EXAMPLES, Piece, Statistics, UpdateHeader
 from fanin.protos.plans import MAX_CODEC_SHIFT
 
@@ -43,6 +44,11 @@ class Habits:
         stay_s: Mean seconds until the device leaves, at any moment, with the loss of everything but its cache.
         away_s: Seconds until it returns.
         lost: Share of departures from which it never returns.
+        quit: Share of trainings that it gives up.
+        bytes_down_per_s: Bandwidth of its downloads.
+        bytes_up_per_s: Bandwidth of its uploads.
+        availability: When it is there, instead of ``stay_s``, ``away_s`` and ``lost``.
+        battery: Its battery; None for mains.
     """
 
     work_s: tuple[float, float] = (1.0, 100.0)
@@ -55,9 +61,14 @@ class Habits:
     stay_s: float = math.inf
     away_s: tuple[float, float] = (10.0, 300.0)
     lost: float = 0.0
+    quit: float = 0.0
+    bytes_down_per_s: float = math.inf
+    bytes_up_per_s: float = math.inf
+    availability: Availability | None = None
+    battery: Battery | None = None
 
     def __post_init__(self) -> None:
-        for name in ("slow", "cut", "lie", "lost"):
+        for name in ("slow", "cut", "lie", "lost", "quit"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"habits: got {name} {getattr(self, name)}, expected a share from 0 to 1")
         for name in ("work_s", "away_s"):
@@ -69,6 +80,11 @@ class Habits:
                 f"habits: got stay_s {self.stay_s}, piece_s {self.piece_s}, slow_times {self.slow_times}, "
                 "expected more than 0, at least 0 and at least 1"
             )
+        if not (self.bytes_down_per_s > 0.0 and self.bytes_up_per_s > 0.0):
+            raise ValueError(
+                f"habits: got bytes_down_per_s {self.bytes_down_per_s}, bytes_up_per_s {self.bytes_up_per_s}, expected "
+                "positive numbers"
+            )
         if self.lie and not self.lies:
             raise ValueError("habits: got a share of lies and no lie to tell")
 
@@ -77,13 +93,14 @@ class Habits:
         times = self.slow_times if rng.random() < self.slow else 1.0
         return rng.uniform(*self.work_s) * times
 
-    def stay(self, rng: random.Random) -> float | None:
-        """Draw the seconds until the device leaves; None if it never does."""
-        return None if math.isinf(self.stay_s) else rng.expovariate(1.0 / self.stay_s)
-
-    def away(self, rng: random.Random) -> float | None:
-        """Draw the seconds until the device returns; None if it never does."""
-        return None if rng.random() < self.lost else rng.uniform(*self.away_s)
+    def stays(self, rng: random.Random) -> Iterator[Stay]:
+        """Yield when the device leaves and returns. See Availability."""
+        if self.availability is not None:
+            yield from self.availability.stays(rng)
+            return
+        while True:
+            stay_s = None if math.isinf(self.stay_s) else rng.expovariate(1.0 / self.stay_s)
+            yield stay_s, None if rng.random() < self.lost else rng.uniform(*self.away_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,15 +2,17 @@
 
 import asyncio
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from fanin.clients.device.updates import Trainer
+from fanin.clients.testing.availability import Charge
 from fanin.clients.testing.device import VirtualDevice
 from fanin.clients.testing.habits import Habits
 from fanin.clients.testing.loopback import PIECE_BYTES, Fleet, LoopbackTransport
+from fanin.clients.testing.observed import DeviceEvent, Observe, ObservedFleet, ObservedTrainer
 from fanin.clients.testing.unreliable import Note, UnreliableFleet
 
 LATENCY_S: Final = 0.01
@@ -35,6 +37,7 @@ class Surroundings:
         trusted: Public keys of the publishers.
         overheard: The newest Assignment of each device, for false Updates.
         note: Logs an event.
+        observe: Receives the events of a device's part in the Rounds.
         piece_bytes: Bytes of a piece of an upload.
     """
 
@@ -42,30 +45,74 @@ class Surroundings:
     trusted: Collection[str]
     overheard: dict[str, str] = field(default_factory=dict)
     note: Note = lambda who, what: None
+    observe: Observe = lambda event: None
     piece_bytes: int = PIECE_BYTES
 
 
 async def take_part(member: Member, around: Surroundings, seed: str) -> None:
     """Take part until cancelled, or until the device never returns. The same seed gives the same behaviour."""
-    habits = member.habits
+    habits, name = member.habits, member.device
     # One generator for each quantity: a broken call does not change the duration of a training.
-    coming, line_rng, device_rng = (
-        random.Random(f"{seed}/{member.device}/{what}") for what in ("come", "line", "work")
+    coming, line_rng, device_rng, quitting = (
+        random.Random(f"{seed}/{name}/{what}") for what in ("come", "line", "work", "quit")
     )
-    line = UnreliableFleet(
+    unreliable = UnreliableFleet(
         fleet=around.fleet, habits=habits, rng=line_rng, overheard=around.overheard, note=around.note
     )
-    transport = LoopbackTransport(fleet=line, device=member.device, latency_s=LATENCY_S, piece_bytes=around.piece_bytes)
-    device = VirtualDevice(transport, member.trainer, around.trusted, device_rng, habits.work)
-    while True:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(habits.stay(coming)):
-                await device.run()
-        away_s = habits.away(coming)
+    line = ObservedFleet(fleet=unreliable, observe=around.observe)
+    transport = LoopbackTransport(fleet=line, device=name, latency_s=LATENCY_S, piece_bytes=around.piece_bytes)
+    trainer = ObservedTrainer(member.trainer, name, around.observe, lambda: quitting.random() < habits.quit)
+    power = _Power(habits)
+    device = VirtualDevice(transport, trainer, around.trusted, device_rng, power.work)
+    for stay_s, away_s in habits.stays(coming):
+        await power.run(device, stay_s, lambda: around.observe(DeviceEvent(device=name, event="battery empty")))
         if away_s is None:
-            around.note(member.device, "is gone for good")
+            around.note(name, "is gone for good")
+            around.observe(DeviceEvent(device=name, event="gone"))
             return
-        around.note(member.device, f"is gone for {away_s:.0f} s")
+        around.note(name, f"is gone for {away_s:.0f} s")
+        around.observe(DeviceEvent(device=name, event="offline"))
         await asyncio.sleep(away_s)
         device.restart()
-        around.note(member.device, "is back")
+        around.note(name, "is back")
+        around.observe(DeviceEvent(device=name, event="online"))
+
+
+class _Power:
+    """The power of one device: it draws the duration of each training, which drains the battery."""
+
+    def __init__(self, habits: Habits) -> None:
+        self._habits = habits
+        self._charge = None if habits.battery is None else Charge(habits.battery)
+        self._limit: asyncio.Timeout | None = None
+        self._is_empty = False
+
+    def work(self, rng: random.Random) -> float:
+        """Draw the seconds of a training. The device stops when its battery is empty."""
+        seconds = self._habits.work(rng)
+        if self._charge is not None and self._limit is not None:
+            now_s = asyncio.get_running_loop().time()
+            empty_s, leaves_s = self._charge.begin(now_s, seconds), self._limit.when()
+            if empty_s is not None and (leaves_s is None or now_s + empty_s < leaves_s):
+                self._is_empty = True
+                self._limit.reschedule(now_s + empty_s)
+        return seconds
+
+    async def run(self, device: VirtualDevice, stay_s: float | None, note_empty: Callable[[], None]) -> None:
+        """Run a device until it leaves. It pauses to charge when its battery is empty."""
+        loop = asyncio.get_running_loop()
+        until_s = None if stay_s is None else loop.time() + stay_s
+        while True:
+            self._is_empty = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until_s) as self._limit:
+                    await device.run()
+            if not self._is_empty:
+                return
+            assert self._habits.battery is not None, "a battery that is empty exists"
+            note_empty()
+            full_s = loop.time() + self._habits.battery.charge_s
+            await asyncio.sleep((full_s if until_s is None else min(full_s, until_s)) - loop.time())
+            device.restart()
+            if until_s is not None and full_s >= until_s:
+                return

@@ -1,6 +1,7 @@
 """A coordinator as an unreliable device sees it: calls break, and Updates are false."""
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -48,6 +49,8 @@ class UnreliableFleet:
         async with _closed_after(self.fleet.download(device, download)) as stream:
             async for data in stream:
                 self._break(device, "download", cut, "within")
+                if math.isfinite(self.habits.bytes_down_per_s):
+                    await asyncio.sleep(len(data) / self.habits.bytes_down_per_s)
                 yield data
         self._break(device, "download", cut, "after")
 
@@ -83,7 +86,9 @@ class UnreliableFleet:
         self, device: str, update: FalseUpdate, pieces: AsyncIterator[m.Piece], end: int
     ) -> AsyncIterator[m.Piece]:
         async for piece in pieces:
-            await asyncio.sleep(self.rng.uniform(0.0, self.habits.piece_s))
+            await asyncio.sleep(
+                self.rng.uniform(0.0, self.habits.piece_s) + len(piece.data) / self.habits.bytes_up_per_s
+            )
             if piece.offset + len(piece.data) > end:
                 self._break(device, "upload", "within", "within")
             yield update.piece(piece)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from fanin.clients.data.examples import Examples
 from fanin.protos.plans import Plan
+from fanin.simulation.devices.events import OnEvent
+from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.rows import RoundRow
 
 
@@ -19,7 +21,9 @@ class SimulationSettings:
         validation_fraction: Share of each client's examples that it holds out for its own evaluation.
         processes: Processes that train clients side by side; 1 trains them in this process. The Versions are the same.
         stop_on_failure: Whether an error in the training of a client ends the simulation.
+        devices: How fast the devices are, how they are connected, and when they are there.
         on_round: Called with each row as soon as its Round has ended.
+        on_event: Called with each event of the event log, in the order of the virtual clock.
         quiet: Whether the simulation prints no progress on standard error.
     """
 
@@ -29,5 +33,7 @@ class SimulationSettings:
     validation_fraction: float = 0.1
     processes: int = 1
     stop_on_failure: bool = False
+    devices: DeviceModel = field(default_factory=DeviceModel)
     on_round: Callable[[RoundRow], None] = lambda row: None
+    on_event: OnEvent = lambda event: None
     quiet: bool = False

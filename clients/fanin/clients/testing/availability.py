@@ -1,0 +1,155 @@
+"""When a simulated device is there: patterns of presence, and its battery. All of it is drawn from a seed.
+
+A pattern yields stays: ``(stay_s, away_s)``, the seconds until the device leaves and the seconds until it returns. The
+first stay may be 0.0: the device begins away. None as ``stay_s`` means that it stays, as ``away_s`` that it never
+returns.
+"""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Protocol
+
+Stay = tuple[float | None, float | None]
+DAY_S: Final = 86400.0
+HOUR_S: Final = 3600.0
+
+
+class Availability(Protocol):
+    """A pattern of presence."""
+
+    def stays(self, rng: random.Random) -> Iterator[Stay]:
+        """Yield the stays of one device, from the virtual time 0. All random numbers come from ``rng``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DailyWindow:
+    """A device is there once a day, for example while it charges at night.
+
+    Attributes:
+        from_hour: Hour of the day at which it arrives, 0 to below 24. The virtual clock begins at midnight.
+        hours: Length of the window, above 0 and at most 24.
+        spread_hours: Each device arrives up to this much earlier or later: uniform, drawn once.
+    """
+
+    from_hour: float
+    hours: float
+    spread_hours: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.from_hour < 24.0 and 0.0 < self.hours <= 24.0 and 0.0 <= self.spread_hours <= 12.0):
+            raise ValueError(
+                f"daily window: got from_hour {self.from_hour}, hours {self.hours}, spread_hours {self.spread_hours}, "
+                "expected 0 to below 24, above 0 to 24, and 0 to 12"
+            )
+
+    def stays(self, rng: random.Random) -> Iterator[Stay]:
+        """See Availability."""
+        if self.hours == 24.0:
+            yield None, None
+            return
+        shift_s = rng.uniform(-self.spread_hours, self.spread_hours) * HOUR_S
+        begin_s, length_s = (self.from_hour * HOUR_S + shift_s) % DAY_S, self.hours * HOUR_S
+        if begin_s + length_s > DAY_S:
+            # The window of the day before is still open at midnight.
+            left_s = begin_s + length_s - DAY_S
+            yield left_s, begin_s - left_s
+        else:
+            yield 0.0, begin_s
+        while True:
+            yield length_s, DAY_S - length_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnOff:
+    """A device comes and goes without memory: a Markov chain of two states in continuous time.
+
+    Attributes:
+        on_s: Mean seconds that it stays.
+        off_s: Mean seconds that it is away.
+    """
+
+    on_s: float
+    off_s: float
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.on_s < math.inf and 0.0 < self.off_s < math.inf):
+            raise ValueError(f"on and off: got on_s {self.on_s}, off_s {self.off_s}, expected positive seconds")
+
+    def stays(self, rng: random.Random) -> Iterator[Stay]:
+        """See Availability. The first state is drawn with the shares of a long time."""
+        if rng.random() >= self.on_s / (self.on_s + self.off_s):
+            yield 0.0, rng.expovariate(1.0 / self.off_s)
+        while True:
+            yield rng.expovariate(1.0 / self.on_s), rng.expovariate(1.0 / self.off_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The recorded presence of one device.
+
+    Attributes:
+        changes: Times in seconds, ascending, and whether the device is there from then on. It is away before the first
+            one, and keeps its last state.
+    """
+
+    changes: tuple[tuple[float, bool], ...]
+
+    def __post_init__(self) -> None:
+        times = [time_s for time_s, _ in self.changes]
+        if not times or times[0] < 0.0 or any(first >= second for first, second in pairwise(times)):
+            raise ValueError(f"trace: got the times {times[:8]}, expected at least one, from 0 on, each above the last")
+
+    def stays(self, rng: random.Random) -> Iterator[Stay]:
+        """See Availability."""
+        flips: list[tuple[float, bool]] = []
+        for time_s, is_there in self.changes:
+            if is_there != (flips[-1][1] if flips else False):
+                flips.append((time_s, is_there))
+        now_s, stay_s = 0.0, 0.0
+        for time_s, is_there in flips:
+            if is_there:
+                yield stay_s, time_s - now_s
+            else:
+                stay_s = time_s - now_s
+            now_s = time_s
+        is_last_there = bool(flips) and flips[-1][1]
+        yield (None, None) if is_last_there else (stay_s, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Battery:
+    """A battery that training drains. An empty one makes the device leave until it is full again.
+
+    Attributes:
+        work_s: Seconds of training that a full battery allows.
+        charge_s: Seconds from empty to full. The battery charges whenever the device does not train.
+    """
+
+    work_s: float
+    charge_s: float
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.work_s < math.inf and 0.0 < self.charge_s < math.inf):
+            raise ValueError(
+                f"battery: got work_s {self.work_s}, charge_s {self.charge_s}, expected positive numbers of seconds"
+            )
+
+
+class Charge:
+    """The charge of one battery, in seconds of training."""
+
+    def __init__(self, battery: Battery) -> None:
+        self._battery = battery
+        self._left_s = battery.work_s
+        self._at_s = 0.0
+
+    def begin(self, now_s: float, work_s: float) -> float | None:
+        """Begin a training. Returns the seconds until the battery is empty; None if it lasts."""
+        gain = max(0.0, now_s - self._at_s) * self._battery.work_s / self._battery.charge_s
+        left_s = min(self._battery.work_s, self._left_s + gain)
+        self._left_s, self._at_s = max(0.0, left_s - work_s), now_s + min(work_s, left_s)
+        return None if work_s <= left_s else left_s

@@ -1,0 +1,135 @@
+"""A device's part in a Round as a list of events: what it is assigned, trains, uploads and gives up."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import Change, Trainer
+from fanin.clients.testing.device import EarlyTrainer
+from fanin.clients.testing.loopback import Fleet
+from fanin.protos import messages as m
+from fanin.protos.errors import FaninError, InvalidInput, Unavailable
+
+COORDINATOR_EVENTS: Final = ("round closed", "version published", "round failed")
+DEVICE_EVENTS: Final = (
+    "assigned",
+    "training",
+    "trained",
+    "gave up",
+    "uploading",
+    "accepted",
+    "discarded",
+    "refused",
+    "connection lost",
+    "battery empty",
+    "offline",
+    "online",
+    "gone",
+)
+"""The events of a device, in the usual order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceEvent:
+    """One event of a device.
+
+    Attributes:
+        device: The name of the device.
+        event: One of ``DEVICE_EVENTS``.
+        round: The Round; 0 for none.
+        detail: More about it, such as the text of an error.
+    """
+
+    device: str
+    event: str
+    round: int = 0
+    detail: str = ""
+
+
+Observe = Callable[[DeviceEvent], None]
+"""Receives the events of devices, in the order of the virtual clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedFleet:
+    """The coordinator as one device sees it; each call that matters is an event."""
+
+    fleet: Fleet
+    observe: Observe
+
+    async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
+        """See Fleet."""
+        answer = await self.fleet.check_in(device, check_in)
+        if isinstance(answer, m.Assigned):
+            self.observe(DeviceEvent(device=device, event="assigned", round=answer.assignment.round))
+        return answer
+
+    async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
+        """See Fleet."""
+        async for data in self.fleet.download(device, download):
+            yield data
+
+    async def upload(
+        self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
+    ) -> AsyncIterator[m.UploadReply]:
+        """See Fleet."""
+        self.observe(DeviceEvent(device=device, event="uploading", round=header.round))
+        try:
+            async for reply in self.fleet.upload(device, header, pieces):
+                if reply.update_state in (m.UpdateState.ACCEPTED, m.UpdateState.DISCARDED):
+                    self.observe(DeviceEvent(device=device, event=reply.update_state.value, round=header.round))
+                yield reply
+        except FaninError as exc:
+            event = "connection lost" if isinstance(exc, Unavailable) else "refused"
+            self.observe(DeviceEvent(device=device, event=event, round=header.round, detail=str(exc)))
+            raise
+
+    async def report(self, device: str, report: m.Report) -> m.UploadReply:
+        """See Fleet."""
+        return await self.fleet.report(device, report)
+
+
+class ObservedTrainer:
+    """A Trainer whose trainings are events. A device may give a training up: ``quit`` is the share of those."""
+
+    def __init__(self, trainer: Trainer, device: str, observe: Observe, quits: Callable[[], bool]) -> None:
+        self._trainer = trainer
+        self._device = device
+        self._observe = observe
+        self._quits = quits
+        self._is_quitting = False
+
+    @property
+    def runtime(self) -> str:
+        """See Trainer."""
+        return self._trainer.runtime
+
+    @property
+    def graph_format(self) -> str:
+        """See Trainer."""
+        return self._trainer.graph_format
+
+    def begin(self, model: OpenedModel, assignment: m.Assignment) -> None:
+        """See EarlyTrainer. A training that the device will give up does not begin."""
+        self._is_quitting = self._quits()
+        self._note("training", assignment)
+        if isinstance(self._trainer, EarlyTrainer) and not self._is_quitting:
+            self._trainer.begin(model, assignment)
+
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
+        """See Trainer. Raises InvalidInput if the device gives the training up."""
+        if self._is_quitting:
+            self._note("gave up", assignment, "dropout")
+            raise InvalidInput("the device gave the training up (dropout)")
+        try:
+            change = self._trainer.train(model, assignment, should_continue)
+        except Exception as exc:
+            self._note("gave up", assignment, str(exc))
+            raise
+        self._note("trained", assignment)
+        return change
+
+    def _note(self, event: str, assignment: m.Assignment, detail: str = "") -> None:
+        self._observe(DeviceEvent(device=self._device, event=event, round=assignment.round, detail=detail))

@@ -1,0 +1,36 @@
+"""The event log of a simulation: who did what, at which virtual time.
+
+The same arguments and seed give the same log, line by line. So a run that fails is replayed by running it again with
+its seed.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationEvent:
+    """One event.
+
+    Attributes:
+        time_s: Virtual time.
+        client: The index of the client; None for the coordinator.
+        event: What happened: one of ``DEVICE_EVENTS`` or ``COORDINATOR_EVENTS`` (docs/simulation.md lists them).
+        round: The Round; 0 for none.
+        detail: More about it, such as the text of an error.
+    """
+
+    time_s: float
+    client: int | None
+    event: str
+    round: int
+    detail: str = ""
+
+    @property
+    def line(self) -> str:
+        """The event as one line of JSON."""
+        return json.dumps(asdict(self))
+
+
+OnEvent = Callable[[SimulationEvent], None]

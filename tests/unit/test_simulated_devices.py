@@ -1,0 +1,186 @@
+"""Models of devices: what they draw, how they read files, and what a Run of them looks like. Without torch."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from support.errors import raises
+from support.scenarios import CALM, PATIENT_S, SHAPES
+from support.virtual import PUBLISHER, plan
+
+from fanin.clients.testing import (
+    Battery,
+    DailyWindow,
+    DeviceEvent,
+    Habits,
+    Member,
+    OnOff,
+    SyntheticTrainer,
+    Trace,
+    run_virtual,
+    synthetic_bundle,
+)
+from fanin.clients.testing.availability import Charge, Stay
+from fanin.protos.errors import InvalidInput
+from fanin.simulation import DeviceModel, Federation, Fixed, Lognormal, Pareto, Uniform, read_devices, read_traces
+
+HOUR_S = 3600.0
+
+
+def first_stays(pattern: DailyWindow | OnOff | Trace, num: int, seed: int = 0) -> list[Stay]:
+    stays = pattern.stays(random.Random(seed))
+    return [stay for _, stay in zip(range(num), stays, strict=False)]
+
+
+def test_a_daily_window_opens_once_a_day() -> None:
+    day = 24 * HOUR_S
+    assert first_stays(DailyWindow(from_hour=8.0, hours=2.0), 2) == [(0.0, 8 * HOUR_S), (2 * HOUR_S, 22 * HOUR_S)]
+    # From 22 to 6 o'clock: open at midnight.
+    night = first_stays(DailyWindow(from_hour=22.0, hours=8.0), 2)
+    assert night == [(6 * HOUR_S, 16 * HOUR_S), (8 * HOUR_S, 16 * HOUR_S)]
+    assert first_stays(DailyWindow(from_hour=0.0, hours=24.0), 2) == [(None, None)]
+    assert all(stay + away == day for stay, away in night[1:] if stay is not None and away is not None)
+
+
+def test_a_device_that_comes_and_goes_has_its_mean_times() -> None:
+    stays = first_stays(OnOff(on_s=100.0, off_s=300.0), 4000)[1:]
+    on, off = (sum(each or 0.0 for each in column) / len(stays) for column in zip(*stays, strict=True))
+    assert 95.0 < on < 105.0 and 285.0 < off < 315.0
+    begins = sum(first_stays(OnOff(on_s=100.0, off_s=300.0), 1, seed)[0][0] == 0.0 for seed in range(400))
+    assert 260 < begins < 340
+
+
+def test_a_trace_is_followed() -> None:
+    trace = Trace(changes=((0.0, True), (10.0, False), (30.0, True), (40.0, True), (50.0, False)))
+    assert first_stays(trace, 9) == [(0.0, 0.0), (10.0, 20.0), (20.0, None)]
+    assert first_stays(Trace(changes=((5.0, True),)), 9) == [(0.0, 5.0), (None, None)]
+
+
+def test_a_battery_is_drained_by_training_and_charges_between() -> None:
+    charge = Charge(Battery(work_s=10.0, charge_s=100.0))
+    assert charge.begin(0.0, 6.0) is None
+    assert charge.begin(6.0, 6.0) == 4.0  # empty at 10 s
+    assert charge.begin(60.0, 5.0) is None  # 50 s of charging are worth 5 s of training
+    assert charge.begin(65.0, 1.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [Fixed(value=2.0), Uniform(low=1.0, high=3.0), Lognormal(median=2.0, sigma=0.5), Pareto(least=1.0, alpha=1.0)],
+)
+def test_half_of_the_devices_are_below_the_median(distribution: Fixed | Uniform | Lognormal | Pareto) -> None:
+    rng = random.Random(1)
+    draws = sorted(distribution.draw(rng) for _ in range(2001))
+    assert 1.85 < draws[1000] < 2.15
+    assert draws[0] > 0.0
+
+
+def test_the_same_seed_gives_the_same_habits() -> None:
+    model = DeviceModel(examples_per_s=Pareto(least=10.0, alpha=1.5), bytes_up_per_s=Uniform(low=1.0, high=2.0))
+    assert model.habits(3, 100, 7) == model.habits(3, 100, 7)
+    assert model.habits(3, 100, 7) != model.habits(3, 100, 8)
+    # More examples take longer on the same device, and change nothing else.
+    assert model.habits(3, 200, 7).work_s[0] == 2 * model.habits(3, 100, 7).work_s[0]
+    assert model.habits(3, 200, 7).bytes_up_per_s == model.habits(3, 100, 7).bytes_up_per_s
+
+
+FILE = """
+examples_per_s = { name = "lognormal", median = 50.0, sigma = 1.0 }
+bytes_up_per_s = 1e6
+dropout = 0.05
+availability = { trace = "trace.csv" }
+battery = { work_s = 1800.0, charge_s = 7200.0 }
+"""
+
+
+def test_a_model_is_read_from_files(tmp_path: Path) -> None:
+    (tmp_path / "devices.toml").write_text(FILE)
+    (tmp_path / "trace.csv").write_text("client,time,state\n10,0,on\n2,5.5,on\n2,9,off\n")
+    model = read_devices(tmp_path / "devices.toml")
+    assert model.examples_per_s == Lognormal(median=50.0, sigma=1.0)
+    assert model.bytes_up_per_s == Fixed(value=1e6)
+    assert model.battery == Battery(work_s=1800.0, charge_s=7200.0)
+    assert model.habits(0, 10, 0).availability == Trace(changes=((5.5, True), (9.0, False)))
+    lines = [{"client": 2, "time": 5.5, "state": "on"}, {"client": 2, "time": 9, "state": "off"}]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert read_traces(tmp_path / "trace.jsonl").traces == (Trace(changes=((5.5, True), (9.0, False))),)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("speed = 1", "got the keys ['speed'], expected only examples_per_s, bytes_down_per_s, bytes_up_per_s"),
+        ("examples_per_s = 'fast'", "examples_per_s: got 'fast', expected a number or a table with a name of constant"),
+        ("examples_per_s = { name = 'pareto', least = 1.0 }", "examples_per_s: Pareto.__init__() missing 1 required"),
+        ("examples_per_s = { name = 'pareto', beta = 1.0 }", "examples_per_s: got {'beta': 1.0}, expected numbers for"),
+        ("availability = { name = 'weekly' }", "availability: got {'name': 'weekly'}, expected a name of daily_window"),
+        ("dropout = true", "dropout: got True, expected a share from 0 to below 1"),
+    ],
+)
+def test_a_wrong_key_is_one_error(text: str, error: str, tmp_path: Path) -> None:
+    path = tmp_path / "devices.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidInput) as caught:
+        read_devices(path)
+    assert str(caught.value).startswith(f"{path}: {error}")
+
+
+def test_a_wrong_line_of_a_trace_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("client,time,state\n1,now,on\n")
+    error = (
+        f"{path}: line 2: got {{'client': '1', 'time': 'now', 'state': 'on'}}, expected a client, a time in seconds "
+        "and the state on or off"
+    )
+    with raises(InvalidInput, error):
+        read_traces(path)
+
+
+def played(folder: Path, habits: Habits, num: int = 4) -> tuple[list[DeviceEvent], float]:
+    """Return the events of a Run with these devices, and its virtual time."""
+    events: list[DeviceEvent] = []
+    bundle = synthetic_bundle(folder / "bundle", PUBLISHER, SHAPES)
+
+    async def run() -> float:
+        async with Federation(seed=1, observe=events.append) as federation:
+            await federation.start_run("run", plan(deadline_s=PATIENT_S), bundle, PUBLISHER)
+            for index in range(num):
+                trainer = SyntheticTrainer(partition=index, num_examples=10)
+                federation.join(Member(device=f"device-{index}", trainer=trainer, habits=habits), bundle)
+            last = [recorded async for recorded in federation.watch("run")][-1]
+            return last.time
+
+    return events, run_virtual(run())
+
+
+def test_a_device_reports_its_part_in_each_round(tmp_path: Path) -> None:
+    events, _ = played(tmp_path, CALM)
+    mine = [(event.event, event.round) for event in events if event.device == "device-2"]
+    assert mine[:5] == [("assigned", 1), ("training", 1), ("trained", 1), ("uploading", 1), ("accepted", 1)]
+    assert [event for event, number in mine if number == 3][-1] == "accepted"
+
+
+def test_a_slow_connection_takes_longer(tmp_path: Path) -> None:
+    steady = Habits(work_s=(1.0, 1.0))
+    _, fast_s = played(tmp_path / "fast", steady)
+    size_bytes = 4 * (40 * 100 + 7)
+    slow = Habits(work_s=(1.0, 1.0), bytes_up_per_s=size_bytes / 20, bytes_down_per_s=size_bytes / 10)
+    _, slow_s = played(tmp_path / "slow", slow)
+    # Three Rounds: 20 s of upload and at least 10 s of download each.
+    assert slow_s - fast_s > 3 * 28.0
+
+
+def test_devices_give_up_leave_and_charge(tmp_path: Path) -> None:
+    habits = Habits(
+        work_s=(50.0, 50.0),
+        quit=0.3,
+        availability=OnOff(on_s=400.0, off_s=100.0),
+        battery=Battery(work_s=120.0, charge_s=600.0),
+    )
+    events, _ = played(tmp_path, habits)
+    names = {event.event for event in events}
+    assert {"gave up", "offline", "online", "battery empty", "accepted"} <= names
+    assert {event.detail for event in events if event.event == "gave up"} == {"dropout"}
+    again, _ = played(tmp_path / "again", habits)
+    assert events == again
