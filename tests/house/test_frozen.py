@@ -30,6 +30,7 @@ REQUIREMENTS = {
     "datacenter": ["safetensors", "torch"],
     "transformers": ["transformers"],
     "plots": ["matplotlib"],
+    "images": ["pillow"],
     "simulation": ["loky"],
     "dev": [
         "build",

@@ -6,11 +6,14 @@ The model is one of these:
 - a Bundle, whose int8 graph runs with Version 0 or with the parameters of another Version
 - the folder of a device that joined with --serve, whose newest Version runs
 
-It uses argparse, because the core install has no typer.
+The data is a .npy, .npz or .csv file, or images (``console.samples``). A model of classes prints the class of each
+sample with its probability, and the accuracy if the data has labels. It uses argparse, because the core install has no
+typer.
 """
 
 import argparse
 import json
+import math
 import sys
 import time
 import zipfile
@@ -24,18 +27,27 @@ import numpy as np
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.textfiles import read_public_key
+from fanin.commands.console.predictions import Predictions, are_classes, is_of_classes, predictions, read_names
+from fanin.commands.console.samples import ModelInputs, Target, read_samples
 from fanin.commands.console.show import finite
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import file_format, format_of
+from fanin.edge.bundles.manifest import Port
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
 from fanin.edge.runtimes.base import Inputs, LoadedModel, Runtime
 from fanin.edge.runtimes.engine import Feed
-from fanin.edge.runtimes.models import dequantize_output, feed_of, model_inputs, open_preprocess, run_rows
+from fanin.edge.runtimes.models import (
+    PREPROCESS,
+    dequantize_output,
+    feed_of,
+    model_inputs,
+    open_preprocess,
+    preprocess_ports,
+    run_rows,
+)
 from fanin.edge.tensors import Array, Float32s, decode_parameters
 from fanin.protos.errors import InvalidInput, NotFound
 
-UNREADABLE: Final = (EOFError, ValueError, RuntimeError, zipfile.BadZipFile)
-"""Errors of numpy for files of another format."""
 _UNFILLED: Final = (
     "a file with the signatures infer and train is a bundle's: its weights are zeros until a version fills them; "
     "run the bundle's folder instead, with --version for a later version"
@@ -46,12 +58,16 @@ SHOWN_VALUES: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedInference:
-    """An open model: its runtime, the names of its inputs, the function that runs it, and a note for the user."""
+    """An open model: its runtime, its inputs, the function that runs it, and a note for the user.
+
+    ``has_classes`` is False for the output of a file of unknown meaning.
+    """
 
     runtime: str
-    inputs: tuple[str, ...]
+    target: Target
     run: Callable[[Feed], dict[str, Array]]
     note: str = ""
+    has_classes: bool = False
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,25 +80,50 @@ def main(argv: Sequence[str]) -> int:
         opened = _open_device(path, options)
     else:
         opened = _open_bundle(path, options) if path.is_dir() else _open_file(path, options)
-    feed = _read_feed(Path(options.data), opened.inputs)
+    samples = read_samples([Path(name) for name in options.data], opened.target, options.scale)
+    names = read_names(Path(options.classes)) if options.classes else ()
     started_s = time.monotonic()
     try:
-        outputs = opened.run(feed)
+        outputs = opened.run(samples.feed)
     except ValueError as exc:
-        raise InvalidInput(f"{options.data}: {exc}") from exc
+        raise InvalidInput(f"{options.data[0]}: {exc}") from exc
     seconds = time.monotonic() - started_s
+    predicted = _predictions(outputs, names, samples, is_known=opened.has_classes)
     if options.out:
         _write(Path(options.out), outputs)
     if options.json:
         rows = {name: _row(array, with_values=not options.out) for name, array in outputs.items()}
         row = {"model": options.model, "runtime": opened.runtime, "seconds": seconds, "outputs": rows}
+        if predicted is not None:
+            row |= {"accuracy": predicted.accuracy, "predictions": predicted.rows()}
         text = json.dumps(finite(row), indent=1, allow_nan=False) + "\n"
         sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
     else:
-        sys.stdout.write(_text(outputs))
+        is_table = predicted is not None and (opened.has_classes or names)
+        sys.stdout.write(predicted.table() if predicted is not None and is_table else _text(outputs))
+        sys.stdout.write("" if predicted is None else predicted.score())
     if opened.note:
         sys.stderr.write(f"note: {opened.note}\n")
     return 0
+
+
+def _predictions(
+    outputs: dict[str, Array], names: tuple[str, ...], samples: ModelInputs, *, is_known: bool
+) -> Predictions | None:
+    """Return the predicted classes of a model of classes, or of a file whose output may have them; else None."""
+    has_classes = is_of_classes([*outputs.values()])
+    if names and not has_classes:
+        shapes = {name: array.shape for name, array in outputs.items()}
+        raise InvalidInput(
+            f"--classes: got outputs {shapes}, expected floats (n, classes); add --float for an int8 output"
+        )
+    if not has_classes:
+        return None
+    (logits,) = outputs.values()
+    # An array y next to the inputs of a file of another origin need not be its labels.
+    if is_known or names or are_classes(samples.labels, logits.shape[1]):
+        return predictions(logits, names, samples.labels)
+    return None
 
 
 def _open_file(path: Path, options: argparse.Namespace) -> OpenedInference:
@@ -98,7 +139,7 @@ def _open_file(path: Path, options: argparse.Namespace) -> OpenedInference:
     model = runtime.open_model(data, str(path), options.signature)
     return OpenedInference(
         runtime=runtime.name,
-        inputs=tuple(port.name for port in model.inputs),
+        target=Target(inputs=tuple(Port(name=row.name, dtype=row.dtype, shape=row.shape) for row in model.inputs)),
         run=lambda feed: _run(model, feed, options.float),
         note=_UNFILLED if options.signature == "infer" and _has(runtime, data, path, "train") else "",
     )
@@ -139,7 +180,8 @@ def _open_device(folder: Path, options: argparse.Namespace) -> OpenedInference:
         x: Inputs = feed["x"]  # type: ignore[assignment]  # model_inputs checks the type
         return {"logits": serving.predict(_narrow(x))}
 
-    return OpenedInference(runtime=runtime.name, inputs=("x",), run=run)
+    assert serving.bundle is not None, "a served version has a bundle"
+    return _of_bundle(serving.bundle, runtime, run)
 
 
 def _open_bundle(folder: Path, options: argparse.Namespace) -> OpenedInference:
@@ -156,7 +198,14 @@ def _open_bundle(folder: Path, options: argparse.Namespace) -> OpenedInference:
         x: Inputs = feed["x"]  # type: ignore[assignment]  # model_inputs checks the type
         return {"logits": predict(model_inputs(bundle, _narrow(x), preprocess))}
 
-    return OpenedInference(runtime=runtime.name, inputs=("x",), run=run)
+    return _of_bundle(bundle, runtime, run)
+
+
+def _of_bundle(bundle: Bundle, runtime: Runtime, run: Callable[[Feed], dict[str, Array]]) -> OpenedInference:
+    signatures = bundle.manifest.signatures
+    raw = preprocess_ports(bundle)[0][0] if PREPROCESS in signatures else None
+    target = Target(inputs=signatures["infer"].inputs, raw=raw)
+    return OpenedInference(runtime=runtime.name, target=target, run=run, has_classes=bundle.manifest.num_classes > 0)
 
 
 def _narrow(x: Inputs) -> Inputs:
@@ -173,27 +222,6 @@ def _parameters(bundle: Bundle, path: Path) -> Float32s:
     if table != bundle.manifest.table:
         raise InvalidInput(f"{path}: has parameters of other names or shapes than the bundle, expected its own")
     return flat
-
-
-def _read_feed(path: Path, names: Sequence[str]) -> dict[str, Array]:
-    """Read the arrays of a .npy or .npz file by the names of the inputs. Raises InvalidInput."""
-    try:
-        with path.open("rb") as file:
-            content = np.load(file, allow_pickle=False)
-            arrays = {"": content} if isinstance(content, np.ndarray) else {name: content[name] for name in content}
-    except UNREADABLE as exc:
-        raise InvalidInput(f"{path}: not a readable .npy or .npz file of plain arrays ({exc})") from exc
-    wrong = [
-        name for name, array in arrays.items() if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf"
-    ]
-    if wrong or not arrays:
-        raise InvalidInput(f"{path}: got arrays {sorted(arrays)}, of numbers all but {wrong}; expected numbers")
-    if set(names) <= set(arrays):
-        return {name: arrays[name] for name in names}
-    # A single input may have any name in the file; other arrays there, such as labels, are ignored.
-    if len(names) == 1 and (len(arrays) == 1 or "x" in arrays):
-        return {names[0]: arrays["x"] if "x" in arrays else next(iter(arrays.values()))}
-    raise InvalidInput(f"{path}: got arrays {sorted(arrays)}, expected the model's inputs {sorted(names)}")
 
 
 def _write(path: Path, outputs: Feed) -> None:
@@ -223,6 +251,13 @@ def _text(outputs: Feed) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _scale(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text}, expected a positive number")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fanin infer",
@@ -231,7 +266,18 @@ def _parser() -> argparse.ArgumentParser:
         "size run in batches.",
     )
     parser.add_argument("model", metavar="MODEL", help="a .onnx or .tflite file, or the folder of a bundle or a device")
-    parser.add_argument("--data", required=True, metavar="FILE", help="inputs: .npy, or .npz with one array an input")
+    parser.add_argument(
+        "--data",
+        required=True,
+        action="append",
+        metavar="FILE",
+        help="inputs: .npy, .npz with one array an input, .csv with one sample a row, or an image (repeat it for "
+        "more); labels: the array y of an .npz file, or the column y of a .csv file",
+    )
+    parser.add_argument(
+        "--scale", type=_scale, default=0.0, metavar="NUMBER", help="divide uint8 pixels by NUMBER, such as 255"
+    )
+    parser.add_argument("--classes", metavar="FILE", help="names of the classes, one a line, class 0 first")
     parser.add_argument("--runtime", metavar="NAME", help=f"one of {', '.join(RUNTIMES)} (the first that fits)")
     parser.add_argument(
         "--signature", default="", metavar="NAME", help="the signature to run, if a .tflite file has several"

@@ -114,6 +114,7 @@ EXTRAS_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "ai_edge_litert": ("litert", "export"),
         "onnxruntime": ("onnx", "export"),
         "matplotlib": ("plots",),
+        "PIL": ("images",),
         "loky": ("simulation",),
     }
 )

@@ -69,6 +69,12 @@ class Serving:
         return None if served is None else (served.publication.run_id, served.publication.version.number)
 
     @property
+    def bundle(self) -> Bundle | None:
+        """The Bundle of the served Version; None before the first one."""
+        served = self._served
+        return None if served is None else served.bundle
+
+    @property
     def latest(self) -> ServedVersion:
         """The Version that was offered last, served or rejected; the coordinator names only newer ones."""
         return self._latest

@@ -1,0 +1,174 @@
+"""``fanin infer`` on pixels, tables and labels: the classes that it prints, and what it refuses."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper
+from PIL import Image
+from support import linear
+from support.commands import Fanin, fanin_in_process, one_line
+from support.values import PUBLISHER
+
+from fanin.commands.console.samples import Target, read_samples
+from fanin.edge.assembly.assemble import assemble
+from fanin.edge.bundles.manifest import Port
+from fanin.protos.errors import InvalidInput
+
+X = np.random.default_rng(3).standard_normal((5, linear.NUM_INPUTS)).astype(np.float32)
+LOGITS = X @ linear.WEIGHT + linear.BIAS
+CLASSES = LOGITS.argmax(1)
+PIXELS = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder: a Bundle of three classes, a file that flattens pixels, and data."""
+    monkeypatch.chdir(tmp_path)
+    assemble(linear.linear_graphs(), tmp_path / "bundle", PUBLISHER)
+    ports = [[linear.port(name, *shape)] for name, shape in (("x", ("n", 3, 4, 6)), ("flat", ("n", 72)))]
+    (tmp_path / "flat.onnx").write_bytes(linear.file([helper.make_node("Flatten", ["x"], ["flat"])], *ports))
+    np.savez("labelled.npz", x=X, y=CLASSES)
+    Image.fromarray(PIXELS).save("pixels.png")
+    Path("names.txt").write_text("shirt\nshoe\nbag\n")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_classes_are_printed_with_names_probability_and_accuracy(fanin: Fanin) -> None:
+    words = ("infer", "bundle", "--data", "labelled.npz", "--classes", "names.txt")
+    lines = fanin(*words).out.splitlines()
+    probability = np.exp(LOGITS[0]).max() / np.exp(LOGITS[0]).sum()
+    name = ("shirt", "shoe", "bag")[CLASSES[0]]
+    assert lines[:2] == ["sample  probability  class", f"     0  {probability:11.4f}  {CLASSES[0]} {name}"]
+    assert lines[-1] == "accuracy 1.0000 of 5 samples"
+    row = json.loads(fanin(*words, "--json").out)
+    assert [each["class"] for each in row["predictions"]] == CLASSES.tolist()
+    assert row["predictions"][0] == {"class": CLASSES[0], "name": name, "probability": pytest.approx(probability)}
+    np.savez("labelled.npz", x=X, y=[*CLASSES[:3], *(CLASSES[3:] + 1) % 3])
+    assert json.loads(fanin(*words, "--json").out)["accuracy"] == 0.6
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_table_is_read_with_its_labels(fanin: Fanin) -> None:
+    rows = [",".join(["y", *(f"pixel{index}" for index in range(6))])]
+    rows += [",".join([str(label), *map(str, values)]) for label, values in zip(CLASSES, X, strict=True)]
+    Path("rows.csv").write_text("\n".join(rows) + "\n")
+    outcome = fanin("infer", "bundle", "--data", "rows.csv", "--json", "--out", "logits.npy")
+    assert json.loads(outcome.out)["accuracy"] == 1.0
+    np.testing.assert_allclose(np.load("logits.npy"), LOGITS, atol=1e-5)
+
+
+@pytest.mark.usefixtures("folder")
+def test_images_are_divided_by_the_scale_and_put_channels_first(fanin: Fanin) -> None:
+    words = ("infer", "flat.onnx", "--data", "pixels.png", "--data", "pixels.png", "--scale", "255", "--out", "out.npy")
+    outcome = fanin(*words)
+    assert outcome.status == 0, outcome
+    expected = np.moveaxis(PIXELS, -1, 0).reshape(-1).astype(np.float32) / np.float32(255)
+    np.testing.assert_array_equal(np.load("out.npy"), [expected, expected])
+
+
+@pytest.mark.usefixtures("folder")
+def test_labels_of_a_file_of_another_origin_are_counted_if_they_are_classes(fanin: Fanin) -> None:
+    ports = [linear.port("x", "n", 6)], [linear.port("scores", "n", 3)]
+    node = helper.make_node("MatMul", ["x", "w"], ["scores"])
+    Path("scores.onnx").write_bytes(linear.file([node], *ports, {"w": linear.WEIGHT}))
+    np.savez("labelled.npz", x=X, y=(X @ linear.WEIGHT).argmax(1))
+    out = fanin("infer", "scores.onnx", "--data", "labelled.npz").out
+    assert out.startswith("scores  float32 (5, 3)\n")
+    assert out.endswith("\naccuracy 1.0000 of 5 samples\n")
+    np.savez("labelled.npz", x=X, y=np.arange(5) + 10)
+    assert "accuracy" not in fanin("infer", "scores.onnx", "--data", "labelled.npz").out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("flat.onnx", "--data", "pixels.png"),
+            "pixels.png: got uint8 (1, 3, 4, 6), expected float32 (-1, 3, 4, 6) in",
+        ),
+        (("flat.onnx", "--data", "bytes.npy"), "bytes.npy: got uint8 (2, 3, 4, 6), expected float32 (-1, 3, 4, 6) in"),
+        (
+            ("flat.onnx", "--data", "wide.png"),
+            "wide.png: got an image of 4 x 7 pixels (height x width), expected 4 x 6;",
+        ),
+        (("flat.onnx", "--data", "text.png"), "text.png: not a readable image"),
+        (("flat.onnx", "--data", "deep.png"), "deep.png: got an image of mode I;16, expected 8 bits a channel"),
+        (("bundle", "--data", "pixels.png"), "pixels.png: got an image, expected samples (6,) of the input 'x'"),
+        (
+            ("bundle", "--data", "labelled.npz", "--scale", "255"),
+            "--scale: got 255 for float32 values, expected it for",
+        ),
+        (("bundle", "--data", "labelled.npz", "--data", "bytes.npy"), "--data: got 2 files, expected one, or several"),
+        (
+            ("bundle", "--data", "short.csv"),
+            "short.csv: got 2 values a row, expected 6 for the input 'x' (-1, 6); name",
+        ),
+        (("bundle", "--data", "ragged.csv"), "ragged.csv: line 2: got 5 values, expected 6 as in the first row"),
+        (("bundle", "--data", "words.csv"), "words.csv: line 2: got 'abc', expected a number"),
+        (("bundle", "--data", "empty.csv"), "empty.csv: got 0 rows and 0 columns of labels, expected rows"),
+        (
+            ("bundle", "--data", "labelled.npz", "--classes", "text.png"),
+            "--classes: got 1 names, expected 3, one for each",
+        ),
+        (("bundle", "--data", "others.npz"), "labels: got classes from 0 to 9, expected 0 to 2"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+@pytest.mark.usefixtures("folder")
+def test_data_that_does_not_fit_is_one_clear_line(fanin: Fanin, words: tuple[str, ...], message: str) -> None:
+    np.save("bytes.npy", np.zeros((2, 3, 4, 6), np.uint8))
+    np.savez("others.npz", x=X, y=np.array([0, 1, 2, 3, 9]))
+    Image.fromarray(np.zeros((4, 7, 3), np.uint8)).save("wide.png")
+    Image.fromarray(np.zeros((4, 6), np.uint16)).save("deep.png")
+    Path("text.png").write_text("no image")
+    Path("short.csv").write_text("1,2\n")
+    Path("ragged.csv").write_text("1,2,3,4,5,6\n1,2,3,4,5\n")
+    Path("words.csv").write_text("a,b,c,d,e,f\n1,2,3,4,5,abc\n")
+    Path("empty.csv").write_text("")
+    assert one_line(fanin("infer", *words), "infer").startswith(message)
+
+
+@pytest.mark.usefixtures("folder")
+def test_images_without_pillow_name_the_extra(fanin: Fanin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    outcome = fanin("infer", "flat.onnx", "--data", "pixels.png", "--scale", "255")
+    assert one_line(outcome, "infer") == "PIL is not installed here; pip install 'fanin[images]'"
+
+
+def test_pixels_of_a_model_with_preprocess_stay_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "pixels.png"
+    Image.fromarray(PIXELS).save(path)
+    x, raw = Port(name="x", dtype="float32", shape=(-1, 3, 4, 6)), Port(name="raw", dtype="uint8", shape=(-1, 4, 6, 1))
+    ((name, array),) = read_samples([path], Target(inputs=(x,), raw=raw), 0.0).feed.items()
+    assert (name, array.dtype, array.shape) == ("x", np.uint8, (1, 4, 6, 1))
+    np.testing.assert_array_equal(array[0, :, :, 0], np.asarray(Image.fromarray(PIXELS).convert("L")))
+    rows = tmp_path / "rows.csv"
+    rows.write_text(
+        "\n".join([",".join(["label", *(f"p{index}" for index in range(24))]), ",".join(map(str, range(25)))])
+    )
+    samples = read_samples([rows], Target(inputs=(x,), raw=raw), 0.0)
+    assert samples.labels is not None
+    assert samples.labels.tolist() == [0]
+    np.testing.assert_array_equal(samples.feed["x"].ravel(), np.arange(1, 25, dtype=np.uint8))
+
+
+def test_a_table_of_tokens_holds_integers(tmp_path: Path) -> None:
+    target = Target(inputs=(Port(name="x", dtype="int32", shape=(-1, 3)),))
+    path = tmp_path / "tokens.csv"
+    path.write_text("1,2,3\n4,5,6\n")
+    array = read_samples([path], target, 0.0).feed["x"]
+    assert array.dtype == np.int32
+    assert array.tolist() == [[1, 2, 3], [4, 5, 6]]
+    path.write_text("1,2,3.5\n")
+    with pytest.raises(InvalidInput, match="got values that are no int32, expected integers in its range"):
+        read_samples([path], target, 0.0)
