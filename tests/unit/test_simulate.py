@@ -21,12 +21,13 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import memory_store
 from fanin.clients.planfile import parse_plan
 from fanin.clients.testing import OnOff
-from fanin.edge.export import App, Recipe, Sgd
+from fanin.edge.export import App, Recipe, Sgd, squared_error
 from fanin.protos.errors import FaninError, InvalidInput, InvalidPlan
 from fanin.simulation import (
     ClientFailed,
     DeviceModel,
     Dirichlet,
+    Iid,
     Pareto,
     Partition,
     Result,
@@ -62,7 +63,8 @@ PLAN = {"training.learning_rate": RATE, "training.epochs": 2, "codec.name": "fix
 @pytest.fixture(scope="module")
 def simulated() -> tuple[Result, list[RoundRow]]:
     rows: list[RoundRow] = []
-    settings = SimulationSettings(test=load_data("digits").test, plan=PLAN, seed=4, on_round=rows.append)
+    plan = PLAN | {"evaluation.metrics": [{"name": "balanced_accuracy"}]}
+    settings = SimulationSettings(test=load_data("digits").test, plan=plan, seed=4, on_round=rows.append)
     return simulate(app_of(network()), clients_of(), cohort=NUM_CLIENTS, rounds=2, settings=settings), rows
 
 
@@ -117,6 +119,9 @@ def test_the_rows_say_what_happened(simulated: tuple[Result, list[RoundRow]]) ->
         outputs = result.module(torch.from_numpy(test.x))
     accuracy = float((outputs.argmax(1).numpy() == test.y).mean())
     assert abs(rows[2].test_accuracy - accuracy) < 1.5 / len(test)
+    recalls = [float((outputs.argmax(1).numpy() == label)[test.y == label].mean()) for label in range(10)]
+    assert abs(rows[2].metrics["balanced_accuracy"] - np.mean(recalls)) < 0.02
+    assert result.columns()["metrics.balanced_accuracy_int8"] == [row.metrics["balanced_accuracy_int8"] for row in rows]
     loss = float(nn.functional.cross_entropy(outputs, torch.from_numpy(test.y).long()))
     assert abs(rows[2].test_loss - loss) < 1e-4
     clients = [row for row in result.clients if row.round == 2]
@@ -193,6 +198,32 @@ def test_several_results_are_drawn_together(simulated: tuple[Result, list[RoundR
     assert axes.get_ylabel() == "train loss"
     with raises(InvalidInput, "plot: got no results, expected at least one"):
         plot_results({})
+
+
+@pytest.mark.nightly
+def test_each_nth_version_is_evaluated_on_the_test_examples() -> None:
+    x = np.ones((12, 3), np.float32)
+    app = App(name="values", module=nn.Linear(3, 1), calibration=torch.ones(4, 3), batch_size=2, loss=squared_error)
+    clients = partition(Examples(x=x, y=np.ones((12, 1), np.float32)), 2, Iid())
+    plan = {
+        "training.learning_rate": 0.1,
+        "evaluation.data": "registered-elsewhere",
+        "evaluation.every": 2,
+        "evaluation.metrics": [{"name": "absolute_error"}],
+    }
+    settings = SimulationSettings(test=clients.examples, plan=plan, quiet=True)
+    result = simulate(app, clients, cohort=2, rounds=3, settings=settings)
+    columns = result.columns()
+    for name in ("test_loss", "metrics.absolute_error", "metrics.absolute_error_int8"):
+        assert [bool(np.isfinite(value)) for value in columns[name]] == [True, False, True, False]
+    pytest.importorskip("matplotlib")
+    (axes,) = plot_results({"one": result}).axes  # type: ignore[attr-defined]
+    assert axes.get_ylabel() == "test loss"
+    assert axes.lines[0].get_xdata().tolist() == [0, 2]
+    with torch.no_grad():
+        errors = result.module(torch.from_numpy(x)).numpy() - clients.examples.y
+    # Of the last Version, after the evaluated one: the error has become smaller.
+    assert np.abs(errors).mean() < columns["metrics.absolute_error"][2] < columns["metrics.absolute_error"][0]
 
 
 @pytest.mark.nightly

@@ -18,6 +18,7 @@ from fanin.clients.data.examples import Examples
 from fanin.edge.export import App, squared_error
 from fanin.protos.control import VersionPublished
 from fanin.protos.errors import InvalidInput, InvalidPlan
+from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
 from fanin.simulation import Iid, Partition, SimulationSettings, partition, simulate
 from fanin.simulation.rows import cells, initial_row, round_row
 from fanin.simulation.setup.progress import SimulationProgress, line_of
@@ -78,12 +79,29 @@ def test_an_error_in_the_plan_names_the_argument(plan: dict[str, object], cohort
     assert "--set" not in str(caught.value)
 
 
+def test_a_plan_with_evaluations_needs_test_examples() -> None:
+    settings = SimulationSettings(plan={"training.learning_rate": 0.1, "evaluation.data": "digits"})
+    with pytest.raises(InvalidInput, match=r"simulate: got a plan with \[evaluation\] data or metrics, and no test"):
+        simulate(*regression((1,)), cohort=2, rounds=1, settings=settings)
+
+
 def test_a_statistic_of_the_plan_has_a_column() -> None:
     event = VersionPublished(number=1, version_sha256="", parent=0, round=1, statistics={"words": 7})
     row = round_row(event, 1.0, 2, None, ("words", "lines"))
     assert cells(row)["statistics.words"] == 7
     assert np.isnan(cells(row)["statistics.lines"])
     assert list(cells(initial_row(None, ("words", "lines")))) == list(cells(row))
+
+
+def test_a_metric_of_the_plan_has_columns_also_for_a_version_that_is_not_evaluated() -> None:
+    event = VersionPublished(number=1, version_sha256="", parent=0, round=1)
+    values = {"loss": 0.5, "accuracy": 0.75, "accuracy_int8": 0.25, "macro_f1": 0.6, "macro_f1_int8": 0.2}
+    row = cells(round_row(event, 1.0, 2, VersionMetrics(num_examples=4, values=values)))
+    assert (row["test_loss"], row["test_accuracy"], row["test_accuracy_int8"]) == (0.5, 0.75, 0.25)
+    assert (row["metrics.macro_f1"], row["metrics.macro_f1_int8"]) == (0.6, 0.2)
+    unknown = cells(initial_row(unknown_values(["macro_f1"])))
+    assert list(unknown) == list(row)
+    assert np.isnan([unknown["test_loss"], unknown["metrics.macro_f1_int8"]]).all()
 
 
 def test_progress_is_one_line_for_the_export_and_one_for_each_round(capsys: pytest.CaptureFixture[str]) -> None:

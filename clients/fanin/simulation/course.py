@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -13,13 +13,12 @@ from fanin.clients.testing.member import Member
 from fanin.clients.testing.observed import DeviceEvent
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.runtimes.measure import measure
-from fanin.edge.runtimes.quality import Quality
 from fanin.edge.tensors import Float32s
 from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState, VersionPublished
 from fanin.protos.errors import FaninError
-from fanin.protos.plans import Plan
+from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.server.aggregation.parameters import load_parameters
+from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, metrics_of, unknown_values
 from fanin.simulation.devices.events import OnEvent, SimulationEvent
 from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.federation import Federation
@@ -74,7 +73,7 @@ class SimulatedRun:
         devices: How the devices of the clients differ.
         trainings: Trains the clients.
         graphs: The open graphs, for evaluations.
-        test: Examples on which each Version is evaluated; None for no evaluation.
+        test: Examples on which Versions are evaluated, as the Plan's ``evaluation`` says; None for no evaluation.
         seed: Seed of the choices that the Plan's own seed does not make.
         stops: Whether an error in the training of a client ends the simulation.
         on_round: Called with each row.
@@ -105,7 +104,9 @@ class SimulatedRun:
             self._note(rows, event.event, event.round, client=client_of(event.device), detail=event.detail)
 
         async with Federation(seed=self.seed, piece_bytes=PIECE_BYTES, observe=observe) as federation:
-            await federation.start_run(RUN, self.plan, self.bundle, publisher)
+            # The coordinator of a simulation has no data sets: the evaluation is here.
+            plan = replace(self.plan, evaluation=EvaluationPlan())
+            await federation.start_run(RUN, plan, self.bundle, publisher)
             rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
             rows.rounds.append(initial_row(await self._quality(federation, 0), self._statistics))
             self.on_round(rows.rounds[0])
@@ -165,13 +166,15 @@ class SimulatedRun:
         rows.events.append(noted)
         self.on_event(noted)
 
-    async def _quality(self, federation: Federation, number: int) -> Quality | None:
-        """Return the quality of a Version on the test data; None without test data."""
-        if self.test is None:
-            return None
+    async def _quality(self, federation: Federation, number: int) -> VersionMetrics:
+        """Return the metrics of a Version on the test data; NaN without test data, or if the Version is not due."""
+        evaluation = self.plan.evaluation
+        metrics = metrics_of(metric.name for metric in evaluation.metrics)
+        if self.test is None or number % evaluation.every:
+            return unknown_values(metrics)
         parameters = await self._parameters(federation, number)
         batches = batches_in_order(self.test, self.bundle.manifest.batch_size)
-        return measure(self.graphs, self.bundle, parameters, batches)
+        return evaluate_version(self.graphs, self.bundle, parameters, batches, metrics)
 
     async def _parameters(self, federation: Federation, number: int) -> Float32s:
         version = await federation.state.stores.runs.version(RUN, number)

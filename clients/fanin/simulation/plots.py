@@ -60,13 +60,15 @@ def plot_rounds(rounds: "Sequence[RoundRow]", path: Path | str | None) -> "Figur
     axes.plot(numbers, [row.train_loss for row in rounds], "C0--", label="training loss")
     axes.set_xlabel("round")
     axes.set_ylabel("loss, nats")
-    if any(math.isfinite(row.test_loss) for row in rounds):
-        axes.plot(numbers, [row.test_loss for row in rounds], "C0", label="test loss")
+    # A simulation may evaluate each n-th Version only.
+    tested = [row for row in rounds if math.isfinite(row.test_loss)]
+    if tested:
+        axes.plot([row.round for row in tested], [row.test_loss for row in tested], "C0", label="test loss")
     handles, names = axes.get_legend_handles_labels()
-    if any(math.isfinite(row.test_accuracy) for row in rounds):
-        right = axes.twinx()
-        right.plot(numbers, [row.test_accuracy for row in rounds], "C1", label="test accuracy")
-        right.plot(numbers, [row.test_accuracy_int8 for row in rounds], "C1:", label="test accuracy, int8")
+    if any(math.isfinite(row.test_accuracy) for row in tested):
+        right, numbers = axes.twinx(), [row.round for row in tested]
+        right.plot(numbers, [row.test_accuracy for row in tested], "C1", label="test accuracy")
+        right.plot(numbers, [row.test_accuracy_int8 for row in tested], "C1:", label="test accuracy, int8")
         right.set_ylabel("accuracy")
         right.set_ylim(0.0, 1.0)
         more_handles, more_names = right.get_legend_handles_labels()
@@ -93,17 +95,21 @@ def plot_results(results: "Mapping[str, HasRounds]", path: Path | str | None = N
     if not results:
         raise InvalidInput("plot: got no results, expected at least one")
     rows = {name: result.rounds for name, result in results.items()}
-    has_accuracy = all(math.isfinite(each[-1].test_accuracy) for each in rows.values())
-    has_test = all(math.isfinite(each[-1].test_loss) for each in rows.values())
-    column = "test_accuracy" if has_accuracy else "test_loss" if has_test else "train_loss"
+    columns = ("test_accuracy", "test_loss")
+    column = next((each for each in columns if all(_finite(one, each) for one in rows.values())), "train_loss")
     figure, axes = new_figure()
     for name, each in rows.items():
-        axes.plot([row.round for row in each], [getattr(row, column) for row in each], label=name)
+        shown = _finite(each, column)
+        axes.plot([row.round for row in shown], [getattr(row, column) for row in shown], label=name)
     axes.set_xlabel("round")
     axes.set_ylabel(column.replace("_", " "))
     axes.legend(fontsize="small")
     save_figure(figure, path)
     return figure
+
+
+def _finite(rounds: "Sequence[RoundRow]", column: str) -> "list[RoundRow]":
+    return [row for row in rounds if math.isfinite(getattr(row, column))]
 
 
 def new_figure() -> "tuple[Figure, Axes]":

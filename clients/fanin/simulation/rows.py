@@ -11,6 +11,7 @@ from fanin.edge.runtimes.evaluations import quality_of
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos import messages as m
 from fanin.protos.control import VersionPublished
+from fanin.server.evaluation.metrics import OUR_VALUES, VersionMetrics
 from fanin.server.storage.records import CommittedUpdate
 
 
@@ -31,6 +32,8 @@ class RoundRow:
         bytes_down: Bytes that clients downloaded.
         bytes_up: Bytes that clients uploaded.
         statistics: Sums of the Plan's ``[[statistics]]`` by name; NaN if no client reported one.
+        metrics: The Plan's ``[[evaluation.metrics]]`` on the test data, NAME in float and NAME_int8 of the int8 model;
+            NaN if the Version was not evaluated.
     """
 
     round: int
@@ -45,6 +48,7 @@ class RoundRow:
     bytes_down: int
     bytes_up: int
     statistics: Mapping[str, float]
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,11 @@ class ClientFailure:
 
 
 def round_row(
-    event: VersionPublished, time_s: float, num_clients: int, quality: Quality | None, names: Iterable[str] = ()
+    event: VersionPublished,
+    time_s: float,
+    num_clients: int,
+    evaluation: VersionMetrics | None,
+    names: Iterable[str] = (),
 ) -> RoundRow:
     """Return the row of a published Version.
 
@@ -99,7 +107,7 @@ def round_row(
         event: The publication.
         time_s: Its virtual time.
         num_clients: Clients whose Updates are in it.
-        quality: The Version on the test data; None without test data.
+        evaluation: The Version on the test data; None without test data.
         names: The names of the Plan's statistics.
     """
     return RoundRow(
@@ -112,12 +120,13 @@ def round_row(
         bytes_down=event.bytes_down,
         bytes_up=event.bytes_up,
         statistics=_reported(event.statistics, names),
-        **_tested(quality),
+        metrics=_further(evaluation),
+        **_tested(evaluation),
     )
 
 
-def initial_row(quality: Quality | None, names: Iterable[str] = ()) -> RoundRow:
-    """Return the row of the initial model, with its quality on the test data."""
+def initial_row(evaluation: VersionMetrics | None, names: Iterable[str] = ()) -> RoundRow:
+    """Return the row of the initial model, with its metrics on the test data."""
     return RoundRow(
         round=0,
         version=0,
@@ -128,7 +137,8 @@ def initial_row(quality: Quality | None, names: Iterable[str] = ()) -> RoundRow:
         bytes_down=0,
         bytes_up=0,
         statistics=_reported({}, names),
-        **_tested(quality),
+        metrics=_further(evaluation),
+        **_tested(evaluation),
     )
 
 
@@ -165,23 +175,30 @@ def client_rows(updates: Iterable[CommittedUpdate], round_number: int, names: Se
 
 
 def cells(row: RoundRow | ClientRow) -> dict[str, float]:
-    """Return the cells of a row by the name of the column. A statistic has the column ``statistics.NAME``."""
-    columns = {each.name: getattr(row, each.name) for each in fields(row) if each.name != "statistics"}
-    return columns | {f"statistics.{name}": value for name, value in row.statistics.items()}
+    """Return the cells of a row by the name of the column.
+
+    A statistic has the column ``statistics.NAME``, and a further metric the column ``metrics.NAME``.
+    """
+    columns: dict[str, float] = {}
+    for each in fields(row):
+        value = getattr(row, each.name)
+        is_table = isinstance(value, Mapping)
+        columns |= {f"{each.name}.{name}": item for name, item in value.items()} if is_table else {each.name: value}
+    return columns
 
 
 def _reported(counts: Mapping[str, int], names: Iterable[str]) -> dict[str, float]:
     return {name: counts.get(name, math.nan) for name in names}
 
 
-def _tested(quality: Quality | None) -> dict[str, float]:
-    if quality is None:
-        return dict.fromkeys(("test_loss", "test_accuracy", "test_accuracy_int8"), float("nan"))
-    return {
-        "test_loss": quality.loss_sum / quality.num_examples,
-        "test_accuracy": _accuracy(quality.num_correct_float, quality),
-        "test_accuracy_int8": _accuracy(quality.num_correct_int8, quality),
-    }
+def _tested(evaluation: VersionMetrics | None) -> dict[str, float]:
+    values = {} if evaluation is None else evaluation.values
+    return {f"test_{name}": values.get(name, math.nan) for name in ("loss", "accuracy", "accuracy_int8")}
+
+
+def _further(evaluation: VersionMetrics | None) -> dict[str, float]:
+    values = {} if evaluation is None else evaluation.values
+    return {name: value for name, value in values.items() if name not in OUR_VALUES}
 
 
 def _accuracy(num_correct: int, quality: Quality) -> float:

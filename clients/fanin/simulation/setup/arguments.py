@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from fanin.clients.data.examples import Examples, check_examples
 from fanin.clients.planfile import Override, override_of, parse_plan
 from fanin.protos.errors import InvalidInput, InvalidPlan
-from fanin.protos.plans import Plan
+from fanin.protos.plans import EvaluationPlan, Plan
+from fanin.server.evaluation.metrics import metrics_of
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.setup.settings import SimulationSettings
 
@@ -42,6 +43,7 @@ def plan_of(app: "App", clients: Partition, limits: Mapping[str, int | None], se
         InvalidInput: An argument is missing, or the cohort is larger than the number of clients.
     """
     plan = _plan(app, limits, settings)
+    _check_evaluation(plan.evaluation, settings.test)
     if plan.cohort.concurrency > len(clients):
         raise InvalidInput(
             f"simulate: got a cohort of {plan.cohort.concurrency}, expected at most the {len(clients)} clients"
@@ -69,6 +71,15 @@ def _plan(app: "App", limits: Mapping[str, int | None], settings: SimulationSett
         return parse_plan("", "plan", overrides).plan
     except InvalidPlan as exc:
         raise InvalidPlan(f"simulate: {exc}") from exc
+
+
+def _check_evaluation(evaluation: EvaluationPlan, test: Examples | None) -> None:
+    if (evaluation.data or evaluation.metrics) and test is None:
+        raise InvalidInput(
+            "simulate: got a plan with [evaluation] data or metrics, and no test examples; set test in the settings: "
+            "they are the data on which a simulation evaluates Versions"
+        )
+    metrics_of(metric.name for metric in evaluation.metrics)
 
 
 def _toml(value: object) -> str:

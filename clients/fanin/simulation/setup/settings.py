@@ -15,7 +15,8 @@ class SimulationSettings:
     """The options of a simulation.
 
     Attributes:
-        test: Examples on which each Version is evaluated, in float and in int8.
+        test: Examples on which each Version is evaluated, in float and in int8. The Plan's ``evaluation.every`` and
+            ``evaluation.metrics`` apply.
         plan: Further keys of the Plan with their values, by dotted name (docs/plan.md); or a Plan.
         seed: Seed of all random choices, 0 or more.
         validation_fraction: Share of each client's examples that it holds out for its own evaluation.

@@ -126,6 +126,12 @@ def evaluate_version(
     return VersionMetrics(num_examples=quality.num_examples, values=values)
 
 
+def unknown_values(metrics: Iterable[str]) -> VersionMetrics:
+    """Return NaN for each further metric: the metrics of a Version that is not evaluated."""
+    names = [name + suffix for name in metrics for suffix in ("", INT8)]
+    return VersionMetrics(num_examples=0, values=dict.fromkeys(names, math.nan))
+
+
 def value_of(name: str, metric: Metric, predictions: Inputs, targets: Inputs) -> float:
     """Return the value of a metric. Raises InvalidPlan if it raised an error or is not finite."""
     with blamed(f"plan: evaluation.metrics: {name!r}", "remove the metric, or correct its package"):
