@@ -237,6 +237,20 @@ def test_two_processes_end_in_the_versions_of_one(simulated: tuple[Result, list[
 
 
 @pytest.mark.nightly
+@pytest.mark.nightly
+def test_vmap_is_within_half_a_point_of_the_graph() -> None:
+    data = load_data("digits")
+    clients = partition(data.train, 40, Dirichlet(alpha=0.3), seed=2)
+    found = {}
+    for engine in ("graph", "vmap"):
+        settings = SimulationSettings(test=data.test, plan=PLAN, seed=4, engine=engine)
+        result = simulate(app_of(network()), clients, cohort=20, rounds=15, settings=settings)
+        assert result.engine == engine
+        found[engine] = result.rounds[-1].test_accuracy
+    assert found["graph"] > 0.7
+    assert abs(found["graph"] - found["vmap"]) <= 0.005
+
+
 def test_ctrl_c_keeps_the_rounds_that_have_ended() -> None:
     def interrupt(row: RoundRow) -> None:
         if row.round == 2:

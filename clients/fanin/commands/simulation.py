@@ -97,6 +97,9 @@ def _simulate(
         typer.Option("--set", metavar="KEY=VALUE", help="A key of the plan, as in training.learning_rate=0.1."),
     ] = None,
     seed: SeedOption = 0,
+    engine: Annotated[
+        str, typer.Option("--engine", help="How clients train: graph, vmap, or auto for the faster one.")
+    ] = "graph",
     processes: Annotated[int, typer.Option("--processes", min=1, help="Processes that train clients.")] = 1,
     devices: Annotated[
         Path | None, typer.Option("--devices", help="A device model in TOML; docs/simulation.md.")
@@ -131,6 +134,7 @@ def _simulate(
                 test=split.test,
                 plan=wanted,
                 seed=seed,
+                engine=engine,
                 processes=processes,
                 devices=model,
                 on_round=show,
@@ -141,7 +145,8 @@ def _simulate(
     if csv is not None:
         result.write_csv(csv)
     if json:
-        write_json(json, {"rounds": [asdict(row) for row in result.rounds], "versions": list(result.digests)})
+        rows = [asdict(row) for row in result.rounds]
+        write_json(json, {"engine": result.engine, "rounds": rows, "versions": list(result.digests)})
     if plot is not None:
         result.plot(plot)
     if not result.is_complete:

@@ -16,6 +16,7 @@ Reading order:
 - ``devices/``: models of devices, and the event log
 - ``experiment``: ``simulate``, from an App to a ``Result``; ``course``: its Run
 - ``trainers``, ``workers``: the training of its clients, in this process or in others
+- ``engines/``: the choice of the engine, and ``vmap``
 - ``result``, ``rows``: the tables of a simulation; ``plots``: its figures
 - ``scenario``: ``play``, one Run from a ``Scenario`` to its ``Outcome``
 - ``federation``: ``Federation``, a coordinator with its devices

@@ -19,6 +19,8 @@ from fanin.edge.runtimes.models import model_inputs
 from fanin.protos.plans import Plan
 from fanin.simulation.course import RowLists, SimulatedRun
 from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.engines.choice import choose
+from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.result import Result
 from fanin.simulation.rows import RoundRow
 from fanin.simulation.setup.arguments import check_arguments, plan_of
@@ -49,7 +51,8 @@ def simulate(
 ) -> Result:
     """Train an App on simulated clients by federated averaging, or as the Plan says.
 
-    The same arguments give bit-identical Versions in every process on one machine.
+    The same arguments give bit-identical Versions in every process on one machine, but for the engine ``auto``, which
+    may choose another one next time. ``Result.engine`` names it.
 
     Args:
         app: The App. Its module keeps its parameters.
@@ -63,7 +66,7 @@ def simulate(
         Rounds that have ended.
 
     Raises:
-        UnsupportedModel: The module cannot be exported.
+        UnsupportedModel: The module cannot be exported, or the engine is ``vmap`` and cannot train it.
         InvalidPlan: A key of the Plan is unknown, or a value is wrong.
         InvalidInput: The cohort is larger than the number of clients, the seed is negative, cohort and rounds are given
             together with a Plan, or the model cannot use the examples.
@@ -95,7 +98,13 @@ def _simulated(app: "App", clients: Partition, plan: Plan, settings: SimulationS
         progress.row(row)
         settings.on_round(row)
 
-    trainings = _trainings(clients, settings, graphs, bundle, folder)
+    chosen = choose(settings, app, bundle, graphs, plan.cohort.concurrency)
+    if chosen.reason:
+        progress.show(chosen.reason)
+    if chosen.step is None:
+        trainings = _trainings(clients, settings, graphs, bundle, folder)
+    else:
+        trainings = VectorTrainings(chosen.step, graphs, clients, settings.validation_fraction)
     run = SimulatedRun(
         bundle=bundle,
         plan=plan,
@@ -115,7 +124,7 @@ def _simulated(app: "App", clients: Partition, plan: Plan, settings: SimulationS
         raise _first(group) from None
     finally:
         trainings.close()
-    return _result(app, bundle, rows)
+    return _result(app, bundle, chosen.engine, rows)
 
 
 def _work(clients: Partition, epochs: int, validation_fraction: float) -> tuple[int, ...]:
@@ -123,9 +132,10 @@ def _work(clients: Partition, epochs: int, validation_fraction: float) -> tuple[
     return tuple(epochs * (size - num_held_out(size, validation_fraction)) for size in clients.sizes)
 
 
-def _result(app: "App", bundle: Bundle, rows: RowLists) -> Result:
+def _result(app: "App", bundle: Bundle, engine: str, rows: RowLists) -> Result:
     return Result(
         app=app,
+        engine=engine,
         table=bundle.manifest.table,
         rounds=tuple(rows.rounds),
         clients=tuple(rows.clients),

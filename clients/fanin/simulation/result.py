@@ -24,6 +24,7 @@ class Result:
 
     Attributes:
         app: The App that was trained.
+        engine: The engine that trained the clients, ``graph`` or ``vmap``.
         table: The layout of the parameters.
         rounds: The Rounds, the initial model first.
         clients: The clients of each Round.
@@ -35,6 +36,7 @@ class Result:
     """
 
     app: "App"
+    engine: str
     table: TensorTable
     rounds: tuple[RoundRow, ...]
     clients: tuple[ClientRow, ...]

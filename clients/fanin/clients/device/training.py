@@ -45,8 +45,7 @@ class RuntimeTrainer:
 
     def __init__(self, runtime: Runtime, store: ExampleStore) -> None:
         self._graphs = BundleGraphs(runtime)
-        self._store = store
-        self._mapped: dict[str, _Mapped] = {}
+        self._data = LocalData(self._graphs, store)
 
     @property
     def runtime(self) -> str:
@@ -66,12 +65,11 @@ class RuntimeTrainer:
             ValueError: Training diverged, or the examples do not fit the model.
             InvalidInput: The store cannot be read.
         """
-        examples = self._examples(model.bundle)
-        counts = self._evaluate(model, examples.validation, should_continue)
-        control = _control(model)
+        examples = self._data.examples(model.bundle)
+        counts = self._data.evaluate(model, examples.validation, should_continue)
+        control = control_of(model)
         step = self._graphs.open_train(model.bundle)
-        training, batch_size = assignment.training, model.bundle.manifest.batch_size
-        rng = np.random.default_rng(np.random.SeedSequence((training.seed, examples.partition, assignment.round)))
+        training = assignment.training
         state = step.begin(model.parameters)
         settings = StepSettings(
             learning_rate=training.learning_rate,
@@ -80,26 +78,83 @@ class RuntimeTrainer:
             control=control,
         )
         loss_sum, num_steps = 0.0, 0
-        for _ in range(training.epochs):
-            for batch in interruptible(batches(examples.train, batch_size, rng), should_continue):
-                state, loss = step(state, batch, settings)
-                if not np.isfinite(loss):
-                    raise ValueError(
-                        f"loss became {loss} after {num_steps + 1} steps, expected a finite one; "
-                        f"lower the learning rate ({training.learning_rate:g})"
-                    )
-                loss_sum += loss * float(batch.mask.sum())
-                num_steps += 1
-        counts |= {
-            m.EXAMPLES: len(examples.train),
-            m.TRAIN_LOSS: loss_count(
-                loss_sum / training.epochs, len(examples.train), model.bundle.manifest.num_classes
-            ),
-        }
-        return Change(values=_difference(state.parameters, model.parameters), counts=counts, num_steps=num_steps)
+        for batch in interruptible(training_batches(examples, model, assignment), should_continue):
+            state, loss = step(state, batch, settings)
+            num_steps += 1
+            loss_sum += finite(loss, num_steps, training) * float(batch.mask.sum())
+        counts |= training_counts(loss_sum, examples, model, assignment)
+        return Change(values=difference(state.parameters, model.parameters), counts=counts, num_steps=num_steps)
 
-    def _examples(self, bundle: Bundle) -> MemoryStore:
-        """Return the store's current examples as inputs of the Bundle's model."""
+
+def training_batches(examples: MemoryStore, model: OpenedModel, assignment: m.Assignment) -> Iterator[PaddedBatch]:
+    """Yield the batches of all epochs of an Assignment."""
+    seed = (assignment.training.seed, examples.partition, assignment.round)
+    rng = np.random.default_rng(np.random.SeedSequence(seed))
+    for _ in range(assignment.training.epochs):
+        yield from batches(examples.train, model.bundle.manifest.batch_size, rng)
+
+
+def training_counts(
+    loss_sum: float, examples: MemoryStore, model: OpenedModel, assignment: m.Assignment
+) -> dict[str, int]:
+    """Return the counts of a training.
+
+    Args:
+        loss_sum: Sum of the loss over all samples of all epochs.
+        examples: The examples of the device.
+        model: The model before the training.
+        assignment: The Assignment.
+    """
+    num, num_classes = len(examples.train), model.bundle.manifest.num_classes
+    return {m.EXAMPLES: num, m.TRAIN_LOSS: loss_count(loss_sum / assignment.training.epochs, num, num_classes)}
+
+
+def finite(loss: float, num_steps: int, training: m.Training) -> float:
+    """Return the loss of a step. Raises ValueError if it is not finite."""
+    if not np.isfinite(loss):
+        raise ValueError(
+            f"loss became {loss} after {num_steps} steps, expected a finite one; "
+            f"lower the learning rate ({training.learning_rate:g})"
+        )
+    return loss
+
+
+def control_of(model: OpenedModel) -> Float32s | None:
+    """Return what the stages add to the gradient; None without such a stage. Raises InvalidInput."""
+    if set(model.inputs) - {CONTROL}:
+        raise InvalidInput(
+            f"stages: got the inputs {sorted(model.inputs)} for the train graph, expected at most {CONTROL!r}; correct "
+            "the stage"
+        )
+    manifest = model.bundle.manifest
+    if model.inputs and not control_ports(manifest.table, manifest.signatures["train"].inputs):
+        raise InvalidInput(
+            f"stages: got the input {CONTROL!r}, but the bundle's train graph has no inputs {CONTROL}.<p>; export the "
+            "App with Recipe(scaffold=True)"
+        )
+    return model.inputs.get(CONTROL)
+
+
+def difference(after: Float32s, before: Float32s) -> Float32s:
+    """Return the change of the parameters: computed in float64, rounded once to float32."""
+    return (after.astype(np.float64) - before).astype(np.float32)
+
+
+class LocalData:
+    """The examples of one device, and the graphs that it evaluates with."""
+
+    def __init__(self, graphs: BundleGraphs, store: ExampleStore) -> None:
+        self._graphs = graphs
+        self._store = store
+        self._mapped: dict[str, _Mapped] = {}
+
+    def examples(self, bundle: Bundle) -> MemoryStore:
+        """Return the store's current examples as inputs of the Bundle's model.
+
+        Raises:
+            ValueError: The examples do not fit the model.
+            InvalidInput: The store cannot be read.
+        """
         now = snapshot(self._store)
         parts = {"training": now.train, "validation": now.validation}
         # Free the outdated parts before new ones are allocated.
@@ -115,30 +170,15 @@ class RuntimeTrainer:
             validation=self._mapped["validation"].of(now.validation),
         )
 
-    def _is_mapped(self, bundle: Bundle, name: str, source: Examples) -> bool:
-        mapped = self._mapped.get(name)
-        return mapped is not None and mapped.bundle_sha256 == bundle.sha256 and mapped.source() is source
-
-    def _evaluate(self, model: OpenedModel, validation: Examples, should_continue: ShouldContinue) -> dict[str, int]:
+    def evaluate(self, model: OpenedModel, validation: Examples, should_continue: ShouldContinue) -> dict[str, int]:
+        """Return the counts of a Version on the validation part. Raises what ``should_continue`` raises."""
         in_order = batches_in_order(validation, model.bundle.manifest.batch_size)
         measured = measure(self._graphs, model.bundle, model.parameters, interruptible(in_order, should_continue))
         return counts_of(measured, model.bundle.manifest.num_classes)
 
-
-def _control(model: OpenedModel) -> Float32s | None:
-    """Return what the stages add to the gradient; None without such a stage. Raises InvalidInput."""
-    if set(model.inputs) - {CONTROL}:
-        raise InvalidInput(
-            f"stages: got the inputs {sorted(model.inputs)} for the train graph, expected at most {CONTROL!r}; correct "
-            "the stage"
-        )
-    manifest = model.bundle.manifest
-    if model.inputs and not control_ports(manifest.table, manifest.signatures["train"].inputs):
-        raise InvalidInput(
-            f"stages: got the input {CONTROL!r}, but the bundle's train graph has no inputs {CONTROL}.<p>; export the "
-            "App with Recipe(scaffold=True)"
-        )
-    return model.inputs.get(CONTROL)
+    def _is_mapped(self, bundle: Bundle, name: str, source: Examples) -> bool:
+        mapped = self._mapped.get(name)
+        return mapped is not None and mapped.bundle_sha256 == bundle.sha256 and mapped.source() is source
 
 
 def interruptible(batches: Iterable[PaddedBatch], should_continue: ShouldContinue) -> Iterator[PaddedBatch]:
@@ -175,8 +215,3 @@ def _mapped(part: str, bundle: Bundle, examples: Examples, preprocess: Preproces
         source=weakref.ref(examples),
         examples=None if x is examples.x else Examples(x=x, y=examples.y),
     )
-
-
-def _difference(after: Float32s, before: Float32s) -> Float32s:
-    """Return the change of the parameters: computed in float64, rounded once to float32."""
-    return (after.astype(np.float64) - before).astype(np.float32)

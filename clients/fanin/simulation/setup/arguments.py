@@ -10,6 +10,7 @@ from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.server.evaluation.metrics import metrics_of
 from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.engines.choice import check_engine
 from fanin.simulation.setup.settings import SimulationSettings
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def check_arguments(app: object, clients: object, settings: SimulationSettings) 
             f"simulate: got {type(app).__name__} and {type(clients).__name__}, expected an App and a Partition; see "
             "fanin.edge.export.App and fanin.simulation.partition"
         )
-    _check_settings(settings)
+    check_settings(settings)
     _check_data(app, clients, settings.test)
 
 
@@ -98,7 +99,7 @@ def _toml(value: object) -> str:
             return str(value)
 
 
-def _check_settings(settings: SimulationSettings) -> None:
+def check_settings(settings: SimulationSettings) -> None:
     if not 0.0 < settings.validation_fraction < 1.0:
         raise InvalidInput(
             f"simulate: got validation_fraction {settings.validation_fraction}, expected between 0 and 1: each client "
@@ -106,6 +107,7 @@ def _check_settings(settings: SimulationSettings) -> None:
         )
     if settings.processes < 1:
         raise InvalidInput(f"simulate: got {settings.processes} processes, expected at least 1")
+    check_engine(settings.engine, settings.processes)
     if settings.seed < 0:
         raise InvalidInput(f"simulate: got seed {settings.seed}, expected 0 or more")
 

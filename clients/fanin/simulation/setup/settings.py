@@ -20,6 +20,9 @@ class SimulationSettings:
         plan: Further keys of the Plan with their values, by dotted name (docs/plan.md); or a Plan.
         seed: Seed of all random choices, 0 or more.
         validation_fraction: Share of each client's examples that it holds out for its own evaluation.
+        engine: ``graph`` trains by the exported graph in onnxruntime, with the bits of a Run on real devices. ``vmap``
+            trains the clients of a Round together in torch, which is faster for small models; rounding differs.
+            ``auto`` measures both and takes the faster one.
         processes: Processes that train clients side by side; 1 trains them in this process. The Versions are the same.
         stop_on_failure: Whether an error in the training of a client ends the simulation.
         devices: How fast the devices are, how they are connected, and when they are there.
@@ -32,6 +35,7 @@ class SimulationSettings:
     plan: Mapping[str, object] | Plan = field(default_factory=dict)
     seed: int = 0
     validation_fraction: float = 0.1
+    engine: str = "graph"
     processes: int = 1
     stop_on_failure: bool = False
     devices: DeviceModel = field(default_factory=DeviceModel)

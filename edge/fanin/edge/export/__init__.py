@@ -9,6 +9,7 @@ Modules, in reading order:
 - ``build``: the export from start to end; ``check`` names the part of a module that cannot be exported.
 - ``prepare``: the module made ready for tracing; ``modules/`` has the layers that replace others for it.
 - ``tracing/``: the module and its gradient as one graph of plain operators; ``decompositions/`` rewrites operators.
+- ``vectorized/``: the train step of many clients at once, for simulations.
 - ``formats``: an App's graphs in each format, by ``int8/``, ``onnx/`` and ``tflite/``; ``preprocess`` adds one more.
 - ``verify``: the graphs against eager torch.
 - ``standalone/``: a Version as one plain file, for users without fanin.

@@ -1,0 +1,5 @@
+"""How the clients of a simulation train.
+
+- ``choice``: ``engine = graph | vmap | auto``, and the measurement behind ``auto``
+- ``vectorized``: the clients of a Round side by side in torch
+"""

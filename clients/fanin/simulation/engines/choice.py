@@ -1,0 +1,123 @@
+"""The engine of a simulation: ``graph``, ``vmap``, or with ``auto`` the faster one in a short measurement.
+
+``graph`` trains by the exported graph in onnxruntime, so its Versions have the bits of a Run on real devices with that
+runtime. ``vmap`` trains the clients of a Round together in torch; its Versions differ in the rounding of train steps.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings
+from fanin.protos.errors import InvalidInput, UnsupportedModel
+from fanin.simulation.setup.settings import SimulationSettings
+
+if TYPE_CHECKING:
+    from fanin.edge.export.app import App
+    from fanin.edge.export.vectorized.step import VectorStep
+
+Engine = Literal["graph", "vmap"]
+ENGINES: Final = ("graph", "vmap", "auto")
+MEASURED_S: Final = 0.2
+"""Seconds for the measurement of one engine, after a step that warms it up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The engine of a simulation.
+
+    Attributes:
+        engine: ``graph`` or ``vmap``.
+        step: The vectorized train step; None for ``graph``.
+        reason: Why, as a line for the user; "" if the user chose.
+    """
+
+    engine: Engine
+    step: "VectorStep | None" = None
+    reason: str = ""
+
+
+def check_engine(engine: str, processes: int) -> None:
+    """Raise InvalidInput unless the engine is known and can use the processes."""
+    if engine not in ENGINES:
+        raise InvalidInput(f"simulate: engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
+    if engine == "vmap" and processes > 1:
+        raise InvalidInput(
+            f"simulate: processes: got {processes} with the engine vmap, expected 1: vmap trains the clients together "
+            "in one process; set processes=1, or engine='graph'"
+        )
+
+
+def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Runtime, cohort: int) -> Chosen:
+    """Return the engine to use.
+
+    Args:
+        settings: The settings, with the engine that the user asks for.
+        app: The App.
+        bundle: Its Bundle.
+        runtime: Runs the graphs.
+        cohort: Number of clients of a Round.
+
+    Raises:
+        UnsupportedModel: The engine is ``vmap``, and the App's train step cannot be vectorized.
+    """
+    engine = settings.engine
+    if engine == "graph":
+        return Chosen(engine="graph")
+    from fanin.edge.export.vectorized.step import VectorStep
+
+    try:
+        step = VectorStep(app)
+    except UnsupportedModel as exc:
+        if engine == "vmap":
+            raise
+        return Chosen(engine="graph", reason=f"engine graph, because vmap is not possible: {exc}")
+    if engine == "vmap":
+        return Chosen(engine="vmap", step=step)
+    together = min(cohort, step.max_clients)
+    vmap_s = _vmap_seconds(step, bundle, together)
+    graph_s = _graph_seconds(bundle, runtime) / settings.processes
+    reason = f"a client's train step takes {graph_s * 1e3:.2f} ms by graph, {vmap_s * 1e3:.2f} ms by vmap"
+    if vmap_s < graph_s:
+        return Chosen(engine="vmap", step=step, reason=f"engine vmap: {reason}; engine='vmap' repeats this choice")
+    return Chosen(engine="graph", reason=f"engine graph: {reason}; engine='graph' repeats this choice")
+
+
+def _vmap_seconds(step: "VectorStep", bundle: Bundle, num_clients: int) -> float:
+    """Return the seconds of one train step of one client, among ``num_clients``."""
+    from fanin.edge.export.vectorized.step import VectorSettings
+
+    parameters = bundle.initial_parameters()
+    state = step.begin(parameters, num_clients)
+    settings = VectorSettings(learning_rate=0.0, proximal_weight=0.0, anchor=parameters, controls=[None] * num_clients)
+    batches = [_batch(bundle)] * num_clients
+    return _seconds(lambda: step(state, batches, settings)) / num_clients
+
+
+def _graph_seconds(bundle: Bundle, runtime: Runtime) -> float:
+    parameters, batch = bundle.initial_parameters(), _batch(bundle)
+    step = runtime.open_train(bundle)
+    state, settings = step.begin(parameters), StepSettings(learning_rate=0.0)
+    return _seconds(lambda: step(state, batch, settings))
+
+
+def _batch(bundle: Bundle) -> PaddedBatch:
+    """Return a batch of zeros: the time of a step does not depend on values."""
+    ports = {port.name: port for port in bundle.manifest.signatures["train"].inputs}
+    x, y, mask = (np.zeros(ports[name].shape, ports[name].dtype) for name in ("x", "y", "mask"))
+    return PaddedBatch(x=x, y=y, mask=mask)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """Return the shortest time of a call."""
+    call()
+    best, ends_s = float("inf"), time.perf_counter() + MEASURED_S
+    while time.perf_counter() < ends_s:
+        began_s = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - began_s)
+    return best

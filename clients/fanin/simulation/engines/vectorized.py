@@ -1,0 +1,170 @@
+"""The engine ``vmap``: the clients of a Round train together, one vectorized train step at a time.
+
+Each client has the batches, counts and errors that it would have alone. Only the rounding of its train steps differs
+from the exported graph's. Validation runs in the exported graphs.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fanin.clients.data.stores import MemoryStore, memory_store
+from fanin.clients.device.graphs import BundleGraphs
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.training import (
+    LocalData,
+    control_of,
+    difference,
+    finite,
+    training_batches,
+    training_counts,
+)
+from fanin.clients.device.updates import Change
+from fanin.edge.runtimes.base import PaddedBatch
+from fanin.edge.tensors import Float32s
+from fanin.protos import messages as m
+from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.workers import KEPT_CLIENTS, PendingTraining
+
+if TYPE_CHECKING:
+    from fanin.edge.export.vectorized.step import VectorStep
+
+
+class VectorTrainings:
+    """The trainings of clients in torch. Those that have begun together run together. See Trainings."""
+
+    def __init__(
+        self, step: "VectorStep", graphs: BundleGraphs, clients: Partition, validation_fraction: float
+    ) -> None:
+        def data(client: int) -> LocalData:
+            return LocalData(graphs, memory_store(clients[client], client, validation_fraction))
+
+        self._step = step
+        self._data = lru_cache(maxsize=KEPT_CLIENTS)(data)
+        self._numbers = count()
+        # A client that left the Round does not wait for its training. The entry ends with the client's reference.
+        self._begun: weakref.WeakValueDictionary[int, _Begun] = weakref.WeakValueDictionary()
+
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment) -> PendingTraining:
+        """Note the training. The first one that is collected runs all that have begun on the same Version."""
+        begun = _Begun(client=client, model=model, assignment=assignment)
+        self._begun[next(self._numbers)] = begun
+        return lambda: self._collected(begun)
+
+    def close(self) -> None:
+        """See Trainings."""
+
+    def _collected(self, begun: "_Begun") -> Change:
+        if begun.outcome is None:
+            first = self._prepared(begun)
+            others = (each for _, each in sorted(self._begun.items()) if each is not begun and each.runs_with(begun))
+            group = [first, *self._all_prepared(others)]
+            for start in range(0, len(group), self._step.max_clients):
+                self._run(group[start : start + self._step.max_clients])
+        outcome = begun.outcome
+        assert outcome is not None, "a training is in the group that runs with it"
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _all_prepared(self, group: Iterable["_Begun"]) -> Iterator["_Prepared"]:
+        """Yield the clients that can train. One that fails here fails again when its own training is collected."""
+        for begun in group:
+            with suppress(Exception):
+                yield self._prepared(begun)
+
+    def _prepared(self, begun: "_Begun") -> "_Prepared":
+        data = self._data(begun.client)
+        model, examples = begun.model, data.examples(begun.model.bundle)
+        counts = data.evaluate(model, examples.validation, lambda: True)
+        batches = -(-len(examples.train) // model.bundle.manifest.batch_size)
+        return _Prepared(
+            begun=begun,
+            examples=examples,
+            counts=counts,
+            control=control_of(model),
+            batches=training_batches(examples, model, begun.assignment),
+            num_batches=batches * begun.assignment.training.epochs,
+        )
+
+    def _run(self, group: Sequence["_Prepared"]) -> None:
+        """Train some clients, and give each its outcome."""
+        from fanin.edge.export.vectorized.step import VectorSettings
+
+        model, training = group[0].begun.model, group[0].begun.assignment.training
+        state = self._step.begin(model.parameters, len(group))
+        # Clients with more batches first: those that still train are always the first ones.
+        active = sorted(group, key=lambda each: -each.num_batches)
+        while active:
+            done = [each for each in active if each.num_steps == each.num_batches]
+            if done:
+                active = active[: len(active) - len(done)]
+                ended = state.after(len(active))
+                for each, parameters in zip(done, self._step.parameters(ended), strict=True):
+                    each.finish(parameters)
+                state = state.first(len(active))
+                continue
+            batches = [next(each.batches) for each in active]
+            settings = VectorSettings(
+                learning_rate=training.learning_rate,
+                proximal_weight=training.proximal_weight,
+                anchor=model.parameters,
+                controls=[each.control for each in active],
+            )
+            state, losses = self._step(state, batches, settings)
+            for each, batch, loss in zip(active, batches, losses, strict=True):
+                each.note(float(loss), batch)
+
+
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
+class _Begun:
+    """A training that has begun, and its outcome once it has run."""
+
+    client: int
+    model: OpenedModel
+    assignment: m.Assignment
+    outcome: Change | Exception | None = None
+
+    def runs_with(self, other: "_Begun") -> bool:
+        """Return whether both can train together: from one Version, with the same settings."""
+        return (
+            self.outcome is None
+            and self.model.bundle.sha256 == other.model.bundle.sha256
+            and self.assignment.training == other.assignment.training
+            and np.array_equal(self.model.parameters, other.model.parameters)
+        )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Prepared:
+    """A client that trains."""
+
+    begun: _Begun
+    examples: MemoryStore
+    counts: dict[str, int]
+    control: Float32s | None
+    batches: Iterator[PaddedBatch]
+    num_batches: int
+    num_steps: int = 0
+    loss_sum: float = 0.0
+
+    def note(self, loss: float, batch: PaddedBatch) -> None:
+        """Count a step. A loss that is not finite is the client's outcome; its further steps change nothing."""
+        self.num_steps += 1
+        try:
+            self.loss_sum += finite(loss, self.num_steps, self.begun.assignment.training) * float(batch.mask.sum())
+        except ValueError as exc:
+            self.begun.outcome = self.begun.outcome or exc
+
+    def finish(self, parameters: Float32s) -> None:
+        """Make the Change the outcome, unless the training has failed."""
+        model = self.begun.model
+        counts = self.counts | training_counts(self.loss_sum, self.examples, model, self.begun.assignment)
+        values = difference(parameters, model.parameters)
+        self.begun.outcome = self.begun.outcome or Change(values=values, counts=counts, num_steps=self.num_steps)

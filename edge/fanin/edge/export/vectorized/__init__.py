@@ -1,0 +1,4 @@
+"""The train step of many clients at once, for simulations.
+
+- ``step``: ``VectorStep``, the traced train step of an App, vectorized over clients
+"""

@@ -1,0 +1,194 @@
+"""The engine ``vmap`` of a simulation: the clients of a Round together in torch, with the results of the graph."""
+
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from support.errors import raises
+from support.models import app_of, bundle_of, samples
+from torch import nn
+
+from fanin.clients.data.examples import Examples
+from fanin.clients.device.graphs import BundleGraphs
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.updates import Change
+from fanin.clients.testing import example_assignment
+from fanin.edge.export import App, Recipe, Sgd
+from fanin.edge.export.vectorized.step import VectorSettings, VectorState, VectorStep
+from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import PaddedBatch
+from fanin.protos import messages as m
+from fanin.protos.errors import InvalidInput, UnsupportedModel
+from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.engines.choice import choose
+from fanin.simulation.engines.vectorized import VectorTrainings
+from fanin.simulation.setup.arguments import check_settings
+from fanin.simulation.setup.settings import SimulationSettings
+from fanin.simulation.workers import LocalTrainings, Trainings
+
+SIZES = (40, 3, 17, 9)
+EPOCHS = 3
+
+
+def clients_of(sizes: Sequence[int] = SIZES) -> Partition:
+    x, y = samples(sum(sizes), seed=4)
+    bounds = np.cumsum([0, *sizes])
+    indices = tuple(np.arange(start, end) for start, end in pairwise(bounds))
+    return Partition(examples=Examples(x=x, y=y), indices=indices)
+
+
+def assignment(client: int, **changes: object) -> m.Assignment:
+    made = example_assignment(bundle_of("cnn"))
+    training = replace(made.training, epochs=EPOCHS, **changes)
+    return replace(made, assignment_id=f"{client:032x}", training=training)
+
+
+def model() -> OpenedModel:
+    bundle = bundle_of("cnn")
+    return OpenedModel(bundle=bundle, parameters=bundle.initial_parameters())
+
+
+class CountingStep(VectorStep):
+    """Notes how many clients each step has."""
+
+    def __init__(self, app: App) -> None:
+        super().__init__(app)
+        self.numbers: list[int] = []
+
+    def __call__(
+        self, state: VectorState, batches: Sequence[PaddedBatch], settings: VectorSettings
+    ) -> tuple[VectorState, np.ndarray]:
+        self.numbers.append(len(batches))
+        return super().__call__(state, batches, settings)
+
+
+@pytest.fixture(scope="module")
+def step() -> CountingStep:
+    return CountingStep(app_of("cnn"))
+
+
+def changes_of(trainings: Trainings, **changes: object) -> list[Change]:
+    pending = [trainings.begin(client, model(), assignment(client, **changes)) for client in range(len(SIZES))]
+    # Devices come back in another order than they left.
+    return [each() for each in reversed(pending)][::-1]
+
+
+def test_each_client_has_the_change_of_the_graph(step: CountingStep) -> None:
+    graphs = BundleGraphs(open_runtime("onnx"))
+    alone = changes_of(LocalTrainings(graphs, clients_of(), 0.2))
+    together = changes_of(VectorTrainings(step, graphs, clients_of(), 0.2))
+    for one, other in zip(alone, together, strict=True):
+        assert one.num_steps == other.num_steps
+        assert np.abs(one.values - other.values).max() < 1e-5 * np.abs(one.values).max() + 1e-6
+        assert {**one.counts, m.TRAIN_LOSS: 0} == {**other.counts, m.TRAIN_LOSS: 0}
+        assert other.counts[m.TRAIN_LOSS] == pytest.approx(one.counts[m.TRAIN_LOSS], rel=1e-4)
+
+
+def test_more_clients_than_fit_train_in_groups(step: CountingStep) -> None:
+    step.numbers.clear()
+    sizes = (5,) * (step.max_clients + 1)
+    trainings = VectorTrainings(step, BundleGraphs(open_runtime("onnx")), clients_of(sizes), 0.2)
+    pending = [trainings.begin(client, model(), assignment(client)) for client in range(len(sizes))]
+    changes = [each() for each in pending]
+    assert set(step.numbers) == {step.max_clients, 1}
+    assert len({each.values.tobytes() for each in changes}) == len(sizes)
+
+
+def test_a_client_whose_examples_fail_does_not_disturb_the_others(step: CountingStep) -> None:
+    graphs = BundleGraphs(open_runtime("onnx"))
+    trainings = VectorTrainings(step, graphs, clients_of((*SIZES, 0)), 0.2)
+    pending = [trainings.begin(client, model(), assignment(client)) for client in range(len(SIZES) + 1)]
+    good = [each() for each in pending[:-1]]
+    assert all(np.isfinite(each.values).all() for each in good)
+    with pytest.raises((ValueError, InvalidInput)):
+        pending[-1]()
+
+
+def test_a_training_that_diverges_says_so(step: CountingStep) -> None:
+    graphs = BundleGraphs(open_runtime("onnx"))
+    trainings = VectorTrainings(step, graphs, clients_of(), 0.2)
+    wild = trainings.begin(0, model(), assignment(0, learning_rate=1e30))
+    with raises(ValueError, "loss became nan after 2 steps, expected a finite one; lower the learning rate (1e+30)"):
+        wild()
+
+
+def test_a_training_that_nobody_collects_is_not_run(step: CountingStep) -> None:
+    step.numbers.clear()
+    trainings = VectorTrainings(step, BundleGraphs(open_runtime("onnx")), clients_of(), 0.2)
+    pending = [trainings.begin(client, model(), assignment(client)) for client in range(3)]
+    del pending[1]
+    gc.collect()
+    pending[0]()
+    assert max(step.numbers) == 2
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(clip_norm=0.5, proximal=True),
+        Recipe(scaffold=True, optimizer=Sgd(momentum=0.0)),
+    ],
+    ids=["proximal", "scaffold"],
+)
+def test_the_extra_inputs_reach_each_client(recipe: Recipe) -> None:
+    step = VectorStep(replace(app_of("mlp"), recipe=recipe))
+    parameters = bundle_of("mlp").initial_parameters()
+    rng = np.random.default_rng(0)
+    controls = [rng.standard_normal(len(parameters)).astype(np.float32) for _ in range(2)]
+    x, y = samples(8, seed=1)
+    batch = PaddedBatch(x=x, y=y, mask=np.ones(8, np.float32))
+
+    def after(anchor: np.ndarray, weight: float, controls: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+        settings = VectorSettings(learning_rate=0.1, proximal_weight=weight, anchor=anchor, controls=controls)
+        state, _ = step(step.begin(parameters, 2), [batch, batch], settings)
+        return step.parameters(state)
+
+    plain = after(parameters, 0.0, [None, None])
+    if recipe.proximal:
+        # The pull is added before the gradient is clipped, so only its direction is known.
+        moved = after(parameters - 1.0, 1e6, [None, None])
+        assert np.array_equal(moved[0], moved[1])
+        assert (moved[0] < parameters).mean() > 0.99
+    else:
+        for index, moved in enumerate(after(parameters, 0.0, controls)):
+            assert np.allclose(moved, plain[index] - 0.1 * controls[index], atol=1e-5)
+
+
+class Counted(nn.Module):
+    """Uses an operator that torch cannot vectorize."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self.head(x.flatten(1))
+        positive = (logits.detach()[:, 0] > 0).long()
+        return logits * torch.bincount(positive, minlength=2).sum()
+
+
+def test_auto_says_why_it_takes_the_graph_and_vmap_refuses() -> None:
+    app: App = replace(app_of("mlp"), module=Counted())
+    bundle, runtime = bundle_of("mlp"), open_runtime("onnx")
+    with pytest.raises(UnsupportedModel, match="the train step cannot be vectorized over clients: "):
+        choose(SimulationSettings(engine="vmap"), app, bundle, runtime, 10)
+    chosen = choose(SimulationSettings(engine="auto"), app, bundle, runtime, 10)
+    assert chosen.engine == "graph"
+    assert chosen.reason.startswith("engine graph, because vmap is not possible: App mlp: the train step cannot be ")
+
+
+def test_auto_takes_one_of_both_and_shows_what_it_measured() -> None:
+    chosen = choose(SimulationSettings(engine="auto"), app_of("mlp"), bundle_of("mlp"), open_runtime("onnx"), 10)
+    assert (chosen.step is None) == (chosen.engine == "graph")
+    assert f"engine {chosen.engine}: a client's train step takes " in chosen.reason
+
+
+def test_an_unknown_engine_and_vmap_with_processes_are_refused() -> None:
+    with raises(InvalidInput, "simulate: engine: got 'fast', expected one of graph, vmap, auto"):
+        check_settings(SimulationSettings(engine="fast"))
+    with pytest.raises(InvalidInput, match="got 2 with the engine vmap, expected 1: "):
+        check_settings(SimulationSettings(engine="vmap", processes=2))
