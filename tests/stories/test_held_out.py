@@ -28,6 +28,7 @@ from fanin.edge.tensors import Float32s, sha256_hex
 from fanin.protos.control import VersionEvaluation, VersionPublished
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import CohortPlan, EvaluationPlan, MetricSpec, Plan
+from fanin.server.evaluation.evaluator import SETTLE_S
 from fanin.server.evaluation.metrics import evaluate_version, metrics_of
 
 PAGE = (ROOT / "docs" / "evaluation.md").read_text()
@@ -183,6 +184,37 @@ def test_an_installed_metric_chooses_the_best_version(
         await bench.close()
 
     asyncio.run(main())
+
+
+def test_a_run_does_not_start_without_a_runtime_for_its_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("onnxruntime", "ai_edge_litert", "tflite_runtime"):
+        (tmp_path / f"{library}.py").write_text(f"raise ModuleNotFoundError('none', name={library!r})\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    error = refusal(tmp_path, evaluated_plan(), write_data(tmp_path))
+    assert error.startswith("run run: evaluation on 'digits': runtime: none that runs graphs in ['onnx'] is installed")
+    assert error.endswith("pip install 'fanin[onnx]'")
+
+
+def test_a_coordinator_without_the_data_set_serves_the_run_and_names_what_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        bench = await Bench(tmp_path, write_data(tmp_path)).open()
+        await bench.begin(evaluated_plan())
+        await bench.close()
+        bundle = bench.bundle
+        bench = await Bench(tmp_path, bench.data, name="letters").open()
+        bench.bundle = bundle
+        bench.evaluator.start()
+        await bench.publish(versions(1)[0])
+        await asyncio.sleep(2 * SETTLE_S)
+        info = await bench.runs.info("run")
+        assert (info.version, info.newest_evaluation, bench.process.pid) == (1, None, None)
+        await bench.close()
+
+    asyncio.run(main())
+    (warning,) = (record.message for record in caplog.records if "not evaluated" in record.message)
+    assert "got no data set 'digits', expected --data digits=PATH; known are ['letters']" in warning
 
 
 def refusal(folder: Path, wanted: Plan, data: Path) -> str:

@@ -63,6 +63,7 @@ class Bench:
     data: Path
     timeout_s: float = TIMEOUT_S
     command: Sequence[str] = COMMAND
+    name: str = NAME
     state: CoordinatorState = field(init=False)
     runs: Runs = field(init=False)
     bundle: Bundle = field(init=False)
@@ -73,7 +74,7 @@ class Bench:
         """Serve from the folder, and evaluate."""
         place = self.folder / "state"
         self.state = open_state(place, Durability.PROCESS, (inline, inline), lambda: 5.0)
-        sets = DataSets(blobs=place / "blobs", paths={NAME: self.data}, command=self.command)
+        sets = DataSets(blobs=place / "blobs", paths={self.name: self.data}, command=self.command)
         self.runs = Runs(self.state.stores, self.state.files, LogObserver(), sets.check)
         await self.runs.start()
         self.process = EvaluatorProcess(self.command, self.timeout_s)

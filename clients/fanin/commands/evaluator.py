@@ -22,10 +22,10 @@ from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples, check_examples
 from fanin.clients.data.npz import read_npz
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.models import model_inputs, open_preprocess
-from fanin.protos.errors import FaninError
+from fanin.protos.errors import FaninError, InvalidInput
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
 from fanin.server.evaluation.metrics import evaluate_version, metrics_of, score_of
@@ -35,7 +35,6 @@ from fanin.server.storage.disk import Durability
 
 LOG = logging.getLogger("fanin.commands.evaluator")
 LOWEST_PRIORITY: Final = 19
-RUNTIME: Final = "onnx"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +88,16 @@ class JobEvaluator:
             problem = str(exc)
         except Exception as exc:  # Of any kind: the next job may be a good one.
             LOG.exception("evaluation failed")
-            problem = f"{type(exc).__name__}: {exc}"
-        # The problem reaches operators, who need not know this machine's folders.
+            # Its text may name files of this machine, and the problem reaches operators elsewhere.
+            problem = f"{type(exc).__name__}; the coordinator's log has its text"
         return EvaluationReply(problem=problem.replace(str(job.data), job.data.name))
 
     def _evaluate(self, job: EvaluationJob) -> EvaluationReply:
         began_s = time.monotonic()
-        runtime, blobs = open_runtime(RUNTIME), FolderBlobs(job.blobs, Durability.PROCESS)
+        blobs = FolderBlobs(job.blobs, Durability.PROCESS)
         bundle = open_bundle(job.bundle, blobs)
+        # onnxruntime if it is installed and the Bundle has graphs for it.
+        runtime = open_format(bundle.manifest.signatures["infer"].graphs)
         data = self._open(job.data)
         examples = _model_examples(data.examples, bundle, runtime)
         if job.version is None:
@@ -126,6 +127,8 @@ class JobEvaluator:
             assert state is not None, "only an existing file can be read"
             with path.open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            if _state(path) != state:
+                raise InvalidInput(f"{path}: was changed while it was read; write another file and rename it")
             self._data = HeldOutData(path=path, state=state, sha256=sha256, examples=examples)
         return self._data
 
