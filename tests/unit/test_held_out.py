@@ -1,15 +1,18 @@
 """Which Version is evaluated next, and the forms of a job and its reply."""
 
 import math
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fanin.commands.control.evaluations import write_tensorboard
 from fanin.commands.serve import data_sets
 from fanin.edge.runtimes.base import Inputs
-from fanin.protos.errors import InvalidInput, InvalidPlan
+from fanin.protos.control import VersionEvaluation
+from fanin.protos.errors import InvalidInput, InvalidPlan, RuntimeMissing
 from fanin.server.evaluation.contract import check_metric
 from fanin.server.evaluation.evaluator import next_due
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
@@ -128,3 +131,33 @@ def test_a_data_set_without_a_file_is_refused_at_the_start(tmp_path: Path) -> No
     with pytest.raises(InvalidInput) as caught:
         Settings(state=tmp_path, listen="127.0.0.1:0", data={"digits": tmp_path / "none.npz"})
     assert "none.npz: no such file" in str(caught.value)
+
+
+WRITER = """
+class SummaryWriter:
+    def __init__(self, folder):
+        self.file = open(folder + "/scalars", "w")
+
+    def add_scalar(self, tag, value, step, walltime):
+        print(tag, value, step, walltime, file=self.file)
+
+    def close(self):
+        self.file.close()
+"""
+
+
+def test_evaluations_are_written_for_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        VersionEvaluation(version=2, data="digits", values={"loss": 0.5, "accuracy": 0.75}, time=7.0),
+        VersionEvaluation(version=4, data="digits", problem="no such file", time=8.0),
+    ]
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(RuntimeMissing, match="--tensorboard: tensorboardX is not installed here; pip install"):
+        write_tensorboard(tmp_path, rows)
+    # In the place of the library, which is no requirement.
+    (tmp_path / "tensorboardX.py").write_text(WRITER)
+    monkeypatch.delitem(sys.modules, "tensorboardX")
+    monkeypatch.syspath_prepend(tmp_path)
+    write_tensorboard(tmp_path, rows)
+    assert (tmp_path / "scalars").read_text() == "held_out/loss 0.5 2 7.0\nheld_out/accuracy 0.75 2 7.0\n"
+    monkeypatch.delitem(sys.modules, "tensorboardX")

@@ -1,8 +1,10 @@
-"""``fanin evaluations``: the metrics of a Run's Versions on held-out data, as text, JSON or CSV."""
+"""``fanin evaluations``: the metrics of a Run's Versions on held-out data, as text, JSON, CSV or TensorBoard files."""
 
 import csv
 import sys
 from collections.abc import Sequence
+from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -22,7 +24,10 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.protos.control import VersionEvaluation
+from fanin.protos.errors import RuntimeMissing
 
+TENSORBOARD: Final = "tensorboardX"
+"""It needs only numpy and protobuf, which are installed anyway. It is no requirement, because the CSV has the same."""
 FACTS: Final = ("version", "data", "data_sha256", "num_examples", "runtime", "seconds", "time_s", "problem")
 """The columns of a CSV file before the metrics."""
 
@@ -37,6 +42,10 @@ def evaluations(
     csv_file: Annotated[
         Path | None, typer.Option("--csv", help="Write a CSV file with a row for each version and a column a metric.")
     ] = None,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option("--tensorboard", help="Write TensorBoard event files into this folder; needs tensorboardX."),
+    ] = None,
     state: StateOption = DEFAULT_STATE,
     server: ServerOption = "",
     ca: CaOption = None,
@@ -48,6 +57,8 @@ def evaluations(
         rows = list(operator.evaluations(run_id))
     if csv_file is not None:
         write_csv(csv_file, rows)
+    if tensorboard is not None:
+        write_tensorboard(tensorboard, rows)
     if json:
         write_json(json, {"run_id": run_id, "evaluations": [evaluation_row(row) for row in rows]})
         return
@@ -64,3 +75,19 @@ def write_csv(path: Path, rows: Sequence[VersionEvaluation]) -> None:
         for row in rows:
             facts = evaluation_row(row)
             writer.writerow({name: facts[name] for name in FACTS} | dict(row.values))
+
+
+def write_tensorboard(folder: Path, rows: Sequence[VersionEvaluation]) -> None:
+    """Write evaluations as TensorBoard event files: a scalar ``held_out/NAME`` for each metric, by Version.
+
+    Raises:
+        RuntimeMissing: tensorboardX is not installed.
+    """
+    try:
+        library = import_module(TENSORBOARD)
+    except ModuleNotFoundError as exc:
+        raise RuntimeMissing(f"--tensorboard: {TENSORBOARD} is not installed here; pip install {TENSORBOARD}") from exc
+    with closing(library.SummaryWriter(str(folder))) as writer:
+        for row in rows:
+            for name, value in row.values.items():
+                writer.add_scalar(f"held_out/{name}", value, row.version, walltime=row.time)
