@@ -13,6 +13,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, exported
+from support.nightly import nightly_but
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -53,6 +54,12 @@ def odd(forward: Forward, **facts: object) -> App:
     return replace(app_of("mlp"), name="odd", module=module, **facts)
 
 
+def _scaled(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[y > 0] = y[y > 0] * 2.0
+    return y
+
+
 READS: dict[str, Forward] = {
     "tolist": lambda x: x * max(x.detach().flatten().tolist()),
     "numpy": lambda x: x * torch.from_numpy(x.detach().numpy().mean(1, keepdims=True)),
@@ -72,6 +79,34 @@ def test_a_value_that_is_read_while_a_graph_is_made_is_refused(name: str) -> Non
         trace_train(prepared, ONNX)
     with pytest.raises(UnsupportedModel, match=rf"App odd \(Sequential\): the inference {said}"):
         trace_infer(prepared, 1)
+
+
+SELECTS: dict[str, tuple[Forward, str]] = {
+    "mask": (lambda x: x * x[x > 0].mean(), "an index of true and false"),
+    "masked": (_scaled, "an index of true and false"),
+    "nonzero": (lambda x: x + x.nonzero().float().mean(), r"aten\.nonzero"),
+    "where": (lambda x: x + torch.where(x > 0)[0].float().mean(), r"aten\.nonzero"),
+    "unique": (lambda x: x * torch.unique(x.detach().round()).shape[0], r"aten\._unique2"),
+    "masked_select": (lambda x: x + torch.masked_select(x, x > 0).mean(), r"aten\.masked_select"),
+    "bincount": (lambda x: x + torch.bincount((x.flatten() > 0).long()).float().mean(), r"aten\.bincount"),
+}
+
+
+@pytest.mark.parametrize("name", nightly_but(SELECTS, ["masked", "nonzero"]))
+def test_an_operator_whose_result_has_no_fixed_shape_is_refused(name: str) -> None:
+    forward, operator = SELECTS[name]
+    error = rf"module 1 \(Odd\) at test_refusals\.py:\d+ selects by {operator}, .* one shape for every batch; keep all"
+    with pytest.raises(UnsupportedModel, match=error):
+        trace_train(prepare(odd(forward)), ONNX)
+
+
+def test_a_constant_selects_and_a_mask_fills() -> None:
+    def forward(x: Tensor) -> Tensor:
+        y = x * x[:, torch.arange(64) > 2].sum(1, keepdim=True)
+        y[y > 0] = 0.0
+        return y
+
+    assert trace_train(prepare(odd(forward)), ONNX).outputs[-1] == "loss"
 
 
 def test_a_loss_must_not_read_either() -> None:
@@ -169,9 +204,10 @@ def raised(x: Tensor) -> Tensor:
             odd(lambda x: x, loss=squared_error),
             *(("", "Sequential"), r"the loss fails \(ValueError: squared error: got", "fix the code"),
         ),
+        (odd(SELECTS["mask"][0]), ("1", "Odd"), r"selects by an index of true and false", "torch.where(mask, x, 0.0)"),
         (odd(lambda x: x.view(BATCH_SIZE, 64)), ("1", "Odd"), "accepts only 8 samples at a time", "write x.shape"),
     ],
-    ids=["branch", "branch-qat", "raises", "shapes", "shapes-qat", "loss", "fixed-batch"],
+    ids=["branch", "branch-qat", "raises", "shapes", "shapes-qat", "loss", "mask", "fixed-batch"],
 )
 def test_the_check_tells_what_is_no_matter_of_a_runtime(
     app: App, module: tuple[str, str], said: str, advice: str

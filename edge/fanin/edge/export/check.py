@@ -41,9 +41,10 @@ INSTEAD: Final = MappingProxyType(
         "bicubic": "mode 'bilinear' and 'nearest' have forms",
         "fft": "frames times a matrix of cosines and sines are the same spectrum, docs/edge.md",
         "grid_sampler": "Upsample and strided convolutions have forms",
+        "Boolean index": "index by numbers, which you compute once in __init__: mask.nonzero()[:, 0]",
     }
 )
-"""Replacements that have a form in every format, by a part of the operator's name."""
+"""Replacements that have a form in every format, by a part of the operator's name, or of a reason without one."""
 OPERATOR: Final = re.compile(r"(?:aten|prims|torchvision)[.:]+\w+")
 
 
@@ -224,7 +225,7 @@ def _calls(prepared: Prepared) -> list[tuple[str, nn.Module, tuple[Tensor, ...]]
 def _finding(module: str, kind: str, graph_format: str, reason: str, advice: str) -> Finding:
     match = OPERATOR.search(reason)
     operator = match.group() if match else ""
-    replacement = next((words for part, words in INSTEAD.items() if part in operator), "")
+    replacement = next((words for part, words in INSTEAD.items() if part in (operator or reason)), "")
     return Finding(
         module=module,
         kind=kind,

@@ -104,12 +104,10 @@ def onnx_infer(prepared: Prepared, infer: Infer) -> Int8Model:
 
 def tflite_graphs(prepared: Prepared) -> Graphs:
     """Return one TFLite file for all Signatures. Raises UnsupportedModel."""
+    # The train step first: its errors name modules and lines that ``infer`` cannot see.
+    traced = {"train": trace_train(prepared, TFLITE), "evaluate": trace_evaluate(prepared, TFLITE)}
     infer = fold_norms(trace_infer(prepared, 1), prepared, TFLITE)
-    traced = {
-        "train": trace_train(prepared, TFLITE),
-        "evaluate": trace_evaluate(prepared, TFLITE),
-        "infer": infer.traced,
-    }
+    traced["infer"] = infer.traced
     data = to_tflite(traced, f"{prepared.what}: the graphs")
     if prepared.frozen:
         data = store_as_int8(data)

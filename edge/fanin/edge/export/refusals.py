@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import torch
 from torch import nn
 
-from fanin.edge.export.tracing.reading import ValueRead
+from fanin.edge.export.tracing.reading import ShapeRead, ValueRead
 from fanin.protos.errors import UnsupportedModel
 
 T = TypeVar("T")
@@ -28,6 +28,10 @@ FIXED: Final = re.compile(r"[Cc]onstraints? violated|specialized it to be a cons
 KEEP_TENSORS: Final = (
     "avoid Python branches and loops that read tensor values: keep everything computed from x and from parameters a "
     "tensor (torch.where instead of if), and compute constants from values that do not change"
+)
+KEEP_SHAPES: Final = (
+    "keep all positions and give the others no weight: torch.where(mask, x, 0.0) or x * mask instead of x[mask]; "
+    "operators that count or select by value (nonzero, unique, masked_select, bincount) have no such form"
 )
 TRACEABLE: Final = (
     "avoid Python branches and loops that read tensor values, and operators whose result has no fixed shape"
@@ -107,6 +111,14 @@ def _refusal(what: str, root: nn.Module, exc: Exception) -> Untraceable:
             f"{what} cannot be traced: {where or 'its code'} reads the value of a tensor{how}; "
             "the graph would keep that of the example batch for every batch",
             KEEP_TENSORS,
+            module,
+            kind,
+        )
+    if isinstance(exc, ShapeRead):
+        return Untraceable(
+            f"{what} cannot be traced: {where or 'its code'} selects by {text}, whose result has a shape that depends "
+            "on values, expected one shape for every batch",
+            KEEP_SHAPES,
             module,
             kind,
         )

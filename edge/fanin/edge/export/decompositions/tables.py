@@ -68,7 +68,7 @@ def _onnx_backward() -> Table:
     images = Images()
     convolutions = Convolutions(images)
     # The exporter's own gradient of ReLU6 is 1, not 0, where an input is exactly 0 or 6.
-    hardtanh_backward = core_aten_decompositions()[aten.hardtanh_backward.default]
+    hardtanh_backward = get_decompositions([aten.hardtanh_backward])[aten.hardtanh_backward.default]
     return {
         **_common(),
         **adaptive.table(max_backward.max_pool2d_backward),

@@ -23,7 +23,7 @@ from fanin.edge.export.tracing.examples import (
     labels_of,
 )
 from fanin.edge.export.tracing.kernels import plain_kernels
-from fanin.edge.export.tracing.reading import NoReading
+from fanin.edge.export.tracing.reading import FixedShapes, NoReading
 from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
 from fanin.edge.runtimes.graphs import parameter_port
 
@@ -106,14 +106,14 @@ class _Infer(torch.nn.Module):
 
 def model_logits(prepared: Prepared, values: Tensors, x: Tensor) -> Tensor:
     """Call the module with these parameters. Raises Untraceable if its output has another form than logits."""
-    with NoReading():
+    with NoReading(), FixedShapes():
         logits = call_with(prepared.module, values, (x,))
     return check_output(prepared.app, logits)
 
 
 def sample_losses(prepared: Prepared, logits: Tensor, y: Tensor) -> Tensor:
     """Return the loss of each sample (B,). Raises Untraceable if the loss has another shape."""
-    with NoReading():
+    with NoReading(), FixedShapes():
         labels = labels_of(prepared, y)
         losses = guarded(
             f"App {prepared.app.name}: the loss", prepared.module, lambda: prepared.app.loss(logits, labels)

@@ -10,7 +10,7 @@ from fanin.edge.export.decompositions.tables import Forms
 from fanin.edge.export.modules.places import call_with
 from fanin.edge.export.optimizers import Tensors
 from fanin.edge.export.tracing.backward import gradients_of
-from fanin.edge.export.tracing.reading import NoReading
+from fanin.edge.export.tracing.reading import FixedShapes, NoReading
 from fanin.edge.export.tracing.traced import FlatInputs, Traced, trace_flat
 
 
@@ -42,7 +42,7 @@ def trace_layer(
 
         def total(parameters: Tensors) -> tuple[Tensor, Tensors]:
             weights = {name: parameters[name] for name in learned}
-            with NoReading():
+            with NoReading(), FixedShapes():
                 output = call_with(layer, weights, [(values | parameters)[name] for name in arguments])
             first = output[0] if isinstance(output, tuple) else output
             assert isinstance(first, Tensor), "a layer returns a tensor, or a tuple that begins with one"

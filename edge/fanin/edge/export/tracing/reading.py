@@ -1,8 +1,9 @@
-"""Detection of code that reads a tensor's value during a trace.
+"""Detection of code that reads a tensor's value during a trace, or whose shapes depend on one.
 
 The graph would store that value as a constant and return the results of the example batch for every batch. The tracer
 itself detects ``item()`` and ``if``. It does not detect values that leave torch in another way (``tolist()``,
-``numpy()``). A tensor that depends on no input may be read: it is a constant.
+``numpy()``), nor operators whose result has a shape that depends on values (``x[x > 0]``). A tensor that depends on no
+input may be read: it is a constant.
 """
 
 import inspect
@@ -11,10 +12,13 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 READS: Final = frozenset(
     {
@@ -28,8 +32,16 @@ DATA: Final = inspect.getattr_static(Tensor, "data").__get__
 """The getter of ``tensor.data``. The tracer loses track of it, but not of ``tensor.detach()``, which is equal."""
 
 
+MASKS: Final = (torch.bool, torch.uint8)
+"""Types of an index that selects as many positions as it has values that are true."""
+
+
 class ValueRead(RuntimeError):
     """The module's code reads the value of a tensor that depends on the graph's inputs."""
+
+
+class ShapeRead(RuntimeError):
+    """The module's code calls an operator whose result has a shape that depends on values of the graph's inputs."""
 
 
 class NoReading(TorchFunctionMode):
@@ -50,6 +62,31 @@ class NoReading(TorchFunctionMode):
         if func in READS and any(isinstance(value, Tensor) and _moves(value) for value in args):
             name = resolve_name(func) or str(func)
             raise ValueRead(f"{name.removeprefix('torch.').removesuffix('__').replace('Tensor.__', '')}()")
+        return func(*args, **(kwargs or {}))
+
+
+class FixedShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__ has no types
+    """While active in a trace of real tensors, an operator whose result has no fixed shape raises ShapeRead.
+
+    The tracer would store the shape that the result has for the example batch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        _: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Check each operator before it is called."""
+        if torch.Tag.dynamic_output_shape in func.tags and get_proxy_mode() is not None:
+            tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+            is_index = func is torch.ops.aten.index.Tensor
+            if any(_moves(value) for value in tensors if not is_index or value.dtype in MASKS):
+                raise ShapeRead("an index of true and false" if is_index else f"{func.overloadpacket}")
         return func(*args, **(kwargs or {}))
 
 
