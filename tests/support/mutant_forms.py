@@ -5,6 +5,7 @@ Each result of a decomposition is mutated by itself: an error in one gradient mu
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -258,7 +259,9 @@ def verify_forms(model: str, forms: Forms, *, is_infer: bool) -> None:
 
 def own_forms(table: Table) -> list[OpOverload]:
     """Return the operators of a table that have a form of ours. The others have torch's own decomposition."""
-    return [operator for operator, form in table.items() if form.__module__.startswith("fanin.")]
+    # A partial function has the module of the function that it calls.
+    functions = {operator: form.func if isinstance(form, partial) else form for operator, form in table.items()}
+    return [operator for operator, function in functions.items() if function.__module__.startswith("fanin.")]
 
 
 def name_of(operator: OpOverload) -> str:
