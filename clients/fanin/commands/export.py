@@ -2,7 +2,8 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,8 @@ from fanin.commands.console.terminal import (
 from fanin.datacenter.config.settings import SAFETENSORS
 from fanin.datacenter.files.jobfiles import read_parameters
 from fanin.datacenter.training.parameters import load_parameters
+from fanin.datacenter.training.pretraining import Pretraining, fitting_data
+from fanin.datacenter.training.pretraining import pretrain as pretrain_app
 from fanin.edge.export import App, Exported, check_app, load_app
 from fanin.edge.export import export as export_bundle
 from fanin.edge.export.check import Finding
@@ -27,6 +30,7 @@ from fanin.edge.export.formats import FORMATS
 from fanin.edge.export.prepare import running_statistics
 from fanin.edge.files import new_folder
 from fanin.protos.errors import InvalidInput
+from fanin.simulation.data.loading import NAMES, LoadedData, load_data
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,10 +68,19 @@ def export(
             "fanin fetch; default: those of the App.",
         ),
     ] = None,
+    pretrain: Annotated[
+        str,
+        typer.Option("--pretrain", help=f"Train the App first, on {', '.join(NAMES)} or an .npz file with x and y."),
+    ] = "",
+    epochs: Annotated[int | None, typer.Option("--epochs", help="Epochs of --pretrain; default: 5.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", help="Learning rate of --pretrain; default: 0.01.")
+    ] = None,
     quiet: QuietOption = False,
     json: JsonOption = "",
 ) -> int:
     """Trace, quantize, verify and sign an App for every runtime."""
+    training = _pretraining(pretrain, epochs, learning_rate, is_check=check)
     formats = list(dict.fromkeys(graph_format or FORMATS))
     if unknown := sorted(set(formats) - set(FORMATS)):
         raise InvalidInput(f"--format: got {unknown}, expected some of {sorted(FORMATS)}")
@@ -85,12 +98,34 @@ def export(
         loaded = load_app(app)
         if parameters is not None:
             _load_trained(loaded, parameters)
+        if training is not None:
+            loaded = _pretrained(loaded, load_data(pretrain), training, step)
         exported = export_bundle(loaded, out, publisher_key(key), formats, max_int8_drop)
     if json:
         write_json(json, exported_row(exported))
     else:
         sys.stdout.write(_text(exported, out))
     return 0
+
+
+def _pretraining(data: str, epochs: int | None, learning_rate: float | None, *, is_check: bool) -> Pretraining | None:
+    if not data:
+        if epochs is not None or learning_rate is not None:
+            raise InvalidInput("--epochs and --learning-rate: expected --pretrain DATA with them")
+        return None
+    if is_check:
+        raise InvalidInput("--pretrain: got --check too, which does not train; expected one of them")
+    default = Pretraining()
+    return Pretraining(
+        epochs=default.epochs if epochs is None else epochs,
+        learning_rate=default.learning_rate if learning_rate is None else learning_rate,
+    )
+
+
+def _pretrained(app: App, data: LoadedData, training: Pretraining, step: Callable[[str], None]) -> App:
+    """Return the App after a training. Without validation data, it gets the test part of the data."""
+    trained = pretrain_app(app, data.train, training, step)
+    return trained if app.validation is not None else replace(trained, validation=fitting_data(app, data.test))
 
 
 def _load_trained(app: App, path: Path) -> None:

@@ -9,5 +9,6 @@ Modules, in reading order:
 - ``decisions``: one verdict for all ranks: whether the training continues.
 - ``rates``: learning rates.
 - ``communication``: compressed gradients and local steps.
+- ``pretraining``: a short training of an App in one process.
 - ``snapshot``: copies of the parameters in memory.
 """
